@@ -1,7 +1,8 @@
 """The options of a job script, and the class of every command that renders one.
 
 The name of an option is that of a field of ScriptSpec, or its singular. ``--sbatch NAME[=VALUE]``
-sets the fields that repeat other options of sbatch (``slurm.render.grammar.FIELDS``). The help
+sets the fields that repeat other options of sbatch (``slurm.render.grammar.FIELDS``), or passes an
+option on. The help
 shows the options that people use daily; the others are hidden.
 """
 
@@ -163,11 +164,11 @@ class _MovedOptionError(ConfigError):
 
 def _moved(option: str, words: list[str]) -> ConfigError | None:
     """The error for an option that ``--sbatch`` takes; None for any other unknown option."""
-    from hpc_toolkit.slurm.render.grammar import FIELDS
+    from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED, PASSED_ALONE
     from hpc_toolkit.slurm.render.spec import needs_value
 
     name = option.removeprefix("--")
-    if name not in FIELDS:
+    if name not in (*FIELDS, *PASSED, *PASSED_ALONE):
         return None
     after = zip(words, [*words[1:], ""], strict=True)
     word, value = next(pair for pair in after if pair[0].partition("=")[0] == option)

@@ -20,6 +20,9 @@ _SUBMITIT_WORDS = {
     "additional_parameters": "a word of 'hpctk render'",
 }
 
+_PASSED = ("prefer", "licenses", "wckey", "comment", "mail_type", "mail_user")
+"""Resources whose values sbatch checks."""
+
 
 class Resources(TypedDict, total=False):
     """Resources of a job, named as in ``hpctk render``; None leaves the choice to the cluster."""
@@ -114,8 +117,11 @@ def requested(resources: Resources) -> ScriptSpec:
         msg = f"env: {given['env']!r} is not a dict of names and values"
         raise ConfigError(msg, hint="write {'NAME': 'value'}")
     given["env"] = tuple(given.get("env", {}).items())
+    passed = tuple(
+        f"{word.replace('_', '-')}={given.pop(word)}" for word in _PASSED if word in given
+    )
     # Not resolved: Python uses a virtual environment only if it is started by the link in it.
-    return ScriptSpec(python=os.path.abspath(sys.executable), **given)
+    return ScriptSpec(python=os.path.abspath(sys.executable), sbatch=passed, **given)
 
 
 def _word_hint(word: str) -> str:

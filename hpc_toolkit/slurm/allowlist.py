@@ -29,7 +29,6 @@ _FILLED = "[0-9]*[A-Za-z%]"
 # A single % at the end is part of the name up to 24.11; 26.05 leaves it out.
 _LOG = r"(?!~/|-$)(?:[^\\%]|%(?![0-9]*(?:[A-Za-z%]|$))|%%|%[0-9]{0,2}[AaJjNnbrstux]){1,1024}(?<!/)"
 _LOG_WANTED = "a path with sbatch's %x, %j, %u, ... and without backslashes; %% is a percent sign"
-_LICENSE = r"[A-Za-z0-9_][\w.+-]{0,127}(@[\w.-]{1,64})?(:[0-9]{1,9})?"
 _GPU_BIND = (
     r"(verbose,)?(closest|none|(single|per_task):[1-9][0-9]{0,2}"
     r"|map_gpu:[0-9]{1,3}(,[0-9]{1,3}){0,255}"
@@ -74,11 +73,6 @@ _PYTHON_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _WORDS_MAX = 131072
 
 
-def _some_of(*words: str) -> str:
-    one = "|".join(words)
-    return f"(?:{one})(?:,(?:{one})){{0,15}}"
-
-
 COUNTS = {
     "nodes": (1, 65536),
     "ntasks": (1, 2**28),
@@ -87,8 +81,6 @@ COUNTS = {
     "gpus_per_node": (0, 128),
     "cpus_per_task": (1, 4096),
     "cpus_per_gpu": (1, 4096),
-    "segment": (1, 65535),
-    "nice": (-2147483645, 2147483645),
     "array_offset": (0, 2**31),
     "max_restarts": (0, 1000),
     "nproc_per_node": (1, 4096),
@@ -106,7 +98,6 @@ PATTERNS = {
     "qos": (_WORD, "one name of a quality of service"),
     "reservation": (_WORDS, "reservation names, separated by commas"),
     "constraint": (_FEATURES, "node features joined by & or |"),
-    "prefer": (_FEATURES, "node features joined by & or |"),
     "nodelist": (_HOSTS, "host names such as n1,n[3-5]"),
     "exclude": (_HOSTS, "host names such as n1,n[3-5]"),
     "signal": (
@@ -115,44 +106,13 @@ PATTERNS = {
     ),
     "output": (_LOG, _LOG_WANTED),
     "error": (_LOG, _LOG_WANTED),
-    "comment": (".{1,256}", "at most 256 printable characters"),
-    "wckey": (_WORD, "one workload characterization key"),
-    "licenses": (
-        rf"{_LICENSE}(,{_LICENSE}){{0,31}}|{_LICENSE}(\|{_LICENSE}){{0,31}}",
-        "NAME[@SERVER][:COUNT], joined by ',' for all or by '|' for any of them",
-    ),
     "gpu_type": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a type of GPU such as l40s"),
     "gpu_bind": (_GPU_BIND, "closest, none, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST"),
     "gres": (
         rf"{_GRES}(,{_GRES}){{0,15}}",
         "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node asks for GPUs",
     ),
-    "gres_flags": (
-        # Slurm has the second pair since 23.11.
-        _some_of(
-            *("disable-binding", "enforce-binding"),
-            *("multiple-tasks-per-sharing", "one-task-per-sharing"),
-        ),
-        "enforce-binding, disable-binding, one-task-per-sharing or multiple-tasks-per-sharing",
-    ),
-    "network": (r"[A-Za-z0-9_][\w.,:=+-]{0,255}", "the switch plugin's words"),
     "open_mode": ("append|truncate", "append or truncate"),
-    "priority": ("TOP|[0-9]{1,9}", "a number or TOP"),
-    "propagate": (
-        _some_of(
-            *("ALL", "NONE", "AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE"),
-            *("NPROC", "RSS", "STACK"),
-        ),
-        "ALL, NONE, or limits such as CORE,MEMLOCK",
-    ),
-    "mail_type": (
-        _some_of(
-            *("NONE", "ALL", "BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "STAGE_OUT"),
-            *("TIME_LIMIT", "TIME_LIMIT_50", "TIME_LIMIT_80", "TIME_LIMIT_90", "ARRAY_TASKS"),
-        ),
-        "events such as END,FAIL",
-    ),
-    "mail_user": (_WORD, "one mail address"),
     "chdir": (
         rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
         "a directory in full, without a backslash or what Slurm reads as %j or %x",

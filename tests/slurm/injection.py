@@ -148,17 +148,18 @@ INSIDE = {"container_python": "/opt/python"}
 
 DIRECTIVES = (
     *(option("job_name", "a"), option("account", "a"), option("partition", "a,"), option("qos")),
-    *(option("wckey", "a"), option("reservation", "a"), option("constraint", "a&")),
-    *(option("prefer", "a"), option("nodelist", "n1,"), option("exclude", "n"), option("licenses")),
+    *(option("reservation", "a"), option("constraint", "a&")),
+    *(option("nodelist", "n1,"), option("exclude", "n")),
     *(option("gpu_type", "l", **GPU), option("gpu_bind", "map_gpu:0,", **GPU)),
-    *(option("gres", "nvme:"), option("gres_flags", "enforce-binding,"), option("mem", "1")),
-    *(option("mem_per_cpu", "1"), option("mem_per_gpu", "1", **GPU), option("tmp", "1")),
-    *(option("network", "a"), option("exclusive", "user"), option("switches", "1@")),
-    *(option("time", "1-"), option("time_min", "1:"), option("begin", "now+"), option("signal")),
-    *(option("deadline", "now+"), option("array", "0-", "0%"), option("dependency", "afterok:1")),
-    *(option("priority"), option("output", "logs/", "%x."), option("error", "logs/")),
-    *(option("open_mode", "append"), option("comment", "a "), option("mail_type", "END,")),
-    *(option("mail_user", "a@"), option("chdir", "/x/"), option("propagate", "CORE,")),
+    *(option("gres", "nvme:"), option("mem", "1"), option("exclusive", "user")),
+    *(option("mem_per_cpu", "1"), option("mem_per_gpu", "1", **GPU)),
+    *(option("time", "1-"), option("time_min", "1:"), option("signal")),
+    *(option("array", "0-", "0%"), option("dependency", "afterok:1")),
+    *(option("output", "logs/", "%x."), option("error", "logs/")),
+    *(option("open_mode", "append"), option("chdir", "/x/")),
+    Place(
+        "comment", lambda text: Asked({"sbatch": (f"comment={text}",)}), ("{}", "a {}"), "comment"
+    ),
 )
 """Places whose text goes to sbatch."""
 

@@ -371,7 +371,7 @@ def _chdir(bench: Bench, plan: Plan, text: str) -> None:
 def _input(bench: Bench, plan: Plan, text: str) -> None:
     path = bench.directory(text) / "input"
     path.touch()
-    plan.fields["sbatch"] = (f"input={path}",)
+    plan.fields["sbatch"] = (*plan.fields.get("sbatch", ()), f"input={path}")
     plan.shown["StdIn"] = str(path)
 
 
@@ -384,7 +384,8 @@ def _error(_: Bench, plan: Plan, text: str) -> None:
 
 
 def _comment(_: Bench, plan: Plan, text: str) -> None:
-    plan.fields["comment"] = plan.shown["Comment"] = text
+    plan.fields["sbatch"] = (*plan.fields.get("sbatch", ()), f"comment={text}")
+    plan.shown["Comment"] = text
 
 
 def _name(_: Bench, plan: Plan, text: str) -> None:
@@ -503,7 +504,7 @@ class Reader:
             assert one.script is not None
             if plain is None:
                 fields = {**one.asked.fields}
-                fields.pop(place.directive.replace("-", "_"))
+                fields.pop("sbatch", None) or fields.pop(place.directive.replace("-", "_"))
                 plain = self.options(script(Asked(fields, one.asked.site)))
             read = self.options(one.script)
             if place.directive == "nodelist" and "sbatch: error: " in read.get("gave up", ""):

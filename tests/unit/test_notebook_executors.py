@@ -17,6 +17,7 @@ from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.notebook.resources import Resources
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.render.grammar import PASSED
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
@@ -49,7 +50,9 @@ def test_importing_the_package_imports_no_submitit() -> None:
 
 
 def test_every_resource_is_a_word_of_a_script() -> None:
-    assert set(Resources.__annotations__) <= {field.name for field in fields(ScriptSpec)}
+    passed = {name.replace("-", "_") for name in PASSED}
+
+    assert set(Resources.__annotations__) <= {field.name for field in fields(ScriptSpec)} | passed
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -60,17 +63,16 @@ def test_an_executor_asks_for_what_a_rendered_script_asks_for(site: str, folder:
         "gpus_per_node": 4,
         "time": "2:00:00",
         "account": "aip-x",
-        "comment": "a comment of words",
         "exclude": "n1,n[3-5]",
-        "wckey": "project",
         "dependency": "afterok:12",
         "isolate_gpus": True,
     }
     cluster = load_cluster(site)
 
-    found = asked(folder, cluster, **words)
+    found = asked(folder, cluster, comment="a comment of words", wckey="project", **words)
 
-    spec = ScriptSpec(python=sys.executable, **words)
+    passed = ("comment=a comment of words", "wckey=project")
+    spec = ScriptSpec(python=sys.executable, sbatch=passed, **words)
     script = options(render_script(spec, cluster))
     own = {"signal", "output", "error", "time", "open-mode"}
     assert {key: value for key, value in found.items() if key not in own} == {
@@ -120,7 +122,8 @@ TEXTS = sorted(
 def test_a_control_character_is_refused_in_every_word(word: str, value: str, folder: Path) -> None:
     resources: Any = {word: value}
 
-    with pytest.raises(HpcToolkitError, match=option(word)):
+    where = "--sbatch" if word.replace("_", "-") in PASSED else option(word)
+    with pytest.raises(HpcToolkitError, match=where):
         notebook.executor(SITE, folder=folder, **resources)
 
 

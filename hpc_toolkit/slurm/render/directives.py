@@ -15,7 +15,7 @@ from hpc_toolkit.slurm.clusters.partitions import (
     fitting_site,
     for_partition,
 )
-from hpc_toolkit.slurm.render.grammar import parse_array, parse_moment, parse_switches, split_passed
+from hpc_toolkit.slurm.render.grammar import parse_array, split_passed
 from hpc_toolkit.slurm.render.limits import check_limits
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.shares import (
@@ -93,15 +93,12 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
 
 def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
     """Return the ``#SBATCH`` options of a complete request, in the order of the script."""
-    names = ["job-name", "comment", "wckey", "account", "partition", "qos", "reservation"]
-    names += ["constraint", "prefer", "nodelist", "exclude", "licenses", "nodes", "ntasks"]
-    names += ["ntasks-per-node"]
+    names = ["job-name", "account", "partition", "qos", "reservation", "constraint", "nodelist"]
+    names += ["exclude", "nodes", "ntasks", "ntasks-per-node"]
     options = [(name, _value(full, name)) for name in names]
     options += _gpu_directives(full, _site(full, cluster))
-    names = ["gpu-bind", "gres-flags", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu"]
-    names += ["mem-per-gpu", "tmp", "network", "exclusive", "oversubscribe", "spread-job"]
-    names += ["switches", "segment", "time", "time-min", "begin", "deadline", "signal", "array"]
-    names += ["dependency"]
+    names = ["gpu-bind", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu"]
+    names += ["exclusive", "oversubscribe", "time", "time-min", "signal", "array", "dependency"]
     options += [(name, _value(full, name)) for name in names]
     if full.dependency:
         # Without this option, a job whose dependency can never be met stays pending for ever.
@@ -111,10 +108,8 @@ def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
     # A queue survives a lost node: only its ranks' items are taken over. Any other program has to
     # start again on all nodes.
     options.append(("no-kill", not full.command))
-    names = ["hold", "priority", "nice", "open-mode", "output", "error", "chdir", "get-user-env"]
-    options += [
-        (name, _value(full, name)) for name in (*names, "propagate", "mail-type", "mail-user")
-    ]
+    names = ["open-mode", "output", "error", "chdir"]
+    options += [(name, _value(full, name)) for name in names]
     given = [
         (name, None if value is True else str(value))
         for name, value in options
@@ -151,14 +146,10 @@ def log_pattern(spec: ScriptSpec) -> str:
 
 _CANONICAL: dict[str, Callable[[str], str]] = {
     "time-min": lambda text: format_walltime(parse_walltime(text)),
-    "begin": lambda text: parse_moment(text, option("begin")).text,
-    "deadline": lambda text: parse_moment(text, option("deadline")).text,
     "array": lambda text: parse_array(text, "--array").text,
-    "switches": lambda text: parse_switches(text, option("switches")),
     "mem": lambda text: format_mem(parse_mem_mib(text, zero=True)),
     "mem-per-cpu": lambda text: format_mem(parse_mem_mib(text)),
     "mem-per-gpu": lambda text: format_mem(parse_mem_mib(text)),
-    "tmp": lambda text: format_mem(parse_mem_mib(text)),
 }
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.render.grammar import parse_array, parse_moment
+from hpc_toolkit.slurm.render.grammar import parse_array
 from hpc_toolkit.slurm.render.rules import option
-from hpc_toolkit.system.quantities import format_walltime, parse_walltime
+from hpc_toolkit.system.quantities import parse_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,14 +65,6 @@ def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
     if warning_s >= shortest_s:
         msg = f"{option('signal')}: {warning_s} s before the end do not fit into {said} {full.time}"
         raise RenderError(msg, hint="warn later, or ask for more time")
-    if full.deadline is None:
-        return
-    begin = parse_moment(full.begin or "now", option("begin"))
-    deadline = parse_moment(full.deadline, option("deadline"))
-    if begin.kind == deadline.kind != "clock" and deadline.seconds - begin.seconds < shortest_s:
-        span = f"{format_walltime(shortest_s)} cannot end by {deadline.text}"
-        msg = f"{option('deadline')}: a job of {span} if it starts at {begin.text}"
-        raise RenderError(msg, hint="Slurm would remove it; see --sbatch time-min")
 
 
 def _check_array(full: ScriptSpec, site: Cluster) -> None:

@@ -20,8 +20,6 @@ from hpc_toolkit.slurm.render.grammar import (
     check_dependency,
     check_passed,
     parse_array,
-    parse_moment,
-    parse_switches,
 )
 from hpc_toolkit.system.quantities import parse_duration, parse_mem_mib, parse_walltime
 
@@ -48,24 +46,17 @@ RIVALS = (
 _OF_GPUS = (
     *("ntasks_per_gpu", "gpu_type", "isolate_gpus", "gpu_bind", "cpus_per_gpu", "mem_per_gpu"),
 )
-_FLAGS = (
-    *("isolate_gpus", "oversubscribe", "spread_job", "requeue", "kill_on_invalid_dep", "hold"),
-    *("get_user_env", "plain"),
-)
+_FLAGS = ("isolate_gpus", "oversubscribe", "requeue", "kill_on_invalid_dep", "plain")
 _GRAMMARS: dict[str, Callable[[str, str], object]] = {
     "time": lambda text, where: parse_walltime(text, where=where),
     "time_min": lambda text, where: parse_walltime(text, where=where),
-    "begin": parse_moment,
-    "deadline": parse_moment,
     "array": parse_array,
     "dependency": check_dependency,
-    "switches": parse_switches,
     "mem": lambda text, where: parse_mem_mib(text, where=where, zero=True),
     "mem_per_cpu": lambda text, where: parse_mem_mib(text, where=where),
     "mem_per_gpu": lambda text, where: parse_mem_mib(text, where=where),
     "idle_exit": lambda text, where: parse_duration(text, where=where),
     "lease": lambda text, where: parse_duration(text, where=where),
-    "tmp": lambda text, where: parse_mem_mib(text, where=where),
 }
 
 
@@ -144,7 +135,6 @@ def _check_together(spec: Request) -> None:
         msg = "--stage-dir: nothing is staged"
         raise RenderError(msg, hint="add --stage PATH, or leave it out")
     _check_ranks(spec)
-    _check_times(spec)
 
 
 def _check_ranks(spec: Request) -> None:
@@ -156,16 +146,3 @@ def _check_ranks(spec: Request) -> None:
         msg = f"--sbatch ntasks: {spec.ntasks} are more than"
         msg += f" --nodes x --ntasks-per-node, at most {most}"
         raise RenderError(msg, hint="leave out --ntasks-per-node, or ask for more nodes")
-    if spec.segment and spec.nodes > spec.segment and spec.nodes % spec.segment:
-        msg = f"--sbatch segment: {spec.nodes} nodes are not a multiple of {spec.segment}"
-        raise RenderError(msg, hint="ask for a multiple of it")
-
-
-def _check_times(spec: Request) -> None:
-    if spec.begin is None or spec.deadline is None:
-        return
-    begin = parse_moment(spec.begin, option("begin"))
-    deadline = parse_moment(spec.deadline, option("deadline"))
-    if begin.kind == deadline.kind != "clock" and begin.seconds >= deadline.seconds:
-        msg = f"{option('deadline')}: {deadline.text} is not after begin={begin.text}"
-        raise RenderError(msg, hint="Slurm would never start the job")

@@ -9,15 +9,12 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.slurm.render.grammar import FIELDS
+from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED
 from hpc_toolkit.slurm.render.rules import asked, check_request, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from dataclasses import Field
-
-_BARE = {"nice": 100, "propagate": "ALL"}
-"""What sbatch takes for these options if they have no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +32,14 @@ class ScriptSpec:
     """Comma-separated partitions; many sites choose by the time limit."""
     qos: str | None = None
     """Quality of service."""
-    wckey: str | None = None
-    """Workload characterization key."""
     reservation: str | None = None
     """Comma-separated reservations."""
     constraint: str | None = None
     """Node features, in sbatch's notation."""
-    prefer: str | None = None
-    """Node features that Slurm should prefer (Slurm 22.05)."""
     nodelist: str | None = None
     """Nodes that must be in the allocation, in Slurm's notation ``n[1-4]``."""
     exclude: str | None = None
     """Nodes that must not be in the allocation."""
-    licenses: str | None = None
-    """Licenses that the job needs."""
     nodes: int = 1
     """Number of nodes."""
     ntasks: int | None = None
@@ -67,8 +58,6 @@ class ScriptSpec:
     """Which GPUs a rank sees, in sbatch's notation."""
     gres: str | None = None
     """Generic resources of each node other than GPUs."""
-    gres_flags: str | None = None
-    """How generic resources are bound to CPUs and shared by tasks."""
     cpus_per_task: int | None = None
     """CPUs of each rank; by default its share of the node's."""
     cpus_per_gpu: int | None = None
@@ -79,29 +68,15 @@ class ScriptSpec:
     """Memory per CPU."""
     mem_per_gpu: str | None = None
     """Memory per GPU."""
-    tmp: str | None = None
-    """Local disk of each node."""
-    network: str | None = None
-    """Settings for the switch plugin."""
     exclusive: bool | str = False
     """Whether to keep other jobs off the nodes: True for all jobs, or only for those of another
     "user", "mcs" label or "topo" block (Slurm 24.05)."""
     oversubscribe: bool = False
     """Whether other jobs may use the same CPUs."""
-    spread_job: bool = False
-    """Whether to spread the job over as many nodes as possible."""
-    switches: str | None = None
-    """``COUNT[@TIME]``: maximum number of leaf switches, and how long to wait for such nodes."""
-    segment: int | None = None
-    """Number of nodes that must be in one block of a block topology (Slurm 24.05)."""
     time: str | None = None
     """Time limit in Slurm's grammar."""
     time_min: str | None = None
     """Shortest limit that Slurm may lower ``time`` to in order to start earlier."""
-    begin: str | None = None
-    """When the job may start."""
-    deadline: str | None = None
-    """Time by which the job must have ended; Slurm removes a job that cannot."""
     signal: str | None = None
     """``B:USR1@seconds``: how long before the time limit the script is warned, up to a minute
     earlier."""
@@ -122,32 +97,17 @@ class ScriptSpec:
     """Jobs that must have started or ended before, ``afterok:17``."""
     kill_on_invalid_dep: bool = True
     """Whether Slurm cancels the job, or leaves it pending, if its dependency can never be met."""
-    hold: bool = False
-    """Whether to hold the job until scontrol releases it."""
-    priority: str | None = None
-    """Priority of the job, for operators of Slurm."""
-    nice: int | None = None
-    """Amount by which to lower the job's priority."""
     output: str | None = None
     """The log's path in sbatch's notation, relative to ``chdir``; see ``log_pattern``."""
     error: str | None = None
     """Path of a separate log for stderr."""
     open_mode: str = "append"
     """Whether a requeued job appends to its log or empties it."""
-    comment: str | None = None
-    """A remark that Slurm keeps with the job."""
-    mail_type: str | None = None
-    """Comma-separated events that send mail."""
-    mail_user: str | None = None
-    """Address to send mail to."""
     chdir: str | None = None
     """Working directory of the job; by default the directory of submission."""
-    get_user_env: bool = False
-    """Whether Slurm sets up the user's login environment for the job."""
-    propagate: str | None = None
-    """Resource limits that the job inherits from the submitting process."""
     sbatch: tuple[str, ...] = ()
-    """``NAME[=VALUE]``: options of sbatch that have no field of their own."""
+    """``NAME[=VALUE]``: options of sbatch that have no field of their own, such as ``begin`` and
+    ``mail-type``. sbatch checks their values."""
     run: str | None = None
     """The run directory; the script's first argument overrides it."""
     plain: bool = False
@@ -266,6 +226,9 @@ def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
     passed = []
     for text in texts:
         name, equals, value = text.partition("=")
+        if not equals and needs_value(name):
+            msg = f"--sbatch: {name!r} needs a value"
+            raise RenderError(msg, hint=f"write --sbatch {name}=VALUE")
         if name not in FIELDS:
             passed.append(text)
             continue
@@ -273,19 +236,16 @@ def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
         if field.name in found:
             msg = f"--sbatch: {name!r} is given twice"
             raise RenderError(msg, hint="leave one of them out")
-        if not equals and needs_value(name):
-            msg = f"--sbatch: {name!r} needs a value"
-            raise RenderError(msg, hint=f"write --sbatch {name}=VALUE")
         try:
-            found[field.name] = _read_value(field, value) if equals else _BARE.get(name, True)
+            found[field.name] = _read_value(field, value) if equals else True
         except ValueError:
             found[field.name] = value  # ScriptSpec refuses it and names the range
     return found | ({"sbatch": tuple(passed)} if passed else {})
 
 
 def needs_value(name: str) -> bool:
-    """Whether an option of ``FIELDS`` must have a value."""
-    return name not in _BARE and _field(name).default is not False
+    """Whether this option of sbatch must have a value; False for one that hpctk does not know."""
+    return name in PASSED or (name in FIELDS and _field(name).default is not False)
 
 
 def _field(name: str) -> Field[Any]:

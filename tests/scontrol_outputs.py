@@ -5,7 +5,8 @@ Each line of ``--oneliner show partition`` and ``show node`` is one record.
 
 from __future__ import annotations
 
-from hpc_toolkit.slurm.clusters.probe import SlurmFacts, parse_config, parse_records
+from hpc_toolkit.slurm.clusters.probe import SlurmFacts, parse_records
+from hpc_toolkit.slurm.controller import parse_config
 
 _CONFIG = """Configuration data as of 2026-11-21T08:55:08
 AccountingStorageEnforce = {enforce}

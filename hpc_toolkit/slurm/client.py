@@ -36,6 +36,7 @@ ASK_S = 5.0
 SUBMIT_S = 120.0
 """Seconds that sbatch may take; it retries by itself while the controller is busy."""
 
+_CANCEL_S = 30.0
 _DAY_S = 86400.0
 _LEAST_S = 0.05
 _AT_ONCE = 1000
@@ -342,14 +343,14 @@ def start_estimate(argv: Sequence[str]) -> str:
     return found[-1] if found else ""
 
 
-def scancel(ids: Sequence[str], *, cluster: str = "", timeout_s: float = 30.0) -> None:
+def scancel(ids: Sequence[str], *, cluster: str = "") -> None:
     """Cancel jobs; one call per 1000 ids.
 
     Raises:
         SlurmError: scancel did not answer, or could not cancel a job.
     """
     for some in _pieces(_checked(ids)):
-        ask(["scancel", *_on(cluster), *some], timeout_s=timeout_s)
+        ask(["scancel", *_on(cluster), *some], timeout_s=_CANCEL_S)
 
 
 def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

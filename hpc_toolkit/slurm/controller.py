@@ -13,6 +13,8 @@ from hpc_toolkit.slurm.records import UNKNOWN, NodeRecord, job_id, parse_nodes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_SETTING = re.compile(r"([A-Za-z][\w\[\]]*)\s+= (.*)")
+
 
 def node_states(names: Iterable[str], *, timeout_s: float = ASK_S) -> dict[str, NodeRecord]:
     """Return one record for every name; ``unknown`` for nodes that Slurm does not list.
@@ -44,7 +46,7 @@ def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
     return ask(["scontrol", "show", "hostnames", nodes], timeout_s=timeout_s).split()
 
 
-def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str, str]]:
+def scontrol_show_job(wanted: str) -> list[dict[str, str]]:
     """Return the fields of ``scontrol show job``, one mapping per job or array element.
 
     A value ends at its first space, except those of ``StdOut``, ``StdErr``, ``WorkDir`` and
@@ -54,7 +56,7 @@ def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str
         SlurmError: scontrol did not answer, or the job is gone.
     """
     checked = wanted if job_id(wanted) else "0"
-    text = ask(["scontrol", "show", "job", checked], timeout_s=timeout_s)
+    text = ask(["scontrol", "show", "job", checked])
     jobs: list[dict[str, str]] = []
     for block in re.split(r"\n\s*\n", text):
         values = dict(re.findall(r"(?:^|\s)([\w/:]+)=(\S*)", block))
@@ -66,7 +68,7 @@ def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str
     return jobs
 
 
-def job_nodes(job: str, *, timeout_s: float = ASK_S) -> list[str]:
+def job_nodes(job: str) -> list[str]:
     """Return the nodes that a job has now, without lost ones; [] for a job without nodes.
 
     ``job`` is a raw id: for an array the id of one element, not of the array.
@@ -76,12 +78,11 @@ def job_nodes(job: str, *, timeout_s: float = ASK_S) -> list[str]:
     """
     argv = ["squeue", "--noheader", f"--jobs={job}", "--format=%A %N"]
     # An array's last element has the id of the array as its raw id, so squeue lists all elements.
-    rows = [line.split() for line in ask(argv, timeout_s=timeout_s).splitlines()]
-    listed = next((row[1] for row in rows if row[0] == job and len(row) > 1), "")
-    return host_names(listed, timeout_s=timeout_s)
+    rows = [line.split() for line in ask(argv).splitlines()]
+    return host_names(next((row[1] for row in rows if row[0] == job and len(row) > 1), ""))
 
 
-def set_nodes(job: str, nodes: Sequence[str], *, timeout_s: float = SUBMIT_S) -> None:
+def set_nodes(job: str, nodes: Sequence[str]) -> None:
     """Shrink a running job to ``nodes`` (scontrol(1), NodeList).
 
     Raises:
@@ -90,17 +91,21 @@ def set_nodes(job: str, nodes: Sequence[str], *, timeout_s: float = SUBMIT_S) ->
     argv = ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"]
     # scontrol writes scripts that reset a shell's variables into its working directory.
     with tempfile.TemporaryDirectory() as elsewhere:
-        done = run(argv, timeout_s=timeout_s, cwd=Path(elsewhere))
+        done = run(argv, timeout_s=SUBMIT_S, cwd=Path(elsewhere))
     if done.code:
         raise failure(argv, done)
 
 
-def max_array_size(*, timeout_s: float = ASK_S) -> int | None:
-    """Return Slurm's MaxArraySize, one more than the highest array index; None if not shown.
+def slurm_config(*, timeout_s: float = ASK_S) -> dict[str, str]:
+    """Return Slurm's settings by their names in slurm.conf.
 
     Raises:
         SlurmError: scontrol failed or did not answer.
     """
-    text = ask(["scontrol", "show", "config"], timeout_s=timeout_s)
-    match = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", text, re.MULTILINE)
-    return int(match[1]) if match else None
+    return parse_config(ask(["scontrol", "show", "config"], timeout_s=timeout_s))
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """Parse the settings in the output of ``scontrol show config``."""
+    found = map(_SETTING.fullmatch, text.splitlines())
+    return {match[1]: match[2].strip() for match in found if match}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
-from hpc_toolkit.slurm.controller import max_array_size
+from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import log_pattern
 from hpc_toolkit.slurm.render.grammar import parse_array
@@ -27,10 +27,7 @@ _MOST_CHUNKS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script to submit."""
-
     text: str
-    """The complete script."""
     path: Path
     """Its absolute path; the script is written there if no run keeps a copy."""
     array: str | None = None
@@ -65,7 +62,6 @@ class Submission:
     """Notes to the user, one line each."""
 
     def place(self, script: Script) -> Path:
-        """Path of the file that sbatch gets."""
         if self.run is None:
             return script.path
         return script_copy(self.run.paths, self.name, script.text).absolute()
@@ -152,9 +148,10 @@ def _array_limit(cluster: Cluster) -> int | None:
     if cluster.max_array_size is not None:
         return cluster.max_array_size
     try:
-        return max_array_size()
+        size = slurm_config().get("MaxArraySize", "")
     except SlurmError:
         return None
+    return int(size) if size.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)

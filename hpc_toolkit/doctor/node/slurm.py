@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.client import SlurmError, ask
+from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
-from hpc_toolkit.slurm.clusters.probe import parse_config
+from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check_slurm() -> list[Finding]:
         return [_unknown(f"{', '.join(missing)} cannot be found", "look at your PATH")]
     began = time.monotonic()
     try:
-        config = parse_config(ask(["scontrol", "show", "config"], timeout_s=_ANSWER_S))
+        config = slurm_config(timeout_s=_ANSWER_S)
     except SlurmError as error:
         if _NOT_SET_UP in error.message:
             return [_skipped("installed, but not set up on this machine (no slurm.conf)")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hpc_toolkit.slurm.batch.job import JobError, show
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, lost_nodes
 from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
+from hpc_toolkit.slurm.controller import slurm_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,8 +132,8 @@ def slurm_requeues() -> bool:
     """Whether Slurm itself requeues a preempted job of this partition."""
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
     try:
-        config = ask(["scontrol", "show", "config"], timeout_s=SUBMIT_S)
-        version = re.search(r"SLURM_VERSION *= *([0-9]+)\.([0-9]+)", config)
+        config = slurm_config(timeout_s=SUBMIT_S)
+        version = re.match(r"([0-9]+)\.([0-9]+)", config.get("SLURM_VERSION", ""))
         if version is None or (int(version[1]), int(version[2])) < _REQUEUES_PREEMPTED:
             return False
         shown = ask(["scontrol", "--oneliner", "show", "partition", partition], timeout_s=SUBMIT_S)

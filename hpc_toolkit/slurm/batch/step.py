@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.slurm.batch.job import JobError
 from hpc_toolkit.slurm.client import ASK_S, SUBMIT_S, SlurmError, ask
+from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.processes import readable
 
 if TYPE_CHECKING:
@@ -146,7 +147,6 @@ class Batch:
             self.warn_ranks()
 
     def warn_ranks(self) -> None:
-        """Send SIGUSR1 to the job's steps."""
         try:
             ask(["scancel", "--signal=USR1", self.job.id], timeout_s=SUBMIT_S)
         except SlurmError as error:
@@ -182,11 +182,10 @@ def lost_nodes(job: Job, *, timeout_s: float = SUBMIT_S) -> bool:
 
 def _kill_wait_s() -> float:
     try:
-        config = ask(["scontrol", "show", "config"])
+        found = re.match("[0-9]+", slurm_config().get("KillWait", ""))
     except SlurmError:
         return _KILL_WAIT_S
-    found = re.search(r"KillWait *= *([0-9]+)", config)
-    return float(found[1]) if found else _KILL_WAIT_S
+    return float(found[0]) if found else _KILL_WAIT_S
 
 
 def cpus_per_task(job: Job) -> list[str]:

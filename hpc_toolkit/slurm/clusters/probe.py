@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import ask
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
+from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.quantities import format_mem, parse_walltime
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ _ANSWER_S = 60.0
 """Seconds for an answer: ten thousand nodes are ten megabytes of text."""
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
-_SETTING = re.compile(r"([A-Za-z][\w\[\]]*)\s+= (.*)")
 _EVERYBODY = {
     "AllowAccounts": "ALL",
     "AllowGroups": "ALL",
@@ -54,16 +54,10 @@ def ask_slurm() -> SlurmFacts:
     """
     show = ["scontrol", "--oneliner", "show"]
     return SlurmFacts(
-        config=parse_config(ask([*show, "config"], timeout_s=_ANSWER_S)),
+        config=slurm_config(timeout_s=_ANSWER_S),
         partitions=parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S)),
         nodes=parse_records(ask([*show, "node"], timeout_s=_ANSWER_S)),
     )
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """Parse the settings in the output of ``scontrol show config``."""
-    found = map(_SETTING.fullmatch, text.splitlines())
-    return {match[1]: match[2].strip() for match in found if match}
 
 
 def parse_records(text: str) -> tuple[dict[str, str], ...]:

@@ -208,7 +208,7 @@ def train(
     Examples:
         hpctk batch train "$0" --run-dir runs/train -- python train.py
     """
-    from hpc_toolkit.slurm.batch.program import ProgramRequest, Staging
+    from hpc_toolkit.slurm.batch.program import ProgramRequest
 
     request = ProgramRequest(
         words=tuple(program),
@@ -218,7 +218,9 @@ def train(
         check_inside=container_python,
         run_dir=run_dir,
         alone=alone,
-        staging=Staging(paths=tuple(stage or ()), directory=stage_dir, users=tasks),
+        stage=tuple(stage or ()),
+        stage_dir=stage_dir,
+        tasks=tasks,
         within_s=_whole_seconds(check_within),
     )
     _run_program(script, request, max_restarts, node_setup, teardown, forward=not apptainer)

@@ -52,24 +52,7 @@ _PORTS = range(20000, 32000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staging:
-    """Copies on each node's own disk, made before the ranks start and removed by the last one."""
-
-    paths: tuple[str, ...] = ()
-    """What is copied."""
-    directory: str = ""
-    """Where to; "" for the job's directory on the node's disk."""
-    users: int = 1
-    """Tasks of a node, which all use its copies."""
-
-
-NOTHING_STAGED = Staging()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """What the job script asks for."""
-
     words: tuple[str, ...]
     """The program and its arguments."""
     gpus: int = 0
@@ -87,8 +70,12 @@ class ProgramRequest:
     working when the time limit is near."""
     bare: bool = False
     """Whether the program takes the place of its task's shell, and handles all signals itself."""
-    staging: Staging = NOTHING_STAGED
-    """What is copied to the nodes."""
+    stage: tuple[str, ...] = ()
+    """What is copied to each node's own disk before the ranks start; the last rank removes it."""
+    stage_dir: str = ""
+    """Where to; "" for the job's directory on the node's disk."""
+    tasks: int = 1
+    """Tasks of a node, which all use its copies."""
     prepare: Callable[[Job, tuple[str, ...]], tuple[str, ...]] = lambda _, words: words
     """Called with ``words`` once the nodes have passed their checks; what it returns is run."""
     within_s: int = 60
@@ -121,7 +108,6 @@ class ProgramJob:
         self._decide(self._batch.wait())
 
     def _step(self) -> list[str]:
-        """The srun that starts the program."""
         request = self._request
         # One task that fails ends the step, and so does one that ends a minute before the others:
         # in a training they would wait for it.
@@ -130,7 +116,7 @@ class ProgramJob:
         words = request.container.inside(list(request.prepare(self._job, request.words)))
         task = _WORDS + 'exec "$@"\n'
         if not request.bare:
-            task = _task(alone=request.alone, staged=request.staging.paths)
+            task = _task(alone=request.alone, staged=request.stage)
         return [*argv, "sh", "-c", task, "task", *protected(words)]
 
     def _check_nodes(self) -> None:
@@ -159,21 +145,19 @@ class ProgramJob:
             os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self._request.run_dir)
 
     def _stage(self) -> None:
-        """Copy what the ranks read to the disk of each node."""
-        staging = self._request.staging
-        if not staging.paths:
+        request, environ = self._request, os.environ
+        if not request.stage:
             return
-        environ = os.environ
-        disk = staging.directory or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # noqa: S108
+        disk = request.stage_dir or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # noqa: S108
         place = f"{disk}/hpctk-{self._job.id}.{self._job.restarts}"
         words = [sys.executable, "-m", "hpc_toolkit", "stage", place, "--users"]
-        words += [str(staging.users), "--", *staging.paths]
+        words += [str(request.tasks), "--", *request.stage]
         # Where ranks never start, nobody else removes the copies; ranks that start remove them.
         remove = self._batch.once_per_node("--quiet", "--time=5")
         self._batch.cleanup.insert(0, [*remove, "rm", "-rf", "--", place])
         self._on_all_nodes(words=words, failed="a node could not stage its copies")
         environ["HPCTK_STAGED"] = place
-        for number, path in enumerate(staging.paths, 1):
+        for number, path in enumerate(request.stage, 1):
             environ[f"HPCTK_STAGED_{number}"] = PurePosixPath(path).name
 
     def _decide(self, code: int) -> NoReturn:
@@ -194,7 +178,6 @@ def protected(words: Sequence[str]) -> list[str]:
 
 
 def _task(*, alone: bool, staged: Sequence[str]) -> str:
-    """What every task runs around the program, for sh."""
     begin = end = ""
     if staged:
         begin = "HPCTK_STAGED=$HPCTK_STAGED/$SLURMD_NODENAME\n"

@@ -9,11 +9,7 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters import choice as clusterchoice
-from hpc_toolkit.slurm.clusters.choice import (
-    misspelt_variables,
-    resolve_cluster,
-    slurm_cluster_name,
-)
+from hpc_toolkit.slurm.clusters.choice import resolve_cluster, slurm_cluster_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +78,6 @@ def test_a_variable_of_another_value_recognizes_nothing(monkeypatch: pytest.Monk
         (HOST, "known"),
         (f"{HOST[0]}*", "known"),
         ("*.else.where", "generic"),
-        (f"x{HOST}", "generic"),
     ],
 )
 def test_a_pattern_must_be_that_of_the_whole_host_name(here: Path, pattern: str, name: str) -> None:
@@ -161,27 +156,3 @@ def test_a_broken_file_is_passed_over_with_a_note(here: Path) -> None:
     assert found.cluster.name == "c"
     assert [note.split(": ")[0] for note in found.notes[:2]] == ["passed over", "passed over"]
     assert "unknown key 'hostnam'" in found.notes[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("HPCTK_ACOUNT", "HPCTK_ACCOUNT"),
-        ("HPCTK_PARTITON", "HPCTK_PARTITION"),
-        ("HPCTK_CPUS_PER_TASKS", "HPCTK_CPUS_PER_TASK"),
-        ("HPCTK_CLUSTERS", "HPCTK_CLUSTER"),
-    ],
-)
-def test_a_misspelt_variable_is_named_with_the_right_one(name: str, meant: str) -> None:
-    assert misspelt_variables({name: "x"}) == [f"{name} is not read; did you mean {meant}?"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("HPCTK_ACCOUNT", "HPCTK_RUN", "HPCTK_HOST", "HPCTK_DEADLINE", "HPCTK_FORBID_SKIP"),
-        *("HPCTK_SCORES_CSV", "HPCTK_TIMEOUT", "HPCTK_MEMORY", "HPCTK_ITEM", "ACOUNT"),
-    ],
-)
-def test_other_variables_are_left_alone(name: str) -> None:
-    assert misspelt_variables({name: "x"}) == []

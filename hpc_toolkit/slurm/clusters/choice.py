@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.slurm.clusters.facts import VARIABLES, Cluster, load_cluster
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.clusters.files import Layer, cluster_files, read_table
 from hpc_toolkit.slurm.clusters.keys import identify
 
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FALLBACK = "generic"
-_PREFIX = "HPCTK_"
 CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 """Files that Slurm's programs read without ``SLURM_CONF``; the second is for configless sites."""
 
 _CLUSTER_NAME = re.compile(
     r"^[ \t]*ClusterName[ \t]*=[ \t]*([\w.-]+)", re.IGNORECASE | re.MULTILINE
 )
-_OTHER_VARIABLES = ("HPCTK_CLUSTER", "HPCTK_SITE_CLUSTERS", "HPCTK_RUN", "HPCTK_HOST")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,30 +41,11 @@ def resolve_cluster(option: str | None) -> Resolved:
     Without any of them it is ``generic``, which states no limits. Runs no program. Raises
     ConfigError if the cluster cannot be loaded, or if two match the same evidence.
     """
-    notes = misspelt_variables(os.environ)
     name = option or os.environ.get("HPCTK_CLUSTER")
+    notes: list[str] = []
     if not name:
-        name, said = _recognized()
-        notes += said
-    name = name or FALLBACK
-    return Resolved(cluster=load_cluster(name), notes=tuple(notes))
-
-
-def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a note for every ``HPCTK_`` variable whose name is close to one that hpctk reads."""
-    known = {*VARIABLES, *_OTHER_VARIABLES}
-    unknown = [name for name in environ if name.startswith(_PREFIX) and name not in known]
-    if not unknown:
-        return []
-    import difflib
-
-    # Without the common prefix, which alone would make any two names close.
-    options = [name.removeprefix(_PREFIX) for name in known]
-    notes = []
-    for name in sorted(unknown):
-        close = difflib.get_close_matches(name.removeprefix(_PREFIX), options, n=1, cutoff=0.8)
-        notes += [f"{name} is not read; did you mean {_PREFIX}{one}?" for one in close]
-    return notes
+        name, notes = _recognized()
+    return Resolved(cluster=load_cluster(name or FALLBACK), notes=tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,6 @@ def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJ
 
 
 def _write(submission: Submission, script: Script) -> None:
-    """Write the script to the path that sbatch gets."""
     if submission.run is None:
         if not script.path.exists() or script.path.read_text(encoding="utf-8") != script.text:
             write_script(script.path, script.text)

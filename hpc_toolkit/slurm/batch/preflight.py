@@ -31,8 +31,6 @@ _FREE_FILES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """The result of the checks on one node."""
-
     node: str
     """The node's name in Slurm."""
     problems: tuple[str, ...]
@@ -41,7 +39,6 @@ class NodeReport:
     """Versions, GPUs and free space of the node."""
 
     def line(self) -> str:
-        """Return the report on one line."""
         if self.problems:
             return f"{self.node}: {'; '.join(self.problems)}"
         return f"{self.node}: ready: {', '.join(self.facts)}"

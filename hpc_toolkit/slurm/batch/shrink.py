@@ -108,7 +108,6 @@ def shrink_job(
 
 
 def _present_nodes(job: str) -> list[str] | None:
-    """Return the nodes that a job has now; None while Slurm does not say."""
     try:
         return job_nodes(job)
     except SlurmError:

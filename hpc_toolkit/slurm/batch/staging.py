@@ -97,7 +97,6 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _remove_earlier(directory: Path) -> None:
-    """Remove copies that earlier starts of this job left on this node."""
     stem, _, number = directory.parent.name.rpartition(".")
     for earlier in range(int(number) if number.isdecimal() else 0):
         place = directory.parent.with_name(f"{stem}.{earlier}")

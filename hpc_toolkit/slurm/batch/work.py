@@ -48,8 +48,6 @@ _TELL_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRequest:
-    """What the job script asks for."""
-
     run: str
     """The run's directory."""
     gpus: int = 0
@@ -172,7 +170,6 @@ class WorkJob:
         return self._coordinator.poll(ranks=self._batch.running)
 
     def _stop_ranks(self) -> None:
-        """Ask the ranks to finish their items and leave."""
         if self._request.container.runtime != "apptainer":
             self._batch.warn_ranks()
             return

@@ -190,7 +190,6 @@ def _partition(one: Offer, node: Shape, gpu_type: str | None) -> str:
 
 
 def _node(shape: Shape, known: Shape | None) -> list[str]:
-    """Return the lines for a node shape, without values that ``known`` has as well."""
     lines = []
     if known is None or shape.gpus != known.gpus:
         lines.append(f"gpus_per_node = {shape.gpus}")

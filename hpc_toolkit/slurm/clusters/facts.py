@@ -260,8 +260,6 @@ def _stated(facts: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a value is written."""
-
     file: str
     """The file's name in errors, or a variable: ``$HPCTK_TIME``."""
     key: str
@@ -302,7 +300,6 @@ class MergedFacts:
                 self.set_inner("defaults", option, check(value, where), Origin(file=where, key=""))
 
     def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:
-        """Set one key of an inner table."""
         pairs: dict[str, Any] = self.values.setdefault(field, {})
         if field == "defaults" and inner in MEMORY_OPTIONS:
             # Slurm takes only one memory option, so a later layer's replaces an earlier one.

@@ -90,7 +90,6 @@ def directories(value: object, where: str) -> tuple[str, ...]:
 
 
 def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    """Variables that a script may export."""
     found = t.pairs(value, where)
     for name, text in found:
         _allowed(check_variable, name, text, where)
@@ -98,7 +97,6 @@ def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
 
 
 def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    """Variables of NCCL and its transports."""
     found = exports(value, where)
     for name, _ in found:
         if not re.fullmatch(NCCL_NAME, name):
@@ -137,14 +135,12 @@ def amount(value: object, where: str) -> float:
 
 
 def cpus_per_task(value: object, where: str) -> int:
-    """CPUs of a rank."""
     found = t.count(value, where)
     _allowed(check_count, found, "cpus_per_task", where)
     return found
 
 
 def defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
-    """Values of sbatch options."""
     found = tuple(_table(value, DEFAULT_KEYS, where).items())
     memory = [name for name, _ in found if name in MEMORY_OPTIONS]
     if len(memory) > 1:
@@ -154,7 +150,6 @@ def defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
 
 
 def identify(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    """Signs by which a site is recognized."""
     return tuple(_table(value, IDENTIFY_KEYS, where).items())
 
 

@@ -56,8 +56,6 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The parts of error messages about one limit."""
-
     asked: str
     """The option or quantity that violates the limit."""
     reason: str

@@ -93,7 +93,6 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
 
 
 def _lineage(file: str) -> list[str]:
-    """Return the texts of the templates that a template extends, then its own."""
     text = _source(file)
     parent = _PARENT.match(text)
     return [*(_lineage(parent[1]) if parent else []), text]
@@ -166,7 +165,6 @@ def _with_values(words: list[str]) -> Iterator[str]:
 
 
 def _checked_words(argv: list[str]) -> list[str]:
-    """The words of a command, quoted for a comment."""
     return [_comment_text(shlex.quote(word)) for word in argv]
 
 

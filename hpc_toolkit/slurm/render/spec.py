@@ -249,7 +249,6 @@ def needs_value(name: str) -> bool:
 
 
 def _field(name: str) -> Field[Any]:
-    """The field that the option of sbatch with this name sets."""
     return next(field for field in fields(ScriptSpec) if field.name == name.replace("-", "_"))
 
 

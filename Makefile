@@ -43,7 +43,7 @@ test-slurm:
 test-newslurm:
 	$(NEWSLURM) --or-skip -- $(RUN_PYTEST) tests/slurm -m "newslurm and $(SMALL)" --durations=10
 
-ALLSLURM = tests/slurm --ignore=tests/slurm/test_slurmroot.py --timeout 3600
+ALLSLURM = tests/slurm --timeout 3600
 newslurm:
 	@.ci/setup $(ALL)
 	@.ci/system

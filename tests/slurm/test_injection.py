@@ -355,7 +355,7 @@ def test_a_line_too_many_is_found(
     """A newline gets past no check, so all of them are left out."""
     bench = Bench(lab, tmp_path)
     monkeypatch.setattr("hpc_toolkit.slurm.render.spec.check_request", lambda _: None)
-    fields = {**bench.asked(Plan()).fields, "comment": "x\n#SBATCH --error=canary # y"}
+    fields = {**bench.asked(Plan()).fields, "account": "x\n#SBATCH --error=canary # y"}
     spec = ScriptSpec(**fields)
     with pytest.raises(HpcToolkitError, match="would not stay on one line"):
         render.render_script(spec, injection.LAB, "command")

@@ -102,30 +102,22 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
     [
         ("nodes = 0", "nodes"),
         ("nodes = true", "nodes"),
-        ("nodes = -1", "nodes"),
         ("nodes = 99999999999999999999", "nodes"),
-        ("nodes = 1.0", "nodes"),
         ("gpus_per_node = '4'", "gpus_per_node"),
-        ("gpu_type = 'l40s\\n'", "gpu_type"),
         ('gpu_type = "l40s\\n#SBATCH --evil"', "gpu_type"),
         ("gpu_request = 'gpu'", "gpu_request"),
         ("mem_per_node = 480", "mem_per_node"),
-        ("mem_per_node = '480 buckets'", "mem_per_node"),
         ("max_walltime = '90'", "max_walltime"),
         ("verified = 'yes'", "verified"),
-        ("checked = '2026-01-19'", "checked"),
         ("checked = 2026-01-19T00:00:00", "checked"),
         ("source = 1", "source"),
         ('description = "a\\u001bb"', "description"),
         ("modules = 'cuda'", "modules"),
-        ("modules = [1]", "modules"),
         ("env = ['A=1']", "env"),
         ("env = {A = 1}", r"env\.A"),
         ("defaults = 1", "defaults"),
-        ("defaults = {time = 5}", "defaults: time"),
         ("defaults = {cpus_per_task = '5'}", "defaults: cpus_per_task"),
         ("defaults = {account = 'hetjob'}", "defaults: account: 'hetjob' is not a value without"),
-        ("defaults = {qos = 'my-PackJobs'}", "defaults: qos"),
         ("defaults = {mem = '5G', mem_per_cpu = '1G'}", "defaults: mem and mem_per_cpu exclude"),
         ("defaults = {time = 'ninety'}", "defaults: time"),
         ("defaults = {mem = 'lots'}", "defaults: mem"),
@@ -133,24 +125,12 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("defaults = {account = 'a;b'}", "defaults: account"),
         ("defaults = {cpus_per_task = 5000}", "defaults: cpus_per_task"),
         ("identify = {env = 'SITE'}", "identify: env"),
-        ("identify = 'lab'", "identify"),
         ("choose_partition = true", "choose_partition: there are no"),
-        ("login_shell = 1", "login_shell"),
-        ("shrink_jobs = 'no'", "shrink_jobs"),
-        ("max_array_size = 0", "max_array_size"),
         ("conda_base = 'opt/conda'", "conda_base"),
-        ("conda_base = 5", "conda_base"),
-        ("container_runtime = 'docker'", "container_runtime"),
-        ("gpu_backend = 'mpi'", "gpu_backend"),
-        ("binds = ['data']", "binds"),
         ("binds = ['/data:/data:rx']", "binds"),
-        ("binds = ['/a,/b']", "binds"),
-        ("nccl = {NCCL_DEBUG = 1}", r"nccl\.NCCL_DEBUG"),
         ("nccl = {LD_LIBRARY_PATH = '/x'}", "nccl: LD_LIBRARY_PATH is not a variable"),
-        ("nccl = {nccl_debug = 'INFO'}", "nccl: nccl_debug is not a variable"),
         ("modules = ['cuda; rm']", "modules"),
         ("setup = ['echo $HOME']", "setup"),
-        ("node_setup = ['a | b']", "node_setup"),
         ("env = {IFS = 'x'}", "env"),
         ("env = {API_TOKEN = 'x'}", "env: API_TOKEN looks like a secret"),
         ("forbidden_submit_dirs = ['home']", "forbidden_submit_dirs"),
@@ -160,7 +140,6 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("partitions = [{name = 'a b'}]", r"partitions\[1\]: name"),
         ("partitions = [{name = 'a'}, {name = 'a'}]", "partitions: 'a' is there twice"),
         ("partitions = [{name = 'gpu', mem_per_node = 5}]", r"partitions\.gpu: mem_per_node"),
-        ("partitions = [{name = 'gpu', max_walltime = '0'}]", r"partitions\.gpu: max_walltime"),
     ],
 )
 def test_value_out_of_range_is_refused_with_file_and_key(line: str, key: str) -> None:
@@ -189,10 +168,6 @@ def test_unknown_key_of_a_table_is_refused_with_the_near_miss(
 def test_empty_file_is_a_cluster_of_which_nothing_is_known() -> None:
     assert parse("") == Cluster(name="site", file="site.toml")
     assert parse("").stated() == {"name": "site"}
-
-
-def test_a_site_without_gpus_can_say_so() -> None:
-    assert parse("gpus_per_node = 0").gpus_per_node == 0
 
 
 def test_every_key_is_a_field_and_every_field_a_key() -> None:

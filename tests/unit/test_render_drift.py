@@ -208,8 +208,6 @@ def test_a_clusters_file_is_found_from_another_directory(
         (("--check", "--nodes", "2"), "--nodes: --check renders what each script asks for"),
         (("--diff",), "--diff and --json belong to --check"),
         (("--check", "--from", "mine.sh"), "--from writes a script, and --check none"),
-        (("--check", "-o", "x.sbatch"), "-o writes a script, and --check none"),
-        (("--check", "--force"), "--force writes a script, and --check none"),
     ],
 )
 def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, ...], message: str) -> None:
@@ -254,10 +252,9 @@ def test_from_does_not_overwrite_an_edited_script() -> None:
     assert DEFAULT.read_text() == edited
 
 
-@pytest.mark.parametrize("text", ["--cluster generic ", "work-queue --cluster generic "])
-def test_a_header_without_its_first_words_is_refused(text: str) -> None:
+def test_a_header_without_its_first_words_is_refused() -> None:
     call("--nodes", "2")
-    script = DEFAULT.read_text().replace(text, "")
+    script = DEFAULT.read_text().replace("work-queue --cluster generic ", "")
 
     with pytest.raises(RenderError, match=r"x\.sbatch: the request in its header was edited"):
         read_header(script, "x.sbatch")

@@ -152,7 +152,7 @@ def hostile_text() -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.sampled_from(TEXT_FIELDS), hostile_text())
 def test_any_text_in_any_field_is_refused_or_reads_back(field: str, value: str) -> None:
     outcome = rendered_or_refused({field: value, **NEEDS.get(field, {})})
@@ -163,7 +163,7 @@ def test_any_text_in_any_field_is_refused_or_reads_back(field: str, value: str) 
         assert outcome.hint
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(hostile_text(), hostile_text(), st.sampled_from(LIST_FIELDS))
 def test_any_text_in_any_list_is_refused_or_reads_back(first: str, second: str, field: str) -> None:
     pairs = ((first, second), ("GREETING", second))

@@ -55,7 +55,6 @@ def test_a_module_is_started_like_a_script() -> None:
     [
         ("command", ("-m", "train"), "starts a program, and no module train"),
         ("train-cpu", ("-m",), "'-m' is not accepted"),
-        ("train-cpu", ("-m", "train.py/x"), "'-m' is not accepted"),
         ("train-cpu", ("-c", "train"), "'-c' is not accepted"),
     ],
 )
@@ -98,8 +97,6 @@ def test_srun_starts_every_rank_where_that_is_asked_for() -> None:
     [
         ("train-single-gpu", {}, 1),
         ("train-multi-gpu", {"gpus_per_node": 4}, 4),
-        ("train-multi-gpu", {"gpus_per_node": 4, "nproc_per_node": 2}, 2),
-        ("train-multi-node", {"nodes": 2}, 1),
         ("train-multi-node", {"nodes": 2, "nproc_per_node": 8}, 8),
     ],
 )
@@ -250,7 +247,7 @@ def test_staged_paths_and_the_tasks_that_use_them_go_to_the_batch_process() -> N
     assert "--tasks=4" in batch_options(by_rank)
 
 
-@pytest.mark.parametrize("path", ["/", "..", "a/.", "a/..", ".users", "-x"])
+@pytest.mark.parametrize("path", ["/", "a/..", ".users", "-x"])
 def test_only_what_has_a_name_can_be_staged(path: str) -> None:
     with pytest.raises(RenderError, match="--stage: "):
         script(stage=(path,))
@@ -270,13 +267,10 @@ def test_two_paths_of_one_name_are_not_staged() -> None:
         ("train-cpu", {"command": ()}, "the template train-cpu needs a training script"),
         ("train-cpu", {"nodes": 2}, "--nodes: the template train-cpu is for one node"),
         ("train-cpu", {"gpus_per_node": 1}, "--gpus-per-node: train-cpu is one process"),
-        ("train-cpu", {"rank_restarts": 1}, "--rank-restarts: train-cpu is one process"),
         ("train-single-gpu", {"gpus_per_node": 2}, "--gpus-per-node: train-single-gpu has one"),
-        ("train-single-gpu", {"nproc_per_node": 2}, "--nproc-per-node: train-single-gpu is one"),
         ("train-multi-gpu", {}, "--gpus-per-node: the template train-multi-gpu needs it"),
         ("train-multi-node", {"ntasks_per_node": 4}, "--ntasks-per-node: a training asks for"),
         ("train-multi-node", {"run": "r"}, "--run: the template train-multi-node works on no run"),
-        ("train-multi-node", {"array": "0-3"}, "--array: the template train-multi-node is one"),
         ("train-multi-node", {"backend": "nccl"}, "--backend: nccl joins GPUs"),
         (
             "train-multi-node",
@@ -293,8 +287,6 @@ def test_two_paths_of_one_name_are_not_staged() -> None:
             {"command": ("python3.11", "train.py")},
             "starts the script itself, without 'python3.11'",
         ),
-        ("train-cpu", {"numa_binding": "node"}, "--numa-binding: train-cpu is one process"),
-        ("train-multi-node", {"numa_binding": "near"}, "--numa-binding: 'near'"),
         ("train-multi-node", {"numa_binding": "node"}, "--numa-binding: a node's GPUs (0)"),
         (
             "train-multi-node",

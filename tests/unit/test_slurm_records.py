@@ -122,21 +122,11 @@ def test_of_a_name_and_a_reason_that_squeue_cut_the_beginning_is_told() -> None:
     ("state", "kind"),
     [
         ("PENDING", "waiting"),
-        ("REQUEUED", "waiting"),
         ("REQUEUE_HOLD", "waiting"),
-        ("SPECIAL_EXIT", "waiting"),
         ("RUNNING", "running"),
-        ("CONFIGURING", "running"),
         ("COMPLETING", "running"),
-        ("SUSPENDED", "running"),
         ("COMPLETED", "ended"),
-        ("FAILED", "ended"),
-        ("OUT_OF_MEMORY", "ended"),
-        ("BOOT_FAIL", "ended"),
         ("NODE_FAIL", "ended"),
-        ("PREEMPTED", "ended"),
-        ("DEADLINE", "ended"),
-        ("TIMEOUT", "ended"),
         ("CANCELLED", "ended"),
         # The sibling of a federated job may run elsewhere; a word of a future Slurm may mean
         # anything; and of an unknown job nothing is known.
@@ -245,12 +235,12 @@ def test_exit_codes_come_in_two_forms(text: str, code: int | None) -> None:
     assert parse_exit(text) == code
 
 
-@pytest.mark.parametrize("text", ["N/A", "Unknown", "NONE", "", "0", "2026-11-21T08:48:34", "-1"])
+@pytest.mark.parametrize("text", ["N/A", "", "0", "2026-11-21T08:48:34", "-1"])
 def test_a_time_that_is_no_epoch_is_unknown(text: str) -> None:
     assert parse_time(text) is None
 
 
-@pytest.mark.parametrize("text", ["", "0", "1;2", "--all", "1_", "1 2", "1,2", "a", "1_2_3", "1\n"])
+@pytest.mark.parametrize("text", ["", "0", "--all", "1_", "1,2", "1_2_3", "1\n"])
 def test_what_is_no_job_id_is_none(text: str) -> None:
     assert not job_id(text)
     assert all(job_id(good) for good in ("1", "123_4", "123+1"))

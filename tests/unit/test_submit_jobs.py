@@ -97,10 +97,8 @@ def test_an_id_that_comes_again_keeps_both_notes(toy: ToyRun) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "",
         "{",
         "[]",
-        "null",
         '{"format": 1}',
         '{"job": "--all"}',
         '{"job": 7}',
@@ -402,9 +400,7 @@ def test_a_job_that_can_start_by_itself_is_the_better_hope(toy: ToyRun, programs
     ("state", "reason", "words", "stuck"),
     [
         ("PENDING", "JobHeldUser", "'scontrol release 7'", True),
-        ("PENDING", "JobHoldMaxRequeue", "'scontrol release 7'", True),
         ("PENDING", "DependencyNeverSatisfied", "cancel it", True),
-        ("PENDING", "PartitionTimeLimit", "ask for less", True),
         ("PENDING", "BeginTime", "two minutes", False),
         ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n[1-4]", "down, drained", False),
         ("PENDING", "AssocGrpCPUMinutesLimit", "another --account", False),

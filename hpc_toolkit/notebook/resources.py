@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.slurm.render.grammar import PASSED
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ _SUBMITIT_WORDS = {
     "tasks_per_node": "ntasks_per_node",
     "additional_parameters": "a word of 'hpctk render'",
 }
-
-_PASSED = ("prefer", "licenses", "wckey", "comment", "mail_type", "mail_user")
-"""Resources whose values sbatch checks."""
 
 
 class Resources(TypedDict, total=False):
@@ -118,7 +116,7 @@ def requested(resources: Resources) -> ScriptSpec:
         raise ConfigError(msg, hint="write {'NAME': 'value'}")
     given["env"] = tuple(given.get("env", {}).items())
     passed = tuple(
-        f"{word.replace('_', '-')}={given.pop(word)}" for word in _PASSED if word in given
+        f"{name}={given.pop(word)}" for name in PASSED if (word := name.replace("-", "_")) in given
     )
     # Not resolved: Python uses a virtual environment only if it is started by the link in it.
     return ScriptSpec(python=os.path.abspath(sys.executable), sbatch=passed, **given)

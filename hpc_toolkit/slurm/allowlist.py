@@ -124,6 +124,9 @@ PATTERNS = {
     "python": (_ABSOLUTE, "the absolute path of an interpreter"),
     "launch": ("task-per-node|task-per-gpu", "task-per-node or task-per-gpu"),
     "backend": ("nccl|gloo", "nccl or gloo"),
+    "conda": (_CONDA, "an environment's name, or its absolute path without ':'"),
+    "venv": (_PROGRAMS, "an absolute path without ':'"),
+    "container": (_NO_OPTION, "an image: a file, or docker://name:tag"),
     "run_dir": (_NO_OPTION, "a directory's path; ./-x for one called -x"),
     "stage_dir": (_ABSOLUTE, "an absolute path on the nodes' own disks"),
     "cpu_bind": (_CPU_BIND, "none, threads, cores, sockets, ldoms, map_cpu:LIST or mask_cpu:LIST"),
@@ -235,45 +238,6 @@ def setup_words(line: object, where: str) -> list[str]:
     return words
 
 
-def check_environment(
-    *,
-    modules: tuple[str, ...] = (),
-    setup: tuple[str, ...] = (),
-    node_setup: tuple[str, ...] = (),
-    teardown: tuple[str, ...] = (),
-    env: tuple[tuple[str, str], ...] = (),
-    conda: str | None = None,
-    venv: str | None = None,
-    container: str | None = None,
-    bind: tuple[str, ...] = (),
-    command: tuple[str, ...] = (),
-    where: str = "",
-) -> None:
-    """Raise RenderError unless all values may go into a script; errors begin with ``where``."""
-    for module in modules:
-        check_module(module, f"{where}--module")
-    for option, lines in (
-        ("--setup", setup),
-        ("--node-setup", node_setup),
-        ("--teardown", teardown),
-    ):
-        for line in lines:
-            setup_words(line, f"{where}{option}")
-    for name, value in env:
-        check_variable(name, value, f"{where}--env")
-    _check_conda(conda, venv, where)
-    if container is not None:
-        wanted = "an image: a file, or docker://name:tag"
-        check_match(container, _NO_OPTION, wanted, f"{where}--container")
-    if bind and container is None and not where:
-        msg = "--bind: the script has no container"
-        raise RenderError(msg, hint="add --container IMAGE")
-    for directory in bind:
-        check_bind(directory, f"{where}--bind")
-    if command:
-        _check_command(command, where)
-
-
 def check_bind(value: object, where: str) -> None:
     """Raise RenderError unless ``value`` is ``FROM[:TO[:ro]]`` with absolute paths."""
     check_match(value, _BIND, "FROM[:TO[:ro]], absolute paths without ':' and ','", where)
@@ -294,24 +258,9 @@ def check_staged(paths: tuple[str, ...], where: str) -> None:
         names.add(name)
 
 
-def check_directory(value: object, where: str) -> None:
-    """Raise RenderError unless ``value`` is an absolute path of printable characters."""
-    check_match(value, _ABSOLUTE, "an absolute path", where)
-
-
-def _check_conda(conda: str | None, venv: str | None, where: str) -> None:
-    if conda is not None:
-        wanted = "an environment's name, or its absolute path without ':'"
-        check_match(conda, _CONDA, wanted, f"{where}--conda")
-    if venv is not None:
-        check_match(venv, _PROGRAMS, "an absolute path without ':'", f"{where}--venv")
-    if conda is not None and venv is not None:
-        msg = f"{where}--conda and --venv exclude each other"
-        raise RenderError(msg, hint="one interpreter runs the ranks")
-
-
-def _check_command(words: tuple[str, ...], where: str) -> None:
-    option = f"{where}the program after --"
+def check_command(words: tuple[str, ...]) -> None:
+    """Raise RenderError unless ``words`` are a program, or ``-m MODULE``, and its arguments."""
+    option = "the program after --"
     # render.kinds refuses a module for templates that cannot start one.
     module = words[0] == "-m" and len(words) > 1 and _PYTHON_MODULE.fullmatch(words[1]) is not None
     if not module and (not words[0] or words[0].startswith("-")):

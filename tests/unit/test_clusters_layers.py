@@ -202,7 +202,6 @@ def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         ("HPCTK_CPUS_PER_TASK", "four"),
         ("HPCTK_CPUS_PER_TASK", "9" * 5000),
         ("HPCTK_QOS", "a\nb"),
-        ("HPCTK_ACCOUNT", "HetJob"),
     ],
 )
 def test_a_variable_that_is_no_value_is_refused_by_its_name(

@@ -44,9 +44,6 @@ DEFAULT_OPTIONS = (
 NCCL_NAME = r"(NCCL|TORCH_NCCL|RCCL|OFI_NCCL|GLOO|TP|UCX|FI|CXI|PSM3)_[A-Z0-9_]{1,100}"
 """Variables of NCCL, RCCL, Gloo, TensorPipe, UCX and libfabric with its providers."""
 
-BLANKED = "([Hh][Ee][Tt]|[Pp][Aa][Cc][Kk])[Jj][Oo][Bb]"
-"""hetjob and packjob: up to 20.11, sbatch blanks these words in any directive."""
-
 PARTITION_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
 BIND = r"/[^:,]*(:/[^:,]*(:r[ow])?)?"
 DIRECTORY = r"(/|~(/|$)).*"
@@ -114,8 +111,6 @@ class Option:
 
     def __call__(self, value: object, where: str) -> str:
         text = t.text(value, where)
-        if re.search(BLANKED, text):
-            raise t.wrong(where, value, "a value without the words hetjob and packjob")
         if self.name in PATTERNS:
             _allowed(check_text, text, self.name, where)
         elif self.name == "time":

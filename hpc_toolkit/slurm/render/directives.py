@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.allowlist import check_environment
-from hpc_toolkit.slurm.clusters.keys import BLANKED
 from hpc_toolkit.slurm.clusters.partitions import (
     Needs,
     choose_partition,
@@ -60,14 +58,6 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     Precedence: the request, the cluster's defaults, shares of a node of its partition.
     Raises RenderError for a request beyond a limit, naming the limit and its file.
     """
-    check_environment(
-        modules=cluster.modules,
-        setup=cluster.setup,
-        node_setup=cluster.node_setup,
-        env=(*cluster.env, *cluster.nccl),
-        bind=cluster.binds,
-        where=f"{cluster.file}: ",
-    )
     full, sources = _with_defaults(spec, cluster)
     full = replace(
         full,
@@ -124,15 +114,14 @@ def directive_text(directive: Directive) -> str:
     In double quotes, with a backslash before ``"``, ``\\`` and ``#``, sbatch reads every printable
     text exactly. This was tried on 22.05; get_argument of src/sbatch/opt.c is the same in all
     releases from 17.11 to 26.05. Outside quotes a space would end the value, and a ``#`` the line;
-    single quotes and ``$`` have no meaning inside. BLANKED words are refused: up to 20.11 sbatch
-    blanks them.
+    single quotes and ``$`` have no meaning inside.
     """
     name, value = directive
     if value is None:
         return f"--{name}"
-    if not value.isprintable() or re.search(BLANKED, value):
+    if not value.isprintable():
         msg = f"{option(name)}: {value!r} cannot be written into a directive"
-        raise RenderError(msg, hint="remove control characters, and the words hetjob and packjob")
+        raise RenderError(msg, hint="remove the control characters")
     if _PLAIN.fullmatch(value):
         return f"--{name}={value}"
     quoted = re.sub(r'(["\\#])', r"\\\1", value)

@@ -9,11 +9,15 @@ from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import (
     COUNTS,
     PATTERNS,
+    check_bind,
+    check_command,
     check_count,
-    check_environment,
+    check_module,
     check_staged,
     check_text,
+    check_variable,
     refusal,
+    setup_words,
 )
 from hpc_toolkit.slurm.render.grammar import (
     FIELDS,
@@ -40,6 +44,7 @@ RIVALS = (
     ("isolate_gpus", "ntasks_per_gpu"),
     ("cpu_bind", "hint"),
     ("stage", "container"),
+    ("conda", "venv"),
 )
 """Groups of fields that exclude each other."""
 
@@ -81,19 +86,18 @@ def check_request(spec: Request) -> None:
     """Raise RenderError or ConfigError for a request that no cluster could accept."""
     _check_values(spec)
     check_passed(spec.sbatch, "--sbatch")
-    check_environment(
-        modules=spec.modules,
-        setup=spec.setup,
-        node_setup=spec.node_setup,
-        teardown=spec.teardown,
-        env=spec.env,
-        conda=spec.conda,
-        venv=spec.venv,
-        container=spec.container,
-        bind=spec.bind,
-        command=spec.command,
-    )
+    for module in spec.modules:
+        check_module(module, "--module")
+    for name in ("setup", "node_setup", "teardown"):
+        for line in getattr(spec, name):
+            setup_words(line, option(name))
+    for name, value in spec.env:
+        check_variable(name, value, "--env")
+    for directory in spec.bind:
+        check_bind(directory, "--bind")
     check_staged(spec.stage, "--stage")
+    if spec.command:
+        check_command(spec.command)
     _check_together(spec)
 
 
@@ -131,6 +135,9 @@ def _check_together(spec: Request) -> None:
     if alone:
         msg = f"{alone[0]}: the job asks for no GPU"
         raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
+    if spec.bind and spec.container is None:
+        msg = "--bind: the script has no container"
+        raise RenderError(msg, hint="add --container IMAGE")
     if spec.stage_dir is not None and not spec.stage:
         msg = "--stage-dir: nothing is staged"
         raise RenderError(msg, hint="add --stage PATH, or leave it out")

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import check_directory, setup_words
+from hpc_toolkit.slurm.allowlist import setup_words
 from hpc_toolkit.slurm.render.shares import cpus_of_rank, ranks
 
 if TYPE_CHECKING:
@@ -163,7 +163,6 @@ def _conda(full: ScriptSpec, cluster: Cluster) -> tuple[Step, ...]:
     if base is None:
         msg = f"--conda: nothing says where conda is installed ({cluster.written('conda_base')})"
         raise RenderError(msg, hint="write it there, or give the path .../envs/NAME")
-    check_directory(base, cluster.written("conda_base"))
     functions = f"{base.rstrip('/')}/etc/profile.d/conda.sh"
     # Not 'conda init', which would edit the user's ~/.bashrc.
     return (

@@ -46,26 +46,14 @@ def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
     return ask(["scontrol", "show", "hostnames", nodes], timeout_s=timeout_s).split()
 
 
-def scontrol_show_job(wanted: str) -> list[dict[str, str]]:
-    """Return the fields of ``scontrol show job``, one mapping per job or array element.
-
-    A value ends at its first space, except those of ``StdOut``, ``StdErr``, ``WorkDir`` and
-    ``Command``.
+def job_outputs(wanted: str) -> list[str]:
+    """Return the logs of a job, or of the elements of an array, as ``scontrol show job`` says.
 
     Raises:
         SlurmError: scontrol did not answer, or the job is gone.
     """
-    checked = wanted if job_id(wanted) else "0"
-    text = ask(["scontrol", "show", "job", checked])
-    jobs: list[dict[str, str]] = []
-    for block in re.split(r"\n\s*\n", text):
-        values = dict(re.findall(r"(?:^|\s)([\w/:]+)=(\S*)", block))
-        for name in ("StdOut", "StdErr", "WorkDir", "Command"):
-            if line := re.search(rf"^\s*{name}=(.*)$", block, re.MULTILINE):
-                values[name] = line[1]
-        if "JobId" in values:
-            jobs.append(values)
-    return jobs
+    text = ask(["scontrol", "show", "job", wanted if job_id(wanted) else "0"])
+    return re.findall(r"^\s*StdOut=(.+)$", text, re.MULTILINE)
 
 
 def job_nodes(job: str) -> list[str]:

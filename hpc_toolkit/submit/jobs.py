@@ -293,10 +293,9 @@ def log_files(paths: RunPaths, wanted: str) -> list[Path]:
     if records:
         job = records[-1]
         return sorted(_expand(Path(job.cwd), job, wanted))
-    from hpc_toolkit.slurm.controller import scontrol_show_job
+    from hpc_toolkit.slurm.controller import job_outputs
 
-    outputs = [one.get("StdOut", "") for one in scontrol_show_job(wanted)]
-    return sorted({path for path in map(Path, filter(None, outputs)) if path.is_file()})
+    return sorted({path for path in map(Path, job_outputs(wanted)) if path.is_file()})
 
 
 def _expand(cwd: Path, job: SubmittedJob, wanted: str) -> set[Path]:

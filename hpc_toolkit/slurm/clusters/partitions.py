@@ -133,6 +133,12 @@ def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Clus
     raise _refusal(cluster, names or tuple(known), needs)
 
 
+def named_site(cluster: Cluster, partition: str | None) -> Cluster:
+    """Return the cluster with the limits of the partition of this name, if it is listed."""
+    named = [one for one in cluster.partitions if one.name == partition]
+    return for_partition(cluster, named[0]) if named else cluster
+
+
 def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
     """Return ``cluster`` with the limits and the nodes of one of its partitions.
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.slurm.clusters.keys import MEMORY_OPTIONS
 from hpc_toolkit.slurm.clusters.partitions import (
     Needs,
     choose_partition,
     fitting_site,
-    for_partition,
+    named_site,
 )
 from hpc_toolkit.slurm.render.grammar import parse_array, split_passed
 from hpc_toolkit.slurm.render.limits import check_limits
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.shares import (
-    MEMORY,
     cpus,
     cpus_share,
     memory_mib,
@@ -86,7 +86,7 @@ def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
     names = ["job-name", "account", "partition", "qos", "reservation", "constraint", "nodelist"]
     names += ["exclude", "nodes", "ntasks", "ntasks-per-node"]
     options = [(name, _value(full, name)) for name in names]
-    options += _gpu_directives(full, _site(full, cluster))
+    options += _gpu_directives(full, named_site(cluster, full.partition))
     names = ["gpu-bind", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu"]
     names += ["exclusive", "oversubscribe", "time", "time-min", "signal", "array", "dependency"]
     options += [(name, _value(full, name)) for name in names]
@@ -152,7 +152,7 @@ def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict
     sources = {}
     for name, value in cluster.defaults:
         given = getattr(spec, name) is not None
-        rivals = name in MEMORY and _memory(spec)
+        rivals = name in MEMORY_OPTIONS and _memory(spec)
         rivals = rivals or (name == "cpus_per_task" and spec.cpus_per_gpu is not None)
         if given or rivals:
             continue
@@ -167,7 +167,7 @@ def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict
 
 
 def _memory(spec: ScriptSpec) -> bool:
-    return any(getattr(spec, name) for name in MEMORY)
+    return any(getattr(spec, name) for name in MEMORY_OPTIONS)
 
 
 def _ranks(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
@@ -207,12 +207,13 @@ def _fitting(full: ScriptSpec, cluster: Cluster, sources: Mapping[str, str]) -> 
     """Return the site on which the request, as far as it is complete, fits; else RenderError."""
     names = tuple(full.partition.split(",")) if full.partition else ()
     # Without a GPU type in the request, the script requests the site's type.
-    return fitting_site(cluster, names, _needs(full, _site(full, cluster).gpu_type, sources))
+    gpu_type = named_site(cluster, full.partition).gpu_type
+    return fitting_site(cluster, names, _needs(full, gpu_type, sources))
 
 
 def _needs(full: ScriptSpec, gpu_type: str | None, sources: Mapping[str, str]) -> Needs:
     keys = {"cpus_per_task": "cpus_per_node", "time": "max_walltime"}
-    keys |= dict.fromkeys(MEMORY, "mem_per_node")
+    keys |= dict.fromkeys(MEMORY_OPTIONS, "mem_per_node")
     return Needs(
         nodes=full.nodes,
         gpus_per_node=full.gpus_per_node,
@@ -222,12 +223,6 @@ def _needs(full: ScriptSpec, gpu_type: str | None, sources: Mapping[str, str]) -
         gpu_type=full.gpu_type or gpu_type,
         sources={keys[name]: source for name, source in sources.items() if name in keys},
     )
-
-
-def _site(full: ScriptSpec, cluster: Cluster) -> Cluster:
-    """Return the facts of the partition if the job names a single one, else of the cluster."""
-    named = [partition for partition in cluster.partitions if partition.name == full.partition]
-    return for_partition(cluster, named[0]) if named else cluster
 
 
 def _signal(time_s: int) -> str:

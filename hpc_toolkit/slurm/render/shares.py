@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
-MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
-
 
 def ranks(full: ScriptSpec) -> int:
     """Return the number of ranks per node; the largest if they cannot be spread evenly."""

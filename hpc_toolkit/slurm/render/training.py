@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.clusters.partitions import named_site
 from hpc_toolkit.slurm.render.kinds import RAY, TRAININGS
 
 if TYPE_CHECKING:
@@ -144,15 +145,10 @@ def _cpus(
     if spec.cpus_per_gpu:
         return max(1, spec.cpus_per_gpu * gpus // tasks)
     if template == "train-cpu":
-        return _cpus_of_a_node(spec, cluster) or CPUS
+        return named_site(cluster, spec.partition).cpus_per_node or CPUS
     of_a_task = ranks // tasks
     of_a_rank = dict(cluster.defaults).get("cpus_per_task")
     if of_a_rank:
         return int(of_a_rank) * of_a_task
     shared = gpus and cluster.cpus_per_node and cluster.gpus_per_node
     return None if shared else of_a_task
-
-
-def _cpus_of_a_node(spec: ScriptSpec, cluster: Cluster) -> int | None:
-    named = [one for one in cluster.partitions if one.name == spec.partition]
-    return (named[0].cpus_per_node if named else None) or cluster.cpus_per_node

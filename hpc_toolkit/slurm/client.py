@@ -291,23 +291,15 @@ class Accepted:
     """Non-empty lines that sbatch and the site's filters wrote to stderr."""
 
 
-def sbatch(
-    argv: Sequence[str], *, environ: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> Accepted:
-    """Submit a job with a command of :func:`sbatch_argv`.
-
-    Args:
-        argv: the command.
-        environ: variables that sbatch passes on to the job; by default :func:`clean_environment`.
-        cwd: the directory of submission; by default the current one.
+def sbatch(argv: Sequence[str]) -> Accepted:
+    """Submit a job with a command of :func:`sbatch_argv`, in :func:`clean_environment`.
 
     Raises:
         SlurmUnsureError: sbatch did not answer, or printed no usable answer: the job may be queued.
         SlurmError: sbatch refused the job.
     """
-    given = clean_environment() if environ is None else environ
     try:
-        done = run(argv, timeout_s=SUBMIT_S, environ=given, cwd=cwd)
+        done = run(argv, timeout_s=SUBMIT_S, environ=clean_environment())
     except SlurmSilentError as error:
         hint = f"{error.hint}; 'squeue --me' tells whether the job was taken"
         raise SlurmSilentError(error.message, hint=hint) from error

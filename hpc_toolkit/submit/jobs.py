@@ -29,6 +29,7 @@ ASKED_AGAIN_S = 30.0
 """Seconds for which an answer of Slurm is used before Slurm is asked again."""
 _CONTRADICTED = "another job has this id, or it was renamed"
 _MOST_ASKED = 50
+_PATIENCE_S = 5.0
 _SETTLED_S = 300.0
 
 
@@ -195,13 +196,13 @@ class JobStates:
         self._records: list[JobRecord] = []
         self._asked = float("-inf")
 
-    def read(self, *, timeout_s: float = 5.0, ask: bool = True) -> list[JobRecord]:
+    def read(self, *, ask: bool = True) -> list[JobRecord]:
         """One record for every job, oldest first; asks Slurm at most once in 30 s.
 
-        Never raises because of Slurm, and takes ``timeout_s`` seconds at most; a job without an
-        answer is ``unknown``. Slurm is not asked again about jobs that ended more than 300 s ago,
-        nor about elements of a submitted array. Of more than 50 other jobs only the newest are
-        asked for, and submitted jobs go before jobs that only workers name.
+        Never raises because of Slurm, and takes 5 s at most; a job without an answer is
+        ``unknown``. Slurm is not asked again about jobs that ended more than 300 s ago, nor about
+        elements of a submitted array. Of more than 50 other jobs only the newest are asked for,
+        and submitted jobs go before jobs that only workers name.
         """
         now = time.monotonic()
         if now - self._asked < ASKED_AGAIN_S:
@@ -211,7 +212,7 @@ class JobStates:
         open_jobs = [job for job in jobs if (job.id, job.cluster) not in self._ended]
         answers, named = dict(self._ended), _arrays(jobs)
         if ask:
-            answers |= self._ask(open_jobs, named, now + timeout_s)
+            answers |= self._ask(open_jobs, named, now + _PATIENCE_S)
         self._ended |= {key: record for key, record in answers.items() if _settled(record)}
         why = "only the newest jobs are asked for" if ask else "Slurm was not asked"
         # Workers of an array name its elements; the array's own record covers these.

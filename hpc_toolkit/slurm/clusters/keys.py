@@ -45,7 +45,6 @@ NCCL_NAME = r"(NCCL|TORCH_NCCL|RCCL|OFI_NCCL|GLOO|TP|UCX|FI|CXI|PSM3)_[A-Z0-9_]{
 """Variables of NCCL, RCCL, Gloo, TensorPipe, UCX and libfabric with its providers."""
 
 PARTITION_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
-BIND = r"/[^:,]*(:/[^:,]*(:r[ow])?)?"
 DIRECTORY = r"(/|~(/|$)).*"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*=.+"
 

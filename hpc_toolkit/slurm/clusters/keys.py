@@ -60,7 +60,6 @@ def _matching(pattern: str, wanted: str) -> Callable[[Any, str], str]:
 
 partition_name = _matching(PARTITION_NAME, "a partition's name")
 variable = _matching(VARIABLE, "NAME=VALUE")
-_directory = _matching(DIRECTORY, "an absolute path, or one below ~")
 
 
 def _each(check: Callable[..., object]) -> Callable[[object, str], tuple[str, ...]]:
@@ -78,11 +77,7 @@ def _each(check: Callable[..., object]) -> Callable[[object, str], tuple[str, ..
 binds = _each(check_bind)
 modules = _each(check_module)
 commands = _each(setup_words)
-
-
-def directories(value: object, where: str) -> tuple[str, ...]:
-    """Absolute directories; ``~`` is the home directory."""
-    return tuple(_directory(entry, where) for entry in t.texts(value, where))
+directories = _each(_matching(DIRECTORY, "an absolute path, or one below ~"))
 
 
 def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:

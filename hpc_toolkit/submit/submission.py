@@ -86,26 +86,22 @@ def of_request(
     from hpc_toolkit.slurm.render.script import render_script
 
     folder, notes = cwd / "slurm", []
-    limit = _array_limit(cluster) if spec.array is not None else None
-    if spec.array is None or limit is None:
-        scripts = [
-            Script(render_script(spec, cluster, template), folder / f"{spec.job_name}.sbatch")
-        ]
-        scripts = [replace(scripts[0], array=spec.array)]
-    else:
+    chunks, limit = [Chunk(spec.array or "", 0)], None
+    if spec.array is not None and (limit := _array_limit(cluster)) is not None:
         chunks = split_array(parse_array(spec.array, "--array"), limit)
-        scripts = []
-        for chunk in chunks:
-            part = replace(spec, array=chunk.array, array_offset=spec.array_offset + chunk.offset)
-            suffix = f"-{chunk.offset}" if len(chunks) > 1 else ""
-            path = folder / f"{spec.job_name}{suffix}.sbatch"
-            scripts.append(Script(render_script(part, cluster, template), path, chunk.array))
-        if len(chunks) > 1:
-            each = ", and % holds for each of them" if "%" in spec.array else ""
-            notes.append(
-                f"{spec.array} is sent as {len(chunks)} arrays, since an index is at most "
-                f"{limit - 1} here{each}"
-            )
+    scripts = []
+    for chunk in chunks:
+        array = chunk.array or None
+        part = replace(spec, array=array, array_offset=spec.array_offset + chunk.offset)
+        suffix = f"-{chunk.offset}" if len(chunks) > 1 else ""
+        path = folder / f"{spec.job_name}{suffix}.sbatch"
+        scripts.append(Script(render_script(part, cluster, template), path, array))
+    if limit is not None and len(chunks) > 1:
+        each = ", and % holds for each of them" if "%" in chunks[0].array else ""
+        notes.append(
+            f"{spec.array} is sent as {len(chunks)} arrays, since an index is at most "
+            f"{limit - 1} here{each}"
+        )
     works_in = Path(spec.chdir) if spec.chdir else cwd
     return Submission(
         name=spec.job_name,
@@ -159,7 +155,7 @@ class Chunk:
     """One of the arrays that an array is split into."""
 
     array: str
-    """Its indices in sbatch's notation, each reduced by ``offset``."""
+    """Its indices in sbatch's notation, each reduced by ``offset``; "" for a job without any."""
     offset: int
     """Number to add to an index to get the one that was requested."""
 

@@ -235,7 +235,11 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     from hpc_toolkit.slurm.render.rules import RIVALS
 
     replaced = {name for rivals in RIVALS if values.keys() & set(rivals) for name in rivals}
-    return {**{name: base[name] for name in base if name not in replaced}, **values}
+    given = values.get("sbatch", ())
+    names = {text.partition("=")[0] for text in given}
+    kept = [text for text in base.get("sbatch", ()) if text.partition("=")[0] not in names]
+    passed = {"sbatch": (*kept, *given)} if kept else {}
+    return {**{name: base[name] for name in base if name not in replaced}, **values, **passed}
 
 
 def _python(values: dict[str, Any]) -> str:

@@ -220,14 +220,17 @@ def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, ...], message:
 
 
 def test_from_renders_a_script_again_with_other_options() -> None:
-    call("--nodes", "2", "--mem", "4G", "--env", "A=1", "-o", "my.sbatch")
+    passed = ("--sbatch", "begin=18:00", "--sbatch", "comment=old")
+    call("--nodes", "2", "--mem", "4G", "--env", "A=1", *passed, "-o", "my.sbatch")
 
-    again = call("--from", "my.sbatch", "--nodes", "3", "--sbatch", "mem-per-cpu=2G")
+    other = ("--sbatch", "mem-per-cpu=2G", "--sbatch", "comment=new")
+    again = call("--from", "my.sbatch", "--nodes", "3", *other)
 
     script = Path("my.sbatch").read_text()
     assert again.stdout == "my.sbatch\n"
     assert "#SBATCH --nodes=3\n" in script
     assert "#SBATCH --mem-per-cpu=2G\n" in script
+    assert "#SBATCH --begin=18:00\n#SBATCH --comment=new\n" in script
     assert "--mem=4G" not in script
     assert "export A=1\n" in script
 

@@ -35,8 +35,8 @@ from resultsfile import facts, table, write_section
 from tracefile import Execution, Trace
 
 from examples.iterated import Item, Iterations
+from hpc_toolkit.results.snapshots import read_snapshot
 from hpc_toolkit.run import Run
-from hpc_toolkit.run.snapshot import read_snapshot
 from hpc_toolkit.training.monitor import read_recordings
 
 TITLE = "An iterated benchmark"

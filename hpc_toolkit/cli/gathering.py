@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.run.verification import Problem, Recomputation, Results
+    from hpc_toolkit.results.tables import Results
+    from hpc_toolkit.results.verification import Problem, Recomputation
     from hpc_toolkit.rundir.layout import StageSpec
 
 _CHECKS = "With --check"
@@ -140,7 +141,7 @@ def gather(
         for name in filter(given.get, given):
             message = f"--{name}: --check writes no rows and checks all of them"
             raise ConfigError(message, hint=f"leave out --{name} or --check")
-        from hpc_toolkit.run.verification import Recomputation
+        from hpc_toolkit.results.verification import Recomputation
 
         check_results(
             run,
@@ -206,7 +207,7 @@ def check_results(
     Raises:
         ConfigError: options that do not fit together, or results that cannot be read.
     """
-    from hpc_toolkit.run.verification import Range, verify
+    from hpc_toolkit.results.verification import Range, verify
 
     if not sample.count and (sample.seed or sample.ignore or sample.tolerance != TOLERANCE):
         message = "--seed, --tolerance and --ignore are for --recompute"
@@ -247,8 +248,8 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 def _read(given: str | None) -> tuple[Results, list[Item] | None, StageSpec | None]:
     """The rows, the items where they are known, and the code where it is."""
-    from hpc_toolkit.run.snapshot import read_snapshot, take_snapshot
-    from hpc_toolkit.run.verification import Results, plain_key, read_results
+    from hpc_toolkit.results.snapshots import read_snapshot
+    from hpc_toolkit.results.tables import Results, plain_key, read_results
     from hpc_toolkit.rundir.layout import check_trust
 
     path = Path(given) if given is not None else None
@@ -259,7 +260,7 @@ def _read(given: str | None) -> tuple[Results, list[Item] | None, StageSpec | No
     else:
         run = open_run(given)
         check_trust(run.root)
-        taken = take_snapshot(run)
+        taken = run.snapshot()
     return Results(rows=taken.rows, key=plain_key), taken.items, taken.manifest.stages[0]
 
 

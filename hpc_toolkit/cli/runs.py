@@ -145,7 +145,8 @@ def _init_from(
     """Begin from a snapshot; ``code`` and ``settings`` as the options of init give them."""
     from dataclasses import replace
 
-    from hpc_toolkit.run.snapshot import read_snapshot, restore_run
+    from hpc_toolkit.results.snapshots import read_snapshot
+    from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import WorkloadSpec
 
     if items is not None:
@@ -165,7 +166,7 @@ def _init_from(
     elif options:
         before = found.manifest.stages[0].workload
         changes["workload"] = replace(before, options={**before.options, **options})
-    made = restore_run(Path(run), found, changes=changes, open_end=True if open_ else None)
+    made = Run.restore(run, found, changes=changes, open_end=True if open_ else None)
     done = found.counts["done"]
     print(f"{done} of {len(found.items)} items are done already", file=sys.stderr)
     print(made.root)

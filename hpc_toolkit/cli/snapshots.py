@@ -32,13 +32,13 @@ def snapshot(
     Examples:
         hpctk snapshot runs/eval -o eval.json
     """
-    from hpc_toolkit.run.snapshot import take_snapshot, write_snapshot
+    from hpc_toolkit.results.snapshots import write_snapshot
 
     if out != "-" and Path(out).suffix != ".json":
         # 'gather --check' and people would take it for something else.
         message = f"--out {out!r}: the name of a snapshot ends with .json"
         raise ConfigError(message, hint="- is stdout; 'hpctk gather' writes tables")
-    taken = take_snapshot(open_run(run))
+    taken = open_run(run).snapshot()
     if out == "-":
         sys.stdout.buffer.writelines(taken.to_lines())
         return

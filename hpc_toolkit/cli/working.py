@@ -277,10 +277,11 @@ def with_snapshots(
     if rank.in_step:
         message = "--snapshot: a rank of Slurm takes no snapshots"
         raise ConfigError(message, hint="'hpctk snapshot RUN -o FILE' takes one from anywhere")
-    from hpc_toolkit.run.snapshot import Snapshots
+    from hpc_toolkit.results.snapshots import Snapshots
+    from hpc_toolkit.system.clock import SystemClock
 
     _check_place(pattern)
-    snapshots = Snapshots(run, pattern, every)
+    snapshots = Snapshots(run.status, run.snapshot, pattern, every, SystemClock())
     try:
         yield snapshots.look
     finally:

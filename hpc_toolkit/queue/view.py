@@ -6,7 +6,7 @@ Nothing is written, except that a hinted poll may bring a stage's ``head`` up to
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.affinity import Durations, group_key
 from hpc_toolkit.queue.claims import Claims
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hpc_toolkit.queue.presence import Presence
+    from hpc_toolkit.queue.state import Ref
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
 
@@ -206,6 +207,15 @@ class RunView:
             self.probes.wait()
             for worker in unanswered:
                 self.poll_journal(worker)
+
+    def line(self, ref: Ref) -> dict[str, Any] | None:
+        """Read one journal line back; None if it is damaged now.
+
+        Raises:
+            OSError: the journal cannot be read.
+        """
+        lines = read_lines(self.paths.journal(ref.worker), ref.start, ref.end)
+        return next((line.record for line in lines), None)
 
     def read_size(self, worker: str) -> int:
         """Bytes of a worker's journal when last read; -1 while the file server does not answer."""

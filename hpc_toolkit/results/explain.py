@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.rundir.journal import decode_line
+from hpc_toolkit.rundir.journal import JournalReader, Line, read_unit_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from hpc_toolkit.queue.state import History, Ref
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
-
-
-@dataclass(frozen=True, slots=True)
-class FailedItem:
-    """An item with failures that count and no result."""
-
-    entry: int
-    position: int
-    generation: int
-    """The highest generation among its failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,56 +27,48 @@ class FoundItem:
     item: dict[str, Any]
 
 
-def failed_items(
+def retry_failed(
     view: RunView, stage: StageView, match: str = "", only: FoundItem | None = None
-) -> Iterator[FailedItem]:
-    """Items that failed, and pending items that have failed so far.
+) -> int:
+    """Give the failed items of a stage a full budget of attempts (rule R10); return how many.
+
+    This includes pending items that have failed so far.
 
     Args:
         match: only items whose JSON or last error contains this text.
         only: only this item.
     """
+    while True:
+        view.poll()
+        floors = list(_floors(view, stage, match, only))
+        if not floors or stage.log.add_retry(floors):
+            return len(floors)
+
+
+def _floors(
+    view: RunView, stage: StageView, match: str, only: FoundItem | None
+) -> Iterator[tuple[int, int, int]]:
+    """(Entry, position, highest failed generation) of the items to retry."""
     wanted = (only.stage.spec.name, only.unit.entry, only.position) if only else None
     for unit in stage.state.units.values():
         for position, history in unit.histories.items():
             if wanted not in (None, (stage.spec.name, unit.unit.entry, position)):
                 continue
-            floor = stage.state.floor(unit.unit.entry, position)
             state = stage.state.item_state(unit, position)
-            ref = history.last_failure(floor)
+            ref = history.last_failure(stage.state.floor(unit.unit.entry, position))
             if state is ItemState.DONE or ref is None:
                 continue
             if match:
-                error = read_line(view, ref).get("error", "")
-                item = item_json(stage, unit.unit, position)
-                if match not in error and match not in item:
+                error = str((view.line(ref) or {}).get("error", ""))
+                if match not in error and match not in item_json(stage, unit.unit, position):
                     continue
-            yield FailedItem(unit.unit.entry, position, max(history.failures))
-
-
-def failed_finder(
-    view: RunView, match: str = "", item: str | None = None
-) -> Callable[[RunView, StageView], Iterator[FailedItem]]:
-    """Return :func:`failed_items` for ``match`` and the item that ``item`` identifies.
-
-    Raises:
-        ItemsError: as :func:`find_item` does.
-    """
-    only = find_item(view, item) if item is not None else None
-    return partial(failed_items, match=match, only=only)
+            yield unit.unit.entry, position, max(history.failures)
 
 
 def item_json(stage: StageView, unit: Unit, position: int) -> str:
     """An item as its line in the segment."""
     segment = stage.log.segments[unit.entry]
     return segment.lines(unit)[position - unit.first].decode()
-
-
-def read_line(view: RunView, ref: Ref) -> dict[str, Any]:
-    """Read one journal line back."""
-    with view.paths.journal(ref.worker).open("rb") as file:
-        file.seek(ref.start)
-        return decode_line(file.read(ref.end - ref.start - 1)) or {}
 
 
 def find_item(view: RunView, text: str) -> FoundItem:
@@ -154,7 +134,7 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
     stage, unit = found.stage, found.unit
     view.poll_claims()
     state = stage.state.units[unit.name]
-    history = _history(view, stage, unit, found.position)
+    history = state.histories.get(found.position)
     floor = stage.state.floor(unit.entry, found.position)
     return {
         "item": found.item,
@@ -186,10 +166,6 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
     }
 
 
-def _history(view: RunView, stage: StageView, unit: Unit, position: int) -> History | None:
-    return stage.state.units[unit.name].histories.get(position)
-
-
 def _owner(stage: StageView, unit: str, generation: int) -> str | None:
     try:
         return stage.claims.owner(unit, generation)
@@ -206,14 +182,15 @@ def _lines(view: RunView, unit: Unit, found: FoundItem) -> Iterator[tuple[str, d
     """(worker, line) of every valid attempt at the item; reads all journals."""
     name = f"{found.stage.paths.name}/{unit.name}"
     for worker in sorted(view.readers):
-        with view.paths.journal(worker).open("rb") as file:
-            for raw in file:
-                record = decode_line(raw[:-1]) if raw.endswith(b"\n") else None
-                if (
-                    record is not None
-                    and record.get("unit") == name
-                    and record.get("item") == found.position
-                    and record["type"] in ("done", "failed", "permanent")
+        path = view.paths.journal(worker)
+        for read in JournalReader(path).poll():
+            if isinstance(read, Line):
+                records = [read.record]
+            else:
+                records = read_unit_run(path, read) if read.release["unit"] == name else []
+            for record in records:
+                if (record.get("unit"), record.get("item")) == (name, found.position) and (
+                    record["type"] in ("done", "failed", "permanent")
                 ):
                     yield worker, record
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import time
 from dataclasses import dataclass
 from itertools import islice
@@ -14,17 +13,15 @@ from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
-from hpc_toolkit.rundir.journal import decode_line, read_unit_run
+from hpc_toolkit.rundir.journal import read_unit_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from hpc_toolkit.queue.items import Segment
-    from hpc_toolkit.queue.state import History, Ref, UnitState
+    from hpc_toolkit.queue.state import History, UnitState
     from hpc_toolkit.queue.view import RunView, StageView
-    from hpc_toolkit.rundir.journal import UnitRun
-    from hpc_toolkit.rundir.layout import RunPaths
 
 # Made once: ``json.dumps`` with options makes an encoder for each row.
 _encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -84,7 +81,7 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
             stage.log.refuse_hidden()
             if not stage.complete:
                 raise _incomplete(stage, late)
-        found = _compute(view.paths, stage)
+        found = _compute(view, stage)
         # A published table must rest on every journal: an unread one may hold the winning line.
         if not stage.complete or view.unreadable or stage.log.hidden:
             return Table(_strip(stage, found), published=False)
@@ -143,14 +140,13 @@ def _strip(stage: StageView, rows: dict[Place, Row]) -> list[Row]:
     return [rows[place] for place in sorted(rows, key=given)]
 
 
-def _compute(paths: RunPaths, stage: StageView) -> dict[Place, Row]:
+def _compute(view: RunView, stage: StageView) -> dict[Place, Row]:
     """Rows by R8 and R11; rows of an earlier table stay, except failed ones that were retried."""
-    reader = _LineReader(paths)
     rows = {
         (entry, position): row
         for entry, segment in stage.log.segments.items()
         for unit in segment.units
-        for position, row in _unit_rows(reader, stage, segment, stage.state.units[unit.name])
+        for position, row in _unit_rows(view, stage, segment, stage.state.units[unit.name])
     }
     if stage.log.table is not None:
         table = stage.log.table[0]
@@ -168,20 +164,19 @@ def unit_rows(
 
     ``entry`` is the log entry of the segment, ``names`` are the names of the units.
     """
-    reader = _LineReader(view.paths)
     segment = stage.log.segments[entry]
     for unit in [unit for unit in segment.units if unit.name in names]:
-        yield from _unit_rows(reader, stage, segment, stage.state.units[unit.name])
+        yield from _unit_rows(view, stage, segment, stage.state.units[unit.name])
 
 
 def _unit_rows(
-    reader: _LineReader, stage: StageView, segment: Segment, state: UnitState
+    view: RunView, stage: StageView, segment: Segment, state: UnitState
 ) -> Iterator[tuple[int, Row]]:
     # One array: parsing many short texts one by one takes longer and shares no keys.
     items = json.loads(b"[%s]" % b",".join(segment.lines(state.unit)))
     if state.clean is not None:
         worker, found = state.clean
-        for line in reader.whole(worker, found):
+        for line in read_unit_run(view.paths.journal(worker), found):
             position = line["item"]
             yield position, _done_row(items[position - state.unit.first], line, worker, 1)
         return
@@ -191,20 +186,21 @@ def _unit_rows(
         item = items[position - state.unit.first]
         history = state.histories.get(position)
         floor = stage.state.floor(state.unit.entry, position)
-        row = _row(reader, item, history, kind, floor) if history is not None else None
+        row = _row(view, item, history, kind, floor) if history is not None else None
         if row is not None:
             yield position, row
 
 
 def _row(
-    reader: _LineReader, item: dict[str, Any], history: History, kind: ItemState, floor: int
+    view: RunView, item: dict[str, Any], history: History, kind: ItemState, floor: int
 ) -> Row | None:
     """An item's row; None if a power loss took its line, when only a table has the row."""
     attempts = history.attempts(floor)
     ref = history.done if kind is ItemState.DONE else history.last_failure(floor)
     if ref is None:
         return None
-    line = reader.one(ref)
+    line = view.line(ref)
+    assert line is not None  # it was valid when it was first read
     if kind is ItemState.DONE:
         return _done_row(item, line, ref.worker, attempts + 1)
     return {
@@ -228,25 +224,6 @@ def _done_row(item: dict[str, Any], line: dict[str, Any], worker: str, attempts:
         "seconds": line["seconds"],
         "worker": worker,
     }
-
-
-class _LineReader:
-    """Reads lines back from journals."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
-
-    def whole(self, worker: str, found: UnitRun) -> list[dict[str, Any]]:
-        return read_unit_run(self._paths.journal(worker), found)
-
-    def one(self, ref: Ref) -> dict[str, Any]:
-        fd = os.open(self._paths.journal(ref.worker), os.O_RDONLY)
-        try:
-            record = decode_line(os.pread(fd, ref.end - ref.start - 1, ref.start))
-        finally:
-            os.close(fd)
-        assert record is not None
-        return record
 
 
 def _encode(stage: StageView, rows: dict[Place, Row]) -> Iterator[bytes]:

@@ -13,7 +13,6 @@ from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presen
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.results.explain import item_json
-from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.worker.pausing import pause_reason
 
@@ -288,7 +287,7 @@ def _failures(view: RunView) -> list[dict[str, Any]]:
             for item, history in unit.histories.items():
                 ref = history.last_failure(stage.state.floor(unit.unit.entry, item))
                 if ref is not None and history.done is None:
-                    error = _error(view, ref)
+                    error = _first_line(view, ref)
                     errors[error] += 1
                     examples.setdefault(error, (stage, unit.unit, item))
     return [
@@ -297,11 +296,10 @@ def _failures(view: RunView) -> list[dict[str, Any]]:
     ]
 
 
-def _error(view: RunView, ref: Ref) -> str:
+def _first_line(view: RunView, ref: Ref) -> str:
+    """First line of a failure's error, shortened."""
     try:
-        with view.paths.journal(ref.worker).open("rb") as file:
-            file.seek(ref.start)
-            record = decode_line(file.read(ref.end - ref.start - 1))
+        record = view.line(ref)
     except OSError as error:
         return f"? ({error.strerror})"
     text = str(record["error"]) if record is not None else "?"

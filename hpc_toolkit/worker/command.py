@@ -13,7 +13,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import CommandInterruptedError, PermanentError, WorkloadError
+from hpc_toolkit.errors import (
+    CommandInterruptedError,
+    ItemsError,
+    PermanentError,
+    WorkloadError,
+    near_miss,
+)
 from hpc_toolkit.system.processes import die_with_parent, readable
 
 if TYPE_CHECKING:
@@ -77,6 +83,20 @@ def placeholders(command: str) -> list[str]:
             raise WorkloadError(message, hint=hint)
         keys.append(key)
     return keys
+
+
+def check_placeholders(items: list[dict[str, Any]], command: str | None) -> None:
+    """Refuse items that lack a key that the command needs.
+
+    Raises:
+        ItemsError: names the first item, counted from 0, and the key.
+    """
+    keys = placeholders(command) if command is not None else []
+    for number, item in enumerate(items):
+        for key in keys:
+            if key not in item:
+                message = f"item {number} has no key {key!r}, which the command needs"
+                raise ItemsError(message, hint=near_miss(key, list(item)))
 
 
 def _place(text: str, place: str) -> str:

@@ -9,14 +9,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from hpc_toolkit.errors import WorkloadError, near_miss
+from hpc_toolkit.errors import ConfigError, WorkloadError, near_miss
+from hpc_toolkit.worker.pausing import parse_max_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from types import ModuleType
 
-    from hpc_toolkit.rundir.layout import WorkloadSpec
+    from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 
 Item = dict[str, Any]
 
@@ -93,6 +94,31 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         message = f"{spec.function} is neither a function nor a class but {type(found).__name__}"
         raise WorkloadError(message)
     return FunctionWorkload(found)
+
+
+def check_stage(stage: StageSpec) -> None:
+    """Refuse a stage that cannot work; this imports its code.
+
+    Raises:
+        ConfigError, WorkloadError: what is wrong.
+    """
+    work = stage.workload
+    if (work.function is None) == (work.command is None):
+        message = "a run needs either a workload or a command"
+        raise ConfigError(message, hint="--workload MODULE:NAME or --command '... {key} ...'")
+    if work.command is not None and not work.command.strip():
+        # A shell succeeds on an empty command, so every item would seem done.
+        message = "the command is empty"
+        raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
+    if stage.max_attempts < 1:
+        message = f"max_attempts must be at least 1, got {stage.max_attempts}"
+        raise ConfigError(message)
+    if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
+        message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
+        raise ConfigError(message)
+    if stage.max_failures is not None:
+        parse_max_failures(stage.max_failures)
+    load_workload(work)
 
 
 def _import(name: object, path: tuple[str, ...]) -> Any:

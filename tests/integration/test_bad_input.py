@@ -353,9 +353,9 @@ def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--workers", "0"], "workers must be at least 1, got 0"),
-        (["--workers", "-1"], "workers must be at least 1, got -1"),
-        (["--workers", "1000000000"], "workers must be at most 1024, got 1000000000"),
+        (["--workers", "0"], "workers must be 1 to 1024, got 0"),
+        (["--workers", "-1"], "workers must be 1 to 1024, got -1"),
+        (["--workers", "1000000000"], "workers must be 1 to 1024, got 1000000000"),
         (["--deadline", "-5"], "--deadline: '-5' is not a duration"),
         (["--deadline", "@nan"], "deadline 'nan' is not a number of seconds"),
         (["--deadline", "@soon"], "deadline 'soon' is not a number of seconds"),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.results.snapshots import read_snapshot
 from hpc_toolkit.run import Run
-from hpc_toolkit.run.snapshot import read_snapshot
 from hpc_toolkit.training.monitor import read_recordings
 from tests.integration.realrun import lives, wait_until
 

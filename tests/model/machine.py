@@ -25,9 +25,9 @@ from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.results.explain import failed_items
+from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.results.gather import NotCompleteError, gather
-from hpc_toolkit.run.handle import Run, _retry
+from hpc_toolkit.run import _add_items
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
 from hpc_toolkit.worker.unitruns import Outcome
 from tests.manualclock import ManualClock
@@ -264,7 +264,7 @@ class Model:
                 else:
                     found = self._pick(actor, view, picker, choices)
                     if found is None and actor.phase != "again" and picker.told_complete:
-                        log.tell_complete()
+                        log.report_complete()
                         outcome = "0"
             except OSError:
                 outcome = "error"
@@ -463,13 +463,13 @@ class Model:
         if what == "gather":
             gather(view, "items")
         elif what == "retry":
-            _retry(view, stage, failed_items)
+            retry_failed(view, stage)
         elif what == "seal":
             stage.log.poll()
             stage.log.seal()
         elif what == "add":
             with units_of(self.config.units[0]):
-                Run._add(StageLog(self.paths.stage("items")), [{"id": "new"}], self.spec)
+                _add_items(StageLog(self.paths.stage("items")), [{"id": "new"}], self.spec.group_by)
         elif what in ("slurm", "rumour"):
             self._give_notices(state, wait=what == "slurm")
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ItemsError
-from hpc_toolkit.results.explain import attempts_of, explain, failed_items, find_item
+from hpc_toolkit.results.explain import attempts_of, explain, find_item, retry_failed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,12 +118,12 @@ def test_attempts_of_one_item_come_in_the_order_of_generations(toy: ToyRun) -> N
     assert [(name, line["generation"]) for name, line in found] == [("b", 1), ("a", 2)]
 
 
-def test_failed_items_name_the_highest_generation_of_their_failures(toy: ToyRun) -> None:
+def test_a_retry_lifts_each_item_to_the_highest_generation_of_its_failures(toy: ToyRun) -> None:
     worker = toy.worker("w")
     worker.work(toy.unit_name(0), 1, i0="failed", i1="permanent", i2="done", i3="failed")
     worker.work(toy.unit_name(0), 2, i0="failed", i3="done")
     view = toy.view()
 
-    found = [(one.position, one.generation) for one in failed_items(view, view.stages["items"])]
+    assert retry_failed(view, view.stages["items"]) == 2
 
-    assert found == [(0, 2), (1, 1)]
+    assert view.stages["items"].log.floors == {(1, 0): 2, (1, 1): 1}

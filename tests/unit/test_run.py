@@ -358,7 +358,7 @@ def test_a_late_failure_of_a_lifted_generation_stays_lifted(toy: ToyRun) -> None
 
 
 def test_work_refuses_a_number_of_workers_below_one(toy: ToyRun) -> None:
-    with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="workers must be 1 to 1024, got 0"):
         toy.run.work(0)
 
 

@@ -12,20 +12,20 @@ import pytest
 from hpc_toolkit.doctor.findings import Verdict
 from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError
+from hpc_toolkit.results.snapshots import Snapshots, read_snapshot, write_snapshot
 from hpc_toolkit.run import Run
-from hpc_toolkit.run.snapshot import (
-    Snapshots,
-    read_snapshot,
-    restore_run,
-    take_snapshot,
-    write_snapshot,
-)
 from hpc_toolkit.rundir.layout import WorkloadSpec
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, empty_campaign, units_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def following(
+    run: Run, pattern: str, every: int | None, clock: ManualClock | None = None
+) -> Snapshots:
+    return Snapshots(run.status, run.snapshot, pattern, every, clock or ManualClock())
 
 
 ROW = {
@@ -54,7 +54,7 @@ def test_a_snapshot_is_read_back_as_it_was_taken(tmp_path: Path) -> None:
     toy = half_done(tmp_path / "run")
     path = tmp_path / "s.json"
 
-    taken = take_snapshot(toy.reopen())
+    taken = toy.reopen().snapshot()
     write_snapshot(path, taken)
 
     assert read_snapshot(path) == taken
@@ -68,7 +68,7 @@ def test_a_snapshot_is_plain_json_with_a_line_for_each_item_and_row(tmp_path: Pa
     toy = half_done(tmp_path / "run")
     path = tmp_path / "s.json"
 
-    write_snapshot(path, take_snapshot(toy.reopen()))
+    write_snapshot(path, toy.reopen().snapshot())
 
     record = json.loads(path.read_text())
     assert list(record) == [
@@ -91,7 +91,7 @@ def test_items_are_in_the_order_in_which_they_were_given_whatever_their_groups(
         group_by="g",
     )
 
-    assert take_snapshot(run).items == items
+    assert run.snapshot().items == items
 
 
 def test_every_moment_of_a_journal_gives_a_prefix_of_the_truth(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_every_moment_of_a_journal_gives_a_prefix_of_the_truth(tmp_path: Path) -
     run = toy.reopen()
 
     for done in range(5):
-        shown = take_snapshot(run)
+        shown = run.snapshot()
         assert [row["item"]["id"] for row in shown.rows] == list(range(done))
         assert {row["state"] for row in shown.rows} <= {"done"}
         if done < 4:
@@ -111,7 +111,7 @@ def test_every_moment_of_a_journal_gives_a_prefix_of_the_truth(tmp_path: Path) -
 def test_a_restored_run_has_what_was_done_and_runs_the_rest(tmp_path: Path) -> None:
     toy = half_done(tmp_path / "run", max_attempts=2, timeout_s=30.0)
     with units_of(3):
-        run = restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+        run = Run.restore(tmp_path / "again", toy.reopen().snapshot())
 
     status = Run.open(tmp_path / "again").status()
     counts = status.stages["items"]
@@ -136,7 +136,7 @@ def test_a_restored_run_has_what_was_done_and_runs_the_rest(tmp_path: Path) -> N
 
 def test_a_restored_run_is_one_that_workers_could_have_left(tmp_path: Path) -> None:
     toy = half_done(tmp_path / "run")
-    restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+    Run.restore(tmp_path / "again", toy.reopen().snapshot())
 
     assert {one.verdict for one in check_run(tmp_path / "again")} == {Verdict.FINE}
     claims = tmp_path / "again" / "stages" / "items" / "claims"
@@ -152,7 +152,7 @@ def test_the_journal_of_a_restored_run_is_read_unit_run_by_pass(tmp_path: Path) 
     toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
     toy.worker("two").work(toy.unit_name(2), i2="done", i3="done")
     with units_of(2):
-        run = restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+        run = Run.restore(tmp_path / "again", toy.reopen().snapshot())
 
     run.view.poll()
     units = run.view.stages["items"].state.units
@@ -168,7 +168,7 @@ def test_a_restored_run_of_all_results_is_complete_at_once(tmp_path: Path) -> No
     toy = ToyRun(tmp_path / "run", 3, unit=3)
     toy.worker("one").work(toy.unit_name(0), i0="done", i1="done", i2="done")
 
-    run = restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+    run = Run.restore(tmp_path / "again", toy.reopen().snapshot())
 
     assert run.status().complete
     assert len(run.results()) == 3
@@ -177,7 +177,7 @@ def test_a_restored_run_of_all_results_is_complete_at_once(tmp_path: Path) -> No
 def test_a_restored_run_without_results_has_no_worker(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 3)
 
-    run = restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+    run = Run.restore(tmp_path / "again", toy.reopen().snapshot())
 
     assert list((run.root / "workers").iterdir()) == []
     assert run.status().stages["items"].pending == 3
@@ -185,12 +185,12 @@ def test_a_restored_run_without_results_has_no_worker(tmp_path: Path) -> None:
 
 def test_settings_come_along_and_can_be_changed(tmp_path: Path) -> None:
     toy = half_done(tmp_path / "run", sealed=False, max_failures="5%")
-    snapshot = take_snapshot(toy.reopen())
+    snapshot = toy.reopen().snapshot()
     command = WorkloadSpec(command="echo {id}")
 
-    same = restore_run(tmp_path / "same", snapshot).manifest.stages[0]
+    same = Run.restore(tmp_path / "same", snapshot).manifest.stages[0]
     changes = {"workload": command, "max_attempts": 7, "group_by": "id"}
-    other = restore_run(tmp_path / "other", snapshot, changes=changes, open_end=False)
+    other = Run.restore(tmp_path / "other", snapshot, changes=changes, open_end=False)
 
     assert same == toy.run.manifest.stages[0]
     assert not Run.open(tmp_path / "same").status().stages["items"].sealed
@@ -207,38 +207,38 @@ def test_results_of_other_code_are_told(
     monkeypatch.chdir(tmp_path)
     run = Run.create(tmp_path / "run", [{"id": 1}], workload="code_of_snapshot:f")
     assert run.work(1) == 0
-    snapshot = take_snapshot(run)
-    restore_run(tmp_path / "same", snapshot)
+    snapshot = run.snapshot()
+    Run.restore(tmp_path / "same", snapshot)
     assert capsys.readouterr().err == ""
     (tmp_path / "code_of_snapshot.py").write_text("def f(item):\n    return {'new': 1}\n")
 
-    restore_run(tmp_path / "again", snapshot)
+    Run.restore(tmp_path / "again", snapshot)
 
     assert "made by other code" in capsys.readouterr().err
 
 
 def test_restoring_makes_nothing_where_it_is_refused(tmp_path: Path) -> None:
-    snapshot = take_snapshot(half_done(tmp_path / "run").reopen())
+    snapshot = half_done(tmp_path / "run").reopen().snapshot()
 
     with pytest.raises(ItemsError, match="no key 'seed'"):
-        restore_run(tmp_path / "again", snapshot, changes={"group_by": "seed"})
+        Run.restore(tmp_path / "again", snapshot, changes={"group_by": "seed"})
     with pytest.raises(RunError, match="exists"):
-        restore_run(tmp_path / "run", snapshot)
+        Run.restore(tmp_path / "run", snapshot)
     first, *rest = snapshot.rows
     infinite = replace(snapshot, rows=[{**first, "value": {"mean": math.inf}}, *rest])
     with pytest.raises(RunError, match="none that a run can have"):
-        restore_run(tmp_path / "again", infinite)
+        Run.restore(tmp_path / "again", infinite)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_campaign_has_no_snapshot(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is a campaign"):
-        take_snapshot(empty_campaign(tmp_path / "run"))
+        empty_campaign(tmp_path / "run").snapshot()
 
 
 def test_every_cut_of_a_snapshot_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
-    write_snapshot(path, take_snapshot(half_done(tmp_path / "run").reopen()))
+    write_snapshot(path, half_done(tmp_path / "run").reopen().snapshot())
     data = path.read_bytes()
 
     for size in range(0, len(data) - 2, 97):
@@ -270,7 +270,7 @@ def test_every_cut_of_a_snapshot_is_refused(tmp_path: Path) -> None:
 )
 def test_a_damaged_snapshot_is_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:
     path = tmp_path / "s.json"
-    write_snapshot(path, take_snapshot(half_done(tmp_path / "run").reopen()))
+    write_snapshot(path, half_done(tmp_path / "run").reopen().snapshot())
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, **change}))
 
@@ -286,7 +286,7 @@ def test_a_snapshot_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_snapshots_follow_a_run_one_for_every_so_many_results(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 10, unit=1)
     clock = ManualClock()
-    taken = Snapshots(toy.reopen(), str(tmp_path / "s-{done}.json"), 3, clock)
+    taken = following(toy.reopen(), str(tmp_path / "s-{done}.json"), 3, clock)
     worker = toy.worker("one")
 
     def after(first: int, stop: int, seconds: float = 1.0) -> list[str]:
@@ -310,15 +310,14 @@ def test_a_snapshot_that_cannot_be_written_does_not_stop_the_work(
 ) -> None:
     toy = half_done(tmp_path / "run")
 
-    Snapshots(toy.reopen(), str(tmp_path / "none" / "s.json"), 1).take()
+    following(toy.reopen(), str(tmp_path / "none" / "s.json"), 1).take()
 
     assert "warning: no snapshot was taken" in capsys.readouterr().err
     clock = ManualClock()
-    following = Snapshots(toy.reopen(), str(tmp_path / "s.json"), 1, clock)
+    snapshots = following(toy.reopen(), str(tmp_path / "s.json"), 1, clock)
     clock.advance(1.0)
-    monkeypatch.setattr(Run, "status", lambda _run: (tmp_path / "none").read_text())
-    following.look()
+    monkeypatch.setattr(snapshots, "_status", (tmp_path / "none").read_text)
+    snapshots.look()
     assert "warning: no snapshot was taken: [Errno 2]" in capsys.readouterr().err
-    monkeypatch.undo()
     with pytest.raises(ConfigError, match="--snapshot-every must be at least 1"):
-        Snapshots(toy.reopen(), "s.json", 0)
+        following(toy.reopen(), "s.json", 0)

@@ -13,18 +13,10 @@ import pytest
 
 from hpc_toolkit.cli.gathering import check_results
 from hpc_toolkit.errors import ConfigError, RunError, WorkloadError
-from hpc_toolkit.results.tables import write_table
+from hpc_toolkit.results.snapshots import write_snapshot
+from hpc_toolkit.results.tables import Results, plain_key, read_results, write_table
+from hpc_toolkit.results.verification import Problem, Range, Recomputation, verify
 from hpc_toolkit.run import Run
-from hpc_toolkit.run.snapshot import take_snapshot, write_snapshot
-from hpc_toolkit.run.verification import (
-    Problem,
-    Range,
-    Recomputation,
-    Results,
-    plain_key,
-    read_results,
-    verify,
-)
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 
 if TYPE_CHECKING:
@@ -332,7 +324,7 @@ def test_what_code_prints_is_no_part_of_the_answer(
     code: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = Run.create(tmp_path / "run", [ITEMS[0]], workload=f"{code}:loud")
-    taken = replace(take_snapshot(run), rows=[row(0, value={"mean": 0.5})])
+    taken = replace(run.snapshot(), rows=[row(0, value={"mean": 0.5})])
     write_snapshot(tmp_path / "s.json", taken)
 
     sample = Recomputation(count=1)

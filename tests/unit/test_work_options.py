@@ -15,8 +15,8 @@ from hpc_toolkit.cli import plainwork
 from hpc_toolkit.cli.plainwork import show_places
 from hpc_toolkit.cli.working import monitored, read_shares, with_snapshots
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.results.snapshots import read_snapshot, write_snapshot
 from hpc_toolkit.run import Run
-from hpc_toolkit.run.snapshot import read_snapshot, take_snapshot, write_snapshot
 from hpc_toolkit.system.binding import Shares, limit_memory
 from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.worker import pool
@@ -230,7 +230,7 @@ def test_snapshot_prints_what_it_wrote(tmp_path: Path) -> None:
 def test_init_refuses_what_a_snapshot_does_not_go_with(
     words: list[object], match: str, tmp_path: Path
 ) -> None:
-    write_snapshot(tmp_path / "s.json", take_snapshot(ToyRun(tmp_path / "run").reopen()))
+    write_snapshot(tmp_path / "s.json", ToyRun(tmp_path / "run").reopen().snapshot())
 
     code, message = called("init", tmp_path / "again", "--from", tmp_path / "s.json", *words)
 
@@ -242,7 +242,7 @@ def test_init_refuses_what_a_snapshot_does_not_go_with(
 def test_init_changes_single_options_of_a_snapshots_workload(tmp_path: Path) -> None:
     flaky = "hpc_toolkit.science.workloads.synthetic:Flaky"
     run = Run.create(tmp_path / "run", [{"id": 1}], workload=flaky, options={"seed": 1})
-    write_snapshot(tmp_path / "s.json", take_snapshot(run))
+    write_snapshot(tmp_path / "s.json", run.snapshot())
     words = ("--from", tmp_path / "s.json", "--option", "fail=0.5", "--open")
 
     code, _ = called("init", tmp_path / "again", *words)
@@ -257,7 +257,7 @@ def test_init_changes_single_options_of_a_snapshots_workload(tmp_path: Path) -> 
 def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 3, unit=3)
     toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
-    write_snapshot(tmp_path / "s.json", take_snapshot(toy.reopen()))
+    write_snapshot(tmp_path / "s.json", toy.reopen().snapshot())
     expected = '2 rows of 3 items, 0 computed again: 1 missing\n  missing       {"id": 2}\n'
 
     for source in (toy.root, tmp_path / "s.json"):

@@ -1,4 +1,4 @@
-"""Start a new run from a snapshot."""
+"""Write the results of a snapshot into a new run, as the journal of a finished worker."""
 
 from __future__ import annotations
 
@@ -6,77 +6,48 @@ import json
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.claims import Claims
-from hpc_toolkit.queue.items import canonical, check_items
+from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
-from hpc_toolkit.results.provenance import collect_provenance
-from hpc_toolkit.run.handle import Run, check_placeholders, check_stage, create_run
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
-from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpc_toolkit.results.gather import Row
-    from hpc_toolkit.run.snapshot.file import Snapshot
-    from hpc_toolkit.rundir.layout import RunPaths, StageSpec
+    from hpc_toolkit.results.snapshots import Snapshot
+    from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
 
 
-def restore_run(
-    root: Path,
-    snapshot: Snapshot,
-    *,
-    changes: dict[str, Any] | None = None,
-    open_end: bool | None = None,
-) -> Run:
-    """Create a run from a snapshot's items; items that were done stay done.
-
-    Failed items are pending, with all of their attempts. The results are lines in the journal of
-    a finished worker named ``import-...``, written before any other process knows the directory.
-
-    Args:
-        root: the directory, which must not exist.
-        snapshot: the snapshot to start from.
-        changes: fields of :class:`StageSpec` that replace those of the snapshot.
-        open_end: whether items can be added; None: as when the snapshot was taken.
-
-    Raises:
-        ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
-    """
-    stage = replace(snapshot.manifest.stages[0], **(changes or {}))
-    check_stage(stage)
-    check_items(snapshot.items, group_by=stage.group_by, taken=set())
-    check_placeholders(snapshot.items, stage.workload.command)
-    provenance = collect_provenance((stage,))
+def note_origin(manifest: Manifest, snapshot: Snapshot) -> None:
+    """Record the snapshot in the new run's provenance; warn if other code made its results."""
+    stage = manifest.stages[0].name
     code = snapshot.manifest.provenance.get("code")
-    before = code.get(stage.name) if isinstance(code, dict) else None
-    if snapshot.counts["done"] and before not in (None, provenance["code"][stage.name]):
+    before = code.get(stage) if isinstance(code, dict) else None
+    if snapshot.counts["done"] and before not in (None, manifest.provenance["code"][stage]):
         sys.stderr.write("warning: the results of the snapshot were made by other code\n")
-    provenance["from"] = {
+    manifest.provenance["from"] = {
         "run": snapshot.manifest.run,
         "taken": snapshot.taken,
         **snapshot.counts,
         "provenance": snapshot.manifest.provenance,
     }
-    return create_run(
-        root,
-        Manifest(run=root.name, stages=(stage,), provenance=provenance),
-        {stage.name: snapshot.items},
-        sealed=snapshot.sealed if open_end is None else not open_end,
-        fill=lambda paths: _import_results(paths, stage, snapshot.rows),
-    )
 
 
-def _import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
-    """Write the files of a worker that did these items, one unit after the other, and finished."""
+def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
+    """Write the files of a worker named ``import-...`` that did these items and finished.
+
+    No other process may know the run's directory yet.
+
+    Raises:
+        RunError: a value cannot be stored as JSON.
+    """
     done = {canonical(row["item"]): row for row in rows if row["state"] == "done"}
     if not done:
         return
@@ -112,7 +83,7 @@ def _import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
             if found:
                 claims.create(unit.name, 1, name)
                 try:
-                    record = _pass(f"{stage.name}/{unit.name}", found, journal.size, at)
+                    record = _unit_run(f"{stage.name}/{unit.name}", found, journal.size, at)
                 except ValueError as error:
                     message = f"a result of the snapshot is none that a run can have: {error}"
                     raise RunError(
@@ -127,7 +98,7 @@ def _import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
         files.sync_directory(directory)
 
 
-def _pass(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
+def _unit_run(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
     """The journal lines of one unit run: a result for each position, and the release."""
     named = {"unit": unit, "generation": 1}
     lines = b"".join(

@@ -8,14 +8,15 @@ import os
 import stat
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import PASSING, ConfigError, ItemsError, RunError, near_miss
+from hpc_toolkit.errors import PASSING, ConfigError, RunError
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
-from hpc_toolkit.queue.view import RunView, StageView
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import (
     Manifest,
@@ -27,13 +28,13 @@ from hpc_toolkit.rundir.layout import (
 )
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import rank_environment
-from hpc_toolkit.worker.pausing import parse_max_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.gather import Row, Table
+    from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.worker.worker import WorkerOptions
@@ -92,8 +93,6 @@ class Run:
         Raises:
             ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
-        from hpc_toolkit.results.provenance import collect_provenance
-
         stage = StageSpec(
             name="items",
             workload=WorkloadSpec(
@@ -107,13 +106,43 @@ class Run:
             timeout_s=timeout_s,
             max_failures=max_failures,
         )
-        check_stage(stage)
-        check_items(items, group_by=group_by, taken=set())
-        check_placeholders(items, command)
-        manifest = Manifest(
-            run=Path(root).name, stages=(stage,), provenance=collect_provenance((stage,))
-        )
+        manifest = _checked(root, stage, items)
         return create_run(Path(root), manifest, {"items": items}, sealed=not open_end)
+
+    @classmethod
+    def restore(
+        cls,
+        root: str | Path,
+        snapshot: Snapshot,
+        *,
+        changes: dict[str, Any] | None = None,
+        open_end: bool | None = None,
+    ) -> Run:
+        """Create a run from a snapshot's items; items that were done stay done.
+
+        Failed items are pending, with all of their attempts.
+
+        Args:
+            root: the directory, which must not exist.
+            snapshot: the snapshot to start from.
+            changes: fields of :class:`StageSpec` that replace those of the snapshot.
+            open_end: whether items can be added; None: as when the snapshot was taken.
+
+        Raises:
+            ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
+        """
+        from hpc_toolkit.results.restoring import import_results, note_origin
+
+        stage = replace(snapshot.manifest.stages[0], **(changes or {}))
+        manifest = _checked(root, stage, snapshot.items)
+        note_origin(manifest, snapshot)
+        return create_run(
+            Path(root),
+            manifest,
+            {stage.name: snapshot.items},
+            sealed=snapshot.sealed if open_end is None else not open_end,
+            fill=lambda paths: import_results(paths, stage, snapshot.rows),
+        )
 
     def add(self, items: list[Item], *, stage: str = "items") -> None:
         """Add items to an open stage; each must be new.
@@ -122,24 +151,14 @@ class Run:
             ItemsError: a duplicate, an empty list, or a missing group key.
             RunError: the stage is sealed, or belongs to a campaign.
         """
+        from hpc_toolkit.worker.command import check_placeholders
+
         self._refuse_campaign()
         self._trust()
+        spec = self.manifest.stage(stage)
+        check_placeholders(items, spec.workload.command)
         with _writing(self.root):
-            self._add(StageLog(self.paths.stage(stage)), items, self.manifest.stage(stage))
-
-    @staticmethod
-    def _add(log: StageLog, items: list[Item], spec: StageSpec) -> None:
-        while True:
-            log.poll()
-            taken = {
-                canonical(json.loads(line))
-                for segment in log.segments.values()
-                for line in segment.items()
-            }
-            check_items(items, group_by=spec.group_by, taken=taken)
-            check_placeholders(items, spec.workload.command)
-            if log.add_segment(encode_segment(items, group_by=spec.group_by)):
-                return
+            _add_items(StageLog(self.paths.stage(stage)), items, spec.group_by)
 
     def seal(self) -> None:
         """Seal every stage: no more items can be added.
@@ -183,8 +202,7 @@ class Run:
             os.environ.update(rank_environment(os.environ))
             return start_worker(self.paths, self.manifest, options, SystemClock())
         if not 1 <= workers <= MAX_WORKERS:
-            bound = "least 1" if workers < 1 else f"most {MAX_WORKERS}"
-            message = f"workers must be at {bound}, got {workers}"
+            message = f"workers must be 1 to {MAX_WORKERS}, got {workers}"
             raise ConfigError(message, hint="one per core, or one per GPU, is usual")
         if len(os.listdir("/proc/self/task")) > 1:
             return work_elsewhere(self.root, workers, options, on_tick, shares)
@@ -219,33 +237,48 @@ class Run:
         with _writing(self.root):
             return gather(self.view, name, partial=partial)
 
+    def snapshot(self) -> Snapshot:
+        """The items and results so far, even while workers run.
+
+        This publishes the table of a complete run, as :meth:`results` does.
+
+        Raises:
+            RunError: the run is a campaign.
+        """
+        from hpc_toolkit.results.snapshots import make_snapshot
+
+        if self.manifest.campaign is not None:
+            message = f"{self.root} is a campaign, which goes on in its own directory alone"
+            raise RunError(message, hint=f"'hpctk gather {self.root} --stage NAME' gives its rows")
+        rows = self.results(partial=True)
+        log = self.view.stages[self.manifest.stages[0].name].log
+        return make_snapshot(self.manifest, log, rows)
+
     def retry(self, *, match: str = "", item: str | None = None) -> int:
         """Give failed items a full budget of attempts again; return how many.
 
         This includes pending items that have failed so far, so that a paused run can go on.
 
-        Args:
-            match: only items whose JSON or last error contains this text.
-            item: only this item: its number from 0, or a part of its JSON.
+        ``match``: only items whose JSON or last error contains this text; ``item``: only this item,
+        given as its number from 0 or a part of its JSON.
         """
-        from hpc_toolkit.results.explain import failed_finder
+        from hpc_toolkit.results.explain import find_item, retry_failed
 
         self._trust()
         with _writing(self.root):
-            find = failed_finder(self.view, match, item)
-            return sum(_retry(self.view, stage, find) for stage in self.view.stages.values())
+            only = find_item(self.view, item) if item is not None else None
+            stages = self.view.stages.values()
+            return sum(retry_failed(self.view, stage, match, only) for stage in stages)
 
     def drain(self) -> int:
         """Ask running workers to exit after their current item; return how many were asked.
 
         A request cannot be withdrawn, and workers that start later are not affected (rule R16).
-        Workers of other hosts are asked even if they seem dead: their clocks may be wrong.
         """
         from hpc_toolkit.results.status import reachable_workers
 
         self._trust()
-        names = sorted(reachable_workers(self.view, SystemClock()))
-        if names:
+        if names := sorted(reachable_workers(self.view, SystemClock())):
             ask_to_drain(self.paths, names)
         return len(names)
 
@@ -285,57 +318,26 @@ def _writing(root: Path) -> Iterator[None]:
         raise failure from error
 
 
-def _retry(view: RunView, stage: StageView, find: Callable[..., Any]) -> int:
-    while True:
-        view.poll()
-        found = list(find(view, stage))
-        if not found:
-            return 0
-        if stage.log.add_retry([(f.entry, f.position, f.generation) for f in found]):
-            return len(found)
+def _add_items(log: StageLog, items: list[Item], group_by: str | None) -> None:
+    added = False
+    while not added:
+        log.poll()
+        lines = (line for segment in log.segments.values() for line in segment.items())
+        check_items(items, group_by=group_by, taken={canonical(json.loads(line)) for line in lines})
+        added = log.add_segment(encode_segment(items, group_by=group_by))
 
 
-def check_stage(stage: StageSpec) -> None:
-    """Refuse a stage that cannot work; this imports its code.
+def _checked(root: str | Path, stage: StageSpec, items: list[Item]) -> Manifest:
+    """The manifest of a new run; refuse a stage or items that cannot work."""
+    from hpc_toolkit.results.provenance import collect_provenance
+    from hpc_toolkit.worker.command import check_placeholders
+    from hpc_toolkit.worker.loading import check_stage
 
-    Raises:
-        ConfigError, WorkloadError: what is wrong.
-    """
-    from hpc_toolkit.worker.loading import load_workload
-
-    work = stage.workload
-    if (work.function is None) == (work.command is None):
-        message = "a run needs either a workload or a command"
-        raise ConfigError(message, hint="--workload MODULE:NAME or --command '... {key} ...'")
-    if work.command is not None and not work.command.strip():
-        # A shell succeeds on an empty command, so every item would seem done.
-        message = "the command is empty"
-        raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
-    if stage.max_attempts < 1:
-        message = f"max_attempts must be at least 1, got {stage.max_attempts}"
-        raise ConfigError(message)
-    if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
-        message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
-        raise ConfigError(message)
-    if stage.max_failures is not None:
-        parse_max_failures(stage.max_failures)
-    load_workload(work)
-
-
-def check_placeholders(items: list[Item], command: str | None) -> None:
-    """Refuse items that lack a key that the command needs.
-
-    Raises:
-        ItemsError: names the first item, counted from 0, and the key.
-    """
-    from hpc_toolkit.worker.command import placeholders
-
-    keys = placeholders(command) if command is not None else []
-    for number, item in enumerate(items):
-        for key in keys:
-            if key not in item:
-                message = f"item {number} has no key {key!r}, which the command needs"
-                raise ItemsError(message, hint=near_miss(key, list(item)))
+    check_stage(stage)
+    check_items(items, group_by=stage.group_by, taken=set())
+    check_placeholders(items, stage.workload.command)
+    provenance = collect_provenance((stage,))
+    return Manifest(run=Path(root).name, stages=(stage,), provenance=provenance)
 
 
 def create_run(
@@ -358,10 +360,8 @@ def create_run(
     Raises:
         RunError: the directory exists or cannot be made, or its filesystem has no symlinks.
     """
-    exists = RunError(
-        f"{root} exists",
-        hint="'hpctk work' goes on with it; 'hpctk add' adds items; or take another name",
-    )
+    hint = "'hpctk work' continues it; 'hpctk add' adds items; or use another name"
+    exists = RunError(f"{root} exists", hint=hint)
     if root.is_symlink() or root.exists():
         raise exists
     parent = root.absolute().parent

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import __version__
-from hpc_toolkit.errors import RunError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import Manifest, parse_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.queue.log import StageLog
     from hpc_toolkit.results.gather import Row
-    from hpc_toolkit.run import Run
+    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.system.clock import Clock
 
 FORMAT = 1
 KIND = "hpctk snapshot"
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +88,13 @@ def _array(key: str, values: list[Any], end: bytes) -> Iterator[bytes]:
     yield b"]" + end + b"\n"
 
 
-def take_snapshot(run: Run) -> Snapshot:
-    """Take a snapshot, even while workers run; every item that it shows as done is done.
-
-    This publishes the table of a complete run, as ``gather`` does.
-
-    Raises:
-        RunError: the run is a campaign.
-    """
-    if run.manifest.campaign is not None:
-        message = f"{run.root} is a campaign, which goes on in its own directory alone"
-        raise RunError(message, hint=f"'hpctk gather {run.root} --stage NAME' gives its rows")
-    rows = run.results(partial=True)
-    log = run.view.stages[run.manifest.stages[0].name].log
+def make_snapshot(manifest: Manifest, log: StageLog, rows: list[Row]) -> Snapshot:
+    """The snapshot of a plain run: the items of its log, and the rows that it has now."""
     return Snapshot(
         taken=datetime.now(UTC).isoformat(timespec="seconds"),
         hpctk=__version__,
         sealed=log.sealed,
-        manifest=run.manifest,
+        manifest=manifest,
         items=given_items(log),
         rows=rows,
     )
@@ -185,3 +177,70 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
         message = f"it holds {snapshot.counts}, and says {record['counts']}"
         raise ValueError(message)
     return snapshot
+
+
+class Snapshots:
+    """Takes snapshots of a run while workers run, one each time ``every`` more items are done.
+
+    It looks once a second, so several steps share a snapshot if results come faster. If a snapshot
+    cannot be written, it is skipped and the work goes on.
+
+    Args:
+        status, take: read the status of the run, and take its snapshot.
+        pattern: path of the file; ``{done}`` in it is replaced by the number of items that are
+            done, so that each snapshot has its own file.
+        every: done items from one snapshot to the next; None: only :meth:`take` takes one.
+
+    Raises:
+        ConfigError: ``every`` is below 1.
+    """
+
+    def __init__(
+        self,
+        status: Callable[[], Status],
+        take: Callable[[], Snapshot],
+        pattern: str,
+        every: int | None,
+        clock: Clock,
+    ) -> None:
+        if every is not None and every < 1:
+            message = f"--snapshot-every must be at least 1, got {every}"
+            raise ConfigError(message, hint="such as --snapshot-every 50")
+        self._status = status
+        self._take = take
+        self._pattern = pattern
+        self._every = every
+        self._clock = clock
+        self._done = self._count()
+        self._look_at = self._clock.monotonic() + _LOOK_S
+
+    def _count(self) -> int:
+        return sum(counts.done for counts in self._status().stages.values())
+
+    def look(self) -> None:
+        """Take a snapshot if the number of done items has passed a multiple of ``every``."""
+        now = self._clock.monotonic()
+        if self._every is None or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        try:
+            done = self._count()
+        except (OSError, HpcToolkitError) as error:
+            _warn(error)
+            return
+        if done // self._every > self._done // self._every:
+            self.take()
+        self._done = done
+
+    def take(self) -> None:
+        """Take a snapshot now."""
+        try:
+            snapshot = self._take()
+            done = str(snapshot.counts["done"])
+            write_snapshot(Path(self._pattern.replace("{done}", done)), snapshot)
+        except (OSError, HpcToolkitError) as error:
+            _warn(error)
+
+
+def _warn(error: Exception) -> None:
+    sys.stderr.write(f"warning: no snapshot was taken: {error}\n")

@@ -39,7 +39,15 @@ class Assignment:
 
 
 class Picker:
-    """Chooses and claims units for one worker."""
+    """Decides which unit one worker claims next, and claims it.
+
+    Args:
+        view, liveness, clock: of this worker.
+        worker: its name.
+        shared: whether other hosts use the filesystem, so that reading a journal is expensive.
+        place: its (rank, world_size).
+        restarted: whether its job ran before, so that units were probably left half done.
+    """
 
     def __init__(
         self,
@@ -50,6 +58,7 @@ class Picker:
         *,
         shared: bool = False,
         place: tuple[int, int] = (0, 1),
+        restarted: bool = False,
     ) -> None:
         self._view = view
         self._shared = shared
@@ -62,17 +71,60 @@ class Picker:
         self._listed_at = float("-inf")
         self._gone: set[str] = set()
         self._watched: dict[str, int | None] = {}
+        self._restarted = restarted
         self._scans = 0
         self._left_read = False
         self._owners: dict[str, Verdict] = {}
         self._progress: dict[str, object] = {}
         self._moving: set[str] = set()
+        self.help_first = False
+        """Whether to look for units of others before claiming new ones.
+
+        Set when a worker died, or when a host asks other hosts to try its items.
+        """
         self.living = 0
         """Workers alive when deaths were last looked for; an estimate if some were skipped."""
         self.polled = 0
         """Number of logs that the last call of :meth:`fresh` polled."""
         self.operations = 0
         """Metadata operations of the last scan, approximately."""
+
+    def next(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
+        """Claim a unit; None if none can be found now.
+
+        Args:
+            loaded: stage and group of the loaded context.
+            pacing: when the looks that cost most are due.
+        """
+        found = None
+        if self.help_first or self._restarted:
+            found = self._half_done(loaded, pacing)
+        return found or self._fresh_or_free(loaded, pacing)
+
+    def _half_done(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
+        # All workers count a half-done group as begun, and would leave it until the very end.
+        found = self.fresh(loaded, news=self._restarted, elsewhere=False)
+        if found is None and self._restarted:
+            # Units that the job had begun when it was interrupted; no worker remembers them.
+            found = self.left_behind(pacing.looks_at_start)
+            self._restarted = found is not None
+        if found is None and self.help_first:
+            found = self.takeover()
+            self.help_first = found is not None  # it may have held more units
+        return found
+
+    def _fresh_or_free(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
+        news = pacing.poll_due
+        found = self.fresh(loaded, news=news)
+        if news:
+            pacing.polled(self.polled)
+        if found is None and not pacing.local:
+            found = self.take_released()
+        if found is not None or self.reported_complete or not pacing.scan_due():
+            return found
+        found = self.takeover()
+        pacing.scanned(found=found is not None, operations=self.operations)
+        return found
 
     def fresh(
         self, loaded: tuple[str, str | None], *, news: bool = True, elsewhere: bool = True
@@ -135,9 +187,9 @@ class Picker:
             self._prune(name, stage)
 
     @property
-    def told_complete(self) -> bool:
+    def reported_complete(self) -> bool:
         """Whether every stage is complete, as this or another worker saw (rule R9)."""
-        return all(s.complete or s.log.told_complete for s in self._view.stages.values())
+        return all(s.complete or s.log.reported_complete for s in self._view.stages.values())
 
     def notice_deaths(self, at_most: int | None = None) -> bool:
         """Whether a worker died since the last call; also counts the living workers.
@@ -157,27 +209,26 @@ class Picker:
                 self._gone.discard(worker)  # it was silent but not dead
             elif not verdict.finished and worker not in self._gone:
                 self._gone.add(worker)
-                died = True
+                died = self.help_first = True
         if len(looked) == len(names):
             self.living = alive
         else:
-            left = sum(name not in self._gone for name in names if not self._final(name))
+            left = sum(
+                name not in self._gone for name in names if not self._liveness.is_final(name)
+            )
             self.living = round(left * (alive + 1) / (len(looked) + 1))
         return died
 
-    def _final(self, worker: str) -> bool:
-        return self._liveness.is_final(worker)
-
     def _some(self, names: list[str], count: int) -> list[str]:
         """Workers without a heartbeat between the last two looks, and others at random."""
-        heartbeat = self._liveness.heartbeat
+        heartbeat, final = self._liveness.heartbeat, self._liveness.is_final
         kept = {
             name: heartbeat(name)
             for name, beat in self._watched.items()
             # None: after a single look it is unknown whether the worker is silent.
-            if name not in self._gone and not self._final(name) and beat in (None, heartbeat(name))
+            if name not in self._gone and not final(name) and beat in (None, heartbeat(name))
         }
-        others = [name for name in names if name not in self._watched and not self._final(name)]
+        others = [name for name in names if name not in self._watched and not final(name)]
         new = self._random.sample(others, min(len(others), max(0, count - len(kept))))
         self._watched = dict(list(kept.items())[:count]) | dict.fromkeys(new)
         return list(self._watched)
@@ -317,52 +368,3 @@ def _is_begun(stage: StageView, name: str) -> bool:
     """Whether a line of a unit was read; if not, the unit may be open only because of that."""
     unit = stage.state.units[name]
     return bool(unit.histories or unit.released)
-
-
-class Chooser:
-    """Finds one worker's next unit: cheap looks always, expensive ones when useful or due."""
-
-    def __init__(self, picker: Picker, pacing: Pacing, *, restarted: bool) -> None:
-        self._picker = picker
-        self._pacing = pacing
-        self._restarted = restarted
-        self.died_nearby = False
-        """Set when a death was seen, or a host asks other hosts to try its items."""
-
-    def next(self, loaded: tuple[str, str | None]) -> Assignment | None:
-        """Claim a unit; None if none can be found now.
-
-        Args:
-            loaded: stage and group of the loaded context.
-        """
-        return self._left_half_done(loaded) or self._fresh_or_free(loaded)
-
-    def _left_half_done(self, loaded: tuple[str, str | None]) -> Assignment | None:
-        if not (self.died_nearby or self._restarted):
-            return None
-        picker = self._picker
-        # All workers count a half-done group as begun, and would leave it until the very end.
-        found = picker.fresh(loaded, news=self._restarted, elsewhere=False)
-        if found is None and self._restarted:
-            # Units that the job had begun when it was interrupted; no worker remembers them.
-            found = picker.left_behind(self._pacing.looks_at_start)
-            self._restarted = found is not None
-        if found is None and self.died_nearby:
-            self.died_nearby = False
-            found = picker.takeover()
-            self.died_nearby |= found is not None  # it may have held more units
-        return found
-
-    def _fresh_or_free(self, loaded: tuple[str, str | None]) -> Assignment | None:
-        picker, pacing = self._picker, self._pacing
-        news = pacing.poll_due
-        found = picker.fresh(loaded, news=news)
-        if news:
-            pacing.polled(picker.polled)
-        if found is None and not pacing.local:
-            found = picker.take_released()
-        if found is not None or picker.told_complete or not pacing.scan_due():
-            return found
-        found = picker.takeover()
-        pacing.scanned(found=found is not None, operations=picker.operations)
-        return found

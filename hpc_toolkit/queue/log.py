@@ -118,8 +118,8 @@ class StageLog:
         data = files.read_fresh(self.paths.head)
         if data.strip(_ENTRY + b"\0"):
             data = b""
-        number, told = divmod(len(data), len(_ENTRY))
-        if told:
+        number, complete = divmod(len(data), len(_ENTRY))
+        if complete:
             self._complete_at = number
         if self._old_word is None:
             self._old_word = self._complete_at
@@ -148,16 +148,16 @@ class StageLog:
         probes.look(HEAD, str(at), lambda: files.write_at(self.paths.head, data, at))
 
     @property
-    def told_complete(self) -> bool:
+    def reported_complete(self) -> bool:
         """Whether a worker reported, since this process began to read, that no item is pending.
 
         An earlier report proves nothing: a power loss may have taken the lines behind it.
         """
         return self.sealed and self._complete_at == self.length != self._old_word
 
-    def tell_complete(self) -> None:
+    def report_complete(self) -> None:
         """Tell waiting workers that no item is pending; it stays true of this log (rule R9)."""
-        if self.hint() == self.length and not self.told_complete:
+        if self.hint() == self.length and not self.reported_complete:
             self._write_head(_ENTRY[:1], self.length * len(_ENTRY))
 
     @property

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
-    from hpc_toolkit.worker.membership import Drain
 
 ENOUGH_AGAIN = 2
 """Items finished elsewhere that prove a host sick if it was sick within the last day."""
@@ -208,7 +207,7 @@ class FailureCount:
 
 
 class HostWatch(FailureCount):
-    """One worker's check of its own host; on a sick host it makes the worker exit.
+    """One worker's check of its own host.
 
     ``every_s``: minimum seconds between two checks, unless failures demand one.
     """
@@ -219,7 +218,6 @@ class HostWatch(FailureCount):
         liveness: Liveness,
         clock: Clock,
         own: Presence,
-        drain: Drain,
         every_s: float,
     ) -> None:
         super().__init__()
@@ -227,7 +225,8 @@ class HostWatch(FailureCount):
         self._liveness = liveness
         self._clock = clock
         self._own = own
-        self._drain = drain
+        self.reason = ""
+        """Why this worker must exit: its host, or itself, is sick; "" if it need not."""
         self._every_s = every_s
         self._matrix = Matrix(view)
         self._random = random.Random(own.worker)
@@ -352,10 +351,9 @@ class HostWatch(FailureCount):
 
     def _leave(self, whole: bool, items: int) -> None:
         what = f"{items} items in a row failed there, and others finished them"
-        reason = f"{self._place(whole)} is sick: {what}"
-        if not self._drain.requested:
-            self._tell(reason, whole=whole, sure=True)
-        self._drain.request(reason, 0.0)
+        if not self.reason:
+            self.reason = f"{self._place(whole)} is sick: {what}"
+            self._tell(self.reason, whole=whole, sure=True)
 
     def _place(self, whole: bool) -> str:
         return f"host {self._own.host}" if whole else f"worker {self._own.worker}"

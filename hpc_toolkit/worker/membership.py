@@ -57,8 +57,11 @@ class Drain:
             self.request("the deadline has come", 0.0)
 
 
-class Registration:
-    """A new worker's name, and the files of the run that it alone writes."""
+class Membership:
+    """A worker's name, the files of the run that it alone writes, and its heartbeat.
+
+    Progress is published within a second on this host, and with each heartbeat elsewhere.
+    """
 
     def __init__(self, paths: RunPaths, rank: RankInfo, clock: Clock, lease_s: float) -> None:
         host = host_name()
@@ -69,7 +72,8 @@ class Registration:
         self.local = files.is_local(paths.root)
         """Whether the run is on a filesystem of this kernel alone."""
         beat_s = min(heartbeat_interval_s(self.workers), lease_s / 4)
-        self.presence = PresenceFile(
+        self._clock = clock
+        self._file = PresenceFile(
             paths.worker(self.name),
             Presence.here(self.name, rank, interval_s=beat_s, at=clock.wall()),
             local=self.local,
@@ -79,55 +83,48 @@ class Registration:
         paths.worker_log(self.name).touch()
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
-
-
-class Heartbeat:
-    """Publishes a worker's progress: within a second here, and with each heartbeat elsewhere."""
-
-    def __init__(self, registration: Registration, drain: Drain, clock: Clock) -> None:
-        self._presence = registration.presence
-        self._journal = registration.journal
-        self._drain = drain
-        self._clock = clock
         self._beat_at = self._update_at = clock.monotonic()
 
-    def beat_if_due(self, counts: Counts) -> None:
-        now, shown = self._clock.monotonic(), self._presence.presence
+    @property
+    def presence(self) -> Presence:
+        """What other workers can read about this one."""
+        return self._file.presence
+
+    def beat_if_due(self, counts: Counts, drain: Drain) -> None:
+        now, shown = self._clock.monotonic(), self.presence
         due = now - self._beat_at >= shown.interval_s
-        drains = self._drain.requested and shown.state != DRAINING
-        changed = (*counts, self._journal.synced) != (
+        drains = drain.requested and shown.state != DRAINING
+        changed = (*counts, self.journal.synced) != (
             *(shown.done, shown.failed, shown.deaths),
             shown.journal,
         )
-        if due or drains or (changed and now >= self._update_at):
-            self._beat(now, counts, sync=due)
-
-    def _beat(self, now: float, counts: Counts, *, sync: bool) -> None:
-        if sync:
+        if not (due or drains or (changed and now >= self._update_at)):
+            return
+        if due:
             self._beat_at = now  # unsynced updates may reach other hosts 30 s late
         self._update_at = now + _UPDATE_S
-        self._presence.update(
-            sync=sync,
+        self._file.update(
+            sync=due,
             **counts._asdict(),
-            journal=self._journal.synced,
+            journal=self.journal.synced,
             at=round(self._clock.wall(), 3),
-            note=self._drain.reason,
-            **({"state": DRAINING} if self._drain.requested else {}),
+            note=drain.reason,
+            **({"state": DRAINING} if drain.requested else {}),
         )
 
     def finish(self, counts: Counts, reason: str) -> None:
         """Sync the journal, and report that the worker has exited; do what the disk allows."""
         with suppress(OSError):
-            self._journal.sync()
-            self._presence.update(
+            self.journal.sync()
+            self._file.update(
                 state=FINISHED,
                 note=reason,
                 done=counts.done,
                 failed=counts.failed,
-                journal=self._journal.synced,
+                journal=self.journal.synced,
             )
 
     def give_up(self, error: OSError) -> None:
         """Report an error that forbids to write results; the lock or the lease shows the end."""
         with suppress(OSError):
-            self._presence.update(state=DRAINING, note=f"gave up: {error}"[:200])
+            self._file.update(state=DRAINING, note=f"gave up: {error}"[:200])

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.hosthealth import HostWatch
-    from hpc_toolkit.worker.membership import Drain
     from hpc_toolkit.worker.unitlines import Counts
 
 FIRST_ITEMS = 20
@@ -20,18 +19,17 @@ FIRST_ITEMS = 20
 
 
 class PauseRule:
-    """Pauses the run if too many items fail: this worker then exits with an error."""
+    """Decides whether so many items fail that the run should pause."""
 
-    def __init__(self, host_watch: HostWatch, drain: Drain, clock: Clock, every_s: float) -> None:
+    def __init__(self, host_watch: HostWatch, clock: Clock, every_s: float) -> None:
         """``every_s``: minimum seconds between two looks at all failures during a unit run."""
         self._host_watch = host_watch
-        self._drain = drain
         self._clock = clock
         self._every_s = every_s
         self._judge_at = -math.inf
         self._judged = 0
         self.reason = ""
-        """Why the run is paused; "" if it is not."""
+        """Why this worker must stop and exit with an error; "" if it need not."""
 
     def judge_if_due(self, stage: StageView | None, counts: Counts) -> None:
         """Judge the failures of a unit run, which may take too long to wait for its end."""
@@ -40,7 +38,7 @@ class PauseRule:
             self.judge(stage, counts)
 
     def judge(self, stage: StageView | None, counts: Counts) -> None:
-        """Stop the unit run, and then the worker, if failures are a reason to pause the run."""
+        """Set :attr:`reason` if the failures are a reason to pause the run."""
         self._judged = counts.failed
         if self._host_watch.check_if_due():
             return
@@ -52,7 +50,6 @@ class PauseRule:
         # Failures on this host alone are not a reason while other hosts may finish the items.
         if reason and (stage.spec.max_failures is not None or not self._host_watch.check()):
             self.reason = f"paused: {reason}"
-            self._drain.request(self.reason, math.inf)
 
 
 def parse_max_failures(text: str) -> tuple[float, bool]:

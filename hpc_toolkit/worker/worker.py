@@ -7,6 +7,7 @@ left (time is up, a drain, a full disk); 1, the run is paused or its code cannot
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
-from hpc_toolkit.queue.assignment import Assignment, Chooser, Picker
+from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness
 from hpc_toolkit.queue.pacing import Pacing
@@ -26,7 +27,7 @@ from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.worker.hosthealth import HostWatch
-from hpc_toolkit.worker.membership import Drain, Heartbeat, Registration
+from hpc_toolkit.worker.membership import Drain, Membership
 from hpc_toolkit.worker.pausing import PauseRule
 from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
 from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
@@ -70,33 +71,34 @@ class Worker:
         self._paths, self._options, self._clock = paths, options, clock
         rank = RankInfo.from_environ()
         proof, lease_s = _believed(paths, options.lease_s)
-        self._registration = own = Registration(paths, rank, clock, lease_s)
-        self.name, self._presence = own.name, own.presence
+        self._member = own = Membership(paths, rank, clock, lease_s)
+        self.name = own.name
         self._drain = Drain(clock, options.deadline)
-        self._heartbeat = Heartbeat(own, self._drain, clock)
         self._pacing = Pacing(
             clock, local=own.local, workers=own.workers, lease_s=lease_s, seed=own.name
         )
         limit_s = None if own.local else LIMIT_S
         self._view = view = RunView(paths, manifest, local=own.local, limit_s=limit_s)
         view.readers[own.name] = own.journal.reader()
-        self._liveness = _liveness(view, clock, own.presence.presence, lease_s, proof)
+        self._liveness = liveness = _liveness(view, clock, own.presence, lease_s, proof)
         self._control = ControlReader(paths)
         self._slurm = SlurmLiveness(paths.root, clock)
-        place = (rank.rank, rank.world_size)
         self._picker = Picker(
-            view, self._liveness, clock, own.name, shared=not own.local, place=place
+            view,
+            liveness,
+            clock,
+            own.name,
+            shared=not own.local,
+            place=(rank.rank, rank.world_size),
+            restarted=rank.restart > 0,
         )
-        self._chooser = Chooser(self._picker, self._pacing, restarted=rank.restart > 0)
         every_s = self._pacing.judge_s
-        self._host_watch = HostWatch(
-            view, self._liveness, clock, own.presence.presence, self._drain, every_s
-        )
-        self._pause = PauseRule(self._host_watch, self._drain, clock, every_s)
+        self._host_watch = HostWatch(view, liveness, clock, own.presence, every_s)
+        self._pause = PauseRule(self._host_watch, clock, every_s)
         self._wake_fd, self._wake_write = os.pipe()
         self._runner = UnitRunner(
             worker=own.name,
-            host=own.presence.presence.host,
+            host=own.presence.host,
             view=view,
             journal=own.journal,
             clock=clock,
@@ -121,7 +123,7 @@ class Worker:
         except OSError as error:
             # Items whose results were not synced run again; nothing more may be written.
             self._runner.close()
-            self._heartbeat.give_up(error)
+            self._member.give_up(error)
             raise unwritable(self._paths, error) from error
         self._leave(self._drain.reason)
         return code
@@ -131,7 +133,7 @@ class Worker:
         # That takes 90 s if an NFSv3 server has just started. The release runs in a thread:
         # on NFS, a thread that waits does not delay the end of the process.
         with suppress(OSError):
-            self._view.probes.look(LOCK, self.name, self._registration.lock.release)
+            self._view.probes.look(LOCK, self.name, self._member.lock.release)
 
     def _install_signals(self) -> None:
         for fd in (self._wake_fd, self._wake_write):
@@ -157,20 +159,20 @@ class Worker:
             if self._drain.requested:
                 return EXIT_LEFT
             holds = self._host_watch.holds()
-            assignment = None if holds else self._chooser.next(self._runner.loaded)
+            assignment = None if holds else self._picker.next(self._runner.loaded, self._pacing)
             if assignment is not None:
                 self._work(assignment)
-            elif self._picker.told_complete or (holds and self._view.complete):
-                self._tell_complete()
+            elif self._picker.reported_complete or (holds and self._view.complete):
+                self._report_complete()
                 return EXIT_COMPLETE
             else:
                 self._wait()
 
-    def _tell_complete(self) -> None:
+    def _report_complete(self) -> None:
         """Note completion in ``head``: a hint that saves waiting workers reading all journals."""
         with suppress(OSError):
             for stage in self._view.stages.values():
-                stage.log.tell_complete()
+                stage.log.report_complete()
 
     def _work(self, assignment: Assignment | None) -> None:
         """Run a unit, again after each death of its executor.
@@ -211,14 +213,19 @@ class Worker:
             os.read(self._wake_fd, 4096)
 
     def _tick(self) -> None:
-        """Do the periodic work: deadline, failures, heartbeat, requests, other workers."""
+        """Do the periodic work: reasons to exit, heartbeat, requests, other workers."""
+        counts = self._runner.counts
         self._drain.check_deadline()
-        self._pause.judge_if_due(self._stage, self._runner.counts)
-        self._heartbeat.beat_if_due(self._runner.counts)
+        self._pause.judge_if_due(self._stage, counts)
+        if self._pause.reason:
+            self._drain.request(self._pause.reason, math.inf)
+        if self._host_watch.reason:
+            self._drain.request(self._host_watch.reason, 0.0)
+        self._member.beat_if_due(counts, self._drain)
         if self._pacing.watch_due():
             self._read_control()
-            self._chooser.died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
-            if self._liveness.speaks(self._presence.presence, missed=MISSED):
+            self._picker.notice_deaths(self._pacing.at_most)
+            if self._liveness.speaks(self._member.presence, missed=MISSED):
                 self._slurm.ask(self._liveness.silent(missed=MISSED))
             self._pacing.watched(self._picker.living)
 
@@ -229,13 +236,13 @@ class Worker:
                 self._drain.request(f"asked to drain by {request.name}", self._options.grace_s)
         for notice in notices:
             self._liveness.take_notice(notice)
-        self._chooser.died_nearby |= self._host_watch.take(self._control.sick)
+        self._picker.help_first |= self._host_watch.take(self._control.sick)
 
     def _leave(self, reason: str) -> None:
         """End the executor and the query of Slurm, and report that this worker has finished."""
         self._runner.close()
         self._slurm.close()
-        self._heartbeat.finish(self._runner.counts, reason)
+        self._member.finish(self._runner.counts, reason)
 
 
 def _liveness(view: RunView, clock: Clock, own: Presence, lease_s: float, proof: Proof) -> Liveness:

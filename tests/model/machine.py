@@ -263,7 +263,7 @@ class Model:
                     outcome = "75"
                 else:
                     found = self._pick(actor, view, picker, choices)
-                    if found is None and actor.phase != "again" and picker.told_complete:
+                    if found is None and actor.phase != "again" and picker.reported_complete:
                         log.report_complete()
                         outcome = "0"
             except OSError:
@@ -316,7 +316,7 @@ class Model:
         found = found or picker.fresh(("", None))
         if found is None and self.config.shared:
             found = picker.take_released()
-        if found is not None or picker.told_complete:
+        if found is not None or picker.reported_complete:
             return found
         return picker.takeover()
 

@@ -95,7 +95,7 @@ def test_a_filesystem_of_this_kernel_needs_no_sync(
     beating: Beating, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPCTK_FILESYSTEM", "local")
-    file = PresenceFile(fast_dir / "w.json", beating.worker._presence.presence)
+    file = PresenceFile(fast_dir / "w.json", beating.worker._member.presence)
 
     file.update(state=DRAINING)
 

@@ -24,7 +24,6 @@ from hpc_toolkit.worker.hosthealth import (
     judge,
     may_wait,
 )
-from hpc_toolkit.worker.membership import Drain
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
@@ -248,7 +247,6 @@ class Ward:
         self.clock = ManualClock()
         self.me = self.toy.worker(name, host="a", started=started)
         self.other = self.worker("other", "b")
-        self.drain = Drain(self.clock)
         self.view = self.toy.view()
         self.liveness = Liveness(self.toy.paths, self.clock, host="a", boot="none", lease_s=1e6)
         self.watch = HostWatch(
@@ -256,7 +254,6 @@ class Ward:
             self.liveness,
             self.clock,
             self.me.presence.presence,
-            self.drain,
             EVERY_S,
         )
 
@@ -294,7 +291,7 @@ def test_8_failures_in_a_row_hold_a_worker_and_ask_others_once(ward: Ward) -> No
 
     assert ward.watch.hold
     assert ward.notices() == [("a", True, False)]
-    assert not ward.drain.requested
+    assert not ward.watch.reason
 
 
 def test_failures_that_others_finish_makes_the_worker_leave_and_say_so(ward: Ward) -> None:
@@ -305,7 +302,7 @@ def test_failures_that_others_finish_makes_the_worker_leave_and_say_so(ward: War
     assert ward.watch.holds()
 
     reason = "host a is sick: 8 items in a row failed there, and others finished them"
-    assert ward.drain.reason == reason
+    assert ward.watch.reason == reason
     assert ward.notices() == [("a", True, False), ("a", True, True)]
 
 
@@ -316,7 +313,7 @@ def test_failures_that_fails_elsewhere_too_lets_the_worker_go_on(ward: Ward) -> 
 
     assert not ward.watch.holds()
 
-    assert (ward.watch.hold, ward.drain.requested) == (False, False)
+    assert (ward.watch.hold, ward.watch.reason) == (False, "")
 
 
 def test_failures_are_forgotten_after_a_result_of_the_worker(ward: Ward) -> None:
@@ -342,7 +339,7 @@ def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_i
     ward.watch.check()
 
     assert ward.notices() == [("a", False, False), ("a", False, True)]
-    assert ward.drain.reason.startswith("worker me is sick: 8 items")
+    assert ward.watch.reason.startswith("worker me is sick: 8 items")
 
 
 def test_workers_of_one_host_share_their_failures(ward: Ward) -> None:
@@ -459,7 +456,7 @@ def test_among_many_whoever_finished_what_failed_here_is_heard(ward: Ward) -> No
     ward.watch.check()
 
     reason = "host a is sick: 8 items in a row failed there, and others finished them"
-    assert ward.drain.reason == reason
+    assert ward.watch.reason == reason
 
 
 def test_among_many_the_workers_of_this_host_are_all_heard(fast_dir: Path) -> None:
@@ -528,7 +525,7 @@ def test_host_that_was_sick_within_a_day_is_told_by_2_items(ward: Ward) -> None:
 
     ward.watch.check()
 
-    assert ward.drain.requested
+    assert ward.watch.reason
 
 
 @pytest.mark.parametrize(

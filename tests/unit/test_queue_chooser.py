@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.queue.assignment import Assignment, Chooser, Picker
+from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.view import RunView
@@ -31,13 +31,12 @@ class Choosing:
         )
         self.worker = toy.worker("me", job="7", restart=restart)
         view = RunView(toy.paths, toy.run.manifest)
-        self.picker = Picker(view, liveness, clock, "me", shared=True)
-        self.chooser = Chooser(self.picker, self.pacing, restarted=restart > 0)
+        self.picker = Picker(view, liveness, clock, "me", shared=True, restarted=restart > 0)
         self._view = view
 
     def next(self) -> tuple[str, int] | None:
         """Take a unit and finish it."""
-        found: Assignment | None = self.chooser.next(NOTHING)
+        found: Assignment | None = self.picker.next(NOTHING, self.pacing)
         if found is None:
             return None
         self.worker.begin(found.unit.name, found.generation)
@@ -105,7 +104,7 @@ def test_one_of_many_who_start_again_reads_few_journals_and_goes_on_with_what_it
 def test_a_death_nearby_is_cared_for_before_a_group_is_begun(interrupted: ToyRun) -> None:
     one = Choosing(interrupted, restart=0)
     assert one.next() not in begun(interrupted)
-    one.chooser.died_nearby = True
+    one.picker.help_first = True
 
     found = {one.next() for _ in range(10)}
 

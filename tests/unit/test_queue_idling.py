@@ -41,7 +41,7 @@ class Idler:
 
 
 def told(of: Picker | StageLog) -> bool:
-    return of.told_complete
+    return of.reported_complete
 
 
 def noted(worker: ToyWorker, **counts: Any) -> None:
@@ -393,7 +393,7 @@ def test_a_worker_that_hears_of_completeness_needs_no_journal(
     finish_units(workers)
     assert not told(idler.picker)
 
-    toy.stage().log.tell_complete()
+    toy.stage().log.report_complete()
     with CountedCalls() as counted:
         assert idler.picker.fresh(NOTHING) is None
         assert told(idler.picker)
@@ -404,19 +404,19 @@ def test_a_worker_that_hears_of_completeness_needs_no_journal(
 
 def test_a_word_of_completeness_from_before_its_time_is_not_believed(toy: ToyRun) -> None:
     """A power loss may have taken the lines that it rested on; new workers run their items."""
-    toy.log().tell_complete()
+    toy.log().report_complete()
 
     picker = Idler(toy, waits=False).picker
 
     assert picker.fresh(NOTHING) is not None
-    assert not picker.told_complete
+    assert not picker.reported_complete
 
 
 def test_a_word_of_completeness_holds_until_the_log_grows(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 1, unit=1, max_attempts=1)
     early = toy.log()
     toy.worker("w").work(toy.unit_name(0), i0="failed")
-    toy.log().tell_complete()
+    toy.log().report_complete()
     assert not early.poll()
     assert told(early)
 
@@ -434,7 +434,7 @@ def test_a_damaged_word_of_completeness_says_nothing(toy: ToyRun, damage: bytes)
     head.write_bytes(head.read_bytes() + damage)
 
     assert not early.poll()
-    assert (early.length, early.told_complete) == (2, False)
+    assert (early.length, early.reported_complete) == (2, False)
 
 
 def test_an_entry_without_its_hint_is_found_by_a_scan(drained: tuple[ToyRun, Idler]) -> None:
@@ -455,7 +455,7 @@ def test_an_entry_without_its_hint_is_found_by_a_scan(drained: tuple[ToyRun, Idl
 def test_head_has_one_line_for_each_entry(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 1, unit=1)
     log = toy.log()
-    log.tell_complete()
+    log.report_complete()
     assert StageLog(toy.stage_paths).hint() == 2
 
     log.add_retry([(1, 0, 0)])

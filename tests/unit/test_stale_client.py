@@ -69,10 +69,10 @@ def test_completeness_told_within_the_tick_of_the_last_entry_is_seen(fast_dir: P
     reader = toy.log()
     assert reader.hint() == reader.length
 
-    toy.log().tell_complete()
+    toy.log().report_complete()
 
     assert not reader.poll(hinted=True)
-    assert reader.told_complete
+    assert reader.reported_complete
 
 
 def test_a_reader_of_a_rewritten_file_never_misses_its_first_line(fast_dir: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from hpc_toolkit.queue.assignment import Assignment, Chooser, Picker
+from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
@@ -111,8 +111,9 @@ class SimulatedWorker:
         self._liveness = Liveness(
             site.paths, self._clock, host=host, boot=host, lease_s=lease_s, job="1", restart=restart
         )
-        self._picker = Picker(self._view, self._liveness, self._clock, name, shared=True)
-        self._chooser = Chooser(self._picker, self._pacing, restarted=restart > 0)
+        self._picker = Picker(
+            self._view, self._liveness, self._clock, name, shared=True, restarted=restart > 0
+        )
         self._loaded: tuple[str, str | None] = ("", None)
         self._context = -1
         self._forwarded = False
@@ -136,12 +137,12 @@ class SimulatedWorker:
             self._tick()
             if self._stop:
                 break
-            assignment = self._chooser.next(self._loaded)
+            assignment = self._picker.next(self._loaded, self._pacing)
             if assignment is not None:
                 self._pacing.worked()
                 yield from self._work(assignment)
-            elif self._picker.told_complete:
-                self._view.stages[STAGE].log.tell_complete()
+            elif self._picker.reported_complete:
+                self._view.stages[STAGE].log.report_complete()
                 break
             else:
                 yield self._clock.now + self._pacing.wait_s
@@ -168,7 +169,7 @@ class SimulatedWorker:
             self._beat_at, self._update_at = now, now + _UPDATE_S
             self._presence.update(done=self._done, journal=self._journal.synced, at=now)
         if self._pacing.watch_due():
-            self._chooser.died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
+            self._picker.notice_deaths(self._pacing.at_most)
             self._pacing.watched(self._picker.living)
 
     def _work(self, assignment: Assignment) -> Iterator[float]:

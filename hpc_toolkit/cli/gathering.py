@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.results.tables import Results
+    from hpc_toolkit.results.gather import Row
     from hpc_toolkit.results.verification import Problem, Recomputation
     from hpc_toolkit.rundir.layout import StageSpec
 
@@ -41,7 +41,7 @@ def gather(
         typer.Argument(
             metavar="[RUN]",
             help="Run directory. [default: $HPCTK_RUN, else the only run below ./runs] With "
-            "--check also a snapshot (.json) or a results file (.jsonl, .csv, .parquet).",
+            "--check also a snapshot (.json) or rows in .jsonl.",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -134,7 +134,7 @@ def gather(
         hpctk gather runs/eval -o results.csv
         hpctk gather runs/eval --partial -o so-far.jsonl
         hpctk gather runs/eval --check --range accuracy=0:1
-        hpctk gather --check results.csv --items items.jsonl
+        hpctk gather --check results.jsonl --items items.jsonl
     """
     if check:
         given = {"out": out != "-", "stage": stage is not None, "partial": partial}
@@ -213,21 +213,21 @@ def check_results(
         message = "--seed, --tolerance and --ignore are for --recompute"
         raise ConfigError(message, hint="add --recompute 5, or leave them out")
     parsed = tuple(map(Range.parse, ranges))
-    found, known, stage = _read(results)
+    rows, known, stage = _read(results)
     if items is not None:
         from hpc_toolkit.cli.runs import read_items
 
         known = read_items(items)
-    problems = verify(found, known, ranges=parsed, unique=tuple(unique))
+    problems = verify(rows, known, ranges=parsed, unique=tuple(unique))
     again = 0
     if sample.count:
         if stage is None:
             message = f"--recompute: {results} does not say which code made it"
             raise ConfigError(message, hint="check the run or a snapshot of it")
         with _stdout_on_stderr():
-            again, more = sample.check(stage, found.rows)
+            again, more = sample.check(stage, rows)
         problems += more
-    _show(found, known, problems, again, as_json=as_json)
+    _show(len(rows), known, problems, again, as_json=as_json)
     if problems:
         sys.exit(1)
 
@@ -246,26 +246,26 @@ def _stdout_on_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _read(given: str | None) -> tuple[Results, list[Item] | None, StageSpec | None]:
+def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | None]:
     """The rows, the items where they are known, and the code where it is."""
     from hpc_toolkit.results.snapshots import read_snapshot
-    from hpc_toolkit.results.tables import Results, plain_key, read_results
+    from hpc_toolkit.results.tables import read_rows
     from hpc_toolkit.rundir.layout import check_trust
 
     path = Path(given) if given is not None else None
     if path is not None and path.suffix != ".json" and not path.is_dir() and path.suffix:
-        return read_results(path), None, None
+        return read_rows(path), None, None
     if path is not None and path.suffix == ".json" and not path.is_dir():
         taken = read_snapshot(path)
     else:
         run = open_run(given)
         check_trust(run.root)
         taken = run.snapshot()
-    return Results(rows=taken.rows, key=plain_key), taken.items, taken.manifest.stages[0]
+    return taken.rows, taken.items, taken.manifest.stages[0]
 
 
 def _show(
-    found: Results, items: list[Item] | None, problems: list[Problem], again: int, *, as_json: bool
+    rows: int, items: list[Item] | None, problems: list[Problem], again: int, *, as_json: bool
 ) -> None:
     from collections import Counter
 
@@ -276,7 +276,7 @@ def _show(
     if as_json:
         record = {
             "whole": not problems,
-            "rows": len(found.rows),
+            "rows": rows,
             "items": total,
             "recomputed": again,
             "counts": counts,
@@ -286,9 +286,9 @@ def _show(
         }
         print(json.dumps(record))
         return
-    rows = f"{len(found.rows)} rows" + (f" of {total} items" if total is not None else "")
+    counted = f"{rows} rows" + (f" of {total} items" if total is not None else "")
     what = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "whole"
-    print(f"{rows}, {again} computed again: {what}")
+    print(f"{counted}, {again} computed again: {what}")
     for one in problems[:_SHOWN]:
         what = f": {one.what}" if one.what else ""
         print(printable(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}"))

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.gather import Row
-    from hpc_toolkit.results.tables import Results
     from hpc_toolkit.rundir.layout import StageSpec
 
 KINDS = (
@@ -68,7 +67,7 @@ class Range:
 
 
 def verify(
-    results: Results,
+    rows: list[Row],
     items: list[Item] | None,
     *,
     ranges: tuple[Range, ...] = (),
@@ -77,13 +76,13 @@ def verify(
     """Find the problems of rows.
 
     Args:
-        results: the rows.
+        rows: gathered rows.
         items: the items that must have one row each; None if they are not known.
         ranges: where numbers of every result must be.
         unique: keys of the item, or else of the value, whose values no two rows share.
     """
-    problems = list(_counted(results, items))
-    for row in results.rows:
+    problems = list(_counted(rows, items))
+    for row in rows:
         if row["state"] != "done":
             problems.append(Problem("failed", row["error"] or "", row["item"]))
             continue
@@ -94,24 +93,26 @@ def verify(
         ]
         problems += [found for one in ranges if (found := _outside(row, one)) is not None]
     for name in unique:
-        problems += _repeated(results.rows, name)
+        problems += _repeated(rows, name)
     return sorted(problems, key=lambda problem: KINDS.index(problem.kind))
 
 
-def _counted(results: Results, items: list[Item] | None) -> Iterator[Problem]:
-    rows = Counter(results.key(row["item"]) for row in results.rows)
+def _counted(rows: list[Row], items: list[Item] | None) -> Iterator[Problem]:
+    counts = Counter(_key(row["item"]) for row in rows)
     if items is not None:
-        known = {results.key(item) for item in items}
-        for item in items:
-            if results.key(item) not in rows:
-                yield Problem("missing", "", item)
-        for row in results.rows:
-            if results.key(row["item"]) not in known:
+        known = {_key(item) for item in items}
+        yield from (Problem("missing", "", item) for item in items if _key(item) not in counts)
+        for row in rows:
+            if _key(row["item"]) not in known:
                 yield Problem("unexpected", "", row["item"])
-    for row in results.rows:
-        count = rows.pop(results.key(row["item"]), 1)
+    for row in rows:
+        count = counts.pop(_key(row["item"]), 1)
         if count > 1:
             yield Problem("duplicate", f"{count} rows", row["item"])
+
+
+def _key(item: Item) -> str:
+    return json.dumps(item, sort_keys=True)
 
 
 def _numbers(value: Any, path: str = "value") -> Iterator[tuple[str, float]]:

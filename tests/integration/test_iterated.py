@@ -4,6 +4,7 @@ runs that begin from them, and workers that are bound to their part of the machi
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,12 +225,18 @@ def test_the_first_rank_of_a_node_samples_it_when_the_environment_says_so(hpctk:
 
 def test_verify_lists_what_is_wrong_with_a_file(hpctk: Hpctk) -> None:
     write_lines(hpctk.cwd / "items.jsonl", [{"seed": seed} for seed in range(4)])
-    (hpctk.cwd / "rows.csv").write_text(
-        "seed,state,error,attempts,seconds,worker,value.mean\n"
-        "0,done,,1,0.1,w,0.5\n1,done,,1,0.1,w,nan\n1,done,,1,0.1,w,7\n3,failed,ill,3,0.1,w,\n"
-    )
+    common = {"attempts": 1, "seconds": 0.1, "worker": "w"}
+    done = {**common, "state": "done", "error": None}
+    rows: list[dict[str, Any]] = [
+        {**done, "item": {"seed": seed}, "value": {"mean": mean}}
+        for seed, mean in ((0, 0.5), (1, math.nan), (1, 7))
+    ]
+    rows.append({**common, "item": {"seed": 3}, "state": "failed", "value": None, "error": "ill"})
+    write_lines(hpctk.cwd / "rows.jsonl", rows)
 
-    ended = hpctk("gather", "rows.csv", "--check", "--items", "items.jsonl", "--range", "mean=-1:1")
+    ended = hpctk(
+        "gather", "rows.jsonl", "--check", "--items", "items.jsonl", "--range", "mean=-1:1"
+    )
 
     assert ended.code == 1
     assert ended.err == ""
@@ -237,12 +244,12 @@ def test_verify_lists_what_is_wrong_with_a_file(hpctk: Hpctk) -> None:
     assert ended.out.splitlines() == [
         f"4 rows of 4 items, 0 computed again: {counts}",
         '  missing       {"seed": 2}',
-        '  duplicate     {"seed": "1"}: 2 rows',
-        '  failed        {"seed": "3"}: ill',
-        '  out of range  {"seed": "1"}: mean is nan, not in -1:1',
-        '  out of range  {"seed": "1"}: mean is 7, not in -1:1',
-        '  not finite    {"seed": "1"}: value.mean is nan',
+        '  duplicate     {"seed": 1}: 2 rows',
+        '  failed        {"seed": 3}: ill',
+        '  out of range  {"seed": 1}: mean is nan, not in -1:1',
+        '  out of range  {"seed": 1}: mean is 7, not in -1:1',
+        '  not finite    {"seed": 1}: value.mean is nan',
     ]
-    refused = hpctk("gather", "rows.csv", "--check", "--recompute", 1)
+    refused = hpctk("gather", "rows.jsonl", "--check", "--recompute", 1)
     assert (refused.code, refused.out) == (1, "")
     assert "does not say which code made it" in refused.err

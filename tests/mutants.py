@@ -289,8 +289,8 @@ MUTANTS = (
         "I7",
         "status asks a lock who lives",
         "results/status.py",
-        "    if (presence.host, presence.boot) == place:\n",
-        "    if (presence.host, presence.boot) == place:\n"
+        "    if (presence.host, presence.boot) == here:\n",
+        "    if (presence.host, presence.boot) == here:\n"
         "        import fcntl\n\n"
         "        fcntl.flock(0, fcntl.LOCK_UN)\n",
         ("test_status.py",),

@@ -82,15 +82,15 @@ class FreshUnits:
 
     Args:
         seed: seed of the random choices.
-        place: (rank, world_size) of the worker. Its own share is one in world_size of the units
+        rank, world_size: of the worker. Its own share is one in world_size of the units
             without a group, and one in world_size of the groups.
     """
 
-    def __init__(self, seed: str, place: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, seed: str, rank: int = 0, world_size: int = 1) -> None:
         import random  # commands that only read a run do not need it
 
         self._random = random.Random(seed)
-        self._rank, self._world_size = place
+        self._rank, self._world_size = rank, world_size
         self._added = 0
         self._own: deque[Unit] = deque()
         self._plain: deque[Unit] = deque()

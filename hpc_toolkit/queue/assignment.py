@@ -45,7 +45,7 @@ class Picker:
         view, liveness, clock: of this worker.
         worker: its name.
         shared: whether other hosts use the filesystem, so that reading a journal is expensive.
-        place: its (rank, world_size).
+        rank, world_size: of the worker in its job.
         restarted: whether its job ran before, so that units were probably left half done.
     """
 
@@ -57,7 +57,8 @@ class Picker:
         worker: str,
         *,
         shared: bool = False,
-        place: tuple[int, int] = (0, 1),
+        rank: int = 0,
+        world_size: int = 1,
         restarted: bool = False,
     ) -> None:
         self._view = view
@@ -66,7 +67,7 @@ class Picker:
         self._clock = clock
         self._worker = worker
         self._random = random.Random(worker)
-        self._fresh = {name: FreshUnits(worker, place) for name in view.stages}
+        self._fresh = {name: FreshUnits(worker, rank, world_size) for name in view.stages}
         self._known = dict.fromkeys(view.stages, 0)
         self._listed_at = float("-inf")
         self._gone: set[str] = set()
@@ -75,8 +76,6 @@ class Picker:
         self._scans = 0
         self._left_read = False
         self._owners: dict[str, Verdict] = {}
-        self._progress: dict[str, object] = {}
-        self._moving: set[str] = set()
         self.help_first = False
         """Whether to look for units of others before claiming new ones.
 
@@ -273,21 +272,11 @@ class Picker:
         return self._take_free(lambda stage, name: stage.is_released(name))
 
     def _read_owners(self) -> int:
-        """Read the journals of workers that hold open units and made progress; return the number.
-
-        A worker's heartbeat follows its lines, and a release may follow the heartbeat. So each
-        journal is read once more after the last progress.
-        """
+        """Read journals of workers that hold open units and made progress; return how many."""
         read = 0
         for owner in sorted(self._holders()):
             self._verdict(owner)
-            progress = self._liveness.progress(owner)
-            moved = progress is None or progress != self._progress.get(owner)
-            if moved or owner in self._moving:
-                self._view.poll_journal(owner)
-                read += 1
-            self._progress[owner] = progress
-            (self._moving.add if moved else self._moving.discard)(owner)
+            read += self._view.poll_if_moved(owner, self._liveness.progress(owner))
         return read
 
     def _holders(self) -> set[str]:

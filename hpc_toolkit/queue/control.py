@@ -42,7 +42,7 @@ class DeathNotice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SickNotice:
+class HealthNotice:
     """A report that so many items failed in a row on a host that the host may be the reason.
 
     It decides no item's state. It asks other hosts to try those items, or says why workers left.
@@ -83,7 +83,7 @@ def give_notice(paths: RunPaths, notices: list[DeathNotice]) -> None:
     _write(paths, _DEATHS, found)
 
 
-def give_sick_notice(paths: RunPaths, notice: SickNotice) -> None:
+def give_health_notice(paths: RunPaths, notice: HealthNotice) -> None:
     """Tell all workers that a host or worker is sick, or may be."""
     _write(paths, _SICK, [notice.worker], **asdict(notice))
 
@@ -100,8 +100,8 @@ class ControlReader:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._read: set[str] = set()
-        self.sick: list[SickNotice] = []
-        """Every notice of a sick host read so far."""
+        self.health: list[HealthNotice] = []
+        """Every notice about the health of a host read so far."""
 
     def poll(self) -> tuple[list[Request], list[DeathNotice]]:
         """Return what is new. A file that cannot be read yet is tried again by the next call."""
@@ -117,7 +117,7 @@ class ControlReader:
                 elif record["request"] == _DEATHS:
                     notices += _notices(record["workers"])
                 elif record["request"] == _SICK:
-                    self.sick.append(_sick_notice(record))
+                    self.health.append(_health_notice(record))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
                 continue
             self._read.add(name)
@@ -131,8 +131,8 @@ def _notices(workers: dict[str, dict[str, Any]]) -> list[DeathNotice]:
     ]
 
 
-def _sick_notice(record: dict[str, Any]) -> SickNotice:
-    return SickNotice(
+def _health_notice(record: dict[str, Any]) -> HealthNotice:
+    return HealthNotice(
         host=str(record["host"]),
         worker=str(record["worker"]),
         whole=bool(record["whole"]),

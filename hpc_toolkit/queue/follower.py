@@ -30,8 +30,6 @@ class Follower:
         self._local = local
         self._looks = 0
         self._asked: dict[str, int] = {}
-        self._told: dict[str, object] = {}
-        self._moving: set[str] = set()
         self._others: list[str] = []
 
     def look(self, stage: StageView, units: Collection[str], waited_s: float = 0.0) -> float:
@@ -55,18 +53,8 @@ class Follower:
         for owner in sorted(holders, key=lambda one: (self._asked.get(one, 0), one))[:_MOST_OWNERS]:
             self._asked[owner] = self._looks
             presence = self._view.presence(owner)
-            told: object = None
-            if presence is not None:
-                counts = (presence.done, presence.failed, presence.deaths, presence.journal)
-                told = (presence.state, *counts)
-            moved = told is None or told != self._told.get(owner)
-            asked += 1
-            # Read once more after the last change: a heartbeat may fall between two lines.
-            if moved or owner in self._moving:
-                self._view.poll_journal(owner)
-                asked += 1
-            self._told[owner] = told
-            (self._moving.add if moved else self._moving.discard)(owner)
+            progress = None if presence is None else presence.progress
+            asked += 1 + self._view.poll_if_moved(owner, progress)
         return asked
 
     def _read_others(self, count: int) -> int:

@@ -94,7 +94,7 @@ def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -
             ) from error
         if key in taken:
             message = f"item {number} is there twice: {key.decode()[:200]}"
-            raise ItemsError(message, hint="remove it, or tell the two apart by another key")
+            raise ItemsError(message, hint="remove it, or distinguish the two by another key")
         taken.add(key)
 
 
@@ -252,7 +252,7 @@ class Segment:
         # Line 1 is the header, and positions count from 0.
         message = f"{self.path}, line {position + 2}, is damaged: {what}"
         run = self.path.parents[3]
-        hint = f"restore the file from a backup; 'hpctk doctor {run}' tells what else is damaged"
+        hint = f"restore the file from a backup; 'hpctk doctor {run}' shows what else is damaged"
         return RunError(message, hint=hint)
 
     def unit_of(self, item: int) -> Unit:

@@ -72,7 +72,7 @@ class Liveness:
     ) -> None:
         self._paths = paths
         self._clock = clock
-        self._place = (host, boot)
+        self._here = (host, boot)
         self._device: int | None = None
         self._lease_s = lease_s
         self._job = (job, restart)
@@ -82,7 +82,7 @@ class Liveness:
         self._notices: dict[str, DeathNotice] = {}
         self._seen: dict[str, tuple[Presence | None, float]] = {}
         self._looked: dict[str, float] = {}
-        self._progress: dict[str, tuple[str, int, int, int, int] | None] = {}
+        self._progress: dict[str, object] = {}
         self._written: dict[str, int] = {}
         self._behind: dict[str, tuple[int, float]] = {}
         self._gone: dict[str, Verdict] = {}
@@ -101,8 +101,7 @@ class Liveness:
         self._looked[worker] = self._clock.monotonic()
         self._progress[worker] = None
         if presence is not None:
-            counts = (presence.done, presence.failed, presence.deaths, presence.journal)
-            self._progress[worker] = (presence.state, *counts)
+            self._progress[worker] = presence.progress
             self._written[worker] = presence.journal
         verdict = self._judge(worker, presence)
         # The state "finished" is final, and so is a freed lock within one mount. A silence may end,
@@ -112,11 +111,8 @@ class Liveness:
             self._gone[worker] = verdict
         return verdict
 
-    def progress(self, worker: str) -> tuple[str, int, int, int, int] | None:
-        """State, results, failures, deaths and synced bytes as last read; None if unreadable.
-
-        A change means new journal lines; their release may follow after the change.
-        """
+    def progress(self, worker: str) -> object:
+        """The progress in a worker's presence file as last read; None if it was unreadable."""
         return self._progress.get(worker)
 
     def is_behind(self, worker: str, size: int) -> bool:
@@ -226,7 +222,7 @@ class Liveness:
 
     def _is_near(self, presence: Presence) -> bool:
         """Whether a worker shares this kernel and mount; each FUSE mount may keep its own locks."""
-        if (presence.host, presence.boot) != self._place:
+        if (presence.host, presence.boot) != self._here:
             return False
         if self._device is None:
             self._device = self._paths.workers.stat().st_dev

@@ -166,7 +166,7 @@ class StageLog:
         if not self.hidden:
             return ""
         number = f"entry {self.length + 1} of the log of stage {self.paths.name!r}"
-        return f"{number} names {self.hidden}, which is not there or not whole"
+        return f"{number} names {self.hidden}, which is missing or incomplete"
 
     def refuse_hidden(self) -> None:
         """Raise if an entry is hidden, for callers that need every entry.
@@ -175,7 +175,7 @@ class StageLog:
             TryAgainLaterError: an entry cannot be read yet.
         """
         if self.hidden:
-            hint = "try again in a minute; 'hpctk doctor' tells whether it is lost"
+            hint = "try again in a minute; 'hpctk doctor' shows whether it is lost"
             raise TryAgainLaterError(self.waits_for, hint=hint)
 
     def _read(self, target: str) -> None:
@@ -303,7 +303,7 @@ class StageLog:
 
 def damaged(path: Path, what: str) -> RunError:
     """The error for a file of a stage that is complete but not valid."""
-    hint = f"restore it from a backup; 'hpctk doctor {path.parents[3]}' tells what else is damaged"
+    hint = f"restore it from a backup; 'hpctk doctor {path.parents[3]}' shows what else is damaged"
     return RunError(f"{path} is damaged: {what}", hint=hint)
 
 

@@ -6,9 +6,9 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import decode_line, seal_line
 from hpc_toolkit.system.binding import own_place
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.ranks import RankInfo
 
 _LENGTH = 1024
-_TAIL = len(',"crc":"00000000"}\n')
 
 RUNNING = "running"
 DRAINING = "draining"
@@ -77,6 +76,11 @@ class Presence:
     Empty if unknown, or too long for the file.
     """
 
+    @property
+    def progress(self) -> tuple[str, int, int, int, int]:
+        """A change of this means that the worker has written journal lines."""
+        return self.state, self.done, self.failed, self.deaths, self.journal
+
     @classmethod
     def here(cls, worker: str, rank: RankInfo, *, interval_s: float, at: float) -> Presence:
         """The presence of this process, which starts now."""
@@ -106,23 +110,20 @@ class Presence:
             if room < 0:
                 record[name] = nothing
                 room = _room(record)
-        body = json.dumps({**record, "pad": " " * max(room, 0)})[:-1].encode()
-        return b'%s,"crc":"%08x"}\n' % (body, crc32(body))
+        return seal_line(json.dumps({**record, "pad": " " * max(room, 0)})[:-1].encode())
 
     @classmethod
     def decode(cls, data: bytes) -> Presence | None:
         """Parse a line of :meth:`encode`; None if it is torn or damaged."""
-        line = data[: data.find(b"\n") + 1]
-        body, tail = line[:-_TAIL], line[-_TAIL:]
-        if tail != b',"crc":"%08x"}\n' % crc32(body):
+        record = decode_line(data[: data.find(b"\n")])
+        if record is None:
             return None
-        record: dict[str, Any] = json.loads(line)
         names = cls.__dataclass_fields__
         return cls(**{key: value for key, value in record.items() if key in names})
 
 
 def _room(record: dict[str, Any]) -> int:
-    return _LENGTH - _TAIL - len(json.dumps({**record, "pad": ""})[:-1])
+    return _LENGTH - len(seal_line(json.dumps({**record, "pad": ""})[:-1].encode()))
 
 
 class PresenceFile:

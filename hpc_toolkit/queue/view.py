@@ -163,6 +163,8 @@ class RunView:
         self.readers: dict[str, JournalReader] = {}
         self.pace: dict[str, deque[tuple[int, float]]] = {}
         """Worker -> (items done, seconds) of the last unit runs or lines read."""
+        self._progress: dict[str, object] = {}
+        self._moving: set[str] = set()
         self.unreadable: dict[str, OSError] = {}
         """Worker -> error from its journal, or from a file that its lines need; it is skipped."""
 
@@ -197,6 +199,20 @@ class RunView:
         else:
             self.unreadable.pop(worker, None)
 
+    def poll_if_moved(self, worker: str, progress: object) -> bool:
+        """Read a worker's journal if its ``progress`` changed; return whether it was read.
+
+        The worker's lines precede its heartbeat, but a release may follow it. So the journal is
+        read once more after the last change. None: the progress is not known.
+        """
+        moved = progress is None or progress != self._progress.get(worker)
+        read = moved or worker in self._moving
+        if read:
+            self.poll_journal(worker)
+        self._progress[worker] = progress
+        (self._moving.add if moved else self._moving.discard)(worker)
+        return read
+
     def await_journals(self) -> None:
         """Read the journals for which the file server has not answered, however long it takes."""
         while unanswered := [
@@ -228,19 +244,21 @@ class RunView:
         """Read a worker's presence file; None if that fails or takes too long."""
         return presence_of(self.paths, worker, self.probes)
 
-    def told_sizes(self) -> dict[str, int]:
-        """Bytes of its journal that each worker reports as synced."""
-        found = {}
-        for name in files.list_names(self.paths.workers):
-            if name.endswith(".json"):
-                presence = self.presence(name.removesuffix(".json"))
-                if presence is not None:
-                    found[presence.worker] = presence.journal
-        return found
+    def presences(self) -> dict[str, Presence | None]:
+        """The presence of every worker by name; None if it cannot be read."""
+        listed = sorted(files.list_names(self.paths.workers))
+        names = [name.removesuffix(".json") for name in listed if name.endswith(".json")]
+        return {name: self.presence(name) for name in names}
 
-    def behind(self, told: dict[str, int]) -> list[str]:
-        """Workers whose journals are shorter, as last read, than the sizes in ``told``."""
-        return [worker for worker, size in sorted(told.items()) if size > self.read_size(worker)]
+    def reported_sizes(self) -> dict[str, int]:
+        """Bytes of its journal that each worker reports as synced."""
+        found = self.presences().items()
+        return {name: presence.journal for name, presence in found if presence is not None}
+
+    def behind(self, reported: dict[str, int]) -> list[str]:
+        """Workers whose journals are shorter, as last read, than the sizes they ``reported``."""
+        sizes = sorted(reported.items())
+        return [worker for worker, size in sizes if size > self.read_size(worker)]
 
     def refuse_unreadable(self) -> None:
         """Raise if a journal is unreadable, for callers that need every journal.

@@ -34,7 +34,7 @@ _CATCH_UP_S = 10.0
 _LOOK_S = 0.2
 
 Row = dict[str, Any]
-Place = tuple[int, int]
+ItemKey = tuple[int, int]
 """(log entry of the segment, position in it): the identity of an item."""
 
 
@@ -103,11 +103,11 @@ def _catch_up(view: RunView, stage: StageView) -> list[str]:
     until = time.monotonic() + _CATCH_UP_S
     late: list[str] = []
     while not stage.complete:
-        told = view.told_sizes()
-        if not view.behind(told):
+        reported = view.reported_sizes()
+        if not view.behind(reported):
             return []
         view.poll()  # lines written since our last reading do not make it an old copy
-        late = view.behind(told)
+        late = view.behind(reported)
         if not late or time.monotonic() >= until:
             return late
         time.sleep(_LOOK_S)
@@ -130,17 +130,17 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
     return NotCompleteError(message, hint=hint, pending=pending)
 
 
-def _strip(stage: StageView, rows: dict[Place, Row]) -> list[Row]:
+def _strip(stage: StageView, rows: dict[ItemKey, Row]) -> list[Row]:
     """The rows, or items, in the order in which the items were given."""
 
-    def given(place: Place) -> Place:
-        order = stage.log.segments[place[0]].order
-        return place if order is None else (place[0], order[place[1]])
+    def given(key: ItemKey) -> ItemKey:
+        order = stage.log.segments[key[0]].order
+        return key if order is None else (key[0], order[key[1]])
 
-    return [rows[place] for place in sorted(rows, key=given)]
+    return [rows[key] for key in sorted(rows, key=given)]
 
 
-def _compute(view: RunView, stage: StageView) -> dict[Place, Row]:
+def _compute(view: RunView, stage: StageView) -> dict[ItemKey, Row]:
     """Rows by R8 and R11; rows of an earlier table stay, except failed ones that were retried."""
     rows = {
         (entry, position): row
@@ -150,10 +150,10 @@ def _compute(view: RunView, stage: StageView) -> dict[Place, Row]:
     }
     if stage.log.table is not None:
         table = stage.log.table[0]
-        for place, row in _read_table(stage).items():
-            lifted = stage.log.retried_at.get(place, 0) > table
+        for key, row in _read_table(stage).items():
+            lifted = stage.log.retried_at.get(key, 0) > table
             if not (row["state"] == "failed" and lifted):
-                rows[place] = row
+                rows[key] = row
     return rows
 
 
@@ -226,8 +226,8 @@ def _done_row(item: dict[str, Any], line: dict[str, Any], worker: str, attempts:
     }
 
 
-def _encode(stage: StageView, rows: dict[Place, Row]) -> Iterator[bytes]:
-    failed = [list(place) for place, row in rows.items() if row["state"] == "failed"]
+def _encode(stage: StageView, rows: dict[ItemKey, Row]) -> Iterator[bytes]:
+    failed = [list(key) for key, row in rows.items() if row["state"] == "failed"]
     header = {
         "format": 1,
         "segments": list(stage.log.segments),
@@ -235,8 +235,8 @@ def _encode(stage: StageView, rows: dict[Place, Row]) -> Iterator[bytes]:
         "failed": failed,
     }
     yield json.dumps(header).encode() + b"\n"
-    for place, row in rows.items():
-        record = {"at": place, **row}
+    for key, row in rows.items():
+        record = {"at": key, **row}
         yield _encode_row(record).encode() + b"\n"
 
 
@@ -250,7 +250,7 @@ def _parse_rows(path: Path, lines: list[bytes]) -> list[Row]:
     return rows
 
 
-def _read_table(stage: StageView) -> dict[Place, Row]:
+def _read_table(stage: StageView) -> dict[ItemKey, Row]:
     assert stage.log.table is not None
     rows = {}
     path = stage.paths.root / stage.log.table[1]
@@ -260,10 +260,10 @@ def _read_table(stage: StageView) -> dict[Place, Row]:
         while lines := list(islice(file, _AT_ONCE)):
             for row in _parse_rows(path, lines):
                 try:
-                    entry, position = row.pop("at")
+                    entry, item = row.pop("at")
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
                     raise damaged(path, "a row does not say whose it is") from error
-                rows[entry, position] = row
+                rows[entry, item] = row
     if len(rows) != wanted:
         message = f"{path} shows {len(rows)} of its {wanted} rows"
         hint = "try again in a minute; if they stay away, restore it from a backup"

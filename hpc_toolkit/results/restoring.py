@@ -6,8 +6,7 @@ import json
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
-from zlib import crc32
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.claims import Claims
@@ -15,7 +14,7 @@ from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.journal import JournalWriter, encode_line
+from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.ranks import boot_id, host_name
 
@@ -100,7 +99,7 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
 
 def _unit_run(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
     """The journal lines of one unit run: a result for each position, and the release."""
-    named = {"unit": unit, "generation": 1}
+    named: dict[str, Any] = {"unit": unit, "generation": 1}
     lines = b"".join(
         encode_line(
             {
@@ -115,15 +114,13 @@ def _unit_run(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
         )
         for position, row in found.items()
     )
-    release = {
-        "type": "release",
+    return lines + release_line(
+        start,
+        lines,
         **named,
-        "lines": len(found),
-        "done": len(found),
-        "failed": 0,
-        "seconds": round(sum(row["seconds"] for row in found.values()), 6),
-        "at": at,
-        "start": start,
-        "sum": f"{crc32(lines):08x}",
-    }
-    return lines + encode_line(release)
+        lines=len(found),
+        done=len(found),
+        failed=0,
+        seconds=round(sum(row["seconds"] for row in found.values()), 6),
+        at=at,
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
-from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
+from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.results.explain import item_json
@@ -17,6 +17,7 @@ from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.state import Ref
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
@@ -103,10 +104,14 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
     """
     view.poll_claims()
     # Before the journals: if they lack lines that a worker reports here, they are old copies.
-    workers, alive, draining, seen = _workers(view, clock)
-    told = {worker: presence.journal for worker, presence in seen.items()}
+    seen = view.presences()
+    alive = _living(view, seen, clock)
+    known = {worker: presence for worker, presence in seen.items() if presence is not None}
+    finished = sum(presence.state == FINISHED for presence in known.values())
+    workers = WorkerCounts(len(alive), finished, len(seen) - len(alive) - finished)
     view.poll()
-    late = [worker for worker in view.behind(told) if worker not in view.unreadable]
+    reported = {worker: presence.journal for worker, presence in known.items()}
+    late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
     rate = sum(_rate(view, worker) for worker in alive)
     left = sum(counts.pending + counts.leased for counts in stages.values())
@@ -127,19 +132,19 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
         reason=_reason(view, stages, workers, given if campaign else "", late),
         failures=_failures(view),
         warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
-        draining=draining,
+        draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
         old_copies=len(late),
         places={
-            worker: {"host": seen[worker].host, **seen[worker].place}
-            for worker in sorted(alive.intersection(seen))
-            if seen[worker].place
+            worker: {"host": known[worker].host, **known[worker].place}
+            for worker in sorted(alive & known.keys())
+            if known[worker].place
         },
     )
 
 
 def living_workers(view: RunView, clock: Clock) -> set[str]:
     """Workers that have not left and do not seem dead; a guess that no rule of the queue uses."""
-    return _workers(view, clock)[1]
+    return _living(view, view.presences(), clock)
 
 
 def reachable_workers(view: RunView, clock: Clock) -> set[str]:
@@ -147,48 +152,35 @@ def reachable_workers(view: RunView, clock: Clock) -> set[str]:
 
     Workers of other hosts count even if they seem dead, because their clocks may be wrong.
     """
-    names = living_workers(view, clock)
-    place = (host_name(), boot_id())
-    for path in view.paths.workers.glob("*.json"):
-        presence = read_presence(path)
-        near = presence is not None and (presence.host, presence.boot) == place
-        if presence is not None and presence.state != FINISHED and not near:
-            names.add(path.stem)
-    return names
+    seen = view.presences()
+    here = (host_name(), boot_id())
+    return _living(view, seen, clock) | {
+        name
+        for name, one in seen.items()
+        if one is not None and one.state != FINISHED and (one.host, one.boot) != here
+    }
 
 
-def _workers(
-    view: RunView, clock: Clock
-) -> tuple[WorkerCounts, set[str], int, dict[str, Presence]]:
-    """Counts, names of living workers, how many of these drain, and each worker's presence."""
-    seen: dict[str, Presence] = {}
-    counts = WorkerCounts()
-    alive: set[str] = set()
-    draining = 0
-    place = (host_name(), boot_id())
+def _living(view: RunView, seen: dict[str, Presence | None], clock: Clock) -> set[str]:
+    here = (host_name(), boot_id())
     # A worker that was silent more than once has several notices.
     _, given = ControlReader(view.paths).poll()
     notices = {(one.worker, one.heartbeat) for one in given if one.final}
-    for path in sorted(view.paths.workers.glob("*.json")):
-        presence = read_presence(path)
-        if presence is not None:
-            seen[path.stem] = presence
-        if presence is not None and presence.state == FINISHED:
-            counts.finished += 1
-        elif presence is None or (
-            (path.stem, presence.heartbeat) not in notices and _seems_alive(presence, place, clock)
-        ):
-            counts.alive += 1
-            alive.add(path.stem)
-            draining += presence is not None and presence.state == DRAINING
-        else:
-            counts.dead += 1
-    return counts, alive, draining, seen
+    return {
+        name
+        for name, one in seen.items()
+        if one is None
+        or (
+            one.state != FINISHED
+            and (name, one.heartbeat) not in notices
+            and _seems_alive(one, here, clock)
+        )
+    }
 
 
-def _seems_alive(presence: Presence, place: tuple[str, str], clock: Clock) -> bool:
+def _seems_alive(presence: Presence, here: tuple[str, str], clock: Clock) -> bool:
     """For display only: workers judge each other by what they observe themselves."""
-    if (presence.host, presence.boot) == place:
+    if (presence.host, presence.boot) == here:
         ticks = process_ticks(presence.pid)
         return ticks > 0 and presence.ticks in {0, ticks}
     silence = clock.wall() - presence.at
@@ -309,15 +301,15 @@ def _first_line(view: RunView, ref: Ref) -> str:
 def _hidden(view: RunView) -> list[str]:
     """Warnings of log entries that cannot be read yet; no reader sees the entries after them."""
     logs = [stage.log for stage in view.stages.values() if stage.log.hidden]
-    return [f"{log.waits_for}; 'hpctk doctor' tells whether it is lost" for log in logs]
+    return [f"{log.waits_for}; 'hpctk doctor' shows whether it is lost" for log in logs]
 
 
 def _sick(view: RunView) -> list[str]:
     """Reasons of the notices about sick hosts, only the last one of each host or worker."""
     control = ControlReader(view.paths)
     control.poll()
-    told = sorted(control.sick, key=lambda notice: (notice.sure, notice.at))
-    last = {(one.host, "" if one.whole else one.worker): one for one in told}
+    notices = sorted(control.health, key=lambda notice: (notice.sure, notice.at))
+    last = {(one.host, "" if one.whole else one.worker): one for one in notices}
     return [
         f"{one.reason}; 'hpctk submit' leaves it out for a day"
         if one.sure and one.whole

@@ -36,6 +36,12 @@ def encode_line(record: dict[str, Any]) -> bytes:
     return seal_line(json.dumps(record, separators=(",", ":"), allow_nan=False)[:-1].encode())
 
 
+def release_line(start: int, content: bytes, **facts: Any) -> bytes:
+    """The line that ends a unit run, whose ``content`` begins at byte ``start`` of the journal."""
+    record = {"type": "release", **facts, "start": start, "sum": f"{crc32(content):08x}"}
+    return encode_line(record)
+
+
 def decode_line(line: bytes) -> dict[str, Any] | None:
     """Parse one line without its newline; None if the line is torn or damaged."""
     body, tail = line[:-_CRC_LENGTH], line[-_CRC_LENGTH:]

@@ -18,39 +18,18 @@ FORMAT = 1
 _STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
 class StagePaths:
     """The files of one stage."""
 
-    root: Path
-
-    @property
-    def name(self) -> str:
-        return self.root.name
-
-    @property
-    def log(self) -> Path:
-        return self.root / "log"
-
-    @property
-    def items(self) -> Path:
-        return self.root / "items"
-
-    @property
-    def retries(self) -> Path:
-        return self.root / "retries"
-
-    @property
-    def results(self) -> Path:
-        return self.root / "results"
-
-    @property
-    def claims(self) -> Path:
-        return self.root / "claims"
-
-    @property
-    def head(self) -> Path:
-        return self.root / "head"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.name = root.name
+        self.log = root / "log"
+        self.items = root / "items"
+        self.retries = root / "retries"
+        self.results = root / "results"
+        self.claims = root / "claims"
+        self.head = root / "head"
 
     def entry(self, number: int) -> Path:
         """Path of log entry ``number``, counted from 1."""
@@ -62,59 +41,26 @@ class StagePaths:
             path.mkdir(parents=True)
 
 
-@dataclass(frozen=True, slots=True)
 class RunPaths:
     """The files of one run; no other module joins a path below a run."""
 
-    root: Path
-
-    @property
-    def manifest(self) -> Path:
-        return self.root / "run.json"
-
-    @property
-    def campaign(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.manifest = root / "run.json"
+        self.campaign = root / "campaign.json"
         """A campaign's settings after an update; absent until then."""
-        return self.root / "campaign.json"
-
-    @property
-    def workers(self) -> Path:
-        return self.root / "workers"
-
-    @property
-    def journals(self) -> Path:
-        return self.root / "journals"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def control(self) -> Path:
-        return self.root / "control"
-
-    @property
-    def jobs(self) -> Path:
+        self.workers = root / "workers"
+        self.journals = root / "journals"
+        self.logs = root / "logs"
+        self.control = root / "control"
+        self.jobs = root / "jobs"
         """Scripts and records of submitted jobs; absent if no job was submitted."""
-        return self.root / "jobs"
-
-    @property
-    def doctor(self) -> Path:
+        self.doctor = root / "doctor.json"
         """What 'hpctk doctor' proved about the filesystem; absent until then."""
-        return self.root / "doctor.json"
-
-    @property
-    def repaired(self) -> Path:
+        self.repaired = root / "repaired"
         """Files that 'hpctk doctor --repair' moved away; absent until then."""
-        return self.root / "repaired"
-
-    @property
-    def bandit(self) -> Path:
-        return self.root / "bandit"
-
-    @property
-    def trials(self) -> Path:
-        return self.bandit / "trials.jsonl"
+        self.bandit = root / "bandit"
+        self.trials = self.bandit / "trials.jsonl"
 
     def stage(self, name: str) -> StagePaths:
         return StagePaths(self.root / "stages" / name)

@@ -226,7 +226,7 @@ def _of_sick(view: RunView) -> Iterator[tuple[str, Failure]]:
     """Hosts that workers of a Slurm job left because items failed there and not elsewhere."""
     control = ControlReader(view.paths)
     control.poll()
-    for notice in control.sick:
+    for notice in control.health:
         presence = read_presence(view.paths.worker(notice.worker))
         if notice.sure and notice.whole and presence is not None and presence.job:
             why = notice.reason.partition(": ")[2]

@@ -41,7 +41,7 @@ _CLOSING = {
     "#": re.compile("\n"),
     "<<": re.compile(r"(?!)"),  # the end of a here-document is not searched for
 }
-_PLACES = {
+_CONTEXTS = {
     "'": "inside quotes",
     '"': "inside quotes",
     "`": "inside backquotes",
@@ -61,7 +61,7 @@ def placeholders(command: str) -> list[str]:
             would not read its quoted value as one word and might execute it.
     """
     keys: list[str] = []
-    place = ""
+    context = ""
     try:
         parts = list(string.Formatter().parse(command))
     except ValueError as error:
@@ -69,16 +69,16 @@ def placeholders(command: str) -> list[str]:
         raise WorkloadError(message, hint="write {{ and }} for braces of the shell") from error
     for text, key, spec, conversion in parts:
         # Text after a placeholder continues a word, so "#" at its start begins no comment.
-        place = _place(f"x{text}" if keys else text, place)
+        context = _context_after(f"x{text}" if keys else text, context)
         if key is None:
             continue
         if not key.isidentifier() or spec or conversion:
             message = f"command {command!r}: {{{key}}} is not a plain {{key}} placeholder"
             raise WorkloadError(message, hint="write {{ and }} for braces of the shell")
-        if place:
-            message = f"command {command!r}: {{{key}}} stands {_PLACES[place]}"
+        if context:
+            message = f"command {command!r}: {{{key}}} stands {_CONTEXTS[context]}"
             hint = f'a value is quoted already; assign it first: x={{{key}}}; ... "$x"'
-            if place == "$":
+            if context == "$":
                 hint = f"a variable of the shell is written ${{{{{key}}}}}"
             raise WorkloadError(message, hint=hint)
         keys.append(key)
@@ -99,16 +99,16 @@ def check_placeholders(items: list[dict[str, Any]], command: str | None) -> None
                 raise ItemsError(message, hint=near_miss(key, list(item)))
 
 
-def _place(text: str, place: str) -> str:
-    """The shell context at the end of ``text``, which began in context ``place``; "" for none."""
+def _context_after(text: str, context: str) -> str:
+    """The shell context at the end of ``text``, which began in context ``context``; "" for none."""
     at = 0
-    while found := (_CLOSING[place] if place else _OPENING).search(text, at):
+    while found := (_CLOSING[context] if context else _OPENING).search(text, at):
         at, mark = found.end(), found[0]
         if mark in {"\\", "$"} and at == len(text):
             return mark
         if not mark.startswith("\\") and mark != "<<<":
-            place = "" if place else mark
-    return place
+            context = "" if context else mark
+    return context
 
 
 def fill(command: str, item: dict[str, Any]) -> str:
@@ -134,17 +134,17 @@ class CommandWorkload:
     """Runs a command per item; the value is the last line of its output if that is a JSON object.
 
     The output goes to the worker's log. An item does not fail if a signal ended its command while
-    the worker was told to stop.
+    the worker was asked to stop.
     """
 
     def __init__(self, command: str) -> None:
         placeholders(command)
         self._command = command
-        self._told_to_stop = False
+        self._asked_to_stop = False
 
     def note_signal(self) -> None:
         """Note that the worker's processes, this command's among them, got an outside signal."""
-        self._told_to_stop = True
+        self._asked_to_stop = True
 
     def load(self, group: Any) -> None:
         """Nothing to prepare."""
@@ -170,7 +170,7 @@ class CommandWorkload:
 
     def _value(self, code: int, tail: bytes) -> dict[str, Any]:
         if code != 0:
-            if self._was_told_to_stop(code):
+            if self._was_asked_to_stop(code):
                 raise CommandInterruptedError
             said = tail[-_TAIL:].decode(errors="replace").strip()
             why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -183,15 +183,15 @@ class CommandWorkload:
             value = None
         return value if isinstance(value, dict) else {"exit_code": code}
 
-    def _was_told_to_stop(self, code: int) -> bool:
+    def _was_asked_to_stop(self, code: int) -> bool:
         """Whether a stop signal ended the command; this process may get that signal later."""
         number = -code if code < 0 else code - 128
         if number <= 0:
             return False
         end = time.monotonic() + (_SIGNALS_APART_S if number in _ASKED_TO_END else 0)
-        while not self._told_to_stop and time.monotonic() < end:
+        while not self._asked_to_stop and time.monotonic() < end:
             time.sleep(0.01)
-        return self._told_to_stop
+        return self._asked_to_stop
 
 
 def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:

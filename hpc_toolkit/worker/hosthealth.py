@@ -14,7 +14,7 @@ import random
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.queue.control import SickNotice, give_sick_notice
+from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.queue.presence import DRAINING
 from hpc_toolkit.queue.probes import host_part
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, ItemState
@@ -306,7 +306,7 @@ class HostWatch(FailureCount):
         self._sample = kept + new
         return mates + self._sample
 
-    def take(self, notices: list[SickNotice]) -> bool:
+    def take(self, notices: list[HealthNotice]) -> bool:
         """Process the new notices of a growing list; whether another host asks for an opinion."""
         new, self._noticed = notices[self._noticed :], len(notices)
         asked = False
@@ -339,7 +339,7 @@ class HostWatch(FailureCount):
         now = self._clock.monotonic()
         if self._held_until is None:
             self._held_until = now + HOLD_S
-            asked = f"{len(failed)} items in a row failed on {self._place(whole)}"
+            asked = f"{len(failed)} items in a row failed on {self._subject(whole)}"
             self._tell(f"{asked}; other hosts are asked to try them", whole=whole, sure=False)
         if now < self._held_until:
             return True
@@ -352,16 +352,16 @@ class HostWatch(FailureCount):
     def _leave(self, whole: bool, items: int) -> None:
         what = f"{items} items in a row failed there, and others finished them"
         if not self.reason:
-            self.reason = f"{self._place(whole)} is sick: {what}"
+            self.reason = f"{self._subject(whole)} is sick: {what}"
             self._tell(self.reason, whole=whole, sure=True)
 
-    def _place(self, whole: bool) -> str:
+    def _subject(self, whole: bool) -> str:
         return f"host {self._own.host}" if whole else f"worker {self._own.worker}"
 
     def _tell(self, reason: str, *, whole: bool, sure: bool) -> None:
-        give_sick_notice(
+        give_health_notice(
             self._view.paths,
-            SickNotice(
+            HealthNotice(
                 host=self._own.host,
                 worker=self._own.worker,
                 whole=whole,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
-from zlib import crc32
 
-from hpc_toolkit.rundir.journal import encode_line
+from hpc_toolkit.rundir.journal import encode_line, release_line
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -146,18 +145,15 @@ class UnitLines:
         """Release the unit, after all lines of the unit run (rule R5)."""
         self.tally.seconds = self._clock.monotonic() - self._began
         self._journal.append(
-            encode_line(
-                {
-                    "type": "release",
-                    "unit": self._assignment.name,
-                    "generation": self._assignment.generation,
-                    "lines": self.tally.lines,
-                    "done": self.tally.done,
-                    "failed": self.tally.failed + self.tally.permanent,
-                    "seconds": round(self.tally.seconds, 6),
-                    "at": round(self._clock.wall(), 3),
-                    "start": self._start,
-                    "sum": f"{crc32(b''.join(self._written)):08x}",
-                }
+            release_line(
+                self._start,
+                b"".join(self._written),
+                unit=self._assignment.name,
+                generation=self._assignment.generation,
+                lines=self.tally.lines,
+                done=self.tally.done,
+                failed=self.tally.failed + self.tally.permanent,
+                seconds=round(self.tally.seconds, 6),
+                at=round(self._clock.wall(), 3),
             )
         )

@@ -40,7 +40,7 @@ class Outcome(Enum):
 
     COMPLETE = auto()
     STOPPED = auto()
-    """The worker was told to stop, or time is up; the rest of the unit was released."""
+    """The worker was asked to stop, or time is up; the rest of the unit was released."""
     OVERTAKEN = auto()
     """Another worker took the next generation; nothing more was written."""
     HELD = auto()
@@ -61,7 +61,7 @@ class _Stream:
     index: int = 0
     """Items reported so far, done or failed."""
     since: float = 0.0
-    """Monotonic time at which the running item began, as far as the worker can tell."""
+    """Monotonic time at which the running item began, as far as the worker knows."""
     loading: bool = False
     end: str | None = None
     broken: str | None = None
@@ -118,7 +118,7 @@ class UnitRunner:
         self._prefetches: dict[str, bool] = {}
         """Stage -> whether its workload has ``prefetch``, as an executor reported."""
         self._hinted: set[tuple[str, str]] = set()
-        """(Stage, group) pairs that the executor was told to prefetch."""
+        """(Stage, group) pairs that the executor was asked to prefetch."""
         self._killing: set[tuple[str, str]] = set()
         """(Stage, group) pairs whose prefetch may have killed an executor."""
         self._lost_in = ("", "")

@@ -53,7 +53,7 @@ class WorkerOptions:
     """Settings of one worker, fixed at its start."""
 
     lease_s: float = DEFAULT_LEASE_S
-    """Seconds of silence after which a worker counts as dead; locks or Slurm may tell sooner."""
+    """Seconds of silence after which a worker counts as dead; locks or Slurm may show it sooner."""
     deadline: float | None = None
     """Epoch seconds by which this worker must have exited; None: no limit."""
     idle_exit_s: float | None = None
@@ -89,7 +89,8 @@ class Worker:
             clock,
             own.name,
             shared=not own.local,
-            place=(rank.rank, rank.world_size),
+            rank=rank.rank,
+            world_size=rank.world_size,
             restarted=rank.restart > 0,
         )
         every_s = self._pacing.judge_s
@@ -236,7 +237,7 @@ class Worker:
                 self._drain.request(f"asked to drain by {request.name}", self._options.grace_s)
         for notice in notices:
             self._liveness.take_notice(notice)
-        self._picker.help_first |= self._host_watch.take(self._control.sick)
+        self._picker.help_first |= self._host_watch.take(self._control.health)
 
     def _leave(self, reason: str) -> None:
         """End the executor and the query of Slurm, and report that this worker has finished."""
@@ -297,7 +298,7 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
     gone = files.missing_directory(error)
     if gone is not None:
         message = f"a worker cannot go on: {gone} is gone"
-        hint = f"'hpctk doctor {paths.root}' tells what is lost with it"
+        hint = f"'hpctk doctor {paths.root}' shows what is lost with it"
         if gone.name == "claims":
             hint = f"'hpctk doctor {paths.root} --repair' makes it again; no result is lost"
     failure = RunError(message, hint=hint)

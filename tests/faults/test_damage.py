@@ -83,7 +83,7 @@ def check_told(command: str, ended: Struck) -> None:
     assert ended.code in (0, 1, 75), ended
     assert "Traceback" not in ended.err, ended
     if command == "status":
-        assert "which is not there or not whole" in ended.out, ended
+        assert "which is missing or incomplete" in ended.out, ended
     assert ended.code != 75 or command == "work" or "error: " in ended.err, ended
 
 

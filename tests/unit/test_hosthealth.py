@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.control import ControlReader, SickNotice, give_sick_notice
+from hpc_toolkit.queue.control import ControlReader, HealthNotice, give_health_notice
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, FailureTracker
@@ -62,10 +62,6 @@ def test_host_is_sick_where_others_finish_what_fails_there(
     opinions: list[Opinion], health: Health
 ) -> None:
     assert health_of(*opinions) is health
-
-
-def test_nobody_waits_for_opinions_where_nobody_can_have_one() -> None:
-    assert health_of(*[OPEN] * 50, others=False) is Health.WELL
 
 
 def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
@@ -275,7 +271,7 @@ class Ward:
     def notices(self) -> list[tuple[str, bool, bool]]:
         reader = ControlReader(self.toy.paths)
         reader.poll()
-        return sorted((one.host, one.whole, one.sure) for one in reader.sick)
+        return sorted((one.host, one.whole, one.sure) for one in reader.health)
 
 
 @pytest.fixture
@@ -503,9 +499,9 @@ def test_journals_are_read_no_more_often_than_said(
     assert len(polls) == 2
 
 
-def notice(**changes: Any) -> SickNotice:
+def notice(**changes: Any) -> HealthNotice:
     fields: dict[str, Any] = {"host": "b", "worker": "other", "whole": True, "sure": False}
-    return SickNotice(**{**fields, "at": 0.0, "reason": "", **changes})
+    return HealthNotice(**{**fields, "at": 0.0, "reason": "", **changes})
 
 
 def test_another_hosts_question_is_heard_once_and_its_verdict_asks_nothing(ward: Ward) -> None:
@@ -542,10 +538,10 @@ def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
     ward: Ward,
 ) -> None:
     given = notice(reason="8 items", at=12.5)
-    give_sick_notice(ward.toy.paths, given)
+    give_health_notice(ward.toy.paths, given)
     reader = ControlReader(ward.toy.paths)
 
     assert reader.poll() == ([], [])
-    assert reader.sick == [given]
+    assert reader.health == [given]
     reader.poll()
-    assert reader.sick == [given]
+    assert reader.health == [given]

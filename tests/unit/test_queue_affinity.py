@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue import affinity
 from hpc_toolkit.queue.affinity import Durations, FreshUnits, group_key
 from hpc_toolkit.queue.units import Unit
 
@@ -101,14 +100,6 @@ def test_groups_that_others_began_are_helped_with_the_earliest_kind() -> None:
     assert chosen == [units[6], units[1]]
 
 
-def test_a_loaded_group_is_kept_though_another_has_an_earlier_kind() -> None:
-    fresh = FreshUnits("seed")
-    units = units_in(0, 1)
-    fresh.add(units, by_group)
-
-    assert fresh.choose('"a"', seconds(), lambda unit: 1 - unit.group) == units[0]
-
-
 def test_units_without_groups_come_nearly_in_order() -> None:
     fresh = FreshUnits("seed")
     fresh.add(units_in(*[-1] * 200), by_group)
@@ -117,27 +108,6 @@ def test_units_without_groups_come_nearly_in_order() -> None:
 
     assert max(place - index for index, place in enumerate(chosen)) <= 16
     assert chosen != sorted(chosen), "workers that start together must not race for each name"
-
-
-def test_two_workers_choose_differently() -> None:
-    firsts = set()
-    for seed in "abcdefgh":
-        fresh = FreshUnits(seed)
-        fresh.add(units_in(*[-1] * 50), by_group)
-        unit = fresh.choose(None, seconds())
-        assert unit is not None
-        firsts.add(unit.first)
-
-    assert len(firsts) > 1
-
-
-def test_nothing_left_is_none() -> None:
-    fresh = FreshUnits("seed")
-    assert fresh.choose("x", seconds()) is None
-    fresh.add(units_in(0, -1), by_group)
-    fresh.prune(lambda _: True)
-
-    assert fresh.choose(None, seconds()) is None
 
 
 def test_a_groups_key_does_not_depend_on_the_order_of_its_keys() -> None:
@@ -189,7 +159,7 @@ def test_workers_of_one_job_begin_with_different_units_and_help_each_other_then(
     units = [Unit(1, first, 1, -1) for first in range(20)]
 
     for rank in range(4):
-        fresh = FreshUnits(f"w{rank}", (rank, 4))
+        fresh = FreshUnits(f"w{rank}", rank, 4)
         fresh.add(units, lambda _unit: None)
         chosen = []
         while (unit := fresh.choose(None, lambda _: 1.0)) is not None:
@@ -197,20 +167,6 @@ def test_workers_of_one_job_begin_with_different_units_and_help_each_other_then(
 
         assert chosen[:5] == units[rank::4]
         assert set(chosen) == set(units)
-
-
-def test_a_unit_of_ones_own_share_that_somebody_claimed_is_left_out() -> None:
-    units = [Unit(1, first, 1, -1) for first in range(6)]
-    fresh = FreshUnits("w", (1, 2))
-    fresh.add(units, lambda _unit: None)
-
-    fresh.prune(lambda unit: unit.first in (1, 3))
-
-    assert fresh.choose(None, lambda _: 1.0) == units[5]
-
-
-def test_groups_that_come_and_go_for_ever_do_not_fill_the_memory() -> None:
-    assert affinity.siblings_key.cache_info().maxsize is not None
 
 
 def all_own(count: int) -> tuple[list[Unit], Callable[[Unit], str | None]]:
@@ -243,7 +199,7 @@ def test_workers_of_one_job_begin_with_groups_of_their_own_and_have_others_ahead
     begun, ahead = [], []
 
     for rank in range(4):
-        fresh = FreshUnits(f"w{rank}", (rank, 4))
+        fresh = FreshUnits(f"w{rank}", rank, 4)
         fresh.add(units, key_of)
         unit = fresh.choose(None, lambda _: 1.0)
         assert unit is not None
@@ -256,7 +212,7 @@ def test_workers_of_one_job_begin_with_groups_of_their_own_and_have_others_ahead
 def test_nothing_is_ahead_where_others_are_as_likely_to_begin_it() -> None:
     """The longest group is another worker's; or all of one's own are begun."""
     units, key_of = all_own(4)
-    fresh = FreshUnits("w", (1, 2))
+    fresh = FreshUnits("w", 1, 2)
     fresh.add(units, key_of)
 
     assert fresh.next_group('"g1"', seconds(g2=5.0)) is None

@@ -159,7 +159,7 @@ def test_the_journal_of_a_restored_run_is_read_unit_run_by_pass(tmp_path: Path) 
 
     # Their sums and counts fit, so that no line of theirs has to be parsed.
     assert [state.clean is not None for state in units.values()] == [True, True]
-    (told,) = run.view.told_sizes().items()
+    (told,) = run.view.reported_sizes().items()
     assert told == (told[0], run.view.read_size(told[0]))
     assert told[1] > 0
 

@@ -15,9 +15,9 @@ from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.statusview import status_parts
 from hpc_toolkit.queue.control import (
     DeathNotice,
-    SickNotice,
+    HealthNotice,
+    give_health_notice,
     give_notice,
-    give_sick_notice,
 )
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
@@ -253,12 +253,6 @@ def test_a_campaign_without_items_waits_for_the_coordinator_and_no_seal(fast_dir
     assert "seal" not in found.reason
 
 
-def test_workers_that_hold_nothing_are_a_reason(toy: ToyRun) -> None:
-    living(toy, "w")
-
-    assert "alive but hold nothing" in status(toy).reason
-
-
 def test_a_paused_run_says_why(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 30, unit=30)
     worker = toy.worker("w")
@@ -413,7 +407,7 @@ def test_the_most_frequent_errors_are_shown_first(toy: ToyRun) -> None:
 def sick(toy: ToyRun, at: float, **changes: Any) -> None:
     fields: dict[str, Any] = {"host": "n3", "worker": "w", "whole": True, "sure": True}
     text = "host n3 is sick: 8 items"
-    give_sick_notice(toy.paths, SickNotice(**{**fields, "at": at, "reason": text, **changes}))
+    give_health_notice(toy.paths, HealthNotice(**{**fields, "at": at, "reason": text, **changes}))
 
 
 def test_a_sick_host_is_warned_of_once(toy: ToyRun) -> None:
@@ -533,7 +527,7 @@ def test_a_view_that_is_kept_gives_what_a_new_one_gives(toy: ToyRun) -> None:
 @pytest.mark.parametrize(
     ("beats", "watch_s", "count"), [(True, 60.0, 4), (False, 60.0, 0), (True, 0.0, 0)]
 )
-@pytest.mark.parametrize("ahead_s", [-1e6, 0.0, 1e6])
+@pytest.mark.parametrize("ahead_s", [-1e6, 1e6])
 def test_i4_what_another_job_holds_is_told_by_heartbeats_and_by_no_other_clock(
     toy: ToyRun, ahead_s: float, beats: bool, watch_s: float, count: int
 ) -> None:

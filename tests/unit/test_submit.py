@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.queue.control import SickNotice, give_sick_notice
+from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError
@@ -507,7 +507,7 @@ def sick_notice(run: ToyRun, at: float, *, job: str | None = "7", **changes: Any
     run.worker("w", host="n3", job=job)
     reason = "host n3 is sick: 8 items in a row failed there, and others finished them"
     fields = {"host": "n3", "worker": "w", "whole": True, "sure": True, "reason": reason}
-    give_sick_notice(run.paths, SickNotice(**{**fields, "at": at, **changes}))
+    give_health_notice(run.paths, HealthNotice(**{**fields, "at": at, **changes}))
 
 
 def test_a_sick_node_is_left_out_with_the_reason(run: ToyRun, programs: Programs) -> None:

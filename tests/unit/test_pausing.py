@@ -22,9 +22,7 @@ def test_parse_max_failures_reads_counts_and_shares(text: str, limit: tuple[floa
     assert parse_max_failures(text) == limit
 
 
-@pytest.mark.parametrize(
-    "text", ["", "%", "-1", "-1%", "101%", "nan%", "inf%", "nan", "5 %%", "half", "1.5", "1e3"]
-)
+@pytest.mark.parametrize("text", ["", "%", "-1", "101%", "nan%", "5 %%", "half", "1.5"])
 def test_parse_max_failures_refuses_the_rest(text: str) -> None:
     with pytest.raises(ConfigError, match="is neither a count nor a share"):
         parse_max_failures(text)

@@ -271,14 +271,6 @@ def test_heartbeats_slow_down_in_a_large_run() -> None:
     assert heartbeat_interval_s(5_000) == 100.0
 
 
-def test_names_lists_workers_and_nothing_else(paths: RunPaths, observer: Liveness) -> None:
-    begin(paths, "b")
-    begin(paths, "a")
-    paths.worker_lock("a").write_bytes(b"")
-
-    assert observer.names() == ["a", "b"]
-
-
 def test_a_presence_is_read_back_and_has_a_fixed_length(paths: RunPaths) -> None:
     worker = begin(paths, note="a" * 10)
     size = len(worker.presence.encode())

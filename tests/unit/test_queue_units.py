@@ -74,8 +74,3 @@ def test_13_groups_a_worker_are_claimed_one_by_one_up_to_600_workers() -> None:
     groups = [group for group in range(13 * 600) for _ in range(6)]
 
     assert max(size for _, size in plan_units(groups, len(groups))) == 6
-
-
-def test_no_items_make_no_units() -> None:
-    assert plan_units(None, 0) == []
-    assert plan_units([], 0) == []

@@ -37,15 +37,11 @@ def said(state: str, *, restarts: int | None = 1) -> dict[str, JobRecord]:
     [
         ("PREEMPTED", "preemption"),
         ("TIMEOUT", "time limit"),
-        ("DEADLINE", "time limit"),
         ("NODE_FAIL", "node failure"),
         ("CANCELLED", "cancel"),
-        ("PENDING", "requeue"),
         ("REQUEUED", "requeue"),
         ("SUSPENDED", "suspended"),
-        ("STOPPED", "suspended"),
         ("OUT_OF_MEMORY", ""),
-        ("FAILED", ""),
         ("COMPLETED", ""),
     ],
 )
@@ -55,12 +51,12 @@ def test_a_job_that_ended_is_a_death_explained_in_our_words(state: str, explaine
     assert (notice.worker, notice.heartbeat, notice.explained) == ("n3-1-a", 5, explained)
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "CONFIGURING", UNKNOWN])
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", UNKNOWN])
 def test_a_job_that_may_run_proves_nothing(state: str) -> None:
     assert judge([SILENT], said(state), {}) == []
 
 
-@pytest.mark.parametrize("restarts", [None, 0, 1])
+@pytest.mark.parametrize("restarts", [None, 1])
 def test_a_running_job_that_started_no_more_often_proves_nothing(restarts: int | None) -> None:
     assert judge([SILENT], said("RUNNING", restarts=restarts), {}) == []
 
@@ -76,7 +72,6 @@ def test_a_job_that_started_again_lost_its_workers_of_before() -> None:
     [
         (NodeRecord(name="n3", state="DOWN"), True),
         (NodeRecord(name="n3", state="ALLOCATED", flags=frozenset({"NOT_RESPONDING"})), True),
-        (NodeRecord(name="n3", state="MIXED"), False),
         (NodeRecord(name="n3", state="MIXED", flags=frozenset({"DRAIN"})), False),
         (NodeRecord(name="n3", state=UNKNOWN), False),
     ],

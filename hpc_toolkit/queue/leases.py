@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeou
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hpc_toolkit.queue.control import DeathNotice
@@ -53,6 +55,28 @@ class Verdict:
     """Host on which it ran; "" if unknown."""
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What this observer has seen of one worker; times are of its monotonic clock."""
+
+    presence: Presence | None = None
+    """The presence at the last change of the heartbeat."""
+    since: float | None = None
+    """Time of that change, or of the first look; None before."""
+    looked: float = 0.0
+    """Time of the last look."""
+    progress: object = None
+    written: int = 0
+    """Bytes of its journal that it reported last."""
+    awaited: tuple[int, float] = (-1, 0.0)
+    """Bytes that an old copy of the journal lacks, and the time since when they are awaited."""
+    final: Verdict | None = None
+    """A verdict that can no longer change."""
+
+    def silent_s(self, now: float) -> float:
+        return now - (now if self.since is None else self.since)
+
+
 class Liveness:
     """Watches the workers of a run from one process, on that process's monotonic clock."""
 
@@ -80,12 +104,7 @@ class Liveness:
         self._locks_proven = locks_proven
         self._probes = probes
         self._notices: dict[str, DeathNotice] = {}
-        self._seen: dict[str, tuple[Presence | None, float]] = {}
-        self._looked: dict[str, float] = {}
-        self._progress: dict[str, object] = {}
-        self._written: dict[str, int] = {}
-        self._behind: dict[str, tuple[int, float]] = {}
-        self._gone: dict[str, Verdict] = {}
+        self._seen: defaultdict[str, _Seen] = defaultdict(_Seen)
 
     def names(self) -> list[str]:
         """All workers that ever started, as far as this host shows them."""
@@ -94,26 +113,25 @@ class Liveness:
 
     def verdict(self, worker: str) -> Verdict:
         """Judge whether ``worker`` is alive, as far as this observer can tell now."""
-        known = self._gone.get(worker)
-        if known is not None:
-            return known
+        seen = self._seen[worker]
+        if seen.final is not None:
+            return seen.final
         presence = presence_of(self._paths, worker, self._probes)
-        self._looked[worker] = self._clock.monotonic()
-        self._progress[worker] = None
+        seen.looked = self._clock.monotonic()
+        seen.progress = None if presence is None else presence.progress
         if presence is not None:
-            self._progress[worker] = presence.progress
-            self._written[worker] = presence.journal
+            seen.written = presence.journal
         verdict = self._judge(worker, presence)
         # The state "finished" is final, and so is a freed lock within one mount. A silence may end,
         # and a server frees the locks of a host that it cannot reach.
         freed = verdict.evidence == "lock" and presence is not None and self._is_near(presence)
         if verdict.finished or freed:
-            self._gone[worker] = verdict
+            seen.final = verdict
         return verdict
 
     def progress(self, worker: str) -> object:
         """The progress in a worker's presence file as last read; None if it was unreadable."""
-        return self._progress.get(worker)
+        return self._seen[worker].progress
 
     def is_behind(self, worker: str, size: int) -> bool:
         """Whether a journal of which ``size`` bytes were read is an old copy; False after a lease.
@@ -122,27 +140,22 @@ class Liveness:
         lines. Lines that do not appear within a lease were lost with their host. ``size`` is -1
         while the file server does not answer.
         """
-        written = self._written.get(worker, 0)
-        if size >= written:
+        seen = self._seen[worker]
+        if size >= seen.written:
             return False
         now = self._clock.monotonic()
-        wanted, since = self._behind.get(worker, (-1, now))
-        if size >= wanted:  # the awaited bytes came; those reported since have their own lease
-            wanted, since = self._behind[worker] = (written, now)
-        return now - since < self._lease_s
+        if size >= seen.awaited[0]:  # they came; bytes reported since have their own lease
+            seen.awaited = (seen.written, now)
+        return now - seen.awaited[1] < self._lease_s
 
     def heartbeat(self, worker: str) -> int | None:
         """The last heartbeat number seen of a worker; None if none was readable."""
-        presence, _ = self._seen.get(worker, (None, 0.0))
+        presence = self._seen[worker].presence
         return None if presence is None else presence.heartbeat
 
     def is_final(self, worker: str) -> bool:
         """Whether the verdict about a worker can no longer change."""
-        return worker in self._gone
-
-    def _unheard_s(self, worker: str) -> float:
-        """Seconds without a heartbeat up to the last look; the time since then does not count."""
-        return self._looked[worker] - self._seen[worker][1]
+        return self._seen[worker].final is not None
 
     def take_notice(self, notice: DeathNotice) -> None:
         """Believe what Slurm reported about a worker, until the worker's next heartbeat."""
@@ -158,13 +171,8 @@ class Liveness:
         """
         return [
             presence
-            for worker, (presence, _) in self._seen.items()
-            if presence is not None
-            and presence.job is not None
-            and presence.cluster == self._cluster
-            and worker not in self._gone
-            and self._unheard_s(worker) > missed * presence.interval_s
-            and self._notice_of(presence) is None
+            for presence, unheard_s in self._of_jobs(self._cluster)
+            if unheard_s > missed * presence.interval_s and self._notice_of(presence) is None
         ]
 
     def speaks(self, own: Presence, *, missed: float) -> bool:
@@ -173,14 +181,21 @@ class Liveness:
         Several workers may conclude this at once, or none for a while: it only saves Slurm queries.
         """
         return own.job is not None and not any(
-            presence is not None
-            and presence.job is not None
-            and presence.cluster == own.cluster
-            and _order(presence) < _order(own)
-            and worker not in self._gone
-            and self._unheard_s(worker) <= missed * presence.interval_s
-            for worker, (presence, _) in self._seen.items()
+            _order(presence) < _order(own) and unheard_s <= missed * presence.interval_s
+            for presence, unheard_s in self._of_jobs(own.cluster)
         )
+
+    def _of_jobs(self, cluster: str) -> Iterator[tuple[Presence, float]]:
+        """The workers of a cluster's jobs that may live, and how long each was silent.
+
+        The silence is counted up to the last look; the time since then shows nothing.
+        """
+        for seen in self._seen.values():
+            presence = seen.presence
+            if presence is None or presence.job is None or seen.final is not None:
+                continue
+            if presence.cluster == cluster:
+                yield presence, seen.silent_s(seen.looked)
 
     def _judge(self, worker: str, presence: Presence | None) -> Verdict:
         if presence is None:
@@ -203,7 +218,8 @@ class Liveness:
         heard = self._is_heard(worker, presence)
         # Only locks of silent workers are tested: testing every worker would load the filesystem,
         # and a heartbeat refutes a lock that was lost.
-        missed = self._silence_s(worker) > _MISSED * presence.interval_s
+        silent_s = self._seen[worker].silent_s(self._clock.monotonic())
+        missed = silent_s > _MISSED * presence.interval_s
         proven = self._locks_proven and not near
         if proven and missed and self._lock_is_free(worker):
             return "lock"
@@ -228,10 +244,6 @@ class Liveness:
             self._device = self._paths.workers.stat().st_dev
         return presence.device in {0, self._device}
 
-    def _silence_s(self, worker: str) -> float:
-        """Seconds since this observer last saw a new heartbeat."""
-        return self._clock.monotonic() - self._seen[worker][1]
-
     def _notice_of(self, presence: Presence) -> DeathNotice | None:
         """Slurm's notice about a worker, unless a heartbeat has come since."""
         notice = self._notices.get(presence.worker)
@@ -255,16 +267,16 @@ class Liveness:
     def _is_heard(self, worker: str, presence: Presence | None) -> bool:
         """Whether the heartbeat changed within the lease, by this observer's monotonic clock."""
         now = self._clock.monotonic()
-        last, since = self._seen.get(worker, (None, now))
+        seen, last = self._seen[worker], self._seen[worker].presence
         # An unreadable copy counts as unchanged.
-        if worker not in self._seen or (
+        if seen.since is None or (
             presence is not None and (last is None or presence.heartbeat != last.heartbeat)
         ):
-            self._seen[worker] = (presence, now)
+            seen.presence, seen.since = presence, now
             return True
         # An observer with a short lease must not declare a slowly beating owner dead.
         lease_s = max(self._lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
-        return now - since < lease_s
+        return now - seen.since < lease_s
 
 
 def _order(presence: Presence) -> tuple[int, str, int, str]:

@@ -63,17 +63,13 @@ class JournalWriter:
         self._fd = os.open(path, flags, 0o666)
         self.size = 0
         """Bytes written so far."""
-        self._synced = 0
-
-    @property
-    def synced(self) -> int:
+        self.synced = 0
         """Bytes that survive a power loss."""
-        return self._synced
 
     @property
     def dirty(self) -> bool:
         """Whether a power loss could still lose appended bytes."""
-        return self._synced != self.size
+        return self.synced != self.size
 
     def append(self, data: bytes) -> None:
         """Append complete lines; they survive this process, but not yet a power loss."""
@@ -88,7 +84,7 @@ class JournalWriter:
         """
         if self.dirty:
             os.fdatasync(self._fd)
-            self._synced = self.size
+            self.synced = self.size
 
     def reader(self) -> JournalReader:
         """A reader of this journal that uses the open descriptor, not the path."""

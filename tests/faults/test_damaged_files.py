@@ -201,7 +201,7 @@ def test_a_damaged_line_is_no_bug_and_costs_no_result(
     )
 
 
-@pytest.mark.parametrize("line", [b"null", b"{", b'{"id":\xff}', b'{"id":3},{"id":4}'])
+@pytest.mark.parametrize("line", [b"null", b'{"id":3},{"id":4}'])
 @pytest.mark.parametrize("name", ["explain TEXT", "add", "work"])
 def test_a_damaged_item_is_told_with_its_line_and_accuses_no_other(
     fast_dir: Path, call: Commands, line: bytes, name: str
@@ -216,7 +216,7 @@ def test_a_damaged_item_is_told_with_its_line_and_accuses_no_other(
     assert ended.code == 1, ended
     said = f"{path.relative_to(fast_dir)}, line 5, is damaged: "
     assert said in ended.err
-    assert "'hpctk doctor run' tells" in ended.err
+    assert "'hpctk doctor run' shows" in ended.err
     assert said in "".join(one.found for one in check_run(root))
     assert '"permanent"' not in "".join(one.read_text() for one in root.glob("journals/*"))
 

@@ -99,7 +99,7 @@ class Hands:
         """As the worker has it open, who made it at its start."""
         journal = JournalWriter.__new__(JournalWriter)
         journal._fd = self._disk.open(path, os.O_WRONLY | os.O_APPEND)
-        journal.size = journal._synced = len(self._disk.image[str(path)])
+        journal.size = journal.synced = len(self._disk.image[str(path)])
         return journal
 
     def play(self, found: Assignment, script: tuple[str, ...]) -> tuple[bytes, Outcome | None]:

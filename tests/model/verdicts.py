@@ -44,7 +44,8 @@ class Verdicts(Liveness):
             self._silent[worker] = silent
             self.wrong += lives and silent
         since = -1e9 if self._silent[worker] else self._clock.monotonic()
-        self._seen[worker] = (read_presence(self._paths.worker(worker)), since)
+        seen = self._seen[worker]
+        seen.presence, seen.since = read_presence(self._paths.worker(worker)), since
         verdict = super().verdict(worker)
         wrong = lives and not verdict.alive and not self._silent[worker]
         assert not wrong, "I4: a worker that was heard within the lease is held for dead"

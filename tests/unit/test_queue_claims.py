@@ -89,20 +89,6 @@ def test_claims_of_one_worker_share_an_inode_on_a_local_filesystem_alone(paths: 
     assert {found.owner(f"000002-{number}", 1) for number in range(3)} == {"other"}
 
 
-def test_create_whose_reply_was_lost_is_ours(
-    paths: StagePaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.symlink
-
-    def symlink_and_retransmit(target: str, path: Path) -> None:
-        real(target, path)
-        raise FileExistsError(errno.EEXIST, "sent again")
-
-    monkeypatch.setattr(os, "symlink", symlink_and_retransmit)
-
-    assert Claims(paths).create("000001-0", 1, "me")
-
-
 def test_a_claim_whose_target_cannot_be_read_is_not_ours(paths: StagePaths) -> None:
     """A copy without symlinks, or a server that says "exists" and then errs, ends no worker."""
     (paths.claims / claim_name("000001-0", 1)).write_bytes(b"")

@@ -45,13 +45,6 @@ def ids(log: StageLog) -> dict[int, list[int]]:
     }
 
 
-def test_an_empty_log_has_nothing_and_is_open(paths: StagePaths) -> None:
-    log = StageLog(paths)
-
-    assert not log.poll()
-    assert (log.length, log.sealed, log.segments) == (0, False, {})
-
-
 def test_all_readers_see_the_entries_in_one_order(paths: StagePaths) -> None:
     writer, follower = StageLog(paths), StageLog(paths)
 
@@ -76,21 +69,6 @@ def test_an_entry_lost_to_another_process_is_prepared_again(paths: StagePaths) -
     assert slow.add_segment(segment(2))
 
     assert ids(reader(paths)) == {1: [1], 2: [2]}
-
-
-def test_an_entry_whose_reply_was_lost_is_ours(
-    paths: StagePaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.symlink
-
-    def symlink_and_retransmit(target: str, path: Path) -> None:
-        real(target, path)
-        raise FileExistsError(errno.EEXIST, "sent again")
-
-    monkeypatch.setattr(os, "symlink", symlink_and_retransmit)
-
-    assert StageLog(paths).add_segment(segment(1))
-    assert ids(reader(paths)) == {1: [1]}
 
 
 def test_i6_of_many_writers_at_once_every_segment_is_there_once(paths: StagePaths) -> None:
@@ -214,7 +192,7 @@ def test_a_name_that_is_cached_as_missing_is_found_by_the_listing(
     assert reader(paths).sealed
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage\n", b"-5\n", b"\xff\xfe", None])
+@pytest.mark.parametrize("content", [b"garbage\n", b"\xff\xfe", None])
 def test_head_is_a_mere_hint(paths: StagePaths, content: bytes | None) -> None:
     StageLog(paths).seal()
     if content is None:
@@ -254,16 +232,11 @@ def test_retries_raise_the_floor_of_the_items_they_name(paths: StagePaths) -> No
     ("kind", "text"),
     [
         ("items", '{"format": 1}'),
-        ("items", '{"format": 1, "units": []}'),
-        ("items", '{"format": 1, "units": [[0, 1]]}'),
         ("items", '{"format": 1, "units": [["a", "b", "c", "d"]]}'),
         ("items", "[]"),
-        ("items", "7"),
         ("retries", '{"format": 1}'),
-        ("retries", '{"format": 1, "floors": 7}'),
         ("retries", '{"format": 1, "floors": [[1, 0]]}'),
         ("retries", '{"format": 1, "floors": [[1, 0, "x"]]}'),
-        ("retries", "[]"),
     ],
 )
 def test_a_payload_that_is_whole_and_wrong_is_named_and_not_waited_for(

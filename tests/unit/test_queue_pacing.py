@@ -54,7 +54,7 @@ def idle(workers: int, seconds: float, *, owners: int, step_s: float = 1.0) -> l
     return played
 
 
-@pytest.mark.parametrize(("workers", "owners"), [(2, 1), (8, 8), (32, 4), (100, 100), (400, 10)])
+@pytest.mark.parametrize(("workers", "owners"), [(8, 8), (400, 10)])
 def test_an_idle_run_asks_a_shared_filesystem_less_than_100_times_a_second(
     workers: int, owners: int
 ) -> None:
@@ -87,7 +87,7 @@ def scans_of(workers: int, owners: int, seconds: float) -> list[list[tuple[float
     return found
 
 
-@pytest.mark.parametrize(("workers", "owners"), [(100, 100), (256, 32), (1024, 50), (4096, 50)])
+@pytest.mark.parametrize(("workers", "owners"), [(100, 100), (4096, 50)])
 def test_scans_of_many_workers_stay_within_their_part(workers: int, owners: int) -> None:
     found = scans_of(workers, owners, HOUR_S)
 
@@ -95,9 +95,7 @@ def test_scans_of_many_workers_stay_within_their_part(workers: int, owners: int)
     assert asked / HOUR_S < 1.1 * SCANS_PER_S
 
 
-@pytest.mark.parametrize(
-    ("workers", "owners", "minutes"), [(32, 32, 5), (256, 32, 6), (1024, 50, 9), (4096, 50, 15)]
-)
+@pytest.mark.parametrize(("workers", "owners", "minutes"), [(32, 32, 5), (4096, 50, 15)])
 def test_i3_a_silence_is_seen_in_minutes_however_many_wait(
     workers: int, owners: int, minutes: int
 ) -> None:
@@ -135,15 +133,14 @@ def test_those_who_scan_often_change_so_that_the_dead_among_them_are_replaced() 
     assert duties == {True, False}
 
 
-@pytest.mark.parametrize(("workers", "looks"), [(1, 2048), (32, 64), (256, 8), (4096, 8)])
+@pytest.mark.parametrize(("workers", "looks"), [(32, 64), (4096, 8)])
 def test_a_job_that_starts_again_reads_few_journals_in_all(workers: int, looks: int) -> None:
     assert Waiting(ManualClock(), 0, workers, local=False).pacing.looks_at_start == looks
     assert Waiting(ManualClock(), 0, workers, local=True).pacing.looks_at_start > 1e9
 
 
-@pytest.mark.parametrize("workers", [1, 8, 32])
-def test_a_small_run_polls_a_shared_filesystem_every_few_seconds(workers: int) -> None:
-    (first, *_) = idle(workers, 600.0, owners=1, step_s=0.25)
+def test_a_small_run_polls_a_shared_filesystem_every_few_seconds() -> None:
+    (first, *_) = idle(32, 600.0, owners=1, step_s=0.25)
 
     assert first.polls > 600 / 2.5
     assert first.scans > 600 / 30

@@ -100,7 +100,6 @@ class FreshUnits:
         self._next_group: str | None = None
 
     def add(self, units: Iterable[Unit], key_of: Callable[[Unit], str | None]) -> None:
-        """Add new units in their order."""
         for unit in units:
             key = key_of(unit)
             if key is None:

@@ -15,7 +15,6 @@ _SUFFIX = ".lock"
 
 
 def claim_name(unit: str, generation: int) -> str:
-    """File name of a claim."""
     return f"{unit}.{generation}{_SUFFIX}"
 
 
@@ -41,7 +40,6 @@ class Claims:
         self._owners: dict[tuple[str, int], str] = {}
 
     def refresh(self) -> None:
-        """List the claims directory."""
         for name in files.list_names(self._paths.claims):
             parsed = parse_claim(name)
             if parsed is not None:

@@ -256,7 +256,6 @@ class Segment:
         return RunError(message, hint=hint)
 
     def unit_of(self, item: int) -> Unit:
-        """The unit that contains an item."""
         from bisect import bisect_right
 
         return self.units[bisect_right(self._table, item, key=lambda row: row[0]) - 1]
@@ -299,7 +298,6 @@ class UnitReader:
         return segment.lines(unit, fd=self._fd)
 
     def close(self) -> None:
-        """Close the file."""
         if self._segment is not None:
             self._segment = None
             with suppress(OSError):

@@ -170,7 +170,6 @@ class StageState:
         self._retried: Callable[[int, int], bool] = lambda _entry, _item: False
 
     def add_units(self, units: Iterable[Unit]) -> None:
-        """Add the units of a new segment."""
         for unit in units:
             self.units[unit.name] = UnitState(unit)
             self._open.add(unit.name)

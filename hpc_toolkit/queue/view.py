@@ -251,7 +251,6 @@ class RunView:
         return {name: self.presence(name) for name in names}
 
     def reported_sizes(self) -> dict[str, int]:
-        """Bytes of its journal that each worker reports as synced."""
         found = self.presences().items()
         return {name: presence.journal for name, presence in found if presence is not None}
 
@@ -287,5 +286,4 @@ class RunView:
 
     @property
     def complete(self) -> bool:
-        """Whether every stage is sealed and has no pending item."""
         return all(stage.complete for stage in self.stages.values())

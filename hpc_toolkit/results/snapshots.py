@@ -50,7 +50,6 @@ class Snapshot:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of items, in total and in each state."""
         states = Counter(row["state"] for row in self.rows)
         return {
             "items": len(self.items),
@@ -233,7 +232,6 @@ class Snapshots:
         self._done = done
 
     def take(self) -> None:
-        """Take a snapshot now."""
         try:
             snapshot = self._take()
             done = str(snapshot.counts["done"])

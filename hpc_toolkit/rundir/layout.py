@@ -36,7 +36,6 @@ class StagePaths:
         return self.log / f"{number:06d}"
 
     def make(self) -> None:
-        """Create the stage's directories."""
         for path in (self.log, self.items, self.retries, self.results, self.claims):
             path.mkdir(parents=True)
 
@@ -152,7 +151,6 @@ class Manifest:
         raise RunError(message, hint=near_miss(name, [stage.name for stage in self.stages]))
 
     def to_bytes(self) -> bytes:
-        """Encode the manifest as the contents of run.json."""
         record = {
             "format": FORMAT,
             "run": self.run,

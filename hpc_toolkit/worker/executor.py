@@ -84,7 +84,6 @@ class Executor:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def close(self) -> None:
-        """Close the descriptors of an ended child."""
         for fd in (self._requests, self.results, self.ended):
             os.close(fd)
         self._stop.close()

@@ -52,7 +52,6 @@ class Drain:
         return self._clock.monotonic() >= self._interrupt_at
 
     def check_deadline(self) -> None:
-        """Request an exit if the deadline has passed."""
         if self.deadline is not None and self._clock.monotonic() >= self.deadline:
             self.request("the deadline has come", 0.0)
 

@@ -56,7 +56,6 @@ class UnitLines:
 
     @property
     def stage(self) -> str:
-        """Name of the unit's stage."""
         return self._assignment.stage.paths.name
 
     def append(self, data: bytes) -> None:

@@ -168,7 +168,6 @@ class UnitRunner:
         return outcome
 
     def close(self) -> None:
-        """End the executor."""
         self._units.close()
         if self._executor is not None:
             self._executor.end()

@@ -453,11 +453,3 @@ def test_the_group_ahead_is_told_without_a_look_at_the_filesystem(fast_dir: Path
         assert found is not None
         loaded = found.stage.group_of(found.unit)
     assert loaded == told
-
-
-def test_a_unit_without_a_group_has_none_ahead(fast_dir: Path) -> None:
-    taker = Taker(ToyRun(fast_dir / "r", 4, unit=1))
-    found = taker.fresh()
-    assert found is not None
-
-    assert taker.picker.next_group(found) is None

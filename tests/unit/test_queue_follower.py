@@ -73,21 +73,6 @@ def test_results_of_the_units_that_are_waited_for_are_seen_by_the_next_look(
         assert waiting.left == 6 - number
 
 
-def test_a_release_that_follows_what_was_told_is_seen_by_the_look_after_it(
-    waiting: Waiting,
-) -> None:
-    waiting.look()
-    worker = waiting.workers[0]
-    worker.attempt(0, "failed")
-    worker.presence.update(failed=1)
-    waiting.look()
-    worker.attempt(1)
-    worker.release()
-    waiting.look()
-
-    assert waiting.stage.is_released(waiting.units[0])
-
-
 def test_a_second_of_waiting_asks_for_no_more_than_its_part(waiting: Waiting) -> None:
     waiting.look()
     seconds = 0.0
@@ -185,9 +170,3 @@ def test_here_short_waits_are_looked_at_more_often_than_long_ones(fast_dir: Path
     assert pause_s(0.0) == 0.004
     assert pause_s(0.06) == 0.015
     assert pause_s(600.0) == LOOK_LOCAL_S
-
-
-def test_elsewhere_a_short_wait_is_looked_at_no_more_often(waiting: Waiting) -> None:
-    waiting.look()
-
-    assert waiting.follower.look(waiting.stage, waiting.units, 0.0) >= 1.0

@@ -23,18 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKERS = 2
 LIMIT_S = 120.0
 
-INVARIANTS = {
-    "I1": "a committed result is on disk and counts for ever",
-    "I2": "one row per item, and a published row stays",
-    "I3": "a dead worker's items are claimable; no death costs an attempt",
-    "I4": "no decision compares clocks of two hosts",
-    "I5": "a worker that was declared dead does no harm",
-    "I6": "no lock and no look is trusted for exclusivity",
-    "I7": "status writes nothing",
-    "I8": "a torn or damaged line poisons nothing",
-    "I9": "a permanent failure is not retried",
-}
-
 
 @dataclass(frozen=True)
 class Mutant:

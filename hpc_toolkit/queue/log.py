@@ -252,10 +252,6 @@ class StageLog:
         files.write_new(self.paths.root / target, chunks)
         return target
 
-    def drop_payload(self, target: str) -> None:
-        """Delete this process's own payload that no entry names."""
-        (self.paths.root / target).unlink(missing_ok=True)
-
     def add_segment(self, lines: list[bytes]) -> bool:
         """Write a segment and try to add it; False if another process was faster.
 
@@ -281,7 +277,7 @@ class StageLog:
         if self.append(target):
             self.poll()
             return True
-        self.drop_payload(target)
+        (self.paths.root / target).unlink(missing_ok=True)  # our own, and no entry names it
         self._follow()
         return False
 

@@ -198,8 +198,9 @@ class Worker:
                 raise PausedError(self._pause.reason, hint=hint)
             if outcome is Outcome.STOPPED:
                 self._drain.request("no time for another item", 0.0)
-            died = outcome is Outcome.DIED and not self._drain.requested
-            assignment = self._picker.again(assignment) if died else None
+            stops = self._drain.requested or self._host_watch.hold
+            again = outcome is Outcome.DIED and not stops
+            assignment = self._picker.again(assignment) if again else None
 
     def _wait(self) -> None:
         now = self._clock.monotonic()

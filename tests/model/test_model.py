@@ -240,8 +240,8 @@ MISTAKES = [
         Mistake(
             "the owner's clock is compared with mine",
             Liveness,
-            "return now - since < lease_s",
-            "return now - (presence.at if presence else since) < lease_s",
+            "return now - seen.since < lease_s",
+            "return now - (presence.at if presence else seen.since) < lease_s",
         ),
     ),
     (

@@ -6,7 +6,6 @@ typer reads them from a signature that is made at run time.
 
 import gc
 import json
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -97,10 +96,15 @@ def launch(
     """
     from hpc_toolkit.training.launch.plan import Request
 
+    options = only_given(given)
+    if "shutdown_timeout" in options:
+        options["shutdown_timeout"] = parse_duration(
+            options["shutdown_timeout"], where="--shutdown-timeout", zero=True
+        )
     request = Request(
         script=script,
         arguments=arguments,
-        options=_in_seconds(only_given(given)),
+        options={name: value for name, value in options.items() if value is not False},
         backend=backend,
         start_timeout_s=parse_duration(start_timeout, where="--start-timeout"),
         run_dir=run_dir.absolute() if run_dir is not None else None,
@@ -124,21 +128,6 @@ def launch(
     sys.exit(outcome.code)
 
 
-def _in_seconds(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of torchrun with their durations as numbers, the way torchrun takes them."""
-    found = dict(options)
-    if "monitor_interval" in found:
-        found["monitor_interval"] = parse_duration(
-            found["monitor_interval"], where="--monitor-interval"
-        )
-    if "shutdown_timeout" in found:
-        # torchrun takes whole seconds.
-        found["shutdown_timeout"] = math.ceil(
-            parse_duration(found["shutdown_timeout"], where="--shutdown-timeout", zero=True)
-        )
-    return found
-
-
 def _tell(request: "Request", *, as_json: bool) -> None:
     """Print what would start here."""
     import os
@@ -158,7 +147,6 @@ def _tell(request: "Request", *, as_json: bool) -> None:
         "alone": "no other node",
         "directory": f"through {plan.run_dir}/rendezvous/{plan.launch}",
         "address": f"at {plan.host}:{plan.port}",
-        "torch": "by torch's own rendezvous",
     }
     print(f"node      {plan.node_rank} of {plan.nodes}: {what}")
     print(f"meeting   {where[plan.meeting]}")

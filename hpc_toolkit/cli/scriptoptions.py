@@ -77,7 +77,7 @@ PANELS: Panels = {
         _rare("stage_dir", "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR"),
         _rare("cpu_bind", "CPUs of each task: 'srun --cpu-bind'.", "WHAT"),
         _rare("mem_bind", "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT"),
-        _rare("numa_binding", "Bind ranks near their GPUs: node, exclusive ...", "MODE"),
+        _rare("numa_binding", "Bind each rank to the CPUs near its GPU: node.", "MODE"),
         _rare("distribution", "Order of the tasks: 'srun --distribution'.", "HOW"),
         _rare("hint", "nomultithread, memory_bound ...: 'srun --hint'.", "WORD"),
     ),

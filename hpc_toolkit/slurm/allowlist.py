@@ -131,10 +131,7 @@ PATTERNS = {
     "stage_dir": (_ABSOLUTE, "an absolute path on the nodes' own disks"),
     "cpu_bind": (_CPU_BIND, "none, threads, cores, sockets, ldoms, map_cpu:LIST or mask_cpu:LIST"),
     "mem_bind": (_MEM_BIND, "none, local, map_mem:LIST or mask_mem:LIST, with ',prefer'"),
-    "numa_binding": (
-        "node|socket|exclusive|core-complex",
-        "node, socket, exclusive or core-complex, which torchrun's --numa-binding explains",
-    ),
+    "numa_binding": ("node", "node: each rank runs on the CPUs of its GPU's NUMA node"),
     "distribution": (
         rf"({_OVER_NODES})(:({_INSIDE})){{0,2}}(,(No)?Pack)?",
         "block, cyclic or plane=N, then sockets and cores as in block:cyclic",

@@ -236,28 +236,6 @@ def test_tasks_that_srun_started_become_ranks(hpctk: Hpctk, train: Path, tmp_pat
     wait_until(lambda: not list(meeting.iterdir()), "the name to be taken away")
 
 
-def test_a_task_that_calls_from_python_keeps_no_process(hpctk: Hpctk) -> None:
-    call = """
-import os
-import hpc_toolkit
-
-print("code", hpc_toolkit.launch("sh", "-c", "exit 7", no_python=True, run_dir="run"))
-try:
-    os.waitpid(-1, 0)
-except ChildProcessError:
-    print("no child is left")
-raise SystemExit
-"""
-    step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
-    place = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
-
-    ended = hpctk.start(first=call, env={**step, **place}).ended()
-
-    assert ended.out == "code 7\nno child is left\n"
-    assert not list((hpctk.cwd / "run" / "rendezvous").iterdir())
-    assert ended.err == "error: rank 0 ended with exit code 7\n"
-
-
 def test_a_launch_that_is_ended_ends_its_ranks(hpctk: Hpctk, tmp_path: Path) -> None:
     script = tmp_path / "stubborn.sh"
     script.write_text("trap '' TERM\necho ready $$\nwhile :; do sleep 0.1; done\n")

@@ -71,7 +71,7 @@ FENCES: dict[str, set[str]] = {
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
         *("campaign.local", "doctor", "engines.ray", "lab", "notebook", "science.workloads"),
-        *("slurm.batch", "slurm.client", "worker"),
+        *("slurm.batch", "slurm.client", "training.launch", "worker"),
     },
     "fcntl": {"doctor", "queue"},
     "multiprocessing": set(),

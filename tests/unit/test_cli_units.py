@@ -34,7 +34,6 @@ DURATIONS = [
     ("plan", "--items", "5", "--item-time", "1s", "--within"),
     ("plan", "--items", "5", "--item-time", "1s", "--time-limit"),
     ("launch", "--start-timeout"),
-    ("launch", "--monitor-interval"),
     ("launch", "--shutdown-timeout"),
     ("render", "--lease"),
     ("render", "--idle-exit"),

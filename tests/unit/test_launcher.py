@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
-import signal
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -18,11 +17,9 @@ import hpc_toolkit
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.launch import launch as launching
-from hpc_toolkit.training.launch.agent import Watch
-from hpc_toolkit.training.launch.elastic import _patience_s
+from hpc_toolkit.training.launch.agent import watch
 from hpc_toolkit.training.launch.options import all_options
 from hpc_toolkit.training.launch.outcome import (
-    SAVED,
     Outcome,
     RankFailure,
     exit_code,
@@ -40,9 +37,13 @@ from hpc_toolkit.training.launch.plan import (
     make_plan,
     task_plan,
 )
-from hpc_toolkit.training.launch.ranklogs import WholeLines, drop_if_torn, make_next
-from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Ending
+from hpc_toolkit.training.launch.ranks import _File, cpus_near_gpu, make_next
+from hpc_toolkit.training.launch.rendezvous import Ending
 from tests.manualclock import ManualClock
+
+if TYPE_CHECKING:
+    from hpc_toolkit.training.launch.ranks import Ranks
+    from hpc_toolkit.training.launch.rendezvous import Rounds
 
 SRUN = {
     "SLURM_JOB_ID": "12",
@@ -54,125 +55,28 @@ SRUN = {
 }
 
 
-def namespace(**values: Any) -> Any:
-    """What torchrun's parser makes of no options, with ``values``."""
-    defaults = {
-        "nnodes": "1:1",
-        "node_rank": 0,
-        "nproc_per_node": 2,
-        "rdzv_id": "none",
-        "log_dir": None,
-        "logs_specs": None,
-        "standalone": False,
-        "master_addr": "127.0.0.1",
-        "master_port": None,
-    }
-    return SimpleNamespace(**{**defaults, **values})
-
-
-def plan_of(
-    step: Step | None = None,
-    run_dir: str | None = None,
-    environ: dict[str, str] | None = None,
-    **options: Any,
-) -> Plan:
+def plan_of(step: Step | None = None, run_dir: str | None = None, **options: Any) -> Plan:
     request = Request(
         script="train.py", options=options, run_dir=Path(run_dir) if run_dir else None
     )
-    return make_plan(request, namespace(**options), environ or {}, step=step, backend="gloo")
+    return make_plan(request, step=step, ranks=2, backend="gloo")
 
 
 # Options
 
 
 @pytest.mark.torch
-def test_every_option_of_torchrun_is_an_option_of_launch() -> None:
+def test_every_option_has_the_spellings_of_torchrun() -> None:
     run = pytest.importorskip("torch.distributed.run")
-    known = all_options()
-
-    found = {
-        action.dest: action
+    torchruns = {
+        action.dest: (*action.option_strings, action.nargs == 0)
         for action in run.get_args_parser()._actions
-        if action.option_strings and action.dest != "help"
     }
 
-    assert set(found) == set(known)
-    for name, action in found.items():
-        option = known[name]
-        assert {option.spelling, option.short or option.spelling} <= set(action.option_strings)
-        assert bool(option.metavar) == (action.nargs != 0), name
-        duration = name in ("monitor_interval", "shutdown_timeout")
-        assert (option.metavar == "DURATION") == duration, name
-        assert (option.metavar == "N") == (action.type is int and not duration), name
-        assert action.type is not float or duration, name
-        assert not isinstance(action, argparse._StoreFalseAction)
-
-
-@pytest.mark.torch
-def test_options_are_read_by_torchruns_own_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setenv("PET_MONITOR_INTERVAL", "0.5")
-    options = {"nproc_per_node": "2", "module": True, "redirects": "3", "max_restarts": 4}
-
-    found = launching._namespace(
-        Request(script="pkg.train", arguments=("--lr", "1", "-m"), options=options)
-    )
-
-    assert (found.nproc_per_node, found.module, found.redirects) == ("2", True, "3")
-    assert (found.max_restarts, found.monitor_interval) == (4, 0.5)
-    assert (found.training_script, found.training_script_args) == ("pkg.train", ["--lr", "1", "-m"])
-
-
-@pytest.mark.torch
-def test_what_torch_would_meet_too_late_is_told_as_bad_input() -> None:
-    pytest.importorskip("torch")
-    for options, told in (
-        ({"monitor_interval": -5.0}, "--monitor-interval: -5 s is not above 0 s"),
-        ({"event_log_handler": "none"}, "torch has none called 'none'"),
-        ({"numa_binding": "node"}, r"--numa-binding: torch sees fewer GPUs \(.\) than"),
-    ):
-        found = launching._namespace(Request(script="a", options=options))
-        found.nproc_per_node = 99
-
-        with pytest.raises(ConfigError, match=told):
-            launching._configured(found, plan_of())
-
-
-@pytest.mark.torch
-def test_output_goes_to_files_and_here_unless_somebody_says_where(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("torch")
-
-    def where(**options: str) -> tuple[str, str]:
-        found = launching._namespace(Request(script="a", options=options))
-        return found.redirects, found.tee
-
-    assert where() == ("0", "3")
-    assert where(tee="0") == ("0", "0")
-    assert where(redirects="3") == ("3", "0")
-    assert where(logs_specs="mine") == ("0", "0")
-    monkeypatch.setenv("PET_TEE", "1")
-    assert where() == ("0", "1")
-
-
-@pytest.mark.torch
-def test_a_torch_without_a_part_that_is_needed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = pytest.importorskip("torch.distributed.run")
-    old = SimpleNamespace(monitor_interval=0.1, event_log_handler="null")
-    monkeypatch.setattr(run, "config_from_args", lambda _: (old, "a", []))
-
-    with pytest.raises(ConfigError, match=r"newer torch.* has no .*shutdown_timeout"):
-        launching._configured(namespace(redirects="0", tee="0"), plan_of())
-
-
-@pytest.mark.torch
-def test_a_node_waits_as_long_as_others_take_to_look() -> None:
-    pytest.importorskip("torch")
-    config: Any = SimpleNamespace(shutdown_timeout=30, monitor_interval=12.0)
-
-    assert _patience_s(config, Outcome(0)) == FAREWELL_S + 12
-    assert _patience_s(config, Outcome(SAVED)) == 30 + 12
+    for name, option in all_options().items():
+        *spellings, is_flag = torchruns[name]
+        assert {option.spelling, option.short or option.spelling} <= {*spellings}
+        assert is_flag == (not option.metavar)
 
 
 def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,24 +87,39 @@ def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
         return Outcome(0)
 
     monkeypatch.setattr(launching, "launch", launched)
-    words = ["launch", "--max-restarts", "0", "--shutdown-timeout", "0", "--monitor-interval", "1s"]
+    words = ["launch", "--max-restarts", "0", "--shutdown-timeout", "0"]
 
     ended = CliRunner().invoke(load_commands("launch"), [*words, "train.py"])
 
     assert ended.exit_code == 0, ended.output
-    assert asked[0].options == {"max_restarts": 0, "shutdown_timeout": 0, "monitor_interval": 1.0}
+    assert asked[0].options == {"max_restarts": 0, "shutdown_timeout": 0}
+
+
+def test_the_number_of_ranks_can_be_that_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(5)))
+
+    assert launching.count_ranks("3") == 3
+    assert launching.count_ranks("cpu") == 5
+    for text in ("0", "some", "-1"):
+        with pytest.raises(ConfigError, match=f"--nproc-per-node {text} starts no rank"):
+            launching.count_ranks(text)
 
 
 @pytest.mark.torch
-def test_a_value_that_torchrun_refuses_is_told_as_bad_input() -> None:
-    pytest.importorskip("torch")
+@pytest.mark.parametrize(("gpus", "auto"), [(0, 5), (4, 4)])
+def test_the_number_of_ranks_can_be_that_of_the_gpus(
+    gpus: int, auto: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(5)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
-    with pytest.raises(ConfigError, match="invalid int value: 'many'"):
-        launching._namespace(Request(script="a", options={"max_restarts": "many"}))
-    with pytest.raises(ConfigError, match=r"--nproc-per-node 0 starts no rank"):
-        launching._ranks("0")
-    with pytest.raises(ConfigError, match="--nproc-per-node some"):
-        launching._ranks("some")
+    assert launching.count_ranks("auto") == auto
+    if gpus:
+        assert launching.count_ranks("gpu") == gpus
+    else:
+        with pytest.raises(ConfigError, match="--nproc-per-node gpu starts no rank"):
+            launching.count_ranks("gpu")
 
 
 def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> None:
@@ -224,8 +143,9 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
             check_request(replace(good, start_timeout_s=timeout_s))
     for called, told in (
         (replace(good, start_timeout_s="3"), "start_timeout: '3' is not a number"),  # type: ignore[arg-type] # what is refused
-        (replace(good, options={"module": "yes"}), "module: 'yes' is neither True nor False"),
-        (replace(good, options={"nproc_per_node": [2]}), r"nproc_per_node: \[2\] is neither"),
+        (replace(good, options={"module": "yes"}), "module: 'yes' is not True or False"),
+        (replace(good, options={"nproc_per_node": [2]}), r"nproc_per_node: \[2\] is not a text or"),
+        (replace(good, options={"nnodes": True}), "nnodes: True is not a whole number"),
     ):
         with pytest.raises(ConfigError, match=told):
             check_request(called)
@@ -282,7 +202,7 @@ def test_an_uneven_step_has_the_ranks_of_each_node() -> None:
     assert step is not None
     assert step.tasks == (4, 4, 2)
     assert not step.per_node
-    plan = task_plan(Request(script="a", run_dir=Path("R")), step, {}, backend="gloo")
+    plan = task_plan(Request(script="a", run_dir=Path("R")), step, backend="gloo")
     assert (plan.form, plan.nodes, plan.node_rank, plan.ranks) == ("task", 3, 2, 2)
 
 
@@ -294,7 +214,6 @@ def test_an_uneven_step_has_the_ranks_of_each_node() -> None:
         {"SLURM_LOCALID": "1"},
         {"SLURM_PROCID": "2"},
         {"SLURM_STEP_TASKS_PER_NODE": ""},
-        {"SLURM_RESTART_COUNT": "x"},
     ],
     ids=str,
 )
@@ -323,45 +242,31 @@ def test_one_node_meets_nobody_and_has_a_name_of_its_own() -> None:
 
 
 def test_nodes_meet_where_the_user_says() -> None:
-    at = plan_of(nnodes="2", node_rank=1, master_addr="n1")
-    here = plan_of(nnodes="2", master_port=1234)
-    named = plan_of(None, "R", nnodes="2", rdzv_id="first/../..")
-    torchs = plan_of(nnodes="2:4", rdzv_backend="c10d", rdzv_endpoint="n1:1")
+    at = plan_of(nnodes=2, node_rank=1, master_addr="n1")
+    here = plan_of(nnodes=2, master_port=1234)
+    named = plan_of(None, "R", nnodes=2, rdzv_id="first/../..")
 
     assert (at.meeting, at.host, at.port, at.node_rank) == ("address", "n1", 29500, 1)
     assert (here.meeting, here.host, here.port) == ("address", "127.0.0.1", 1234)
     assert (named.meeting, named.launch) == ("directory", "first_.._..")
-    assert torchs.meeting == "torch"
-
-
-def test_a_variable_of_torchrun_counts_as_given() -> None:
-    request = Request(script="a")
-    environ = {"PET_NNODES": "2", "PET_MASTER_ADDR": "n1"}
-
-    plan = make_plan(
-        request, namespace(nnodes="2", master_addr="n1"), environ, step=None, backend="gloo"
-    )
-
-    assert (plan.meeting, plan.host) == ("address", "n1")
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"nnodes": "2"}, "2 nodes need a directory"),
-        ({"nnodes": "2", "run_dir": "R"}, "need a name for this launch"),
-        ({"nnodes": "two"}, "'two' is not a number of nodes"),
-        ({"nnodes": "0"}, "'0' is not a number of nodes"),
-        ({"nnodes": "4:2"}, "'4:2' is not a number of nodes"),
-        ({"nnodes": "2:4"}, "only torch's c10d takes a range"),
+        ({"nnodes": 2}, "2 nodes need a directory"),
+        ({"nnodes": 2, "run_dir": "R"}, "need a name for this launch"),
+        ({"nnodes": 0}, "--nnodes: 0 is below 1"),
+        ({"max_restarts": -1}, "--max-restarts: -1 is below 0"),
         (
-            {"nnodes": "2", "node_rank": 2, "master_addr": "n"},
+            {"nnodes": 2, "node_rank": 2, "master_addr": "n"},
             "--node-rank 2 is not one of the 2 nodes",
         ),
-        ({"nnodes": "2", "standalone": True}, "--standalone is for one node"),
-        ({"nnodes": "2", "master_port": 65536}, "65536 is not a valid port"),
-        ({"master_port": 0}, "0 is not a valid port"),
-        ({"rdzv_conf": "timeout=3"}, "--rdzv-conf says how torch's own"),
+        ({"nnodes": 2, "standalone": True}, "--standalone is for one node"),
+        ({"nnodes": 2, "master_port": 65536}, "65536 is not a valid port"),
+        ({"numa_binding": "socket"}, "--numa-binding: unknown mode 'socket'"),
+        ({"tee": "4"}, "--tee: '4' is not a number from 0 to 3"),
+        ({"local_ranks_filter": "0:1"}, "'0:1' is not a list of local ranks"),
     ],
     ids=str,
 )
@@ -370,12 +275,23 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) 
         plan_of(**options)
 
 
+def test_output_goes_to_files_and_here_unless_somebody_says_where() -> None:
+    def streams(**options: Any) -> tuple[int, int]:
+        plan = plan_of(**options)
+        return plan.tee, plan.redirects
+
+    assert streams() == (3, 0)
+    assert streams(tee="1") == (1, 0)
+    assert streams(redirects="3") == (0, 3)
+    assert plan_of(local_ranks_filter="0, 2").shown == (0, 2)
+
+
 def test_inside_a_step_slurm_says_where_this_is() -> None:
     step = Step.from_environ(SRUN)
 
-    assert plan_of(step, "R", nnodes="2", node_rank=1).nodes == 2
+    assert plan_of(step, "R", nnodes=2, node_rank=1).nodes == 2
     with pytest.raises(ConfigError, match="--nnodes is 3, and Slurm says 2"):
-        plan_of(step, "R", nnodes="3")
+        plan_of(step, "R", nnodes=3)
     with pytest.raises(ConfigError, match="--node-rank is 0, and Slurm says 1"):
         plan_of(step, "R", node_rank=0)
     with pytest.raises(ConfigError, match="2 nodes need a directory"):
@@ -388,7 +304,7 @@ def test_a_launch_on_one_node_of_several_is_told_unless_it_is_meant() -> None:
     def told(environ: dict[str, str], **options: Any) -> str:
         request = Request(script="train.py", options=options, run_dir=Path("run"))
         step = Step.from_environ(environ)
-        found = left_out(request, plan_of(step, "run", environ), environ)
+        found = left_out(request, plan_of(step, "run"), environ)
         return f"{found.message}; {found.hint}" if found else ""
 
     assert told(job).startswith("this job has 2 nodes, and these ranks start on this one alone")
@@ -396,7 +312,7 @@ def test_a_launch_on_one_node_of_several_is_told_unless_it_is_meant() -> None:
     alone = {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
     assert "with srun" in told({**SRUN, **alone, **job})
     assert not told({**SRUN, **job})
-    assert not told(job, nnodes="1")
+    assert not told(job, nnodes=1)
     assert not told({"SLURM_JOB_NUM_NODES": "1"})
     assert not told({})
 
@@ -407,15 +323,23 @@ def test_where_srun_started_every_rank_options_of_an_agent_are_refused() -> None
     assert step is not None
     module = Request(script="a", options={"module": True}, run_dir=Path("R"))
 
-    assert task_plan(module, step, {}, backend="gloo").ranks == 2
+    assert task_plan(module, step, backend="gloo").ranks == 2
     with pytest.raises(ConfigError, match="--max-restarts, --tee: srun started each rank"):
-        task_plan(
-            replace(module, options={"max_restarts": 1, "tee": "3"}), step, {}, backend="gloo"
-        )
-    with pytest.raises(ConfigError, match="--nproc-per-node: srun started"):
-        task_plan(module, step, {"PET_NPROC_PER_NODE": "2"}, backend="gloo")
+        task_plan(replace(module, options={"max_restarts": 1, "tee": "3"}), step, backend="gloo")
     with pytest.raises(ConfigError, match="2 ranks need a directory"):
-        task_plan(replace(module, run_dir=None), step, {}, backend="gloo")
+        task_plan(replace(module, run_dir=None), step, backend="gloo")
+
+
+@pytest.mark.torch
+def test_where_srun_started_every_rank_python_has_nothing_to_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    for name, value in {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(ConfigError, match="srun has started every rank here"):
+        hpc_toolkit.launch("sh", no_python=True, run_dir=tmp_path)
 
 
 def test_ranks_share_the_cpus_and_learn_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,29 +386,33 @@ def test_ranks_that_left_with_75_saved_their_state(codes: list[int], expected: b
     assert saved(codes) is expected
 
 
-def failure(rank: int, code: int, *, first: bool = True, said_at: float = 0) -> RankFailure:
-    return RankFailure(rank=rank, code=code, first=first, said_at=said_at)
+def failure(rank: int, code: int, *, first: bool = True, log: Path | None = None) -> RankFailure:
+    return RankFailure(rank=rank, code=code, first=first, log=log)
 
 
 def test_the_cause_is_the_rank_that_a_signal_ended() -> None:
-    followed = [failure(0, 1, said_at=1), failure(3, -9, said_at=2)]
-
-    assert root_cause(followed).rank == 3
+    assert root_cause([failure(0, 1), failure(3, -9)]).rank == 3
     assert root_cause([failure(0, -15, first=False), failure(1, 5)]).rank == 1
     assert root_cause([failure(0, 75), failure(1, 1)]).rank == 1
     assert root_cause([failure(0, -15, first=False)]).rank == 0
 
 
-def test_the_cause_is_the_rank_whose_error_was_written_first() -> None:
-    assert root_cause([failure(0, 1, said_at=20.5), failure(1, 1, said_at=20.25)]).rank == 1
+def test_the_cause_is_the_rank_whose_error_was_written_first(tmp_path: Path) -> None:
+    logs = [tmp_path / "0", tmp_path / "1"]
+    for log, at in zip(logs, (20.5, 20.25), strict=True):
+        log.touch()
+        os.utime(log, (at, at))
+
+    assert root_cause([failure(rank, 1, log=log) for rank, log in enumerate(logs)]).rank == 1
 
 
 def test_a_failure_names_rank_host_signal_and_log(tmp_path: Path) -> None:
     log = tmp_path / "rank-1.restart-2.err"
     log.write_text("before\nTraceback (most recent call last):\n  x\nRuntimeError: y\n")
 
-    killed = failure_error(failure(1, -9), host="n2", restarts=2, log=log)
-    ended = failure_error(failure(0, 3), host="n2", restarts=1, log=None)
+    killed = failure_error(failure(1, -9, log=log), host="n2", restarts=2)
+    ended = failure_error(failure(0, 3), host="n2", restarts=1)
+    unnamed = failure_error(failure(0, -99), host="n", restarts=0)
 
     first, *rest = killed.message.splitlines()
     assert first == f"rank 1 on n2 ended by SIGKILL, after 2 restarts; its log: {log}"
@@ -492,6 +420,7 @@ def test_a_failure_names_rank_host_signal_and_log(tmp_path: Path) -> None:
     assert "memory ran out" in killed.hint
     assert ended.message == "rank 0 on n2 ended with exit code 3, after 1 restart"
     assert ended.hint == ""
+    assert unnamed.message == "rank 0 on n ended by signal 99"
 
 
 @pytest.mark.parametrize(
@@ -508,7 +437,7 @@ def test_a_common_failure_has_a_hint(said: str, hint: str, tmp_path: Path) -> No
     log = tmp_path / "rank-0.restart-0.err"
     log.write_text(said)
 
-    assert hint in failure_error(failure(0, 1), host="n", restarts=0, log=log).hint
+    assert hint in failure_error(failure(0, 1, log=log), host="n", restarts=0).hint
 
 
 def test_the_end_of_a_log_is_short_and_a_missing_one_empty(tmp_path: Path) -> None:
@@ -521,77 +450,133 @@ def test_the_end_of_a_log_is_short_and_a_missing_one_empty(tmp_path: Path) -> No
     assert last_lines(tmp_path) == []
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    error = failure_error(failure(0, -99), host="n", restarts=0, log=None)
-
-    assert error.message == "rank 0 on n ended by signal 99"
-
-
 # What the ends of some mean for others
+
+
+class Ended:
+    """Ranks with given exit codes; those that run end by SIGTERM when they are told to."""
+
+    def __init__(self, *codes: int | None) -> None:
+        self.now = dict(enumerate(codes))
+
+    def codes(self) -> dict[int, int | None]:
+        return dict(self.now)
+
+    def end(self) -> None:
+        self.now = {local: -15 if code is None else code for local, code in self.now.items()}
+
+    def failures(self, first: frozenset[int]) -> list[RankFailure]:
+        return [
+            failure(local, code, first=local in first) for local, code in self.now.items() if code
+        ]
+
+
+class Round:
+    """The only round of other nodes of which the test says how they are."""
+
+    def __init__(
+        self, number: int = 0, *, ending: Ending | None = None, wanted: bool = False
+    ) -> None:
+        self.number = number
+        self._ending, self._wanted = ending, wanted
+
+    def ended(self) -> Ending | None:
+        return self._ending
+
+    def finish(self) -> bool:
+        return self._ending is None and not self._wanted
+
+    def wanted(self) -> bool:
+        return self._wanted
+
+
+def watched(
+    ranks: Ended, there: Round | None = None, *, max_restarts: int = 0, clock: ManualClock
+) -> Outcome | None:
+    return watch(
+        cast("Ranks", ranks),
+        cast("Rounds", there or Round()),
+        max_restarts=max_restarts,
+        patience_s=30,
+        clock=clock.monotonic,
+        sleep=clock.advance,
+    )
 
 
 def test_ranks_that_saved_have_others_wait_for_a_while() -> None:
     clock = ManualClock()
-    watch = Watch(30, clock.monotonic)
+    began, ranks = clock.monotonic(), Ended(75, None)
 
-    assert watch.verdict({0: None, 1: None}) == "go"
-    assert watch.verdict({0: 0, 1: None}) == "go"
-    assert watch.verdict({0: 75, 1: None}) == "wait"
-    clock.advance(29)
-    assert watch.verdict({0: 75, 1: None}) == "wait"
-    clock.advance(1)
-    assert watch.verdict({0: 75, 1: None}) == "go"
-    assert watch.verdict({0: 75, 1: 75}) == "go"
+    assert watched(ranks, max_restarts=3, clock=clock) == Outcome(75)
+    assert clock.monotonic() - began == pytest.approx(30, abs=0.2)
+    assert ranks.now == {0: 75, 1: -15}
+    assert watched(Ended(75, 0), clock=clock) == Outcome(75)
 
 
-def test_a_rank_that_failed_has_the_others_stopped() -> None:
-    watch = Watch(30, ManualClock().monotonic)
+def test_a_rank_that_failed_has_the_others_stopped_at_once() -> None:
+    clock = ManualClock()
+    began, ranks = clock.monotonic(), Ended(None, -9, 75)
 
-    assert watch.verdict({0: None, 1: -9}) == "stop"
-    assert watch.ended_first == {1}
-    assert Watch(30).verdict({0: 75, 1: 1, 2: None}) == "stop"
-    # Those that ended by themselves meanwhile are told from those that are stopped now.
-    assert watch.verdict({0: 1, 1: -9}) == "go"
-    assert watch.ended_first == {0, 1}
+    assert watched(ranks, clock=clock) == Outcome(75)
+    failed = watched(Ended(None, 7), Round(2), max_restarts=2, clock=clock)
+    assert failed is not None
+    assert failed.error is not None
+    assert failed.code == 7
+    assert re.match("rank 1 on .* with exit code 7, after 2 restarts", failed.error.message)
+    assert clock.monotonic() == began
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_ranks_start_again_until_the_last_restart(number: int) -> None:
+    ranks = Ended(None, 1)
+
+    assert watched(ranks, Round(number), max_restarts=2, clock=ManualClock()) is None
+    assert ranks.now == {0: -15, 1: 1}
+
+
+def test_ranks_start_again_with_those_of_another_node() -> None:
+    ranks = Ended(None, 0)
+
+    assert watched(ranks, Round(wanted=True), clock=ManualClock()) is None
+    assert ranks.now == {0: -15, 1: 0}
+    assert watched(Ended(0, 0), clock=ManualClock()) == Outcome(0)
 
 
 def test_a_node_follows_one_that_failed_at_once_and_one_that_saved_later() -> None:
+    failed, left = (Round(ending=Ending(1, "n1", code, "x")) for code in (3, 75))
     clock = ManualClock()
-    watch = Watch(30, clock.monotonic)
-    failed, left = Ending(1, "n1", 1, "x"), Ending(1, "n1", 75, "saved")
+    began = clock.monotonic()
 
-    assert watch.follows(failed, running=True)
-    assert not watch.follows(left, running=True)
-    assert watch.follows(left, running=False)
-    clock.advance(30)
-    assert watch.follows(left, running=True)
+    for ranks, there, code in ((Ended(None), failed, 3), (Ended(0), left, 75)):
+        found = watched(ranks, there, clock=clock)
+        assert found is not None
+        assert found.error is not None
+        assert (found.code, found.error.message) == (code, "node 1 (n1) has ended: x")
+    assert clock.monotonic() == began
+    running = Ended(None)
+    found = watched(running, left, clock=clock)
+    assert found is not None
+    assert found.code == 75
+    assert running.now == {0: -15}
+    assert clock.monotonic() - began == pytest.approx(30, abs=0.2)
 
 
 # Output
 
 
-def test_a_line_that_a_rank_writes_in_pieces_appears_whole() -> None:
-    under = io.StringIO()
-    lines = WholeLines(under)
+def test_lines_appear_complete_with_their_rank_and_the_rest_at_the_end(tmp_path: Path) -> None:
+    shown, path = io.StringIO(), tmp_path / "out"
+    path.touch()
+    copied = _File(path, "[rank 0] ", shown)
 
-    for text in ("[rank 0] step", "[rank 1] other\n", "[rank 0]  ", "note\n", "[rank 0] 7\n"):
-        assert lines.write(text) == len(text)
-    assert under.getvalue() == "[rank 1] other\nnote\n[rank 0] step 7\n"
+    with path.open("ab", buffering=0) as file:
+        for text, expected in ((b"step", ""), (b" 7\nno", "step 7"), (b"te\n\xff", "note")):
+            file.write(text)
+            copied.copy()
+            assert shown.getvalue().endswith(f"{expected}\n" if expected else "")
+    copied.copy(last=True)
 
-
-def test_what_a_rank_wrote_last_appears_at_the_end() -> None:
-    under = io.StringIO()
-    lines = WholeLines(under)
-    lines.write("[rank 3] half")
-
-    lines.end()
-
-    assert under.getvalue() == "[rank 3] half\n"
-
-
-def test_a_forked_rank_finds_the_file_to_send_elsewhere() -> None:
-    with open(os.devnull, "w", encoding="utf-8") as under:
-        assert WholeLines(under).fileno() == under.fileno()
+    assert shown.getvalue() == "[rank 0] step 7\n[rank 0] note\n[rank 0] \ufffd\n"
 
 
 def test_a_second_launch_of_a_name_has_a_directory_of_its_own(tmp_path: Path) -> None:
@@ -610,22 +595,23 @@ def test_a_place_in_which_nothing_can_be_made_is_told(tmp_path: Path) -> None:
         make_next(file / "12.0.0")
 
 
-def test_a_recorded_error_that_a_full_disk_cut_is_not_read(tmp_path: Path) -> None:
-    torn, whole = tmp_path / "torn", tmp_path / "whole"
-    torn.touch()
-    whole.write_text("{}")
+@pytest.mark.torch
+def test_a_rank_is_bound_to_the_cpus_of_its_gpus_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xCA, pci_device_id=0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(2, 16)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: gpu)
+    (tmp_path / "bus/pci/devices/0000:ca:00.0").mkdir(parents=True)
+    for number, cpus in ((0, "0-3"), (1, "4-7,12-15")):
+        node = tmp_path / f"devices/system/node/node{number}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(f"{cpus}\n")
 
-    for path in (torn, whole, tmp_path / "none"):
-        drop_if_torn(str(path))
-
-    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
-
-
-def test_a_signal_to_handle_must_have_a_name() -> None:
-    from hpc_toolkit.training.launch.elastic import _signal
-
-    assert _signal("SIGUSR2") == signal.SIGUSR2
-    with pytest.raises(ConfigError, match="there is no signal 'SIGNONE'"):
-        _signal("SIGNONE")
-    with pytest.raises(ConfigError, match="no process can handle SIGKILL"):
-        _signal("SIGKILL")
+    for number, expected in ((1, "4-7,12-15"), (-1, "2-3")):
+        (tmp_path / "bus/pci/devices/0000:ca:00.0/numa_node").write_text(f"{number}\n")
+        assert cpus_near_gpu(0, tmp_path) == expected
+    with pytest.raises(ConfigError, match="--numa-binding: torch sees no GPU 1"):
+        cpus_near_gpu(1, tmp_path)

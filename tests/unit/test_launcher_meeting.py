@@ -12,7 +12,12 @@ import pytest
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch.meeting import Address, NodesMissingError, find, own_host, publish
-from hpc_toolkit.training.launch.rendezvous import Ending, RendezvousLostError, Rounds
+from hpc_toolkit.training.launch.rendezvous import (
+    Ending,
+    Place,
+    RendezvousLostError,
+    Rounds,
+)
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
@@ -71,6 +76,7 @@ def rounds_of(
         store,
         node=node,
         nodes=nodes,
+        ranks=node + 1,
         host=f"n{node}",
         timeout_s=60,
         open_store=ports or Ports(),
@@ -79,9 +85,9 @@ def rounds_of(
     )
 
 
-def together(*parts: Rounds) -> list[Address]:
+def together(*parts: Rounds) -> list[Place]:
     """What each node gets from joining the next round at once."""
-    found: dict[int, Address] = {}
+    found: dict[int, Place] = {}
 
     def join(number: int, part: Rounds) -> None:
         found[number] = part.join()
@@ -170,10 +176,9 @@ def test_a_node_is_called_by_the_first_name_that_resolves(monkeypatch: pytest.Mo
     monkeypatch.setattr(meeting, "resolves", lambda name: name in ("n7", "10.0.0.1"))
     monkeypatch.setattr("socket.gethostname", lambda: "n7")
 
-    assert own_host("ib0-n7", {}) == "ib0-n7"
-    assert own_host(None, {"SLURMD_NODENAME": "unknown"}) == "n7"
+    assert own_host({"SLURMD_NODENAME": "unknown"}) == "n7"
     monkeypatch.setattr(meeting, "resolves", lambda _name: False)
-    assert own_host(None, {}).replace(".", "").isdigit()
+    assert own_host({}).replace(".", "").isdigit()
 
 
 def test_a_name_that_nobody_knows_does_not_resolve() -> None:
@@ -188,8 +193,9 @@ def test_every_round_has_a_store_of_its_own() -> None:
     store, clock, ports = SharedStore(), ManualClock(), Ports()
     first, second = (rounds_of(store, node, 2, clock, ports) for node in range(2))
 
-    assert together(first, second) == [Address("n0", 40001)] * 2
-    assert together(first, second) == [Address("n0", 40002)] * 2
+    for port in (40001, 40002):
+        address = Address("n0", port)
+        assert together(first, second) == [Place(address, 0, 3), Place(address, 1, 3)]
     assert (first.number, second.number) == (1, 1)
 
 
@@ -293,40 +299,6 @@ def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are() -> None:
     assert first.finish()
 
 
-def test_a_node_that_is_done_stays_until_the_others_are() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
-    looks: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        clock.advance(seconds)
-        looks.append(seconds)
-        if len(looks) == 3:
-            second.finish()
-
-    first._sleep = sleep
-    clock.advance(1)
-
-    assert first.done_everywhere()
-    assert looks == [0.5, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("way", ["wants the next round", "has ended"])
-def test_a_node_that_is_done_goes_on_when_another(way: str) -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
-    first._sleep = clock.advance
-    clock.advance(1)
-    if way == "has ended":
-        second.end(3, "x")
-    else:
-        store.set("wanted", "1")
-
-    assert not first.done_everywhere()
-
-
 def test_a_new_round_forgets_who_was_done_with_the_last() -> None:
     store, clock = SharedStore(), ManualClock()
     first, second = (rounds_of(store, node, 2, clock) for node in range(2))
@@ -407,7 +379,7 @@ def test_nodes_that_saved_leave_together() -> None:
 def test_one_node_asks_nobody() -> None:
     store, clock = SharedStore(), ManualClock()
     alone = rounds_of(store, 0, 1, clock)
-    assert alone.join() == Address("n0", 40001)
+    assert alone.join() == Place(Address("n0", 40001), 0, 1)
     before = store.asked
     clock.advance(1)
 

@@ -215,8 +215,6 @@ def test_a_launcher_binds_its_ranks_beside_their_gpus_where_asked() -> None:
 
     assert " --numa-binding=node train.py" in program(script(**nodes, numa_binding="node"))
     assert "--numa-binding" not in program(script(**nodes))
-    alone = script("train-single-gpu", numa_binding="exclusive")
-    assert " --numa-binding=exclusive train.py" in program(alone)
 
 
 def test_ranks_of_a_site_that_gives_gpus_to_tasks_see_those_of_their_node() -> None:

@@ -155,7 +155,7 @@ class ScriptSpec:
     mem_bind: str | None = None
     """NUMA nodes from which a task gets memory: ``srun --mem-bind``."""
     numa_binding: str | None = None
-    """How a launcher binds each rank to CPUs near its GPU: a value of torchrun --numa-binding."""
+    """How a launcher binds each rank to CPUs near its GPU: "node" for those of its NUMA node."""
     distribution: str | None = None
     """How tasks are spread over nodes, sockets and cores: ``srun --distribution``."""
     hint: str | None = None

@@ -1,78 +1,39 @@
-"""Torch's elastic agent, extended for saved states, lost nodes and signals."""
+"""One node's part of a launch: start the ranks, watch them and restart them."""
 
 from __future__ import annotations
 
-import functools
-import os
+import contextlib
+import shutil
 import signal
+import tempfile
+import threading
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.training.launch.outcome import SAVED, RankFailure, saved
-from hpc_toolkit.training.launch.ranklogs import drop_if_torn
-from hpc_toolkit.training.launch.rendezvous import ended_message
+from hpc_toolkit.errors import PASSING, HpcToolkitError
+from hpc_toolkit.system.ranks import host_name
+from hpc_toolkit.training.launch.outcome import (
+    SAVED,
+    Outcome,
+    exit_code,
+    failure_error,
+    root_cause,
+    saved,
+    signal_name,
+)
+from hpc_toolkit.training.launch.rank import WARNINGS
+from hpc_toolkit.training.launch.ranks import Ranks, make_next
+from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Rounds, ended_message, open_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from hpc_toolkit.training.launch.plan import Plan
 
-    from hpc_toolkit.training.launch.rendezvous import Ending, Rounds
-
-
-class Watch:
-    """Evaluates the exit codes of the ranks of one round."""
-
-    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Give ranks ``patience_s`` to save their state once others have saved theirs."""
-        self.ended_first: frozenset[int] = frozenset()
-        """Local ranks that failed before the others were told to end."""
-        self._patience_s, self._clock = patience_s, clock
-        self._since: float | None = None
-
-    def verdict(self, codes: Mapping[int, int | None]) -> Literal["go", "wait", "stop"]:
-        """Decide whether to go on, to wait for ranks that are leaving, or to stop the others.
-
-        Args:
-            codes: exit code of each rank, by local rank; None while it runs.
-        """
-        failed = frozenset(local for local, code in codes.items() if code)
-        if not failed:
-            return "go"
-        self.ended_first = failed
-        if None not in codes.values():
-            return "go"
-        if any(codes[local] != SAVED for local in failed):
-            # The other ranks would wait for the failed one forever.
-            return "stop"
-        return "wait" if self._patient() else "go"
-
-    def follows(self, ending: Ending, *, running: bool) -> bool:
-        """Return whether this node ends now because another node has ended.
-
-        If that node's ranks saved their state, ranks that still run here get time to save theirs.
-        """
-        return not (running and ending.code == SAVED and self._patient())
-
-    def _patient(self) -> bool:
-        if self._since is None:
-            self._since = self._clock()
-        return self._clock() - self._since < self._patience_s
-
-
-_AFTER_FAILURE_S = 5
-"""How long the remaining ranks get to exit after one has failed; they cannot continue."""
-
-
-class NodeEndedError(HpcToolkitError):
-    """Another node ended before the ranks of this node were done."""
-
-    def __init__(self, message: str, *, hint: str = "", ending: Ending | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.ending = ending
-        """How the other node ended."""
+_POLL_S = 0.1
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end all ranks."""
 
 
 class LeavingError(HpcToolkitError):
@@ -81,131 +42,208 @@ class LeavingError(HpcToolkitError):
     exit_code = SAVED
 
 
-@functools.cache
-def agent_class() -> type[Any]:
-    """Return the agent's class; torch is imported only when it is needed."""
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-
-    class Agent(LocalElasticAgent):
-        """Starts the ranks of this node, watches them, and starts them again."""
-
-        rounds: Rounds | None = None
-        """Where the nodes meet; None with torch's own rendezvous."""
-        meeting = True
-        """Whether the agent is waiting for other nodes, so that no rank is running."""
-        watch: Watch
-        """Evaluates the exit codes of this round's ranks."""
-
-        def _rendezvous(self, worker_group: WorkerGroup) -> None:
-            self.meeting = True
-            super()._rendezvous(worker_group)
-            self.meeting = False
-            self.watch = Watch(self._shutdown_timeout)
-            if self.rounds is not None:
-                # Every node counts a restart, whichever node the failed rank was on.
-                self._remaining_restarts = worker_group.spec.max_restarts - self.rounds.number
-
-        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-            return monitored(self, lambda: super(Agent, self)._monitor_workers(worker_group))
-
-        def _stop_workers(self, worker_group: WorkerGroup) -> None:
-            self._shutdown(timeout=min(_AFTER_FAILURE_S, self._shutdown_timeout))
-
-        def _exit_barrier(self) -> None:
-            # With rounds, all nodes are already done, and the store may be gone.
-            if self.rounds is None:
-                super()._exit_barrier()  # type: ignore[no-untyped-call] # torch's
-
-    return Agent
+class SignalCameError(HpcToolkitError):
+    """A signal came that ends the launch; its exit code is 128 + the signal's number."""
 
 
-def monitored(agent: Any, look: Callable[[], RunResult]) -> RunResult:
-    """Check the ranks of this node, then whether another node has ended.
+def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, last: bool) -> Outcome:
+    """Start the ranks of this node and wait until they have ended for good.
+
+    With ``last`` this process does nothing afterwards. Signals then stay ignored once the outcome
+    is known, so that the exit code reports how the ranks ended.
 
     Raises:
-        NodeEndedError: another node has ended.
+        ConfigError: no directory can be made for the logs.
     """
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
-
-    verdict = agent.watch.verdict(rank_codes(agent))
-    if verdict == "wait":
-        return RunResult(state=WorkerState.HEALTHY)
-    if verdict == "stop":
-        end_ranks(agent)
-    for local, code in rank_codes(agent).items():
-        if code:
-            drop_if_torn(agent._pcontext.error_files[local])
-    result = look()
-    if result.state == WorkerState.FAILED and saved(ended_codes(agent)):
-        agent._remaining_restarts = 0
-    if agent.rounds is None:
-        return result
-    if result.state == WorkerState.SUCCEEDED and not agent.rounds.done_everywhere():
-        # A rank on another node may still fail, and then all ranks restart.
-        result = RunResult(state=WorkerState.HEALTHY)
-    if result.state == WorkerState.HEALTHY:
-        follow(agent, agent.rounds.ended())
-    return result
-
-
-def rank_codes(agent: Any) -> dict[int, int | None]:
-    """Return the exit code of each rank of this node, by local rank; None while it runs."""
-    context: Any = agent._pcontext
-    handlers = getattr(context, "subprocess_handlers", None)
-    if handlers is not None:
-        return {local: handler.proc.poll() for local, handler in handlers.items()}
-    processes = getattr(getattr(context, "_pc", None), "processes", ())
-    return {local: process.exitcode for local, process in enumerate(processes)}
+    temporary = plan.log_dir is None
+    directory = plan.log_dir or Path(tempfile.mkdtemp(prefix="hpctk-launch-"))
+    if not temporary and plan.nodes == 1:
+        # An earlier launch in the same step has the same name.
+        directory = make_next(directory)
+    agent = Agent(plan, command, environ, directory)
+    with contextlib.ExitStack() as stack:
+        ignore_signals = stack.enter_context(signals(agent.warn, last=last))
+        stack.callback(agent.end)
+        try:
+            outcome = agent.run(stack)
+        except SignalCameError as came:
+            outcome = agent.ended_by(came)
+        except (HpcToolkitError, OSError) as error:
+            agent.end()
+            outcome = _stopped(error)
+        ignore_signals()
+        agent.leave(outcome)
+    if temporary and outcome.log is None:
+        shutil.rmtree(directory, ignore_errors=True)
+    return outcome
 
 
-def ended_codes(agent: Any) -> list[int]:
-    """Return the exit codes of the ranks that have ended."""
-    return [code for code in rank_codes(agent).values() if code is not None]
+class Agent:
+    """Starts the ranks of this node in each round."""
+
+    def __init__(
+        self, plan: Plan, command: list[str], environ: Mapping[str, str], directory: Path
+    ) -> None:
+        self._plan, self._command, self._environ = plan, command, environ
+        self._directory = directory
+        self._rounds: Rounds | None = None
+        self._ranks: Ranks | None = None
+        """The ranks of this round; None while the nodes meet."""
+
+    def run(self, stack: contextlib.ExitStack) -> Outcome:
+        """Run rounds until one is the last."""
+        plan = self._plan
+        rounds = self._rounds = open_rounds(plan, stack)
+        outcome = None
+        while outcome is None:
+            self._ranks = None
+            place = rounds.join()
+            self._ranks = ranks = Ranks(plan, self._directory, place, restart=rounds.number)
+            ranks.start(self._command, self._environ)
+            outcome = watch(
+                ranks,
+                rounds,
+                max_restarts=plan.max_restarts,
+                patience_s=plan.shutdown_timeout_s,
+            )
+        return outcome
+
+    def warn(self, number: int) -> None:
+        """Forward a warning signal to the ranks.
+
+        Raises:
+            LeavingError: no rank is running, because the nodes are meeting.
+        """
+        if self._ranks is None:
+            message = f"{signal_name(number)} came before the ranks had started"
+            raise LeavingError(message, hint="start it again; nothing was done yet in this round")
+        self._ranks.warn(number)
+
+    def end(self) -> None:
+        """End ranks that still run."""
+        if self._ranks is not None:
+            self._ranks.end()
+
+    def ended_by(self, came: SignalCameError) -> Outcome:
+        """End the ranks with the signal that came; return how the launch ended."""
+        if self._ranks is not None:
+            self._ranks.end(came.exit_code - 128, self._plan.shutdown_timeout_s)
+            if saved(code for code in self._ranks.codes().values() if code is not None):
+                return Outcome(SAVED)
+        if self._rounds is not None and (ending := self._rounds.ended(at_once=True)) is not None:
+            # srun ended this task because another node failed: exit with that node's code.
+            return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
+        return Outcome(came.exit_code, came)
+
+    def leave(self, outcome: Outcome) -> None:
+        """Tell the other nodes how this one ended, and wait for those that may still save."""
+        if self._rounds is None:
+            return
+        if outcome.code:
+            self._rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
+        patience_s = self._plan.shutdown_timeout_s if outcome.code == SAVED else FAREWELL_S
+        self._rounds.leave(patience_s + _POLL_S, together=outcome.code == SAVED)
 
 
-def end_ranks(agent: Any) -> None:
-    """Terminate ranks that cannot continue; those that do not exit in time are killed."""
-    # Only ranks that are subprocesses: torch itself ends forked ranks, in its own order.
-    if hasattr(agent._pcontext, "subprocess_handlers"):
-        agent._pcontext.close(signal.SIGTERM, min(_AFTER_FAILURE_S, agent._shutdown_timeout))
+def watch(
+    ranks: Ranks,
+    rounds: Rounds,
+    *,
+    max_restarts: int,
+    patience_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Outcome | None:
+    """Watch the ranks of one round until they have ended on this node.
 
+    When the first ranks have saved their state, here or on another node, the others get
+    ``patience_s`` to do so. When a rank has failed, the others would wait for it forever.
 
-def follow(agent: Any, ending: Ending | None) -> None:
-    """End the ranks of this node if another node has ended.
-
-    Raises:
-        NodeEndedError: another node has ended, and the ranks of this node were terminated.
+    Returns:
+        How the launch ended on this node; None if all ranks start again.
     """
-    running = None in rank_codes(agent).values()
-    if ending is None or not agent.watch.follows(ending, running=running):
-        return
-    end_ranks(agent)
-    raise NodeEndedError(ended_message(ending), ending=ending)
-
-
-def rank_failures(agent: Any) -> list[RankFailure]:
-    """Return the ranks of this node that ended with a code other than 0."""
-    workers = agent.get_worker_group().workers
-    return [
-        RankFailure(
-            rank=workers[local].global_rank, code=code, first=local in agent.watch.ended_first
+    leave_by: float | None = None
+    while True:
+        codes = ranks.codes()
+        running = None in codes.values()
+        failed = frozenset(local for local, code in codes.items() if code)
+        ending = rounds.ended()
+        leaving = all(codes[local] == SAVED for local in failed) and (
+            bool(failed) or (ending is not None and ending.code == SAVED)
         )
-        for local, code in rank_codes(agent).items()
-        if code
-    ]
+        if running and leaving and leave_by is None:
+            leave_by = clock() + patience_s
+        if running and leaving and leave_by is not None and clock() < leave_by:
+            pass
+        elif failed:
+            return _after_failure(ranks, failed, restarts=rounds.number, most=max_restarts)
+        elif ending is not None:
+            ranks.end()
+            return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
+        elif not running and rounds.finish():
+            return Outcome(0)
+        elif rounds.wanted():
+            ranks.end()
+            return None
+        sleep(_POLL_S)
 
 
-def forward(agent: Any, number: int) -> None:
-    """Send a warning signal to the running ranks, not to their children, which may not handle it.
+def _after_failure(
+    ranks: Ranks, first: frozenset[int], *, restarts: int, most: int
+) -> Outcome | None:
+    """End the ranks after some have failed; return the outcome, or None to start all again."""
+    ranks.end()
+    if saved(code for code in ranks.codes().values() if code is not None):
+        return Outcome(SAVED)
+    if restarts < most:
+        return None
+    cause = root_cause(ranks.failures(first))
+    error = failure_error(cause, host=host_name(), restarts=restarts)
+    return Outcome(exit_code(cause.code), error, cause.log)
 
-    Raises:
-        LeavingError: no rank is running, because the nodes are meeting.
+
+def _stopped(error: HpcToolkitError | OSError) -> Outcome:
+    """Turn an error of this node, such as a full disk, into an outcome for the other nodes."""
+    if isinstance(error, HpcToolkitError):
+        return Outcome(error.exit_code, error)
+    if error.errno not in PASSING:
+        raise error
+    where = f"{error.filename}: " if error.filename else ""
+    told = HpcToolkitError(f"{where}{error.strerror}", hint="fix that, and start it again")
+    return Outcome(SAVED, told)
+
+
+@contextlib.contextmanager
+def signals(warn: Callable[[int], None], *, last: bool) -> Iterator[Callable[[], None]]:
+    """Call ``warn`` on a warning signal; raise SignalCameError on one that ends the launch.
+
+    Yield a function that ignores all of them from then on, for when only the exit is left. The
+    earlier handlers are restored afterwards, unless the process does nothing else (``last``).
+    Outside the main thread, which alone gets signals, nothing changes.
     """
-    if agent is None or agent.meeting:
-        message = f"{signal.Signals(number).name} came before the ranks had started"
-        raise LeavingError(message, hint="start it again; nothing was done yet in this round")
-    codes = rank_codes(agent)
-    for local, pid in agent._pcontext.pids().items() if codes else ():
-        if codes[local] is None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+
+    def end(number: int, _frame: object) -> None:
+        for ending in _ENDING:
+            # The ranks are being ended: another signal must not interrupt that.
+            signal.signal(ending, signal.SIG_IGN)
+        came = SignalCameError(f"ended by {signal_name(number)}, and its ranks with it")
+        came.exit_code = 128 + number
+        raise came
+
+    def ignore() -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+
+    before = {number: signal.getsignal(number) for number in (*_ENDING, *WARNINGS)}
+    for number in WARNINGS:
+        signal.signal(number, lambda number, _frame: warn(number))
+    for number in _ENDING:
+        signal.signal(number, end)
+    try:
+        yield ignore
+    finally:
+        for number, handler in before.items() if not last else ():
+            signal.signal(number, handler)

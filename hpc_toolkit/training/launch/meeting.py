@@ -113,14 +113,12 @@ def _foreign(path: Path, error: OSError) -> Exception:
     return RunError(f"{path} is not a symlink", hint="remove that name, and start again")
 
 
-def own_host(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
+def own_host(environ: Mapping[str, str] = os.environ) -> str:
     """Return a host name or IP address under which other nodes can reach this one.
 
-    The user's choice comes first. Next is the first of Slurm's node name and the kernel's host
-    names that resolves here, then the IP address of the interface that leads outside.
+    It is the first of Slurm's node name and the kernel's host names that resolves here, else the
+    IP address of the interface that leads outside.
     """
-    if given:
-        return given
     for name in (environ.get("SLURMD_NODENAME"), socket.gethostname(), socket.getfqdn()):
         if name and resolves(name):
             return name

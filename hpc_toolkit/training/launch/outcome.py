@@ -47,8 +47,8 @@ class RankFailure:
     """Its exit code, or minus the number of the signal that ended it."""
     first: bool
     """Whether it ended before the agent told the others to end."""
-    said_at: float = 0.0
-    """When it last wrote to stderr: the modification time of its log."""
+    log: Path | None = None
+    """The file of its stderr, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class Outcome:
     """The exit code of the launch."""
     error: HpcToolkitError | None = None
     """The error to report; None if there is nothing to report."""
+    log: Path | None = None
+    """The log that the error names."""
 
 
 def exit_code(code: int) -> int:
@@ -82,15 +84,17 @@ def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
     the others lose their connection to it and exit with an error. Otherwise it is the rank that
     wrote its error first, since the errors that follow from it are written later.
     """
-    own = [one for one in failures if one.first] or list(failures)
-    return min(own, key=lambda one: (one.code > 0, one.code == SAVED, one.said_at, one.rank))
+
+    def order(one: RankFailure) -> tuple[bool, bool, float, int]:
+        said_at = one.log.stat().st_mtime if one.log is not None else 0.0
+        return one.code > 0, one.code == SAVED, said_at, one.rank
+
+    return min([one for one in failures if one.first] or failures, key=order)
 
 
-def failure_error(
-    failure: RankFailure, *, host: str, restarts: int, log: Path | None
-) -> HpcToolkitError:
+def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolkitError:
     """Describe a failed rank as an error, with the end of its log and a hint."""
-    name = signal_name(-failure.code) if failure.code < 0 else ""
+    name, log = signal_name(-failure.code) if failure.code < 0 else "", failure.log
     how = f"ended by {name}" if name else f"ended with exit code {failure.code}"
     after = f", after {restarts} restart{'s' if restarts != 1 else ''}" if restarts else ""
     lines = last_lines(log) if log is not None else []

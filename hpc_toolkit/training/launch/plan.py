@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
+from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.ranks import task_counts
 from hpc_toolkit.training.launch.options import all_options
 
@@ -23,12 +24,8 @@ if TYPE_CHECKING:
 class Step:
     """Position of this task in its step."""
 
-    job: str
-    """The job ID (SLURM_JOB_ID), which differs for each element of an array."""
-    restart: int
-    """How often Slurm restarted this job (SLURM_RESTART_COUNT)."""
-    step: str
-    """The step's number in its job."""
+    name: str
+    """JOB.RESTART.STEP, which differs from every other step and every other start of this job."""
     task: int
     """The number of this task in the step, from 0 (SLURM_PROCID)."""
     node: int
@@ -47,6 +44,8 @@ class Step:
         """
         if not environ.get("SLURM_STEP_ID", "").isdigit():
             return None
+        # SLURM_JOB_ID differs for each element of an array.
+        job, restart = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")
         tasks = tuple(task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
         task, node, local = (
             _number(environ, f"SLURM_{name}") for name in ("PROCID", "NODEID", "LOCALID")
@@ -57,20 +56,8 @@ class Step:
                 f"no task {task} that is number {local} of node {node}"
             )
             raise ConfigError(message, hint="start hpctk launch with srun, once per task")
-        return cls(
-            job=environ.get("SLURM_JOB_ID", "0"),
-            restart=_number({"SLURM_RESTART_COUNT": "0", **environ}, "SLURM_RESTART_COUNT"),
-            step=environ["SLURM_STEP_ID"],
-            task=task,
-            node=node,
-            local=local,
-            tasks=tasks,
-        )
-
-    @property
-    def name(self) -> str:
-        """Name that differs from every other step and every other start of this job."""
-        return f"{self.job}.{self.restart}.{self.step}"
+        name = f"{job}.{restart}.{environ['SLURM_STEP_ID']}"
+        return cls(name=name, task=task, node=node, local=local, tasks=tasks)
 
     @property
     def per_node(self) -> bool:
@@ -88,6 +75,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 START_TIMEOUT_S = 600.0
 _LONGEST_S = 366 * 86400.0
+_SHUTDOWN_TIMEOUT_S = 30.0
 _PORT = 29500
 _PORTS = range(1, 1 << 16)
 _OF_RANKS = {"module", "no_python"}
@@ -103,7 +91,7 @@ class Request:
     arguments: tuple[str, ...] = ()
     """The arguments of the script."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The options of torchrun that were given, by name."""
+    """The options of ``options.PANELS`` that were given, by name; a duration in seconds."""
     backend: str | None = None
     """nccl or gloo; None chooses by the node's GPUs."""
     start_timeout_s: float = START_TIMEOUT_S
@@ -127,18 +115,30 @@ class Plan:
     """Ranks on this node; with ``form`` "task", the ones that srun started there."""
     backend: str
     """nccl or gloo."""
-    meeting: Literal["alone", "directory", "address", "torch"]
-    """How nodes meet: one node alone, the run directory, a given address, torch's rendezvous."""
+    meeting: Literal["alone", "directory", "address"]
+    """How nodes meet: one node alone, the run directory, a given address."""
     start_timeout_s: float
     host: str = ""
-    """Where node 0 listens, with the meeting "address"."""
+    """The given address of node 0."""
     port: int = 0
     """The port of node 0; with 0 the kernel chooses a free one."""
+    local_addr: str = ""
+    """The address under which other nodes reach this one; "" to find it."""
+    max_restarts: int = 0
+    """How often all ranks start again after one has failed."""
+    shutdown_timeout_s: float = _SHUTDOWN_TIMEOUT_S
+    """How long ranks may take to save their state and exit."""
+    near_gpus: bool = False
+    """Whether each rank runs on the CPUs of its GPU's NUMA node."""
     run_dir: Path | None = None
     log_dir: Path | None = None
     """Directory of the ranks' output files; None for a temporary one."""
-    own_logs: bool = True
-    """Whether hpctk names the output files, by rank and restart."""
+    tee: int = 3
+    """Streams that go to files and to the terminal: 1 stdout, 2 stderr, 3 both."""
+    redirects: int = 0
+    """Streams that go to files only."""
+    shown: tuple[int, ...] = ()
+    """Local ranks whose output appears on the terminal; empty for all."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -148,6 +148,15 @@ class Plan:
         }
 
 
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "": ((bool,), "True or False"),
+    "N": ((int,), "a whole number"),
+    "DURATION": ((int, float), "a number of seconds"),
+}
+"""Types of an option's values by its metavar, and their name for people."""
+_OTHER_KIND = ((str, int, Path), "a text or a number")
+
+
 def check_request(request: Request) -> None:
     """Reject a request that cannot start, before anything is started.
 
@@ -155,13 +164,18 @@ def check_request(request: Request) -> None:
         ConfigError: the script is missing, or an option or a value is invalid.
     """
     known = all_options()
-    for name in request.options:
+    values = [("start_timeout", "DURATION", request.start_timeout_s)]
+    for name, value in request.options.items():
         if name not in known:
-            from hpc_toolkit.errors import near_miss
-
             message = f"launch has no option {name!r}"
             raise ConfigError(message, hint=near_miss(name, list(known)))
-    _check_kinds(request)
+        values.append((name, known[name].metavar, value))
+    # Only a call from Python can give values of another type.
+    for name, metavar, value in values:
+        types, words = _KINDS.get(metavar, _OTHER_KIND)
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            message = f"{name}: {value!r} is not {words}"
+            raise ConfigError(message, hint="see hpctk launch --help")
     if request.backend not in (None, "nccl", "gloo"):
         message = f"--backend: {request.backend!r} is neither nccl nor gloo"
         raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
@@ -169,25 +183,6 @@ def check_request(request: Request) -> None:
         message = f"--start-timeout: {request.start_timeout_s:g} s is outside 0 s to 366 days"
         raise ConfigError(message, hint="such as --start-timeout 10min")
     _check_script(request)
-
-
-def _check_kinds(request: Request) -> None:
-    """Reject values of the wrong type, which only a call from Python can give."""
-    if isinstance(request.start_timeout_s, bool) or not isinstance(
-        request.start_timeout_s, int | float
-    ):
-        message = f"start_timeout: {request.start_timeout_s!r} is not a number"
-        raise ConfigError(message, hint="such as start_timeout=600, in seconds")
-    known = all_options()
-    for name, value in request.options.items():
-        if value is None:
-            continue
-        if not known[name].metavar and not isinstance(value, bool):
-            message = f"{name}: {value!r} is neither True nor False"
-            raise ConfigError(message, hint=f"such as {name}=True, or leave it out")
-        if known[name].metavar and not isinstance(value, str | int | float | Path):
-            message = f"{name}: {value!r} is neither a text nor a number"
-            raise ConfigError(message, hint="see hpctk launch --help")
 
 
 def _check_script(request: Request) -> None:
@@ -211,64 +206,59 @@ def _check_script(request: Request) -> None:
         raise ConfigError(message, hint=f"write ./{script}")
 
 
-def make_plan(
-    request: Request,
-    namespace: Any,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    step: Step | None,
-    backend: str,
-) -> Plan:
+def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) -> Plan:
     """Plan the launch for the agent of one node.
 
     Args:
         request: the script and the options that were given.
-        namespace: torchrun's options, including the defaults and PET_ variables, with
-            ``nproc_per_node`` as a number.
-        environ: this process's variables.
         step: the position of this task in its step; None outside a step.
+        ranks: number of ranks on this node.
         backend: nccl or gloo.
 
     Raises:
-        ConfigError: options contradict each other or Slurm.
+        ConfigError: options contradict each other or Slurm, or a value is invalid.
     """
-    given = given_options(request, environ)
-    nodes, node_rank = _place(namespace, given, step)
-    meeting = _meeting(request, namespace, given, nodes=nodes, step=step)
-    log_dir = Path(namespace.log_dir) if namespace.log_dir else None
+    given = request.options
+    nodes, node_rank = _place(given, step)
+    meeting = _meeting(request, nodes=nodes, step=step)
+    log_dir = Path(given["log_dir"]) if "log_dir" in given else None
     if log_dir is None and request.run_dir is not None:
         log_dir = request.run_dir / "logs"
-    launch = _name(namespace, given, step)
-    named = meeting != "torch" and bool(given & {"master_addr", "master_port"})
+    launch = _name(given.get("rdzv_id"), step)
+    named = bool(given.keys() & {"master_addr", "master_port"})
     return Plan(
         form="agent",
         launch=launch,
         nodes=nodes,
         node_rank=node_rank,
-        ranks=namespace.nproc_per_node,
+        ranks=ranks,
         backend=backend,
         meeting=meeting,
         start_timeout_s=request.start_timeout_s,
-        host=namespace.master_addr if named else "",
-        port=(namespace.master_port or _PORT) if named else 0,
+        host=given.get("master_addr", "127.0.0.1") if named else "",
+        port=given.get("master_port", _PORT) if named else 0,
+        local_addr=given.get("local_addr", ""),
+        max_restarts=_at_least("max_restarts", given.get("max_restarts", 0), 0),
+        shutdown_timeout_s=given.get("shutdown_timeout", _SHUTDOWN_TIMEOUT_S),
+        near_gpus=_binds(given.get("numa_binding")),
         run_dir=request.run_dir,
         log_dir=log_dir / launch if log_dir is not None else None,
-        own_logs=namespace.logs_specs is None,
+        redirects=_streams("redirects", given.get("redirects", 0)),
+        tee=_streams("tee", given.get("tee", 0 if "redirects" in given else 3)),
+        shown=_local_ranks(str(given.get("local_ranks_filter", ""))),
     )
 
 
-def task_plan(
-    request: Request, step: Step, environ: Mapping[str, str] = os.environ, *, backend: str
-) -> Plan:
+def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
     """Plan the launch for one of several tasks of a node, which becomes a rank.
 
     Raises:
         ConfigError: an option has no effect here, or the run directory is missing.
     """
-    given = given_options(request, environ) - _OF_RANKS
+    given = sorted(request.options.keys() - _OF_RANKS)
     if given:
-        spelled = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
-        message = f"{spelled}: srun started each rank here, so that there is no agent to obey it"
+        words = ", ".join(map(spelled, given))
+        message = f"{words}: srun started each rank here, so that there is no agent to obey it"
         hint = "start one task per node (srun --ntasks-per-node=1), or leave it to srun"
         raise ConfigError(message, hint=hint)
     if request.run_dir is None:
@@ -286,22 +276,6 @@ def task_plan(
     )
 
 
-def _name(namespace: Any, given: set[str], step: Step | None) -> str:
-    """Return the name of this launch, which is valid as a file name."""
-    words = [namespace.rdzv_id] if "rdzv_id" in given else []
-    if step is not None:
-        words.append(step.name)
-    elif not words:
-        words.append(f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join(words)).lstrip(".") or "_"
-
-
-def given_options(request: Request, environ: Mapping[str, str] = os.environ) -> set[str]:
-    """Return the options that were given, also by torchrun's variables such as PET_NNODES."""
-    from_environ = {name for name in all_options() if f"PET_{name.upper()}" in environ}
-    return {*request.options, *from_environ}
-
-
 def left_out(
     request: Request, plan: Plan, environ: Mapping[str, str] = os.environ
 ) -> HpcToolkitError | None:
@@ -309,65 +283,53 @@ def left_out(
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
     if plan.form != "agent" or plan.nodes > 1 or not nodes.isdigit() or int(nodes) < 2:
         return None
-    if given_options(request, environ) & {"nnodes", "standalone"}:
+    if request.options.keys() & {"nnodes", "standalone"}:
         return None
     message = f"this job has {nodes} nodes, and these ranks start on this one alone"
     hint = "start hpctk launch with srun, one task per node; or say --nnodes 1"
     return HpcToolkitError(message, hint=hint)
 
 
-def _place(namespace: Any, given: set[str], step: Step | None) -> tuple[int, int]:
-    """Return the number of nodes and the number of this node."""
-    least, _, most = str(namespace.nnodes).partition(":")
-    if (
-        not least.isdigit()
-        or (most and not most.isdigit())
-        or not 0 < int(least) <= int(most or least)
-    ):
-        message = f"--nnodes: {namespace.nnodes!r} is not a number of nodes"
-        raise ConfigError(message, hint="such as --nnodes 4, or 2:4 with --rdzv-backend c10d")
-    nodes, node_rank = int(most or least), namespace.node_rank
+def _name(rdzv_id: object, step: Step | None) -> str:
+    """Return the name of this launch, which is valid as a file name."""
+    words = [str(rdzv_id)] if rdzv_id is not None else []
     if step is not None:
-        found = {"nnodes": (len(step.tasks), nodes), "node_rank": (step.node, node_rank)}
-        for name, (slurm, value) in found.items():
-            if name in given and slurm != value:
-                message = f"--{name.replace('_', '-')} is {value}, and Slurm says {slurm}"
+        words.append(step.name)
+    elif not words:
+        words.append(f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join(words)).lstrip(".") or "_"
+
+
+def _place(given: Mapping[str, Any], step: Step | None) -> tuple[int, int]:
+    """Return the number of nodes and the number of this node."""
+    if step is not None:
+        found = {"nnodes": len(step.tasks), "node_rank": step.node}
+        for name, slurms in found.items():
+            if given.get(name, slurms) != slurms:
+                message = f"{spelled(name)} is {given[name]}, and Slurm says {slurms}"
                 raise ConfigError(message, hint="leave it out: inside a step Slurm is asked")
         return len(step.tasks), step.node
-    if most and least != most and not _torchs(given):
-        message = f"--nnodes {namespace.nnodes}: only torch's c10d takes a range of nodes"
-        raise ConfigError(message, hint="give a number, or --rdzv-backend c10d --rdzv-endpoint ..")
-    if not _torchs(given) and not 0 <= node_rank < nodes:
+    nodes, node_rank = _at_least("nnodes", given.get("nnodes", 1), 1), given.get("node_rank", 0)
+    if not 0 <= node_rank < nodes:
         message = f"--node-rank {node_rank} is not one of the {nodes} nodes"
         raise ConfigError(message, hint="they are numbered from 0")
     return nodes, node_rank
 
 
-def _torchs(given: set[str]) -> bool:
-    return bool(given & {"rdzv_backend", "rdzv_endpoint"})
-
-
 def _meeting(
-    request: Request, namespace: Any, given: set[str], *, nodes: int, step: Step | None
-) -> Literal["alone", "directory", "address", "torch"]:
+    request: Request, *, nodes: int, step: Step | None
+) -> Literal["alone", "directory", "address"]:
     """Return how the nodes meet."""
-    port = namespace.master_port
-    if port is not None and port not in _PORTS:
-        message = f"{all_options()['master_port'].spelling}: {port} is not a valid port"
+    given = request.options
+    if "master_port" in given and given["master_port"] not in _PORTS:
+        message = f"{spelled('master_port')}: {given['master_port']} is not a valid port"
         raise ConfigError(message, hint="from 1 to 65535, or leave it out")
-    if namespace.standalone:
-        if nodes > 1:
-            message = f"--standalone is for one node, and there are {nodes}"
-            raise ConfigError(message, hint="leave it out")
-        return "alone"
-    if _torchs(given):
-        return "torch"
-    if "rdzv_conf" in given:
-        message = "--rdzv-conf says how torch's own rendezvous works, which is not used"
-        raise ConfigError(message, hint="give --rdzv-backend with it, or leave it out")
+    if given.get("standalone") and nodes > 1:
+        message = f"--standalone is for one node, and there are {nodes}"
+        raise ConfigError(message, hint="leave it out")
     if nodes == 1:
         return "alone"
-    if given & {"master_addr", "master_port"}:
+    if given.keys() & {"master_addr", "master_port"}:
         return "address"
     if request.run_dir is None:
         raise _no_run_dir(nodes, "nodes")
@@ -381,3 +343,33 @@ def _meeting(
 def _no_run_dir(count: int, what: str) -> HpcToolkitError:
     message = f"{count} {what} need a directory that they share, to find each other"
     return ConfigError(message, hint="--run-dir DIR; or --nnodes, --node-rank and an address")
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+    if value < least:
+        message = f"{spelled(name)}: {value} is below {least}"
+        raise ConfigError(message, hint="see hpctk launch --help")
+    return value
+
+
+def _binds(mode: object) -> bool:
+    """Return whether ``--numa-binding`` was given, with its only mode."""
+    if mode not in (None, "node"):
+        message = f"--numa-binding: unknown mode {mode!r}"
+        raise ConfigError(message, hint="the only mode is node; srun's --cpu-bind has others")
+    return mode is not None
+
+
+def _streams(name: str, value: object) -> int:
+    if str(value) not in ("0", "1", "2", "3"):
+        message = f"{spelled(name)}: {str(value)!r} is not a number from 0 to 3"
+        raise ConfigError(message, hint="0 for none, 1 for stdout, 2 for stderr, 3 for both")
+    return int(str(value))
+
+
+def _local_ranks(text: str) -> tuple[int, ...]:
+    words = text.replace(" ", "").split(",") if text else []
+    if not all(word.isdigit() for word in words):
+        message = f"--local-ranks-filter: {text!r} is not a list of local ranks"
+        raise ConfigError(message, hint="such as --local-ranks-filter 0,3")
+    return tuple(int(word) for word in words)

@@ -1,8 +1,8 @@
-"""Become a rank: ``python -m hpc_toolkit.training.launch.rank PARENT PROGRAM ARGUMENTS...``.
+"""Become a rank: ``python -m hpc_toolkit.training.launch.rank PARENT CPUS PROGRAM ARGUMENTS...``.
 
-Ranks that torch starts can outlive their agent. This process asks the kernel to end it with the
-agent, and then executes the program. It ignores Slurm's warning signals first: they would end a
-rank whose script has not set a handler yet.
+Child processes can outlive their agent. This process asks the kernel to end it with the agent,
+binds itself to CPUS (such as 0-7; empty for all), and then executes the program. It ignores Slurm's
+warning signals first: they would end a rank whose script has not set a handler yet.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 
+from hpc_toolkit.system.machine import parse_cpus
 from hpc_toolkit.system.processes import die_with_parent
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -25,11 +26,13 @@ def main(argv: list[str]) -> int:
     # The agent may have ended before the call above.
     if os.getppid() != int(argv[1]):
         return 1
+    if argv[2]:
+        os.sched_setaffinity(0, parse_cpus(argv[2]))
     ignore_warnings()
     try:
-        os.execvp(argv[2], argv[2:])  # noqa: S606 - the program is what the user launches
+        os.execvp(argv[3], argv[3:])  # noqa: S606 - the program is what the user launches
     except OSError as error:
-        sys.stderr.write(f"{argv[2]}: {error.strerror}\n")
+        sys.stderr.write(f"{argv[3]}: {error.strerror}\n")
         return _NOT_FOUND
 
 
@@ -37,11 +40,6 @@ def ignore_warnings() -> None:
     """Ignore warning signals until the script sets a handler; exec keeps them ignored."""
     for number in WARNINGS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def wrapped(program: str, arguments: list[str], *, agent: int) -> tuple[str, list[str]]:
-    """Return the command that runs ``program`` as a rank of the process with id ``agent``."""
-    return sys.executable, ["-m", __name__, str(agent), program, *arguments]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rendezvous of a launch: rounds, in a store that node 0 serves, and torch's handler for them.
+"""The rendezvous of a launch: rounds, in a store that node 0 serves.
 
 In a round all ranks start together, and again after a failure. A round never reads data of an
 earlier one: its keys contain its number, and the ranks' own process group meets in a new store.
@@ -8,28 +8,23 @@ Torch's own rendezvous reuses both, and a new round that finds stale keys hangs 
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch.meeting import Address, NodesMissingError
-from hpc_toolkit.training.launch.options import all_options
 from hpc_toolkit.training.launch.outcome import SAVED
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable
-
-    from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]
-    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
-    from torch.distributed.launcher.api import LaunchConfig
 
     from hpc_toolkit.training.launch.plan import Plan
 
@@ -39,20 +34,14 @@ FAREWELL_S = 5.0
 """How long other nodes get to see that a launch is over; they ask twice a second."""
 
 
-class Store(Protocol):
-    """The methods of torch's key-value store that rounds use."""
+class Place(NamedTuple):
+    """What the ranks of one node need to know of their round."""
 
-    def set(self, key: str, value: str) -> None:
-        """Set the value of a key."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Return the value of an existing key."""
-        ...
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys exist."""
-        ...
+    address: Address
+    """Where the ranks of all nodes meet."""
+    first: int
+    """Number of this node's first rank."""
+    world_size: int
 
 
 class RendezvousLostError(HpcToolkitError):
@@ -85,10 +74,11 @@ class Rounds:
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         *,
         node: int,
         nodes: int,
+        ranks: int,
         host: str,
         timeout_s: float,
         open_store: Callable[[], tuple[Address, object]],
@@ -98,9 +88,10 @@ class Rounds:
         """Prepare to join as node ``node`` of ``nodes``.
 
         Args:
-            store: the key-value store that all nodes share.
+            store: torch's key-value store, which all nodes share.
             node: number of this node; node 0 creates the stores of the ranks.
             nodes: number of nodes.
+            ranks: number of ranks on this node.
             host: name of this node's host, for messages.
             timeout_s: how long to wait for all nodes in each round.
             open_store: creates a store for ranks; returns its address and an object that keeps
@@ -109,8 +100,9 @@ class Rounds:
             sleep: waits for a number of seconds.
         """
         self.number = -1
+        """The number of this round, from 0, and so the number of restarts."""
         self.nodes = nodes
-        self._store, self._node, self._host = store, node, host
+        self._store, self._node, self._ranks, self._host = store, node, ranks, host
         self._timeout_s, self._open_store = timeout_s, open_store
         self._clock, self._sleep = clock, sleep
         self._held: object = None
@@ -119,8 +111,8 @@ class Rounds:
         self._ending: Ending | None = None
         self._finished = self._all_done = False
 
-    def join(self) -> Address:
-        """Begin the next round when all nodes want it; return the address where its ranks meet.
+    def join(self) -> Place:
+        """Begin the next round when all nodes want it.
 
         A node that replaces a lost one finds that rounds have already begun: it requests the next
         one, and the others follow.
@@ -132,23 +124,25 @@ class Rounds:
         number = self.number + 1 if self.number >= 0 else self._first()
         self._finished = self._all_done = False
         self._set("wanted", str(number))
-        self._set(f"round/{number}/node/{self._node}", self._host)
-        address_key = f"round/{number}/address"
+        self._set(f"round/{number}/node/{self._node}", str(self._ranks))
         if self._node == 0:
-            self._wait_for([f"round/{number}/node/{node}" for node in range(self.nodes)], number)
+            nodes = [f"round/{number}/node/{node}" for node in range(self.nodes)]
+            self._wait_for(nodes, number)
             # Close the store of the last round's ranks before the new one is opened.
             self._held = None
             address, self._held = self._open_store()
-            self._set(address_key, str(address))
+            counts = [int(self._get(node)) for node in nodes]
+            self._set(f"round/{number}/ranks", json.dumps([str(address), counts]))
         else:
-            self._wait_for([address_key], number)
+            self._wait_for([f"round/{number}/ranks"], number)
         self.number = number
         self._wanted = False
-        return Address.parse(self._get(address_key))
+        where, counts = json.loads(self._get(f"round/{number}/ranks"))
+        return Place(Address.parse(where), sum(counts[: self._node]), sum(counts))
 
     def _first(self) -> int:
         number = int(self._get("wanted")) if self._check(["wanted"]) else 0
-        return number + self._check([f"round/{number}/address"])
+        return number + self._check([f"round/{number}/ranks"])
 
     def wanted(self) -> bool:
         """Return whether another node wants the next round."""
@@ -177,18 +171,6 @@ class Rounds:
             self._finished = True
         self._look()
         return self._all_done
-
-    def done_everywhere(self) -> bool:
-        """Report that the ranks of this node are done, and wait for the other nodes' ranks.
-
-        Return False once another node wants the next round or has ended. Without this wait, torch's
-        agent would ask again only at its next check, when node 0 and the store may be gone.
-        """
-        while not self.finish():
-            if self._wanted or self._ending is not None:
-                return False
-            self._sleep(_LOOK_S)
-        return True
 
     def end(self, code: int, reason: str) -> None:
         """Tell the other nodes that this node leaves before its ranks are done."""
@@ -272,48 +254,33 @@ class Rounds:
             raise RendezvousLostError(message, hint=hint) from error
 
 
-def make_handler(
-    plan: Plan, config: LaunchConfig, stack: contextlib.ExitStack
-) -> tuple[RendezvousHandler, Rounds | None]:
-    """Return the rendezvous handler, and the rounds unless torch's own rendezvous is used."""
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+def open_rounds(plan: Plan, stack: contextlib.ExitStack) -> Rounds:
+    """Return the rounds of a launch once this node has reached node 0.
 
-    if plan.meeting == "torch":
-        parameters = RendezvousParameters(
-            backend=config.rdzv_backend,
-            endpoint=config.rdzv_endpoint,
-            run_id=config.run_id,
-            min_nodes=config.min_nodes,
-            max_nodes=config.max_nodes,
-            local_addr=config.local_addr,
-            **config.rdzv_configs,
-        )
-        try:
-            return get_rendezvous_handler(parameters), None
-        except (ValueError, RuntimeError) as error:
-            message = f"torch's rendezvous {config.rdzv_backend!r} cannot be used: {error}"
-            raise ConfigError(message, hint="leave out --rdzv-backend to use hpctk's") from error
+    Raises:
+        ConfigError: node 0 cannot listen on its port.
+        NodesMissingError: node 0 did not come in time.
+        RunError: the name of this launch is taken.
+    """
     alone = "127.0.0.1" if plan.nodes == 1 else None
-    host = config.local_addr or plan.host or alone or meeting.own_host(None)
-    store = _meet(plan, host, stack)
+    host = plan.local_addr or plan.host or alone or meeting.own_host()
 
     def open_store() -> tuple[Address, object]:
         opened = _serve(0, plan.start_timeout_s)
         return Address(host, opened.port), opened
 
-    rounds = Rounds(
-        store,
+    return Rounds(
+        _meet(plan, host, stack),
         node=plan.node_rank,
         nodes=plan.nodes,
+        ranks=plan.ranks,
         host=host_name(),
         timeout_s=plan.start_timeout_s,
         open_store=open_store,
     )
-    return _handler_class()(rounds, store, plan), rounds
 
 
-def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> TorchStore:
+def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> Any:
     """Return the store that all nodes share and node 0 serves."""
     from datetime import timedelta
 
@@ -325,7 +292,7 @@ def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> TorchStore:
             assert plan.run_dir is not None
             path = meeting.publish(plan.run_dir, plan.launch, Address(host, store.port))
             stack.callback(path.unlink, missing_ok=True)
-        return store  # type: ignore[no-any-return]
+        return store
     if plan.meeting == "directory":
         assert plan.run_dir is not None
         address = meeting.find(plan.run_dir, plan.launch, timeout_s=plan.start_timeout_s)
@@ -346,53 +313,6 @@ def _serve(port: int, timeout_s: float) -> Any:
         return TCPStore("127.0.0.1", port, None, True, timedelta(seconds=timeout_s), False)
     except RuntimeError as error:
         message = f"cannot listen on port {port}: {str(error).splitlines()[0]}"
-        option = all_options()["master_port"].spelling
+        option = spelled("master_port")
         hint = f"{option} N, another one on all nodes; with --run-dir alone a free one is found"
         raise ConfigError(message, hint=hint) from error
-
-
-@functools.cache
-def _handler_class() -> type[Any]:
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-    from torch.distributed.elastic.rendezvous import (
-        RendezvousHandler,
-        RendezvousInfo,
-        RendezvousStoreInfo,
-    )
-
-    class Handler(RendezvousHandler):
-        """Rounds behind the interface that torch's agent calls."""
-
-        def __init__(self, rounds: Rounds, store: TorchStore, plan: Plan) -> None:
-            self._rounds, self._store, self._plan = rounds, store, plan
-
-        def get_backend(self) -> str:
-            return "hpctk"
-
-        @property
-        def use_agent_store(self) -> bool:
-            # The ranks meet in a store that node 0 already serves: nobody else can take its port.
-            return True
-
-        def next_rendezvous(self) -> RendezvousInfo:
-            address = self._rounds.join()
-            own = PrefixStore(f"round/{self._rounds.number}/torch", self._store)
-            where = RendezvousStoreInfo(address.host, address.port)
-            return RendezvousInfo(own, self._plan.node_rank, self._plan.nodes, where)
-
-        def is_closed(self) -> bool:
-            return False
-
-        def set_closed(self) -> None:
-            pass
-
-        def num_nodes_waiting(self) -> int:
-            return int(self._rounds.wanted())
-
-        def get_run_id(self) -> str:
-            return self._plan.launch
-
-        def shutdown(self) -> bool:
-            return True
-
-    return Handler

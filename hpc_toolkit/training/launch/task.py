@@ -10,28 +10,29 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch.meeting import Address
+from hpc_toolkit.training.launch.plan import Step
 from hpc_toolkit.training.launch.rank import WARNINGS, ignore_warnings
+from hpc_toolkit.training.launch.ranks import rank_variables
+from hpc_toolkit.training.launch.rendezvous import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
-    from types import FrameType
 
-    from hpc_toolkit.training.launch.plan import Plan, Step
+    from hpc_toolkit.training.launch.plan import Plan
 
 _BACKLOG = 4096
 _ENDED = signal.SIGRTMIN
 """Signal that tells the store's process that rank 0 has ended."""
 
 
-def task_environment(plan: Plan, step: Step) -> tuple[dict[str, str], int | None]:
-    """Return torchrun's variables for this rank, and on rank 0 the store's process id.
+def join_ranks(plan: Plan) -> dict[str, str]:
+    """Return torchrun's variables for this rank.
 
     Rank 0 starts a child that serves the store in which the ranks meet, and publishes its address
     in the run directory.
@@ -40,30 +41,18 @@ def task_environment(plan: Plan, step: Step) -> tuple[dict[str, str], int | None
         NodesMissingError: rank 0 did not publish its address in time.
         RunError: the name of this launch is taken.
     """
+    step = Step.from_environ()
+    assert step is not None
     assert plan.run_dir is not None
-    keeper = None
     if step.task == 0:
-        address, keeper = _serve(plan, meeting.own_host(None))
+        address = _serve(plan, meeting.own_host())
     else:
         address = meeting.find(plan.run_dir, plan.launch, timeout_s=plan.start_timeout_s)
-    place = {
-        "RANK": str(step.task),
-        "LOCAL_RANK": str(step.local),
-        "WORLD_SIZE": str(sum(step.tasks)),
-        "LOCAL_WORLD_SIZE": str(plan.ranks),
-        "GROUP_RANK": str(plan.node_rank),
-        "GROUP_WORLD_SIZE": str(plan.nodes),
-        "MASTER_ADDR": address.host,
-        "MASTER_PORT": str(address.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": plan.launch,
-    }
-    return place, keeper
+    place = Place(address, step.task - step.local, sum(step.tasks))
+    return rank_variables(plan, place, step.local)
 
 
-def _serve(plan: Plan, host: str) -> tuple[Address, int]:
+def _serve(plan: Plan, host: str) -> Address:
     """Take a port, fork a child that serves it while this process lives, publish the address."""
     assert plan.run_dir is not None
     listener = socket.create_server(("", 0), backlog=_BACKLOG)
@@ -71,14 +60,13 @@ def _serve(plan: Plan, host: str) -> tuple[Address, int]:
     parent = os.getpid()
     # The child inherits the block, so that the signal stays pending until the child waits for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDED})
-    keeper = os.fork()
-    if keeper == 0:
+    if os.fork() == 0:
         path = plan.run_dir / "rendezvous" / plan.launch
         _hold_store(listener, parent, plan.start_timeout_s, path, str(address))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_ENDED})
     listener.close()
     meeting.publish(plan.run_dir, plan.launch, address)
-    return address, keeper
+    return address
 
 
 def _hold_store(
@@ -117,45 +105,17 @@ def _hold_store(
         os._exit(1)
 
 
-def become(program: str, arguments: list[str], environ: Mapping[str, str]) -> None:
+def become(command: list[str], environ: dict[str, str]) -> NoReturn:
     """Replace this process with the program.
 
     Raises:
-        OSError: the program cannot be started.
+        ConfigError: the program cannot be started.
     """
     ignore_warnings()
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(program, [program, *arguments], dict(environ))  # noqa: S606 - as in rank
-
-
-def run_child(
-    program: str, arguments: list[str], environ: Mapping[str, str], keeper: int | None
-) -> int:
-    """Run the program in a child, since a caller in Python keeps its process; return its code.
-
-    Signals are forwarded to the child while it runs. The store's process, ``keeper``, ends with it.
-    """
-    pid = os.fork()
-    if pid == 0:
-        try:
-            die_with_parent()
-            become(program, arguments, environ)
-        finally:
-            os._exit(127)
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-    numbers = (*WARNINGS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.signal(number, forward) for number in numbers}
     try:
-        _, status = os.waitpid(pid, 0)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if keeper is not None:
-            os.kill(keeper, _ENDED)
-            os.waitpid(keeper, 0)
-    return os.waitstatus_to_exitcode(status)
+        os.execvpe(command[0], command, environ)  # noqa: S606 - as in rank
+    except OSError as error:
+        message = f"{command[0]} cannot be started: {error.strerror}"
+        raise ConfigError(message, hint="is it there on every node?") from error

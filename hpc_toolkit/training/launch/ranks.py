@@ -1,0 +1,230 @@
+"""The ranks of one node in one round: their processes, and where their output goes.
+
+A rank writes to files, one for each stream and restart. A thread of this process copies complete
+lines from there to the terminal, so a slow terminal never holds up a rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TextIO
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.machine import format_cpus, parse_cpus
+from hpc_toolkit.system.processes import kill_group
+from hpc_toolkit.training.launch import rank
+from hpc_toolkit.training.launch.outcome import RankFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpc_toolkit.training.launch.plan import Plan
+    from hpc_toolkit.training.launch.rendezvous import Place
+
+_COPY_EVERY_S = 0.1
+_CHUNK_BYTES = 1 << 20
+_AFTER_FAILURE_S = 5
+"""How long the remaining ranks get to exit after one has failed; they cannot continue."""
+
+
+def rank_variables(plan: Plan, place: Place, local: int, *, restart: int = 0) -> dict[str, str]:
+    """Return torchrun's variables for the rank with this number on its node."""
+    return {
+        "RANK": str(place.first + local),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(plan.ranks),
+        "GROUP_RANK": str(plan.node_rank),
+        "GROUP_WORLD_SIZE": str(plan.nodes),
+        "MASTER_ADDR": place.address.host,
+        "MASTER_PORT": str(place.address.port),
+        # Rank 0 does not open a store: the launch serves the one at this address.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_RUN_ID": plan.launch,
+    }
+
+
+class Ranks:
+    """The ranks of this node in one round."""
+
+    def __init__(self, plan: Plan, directory: Path, place: Place, *, restart: int) -> None:
+        """Prepare to start them; the files of their output are in ``directory``."""
+        self._plan, self._directory = plan, directory
+        self._place, self._restart = place, restart
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._terminal = _Terminal()
+
+    def start(self, command: list[str], environ: Mapping[str, str]) -> None:
+        """Start a process per rank.
+
+        Raises:
+            ConfigError: there is no GPU near which a rank could run.
+            OSError: a file or process cannot be created.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for local in range(self._plan.ranks):
+            cpus = cpus_near_gpu(local) if self._plan.near_gpus else ""
+            variables = rank_variables(self._plan, self._place, local, restart=self._restart)
+            with ExitStack() as opened:
+                # Detached from the terminal, so that ^C reaches the rank only through the launch.
+                process = subprocess.Popen(
+                    [sys.executable, "-m", rank.__name__, str(os.getpid()), cpus, *command],
+                    env={**environ, **variables},
+                    stdout=self._output(local, 1, opened),
+                    stderr=self._output(local, 2, opened),
+                    start_new_session=True,
+                )
+            self._processes.append(process)
+        self._terminal.start()
+
+    def _output(self, local: int, stream: int, opened: ExitStack) -> IO[bytes] | int | None:
+        """Return where stdout (1) or stderr (2) of a rank goes; None is this process's own."""
+        plan = self._plan
+        shown = not plan.shown or local in plan.shown
+        if not (plan.tee | plan.redirects) & stream:
+            return None if shown else subprocess.DEVNULL
+        path = self._log(local, "out" if stream == 1 else "err")
+        file = opened.enter_context(path.open("wb"))
+        if shown and plan.tee & stream:
+            to = sys.stdout if stream == 1 else sys.stderr
+            self._terminal.follow(path, f"[rank {self._place.first + local}] ", to)
+        return file
+
+    def _log(self, local: int, stream: str) -> Path:
+        number = self._place.first + local
+        return self._directory / f"rank-{number}.restart-{self._restart}.{stream}"
+
+    def codes(self) -> dict[int, int | None]:
+        """Return the exit code of each rank, by local rank; None while it runs."""
+        return {local: process.poll() for local, process in enumerate(self._processes)}
+
+    def warn(self, number: int) -> None:
+        """Send a warning signal to the running ranks, not to their children."""
+        for process in self._processes:
+            process.send_signal(number)
+
+    def end(self, number: int = signal.SIGTERM, grace_s: float = _AFTER_FAILURE_S) -> None:
+        """End the ranks that still run, with their children; kill them after ``grace_s``."""
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+        end = time.monotonic() + min(grace_s, self._plan.shutdown_timeout_s)
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                kill_group(process.pid)
+                process.wait()
+        self._terminal.end()
+
+    def failures(self, first: frozenset[int]) -> list[RankFailure]:
+        """Return the ranks that failed; ``first`` are those that did before the others ended."""
+        return [
+            RankFailure(
+                rank=self._place.first + local,
+                code=code,
+                first=local in first,
+                log=log if (log := self._log(local, "err")).exists() else None,
+            )
+            for local, code in self.codes().items()
+            if code
+        ]
+
+
+def make_next(directory: Path) -> Path:
+    """Make a directory of this name, or with the next free number appended: NAME, NAME-2 ..."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, FileExistsError) as error:
+        # For example below /proc, where only the kernel creates names, or below a file.
+        message = f"{error.filename}: no directory can be made there"
+        raise ConfigError(message, hint="name another one: --run-dir, or --log-dir") from error
+    path, number = directory, 1
+    while True:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            path = directory.with_name(f"{directory.name}-{number}")
+        else:
+            return path
+
+
+def cpus_near_gpu(index: int, root: Path = Path("/sys")) -> str:
+    """Return the CPUs of the NUMA node of a GPU that this process may use, such as 0-7.
+
+    Raises:
+        ConfigError: torch does not see that GPU.
+    """
+    import torch
+
+    if index >= torch.cuda.device_count():
+        message = f"--numa-binding: torch sees no GPU {index} for the rank with that local rank"
+        raise ConfigError(message, hint="leave it out; in a job srun's --cpu-bind binds tasks")
+    gpu: Any = torch.cuda.get_device_properties(index)
+    address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    node = int((root / f"bus/pci/devices/{address}/numa_node").read_text())
+    # -1 is a machine with one NUMA node.
+    path = root / f"devices/system/node/node{max(0, node)}/cpulist"
+    return format_cpus(tuple(os.sched_getaffinity(0).intersection(parse_cpus(path.read_text()))))
+
+
+class _File:
+    """A file of a rank that is copied to the terminal."""
+
+    def __init__(self, path: Path, prefix: str, to: TextIO) -> None:
+        self._file, self._prefix, self._to = path.open("rb"), prefix, to
+        self._begun = b""
+
+    def copy(self, *, last: bool = False) -> None:
+        """Copy new lines; the last line is incomplete and held back unless it is the ``last``."""
+        while chunk := self._file.read(_CHUNK_BYTES):
+            *lines, self._begun = (self._begun + chunk).split(b"\n")
+            self._write(lines)
+        if last:
+            self._write([self._begun] if self._begun else [])
+            self._file.close()
+
+    def _write(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._to.write(f"{self._prefix}{line.decode(errors='replace')}\n")
+        self._to.flush()
+
+
+class _Terminal(threading.Thread):
+    """Copies what ranks write until they have ended."""
+
+    def __init__(self) -> None:
+        super().__init__(name="terminal", daemon=True)
+        self._files: list[_File] = []
+        self._over = threading.Event()
+
+    def follow(self, path: Path, prefix: str, to: TextIO) -> None:
+        self._files.append(_File(path, prefix, to))
+
+    def run(self) -> None:
+        # The terminal may be gone; the files have all output.
+        with suppress(OSError, ValueError):
+            while not self._over.wait(_COPY_EVERY_S):
+                self._copy()
+            self._copy(last=True)
+
+    def _copy(self, *, last: bool = False) -> None:
+        for file in self._files:
+            file.copy(last=last)
+
+    def end(self) -> None:
+        """Copy the rest, also incomplete lines."""
+        self._over.set()
+        if self.ident is not None:
+            self.join()

@@ -1,4 +1,4 @@
-"""Write samples to a file, from a thread or a child beside the work, and summarise the file."""
+"""Write samples to a file from a child process, and summarise the file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
@@ -22,70 +20,10 @@ from hpc_toolkit.training.monitor.sampler import Sampler, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 LEAST_INTERVAL_S = 0.05
 """Shortest interval: more frequent samples cost more than they tell."""
-
-
-class Monitor:
-    """``with Monitor(path): ...`` appends samples to ``path`` until the block ends.
-
-    A line is one JSON object: a header, then a sample every ``interval_s`` and one at the end (see
-    :class:`hpc_toolkit.training.monitor.sampler.Sampler`). An existing file is appended to, and
-    each start writes a header. Only one process may write to a file. A failed write ends the
-    monitor but not the work; ``error`` then has the reason.
-
-    A process that forks must use :func:`hpc_toolkit.training.monitor.watching`: this is a thread.
-
-    Args:
-        path: the file; its directory must exist.
-        interval_s: seconds between samples.
-        sampler: reads the values; by default of this host, and of this process with descendants.
-
-    Raises:
-        ConfigError: psutil or pynvml is not installed, or the interval is too short.
-    """
-
-    def __init__(
-        self, path: str | Path, interval_s: float = 1.0, *, sampler: Sampler | None = None
-    ) -> None:
-        check_interval(interval_s)
-        self.path = Path(path)
-        self.error = ""
-        self._interval_s = interval_s
-        self._sampler = sampler if sampler is not None else Sampler()
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
-
-    def __enter__(self) -> Self:
-        """Begin to sample."""
-        if self._sampler.no_gpus:
-            sys.stderr.write(f"note: the monitor samples no GPUs: {self._sampler.no_gpus}\n")
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Take the last sample."""
-        self._ends.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            record(self._sampler, self.path, self._interval_s, self._ends.wait)
-        except OSError as error:
-            self.error = f"{self.path}: {error.strerror}"
-            sys.stderr.write(f"warning: the monitor stopped: {self.error}\n")
-
-
-def check_interval(interval_s: float) -> None:
-    """Reject an invalid interval.
-
-    Raises:
-        ConfigError: the interval is too short, infinite or NaN.
-    """
-    if not LEAST_INTERVAL_S <= interval_s < float("inf"):
-        message = f"the monitor's interval must be at least {LEAST_INTERVAL_S} s, got {interval_s}"
-        raise ConfigError(message, hint="1 s is usual")
 
 
 def record(
@@ -127,14 +65,20 @@ _END_S = 5.0
 def watching(path: Path, interval_s: float = 1.0) -> Iterator[None]:
     """Sample this host, and this process with its descendants, into ``path`` from a child.
 
-    The format is that of :class:`hpc_toolkit.training.monitor.Monitor`. The child has its own
-    process group, ignores signals that ask workers to leave, and dies with this process. If
-    sampling fails, the child prints a warning on stderr and the block continues without it.
+    A line is one JSON object: a header, then a sample every ``interval_s`` and one at the end (see
+    :class:`hpc_toolkit.training.monitor.sampler.Sampler`). An existing file is appended to, and
+    each start writes a header. Only one process may write to a file.
+
+    The child has its own process group, ignores signals that ask workers to leave, and dies with
+    this process. If sampling fails, the child prints a warning on stderr and the block continues
+    without it.
 
     Raises:
         ConfigError: psutil or pynvml is not installed, or the interval is too short.
     """
-    check_interval(interval_s)
+    if not LEAST_INTERVAL_S <= interval_s < float("inf"):
+        message = f"the monitor's interval must be at least {LEAST_INTERVAL_S} s, got {interval_s}"
+        raise ConfigError(message, hint="1 s is usual")
     load("psutil")
     load("pynvml")
     sys.stderr.flush()
@@ -241,15 +185,12 @@ def summarise(recording: Recording) -> dict[str, Any]:
 
 
 def _gpu_summary(samples: list[dict[str, Any]], index: int) -> dict[str, Any]:
-    def each(name: str) -> list[Any]:
-        return [one["gpus"][index].get(name) for one in samples if len(one["gpus"]) > index]
+    read = [(one["t_s"], one["gpus"][index]) for one in samples if len(one["gpus"]) > index]
 
-    power = [
-        (one["t_s"], one["gpus"][index].get("power_w"))
-        for one in samples
-        if len(one["gpus"]) > index
-    ]
-    known = [(at, watts) for at, watts in power if watts is not None]
+    def each(name: str) -> list[Any]:
+        return [gpu.get(name) for _, gpu in read]
+
+    known = [(at, gpu["power_w"]) for at, gpu in read if gpu.get("power_w") is not None]
     energy = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(known))
     return {
         "index": index,

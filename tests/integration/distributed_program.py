@@ -19,9 +19,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.training import distributed
 
-COUNTS = (4, 3, 3)
-"""Batches of each rank: ten, with a remainder of one."""
-
 
 def collectives(rank: int) -> dict[str, Any]:
     own = torch.arange(6.0) + 10 * rank
@@ -32,45 +29,20 @@ def collectives(rank: int) -> dict[str, Any]:
         "whole": distributed.all_reduce(whole).tolist(),
         "gathered": distributed.all_gather(own[:2]).tolist(),
         "from_2": distributed.broadcast(own, source=2).tolist(),
-        "scattered": distributed.reduce_scatter(own).tolist(),
-        "scattered_average": distributed.reduce_scatter(own, "average").tolist(),
         "transposed": distributed.all_gather(own.reshape(2, 3).T).tolist(),
         "argument": own.tolist(),
     }
 
 
 def batches(rank: int) -> list[Tensor]:
+    """The two batches of a rank."""
     generator = torch.Generator().manual_seed(17)
-    every = [[torch.randn(5, 3, generator=generator) for _ in range(4)] for _ in COUNTS]
-    return every[rank][: COUNTS[rank]]
-
-
-def weights(model: nn.Module) -> list[float]:
-    return torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()
+    every = [[torch.randn(5, 3, generator=generator) for _ in range(2)] for _ in range(3)]
+    return every[rank]
 
 
 def gradients(model: nn.Module) -> list[list[float]]:
     return [torch.flatten(one.grad).tolist() for one in model.parameters() if one.grad is not None]
-
-
-def uneven(rank: int) -> dict[str, Any]:
-    """Weights after uneven batches by Join, and those of one process with the same mathematics."""
-    torch.manual_seed(rank)  # rank 0's weights must reach the others
-    model = distributed.wrap_model(nn.Linear(3, 1))
-    alone = copy.deepcopy(distributed.unwrapped(model))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with distributed.uneven_inputs(model):
-        for batch in batches(rank):
-            torch.autograd.backward(model(batch).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-    one = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for number in range(max(COUNTS)):
-        here = [batches(other)[number] for other in range(3) if number < COUNTS[other]]
-        torch.autograd.backward(torch.stack([alone(x).square().mean() for x in here]).mean())
-        one.step()
-        one.zero_grad()
-    return {"joined": weights(model), "alone": weights(alone)}
 
 
 def accumulated(rank: int) -> dict[str, Any]:
@@ -178,13 +150,12 @@ def main() -> None:
         findings = {
             "info": [info.rank, info.world_size, info.backend, info.device],
             "collectives": collectives(info.rank),
-            "uneven": uneven(info.rank),
             "accumulated": accumulated(info.rank),
             "buckets": [buckets(0.2), buckets(25)],
             "branched": [branched(info.rank, find_unused_parameters=one) for one in (True, False)],
             "checkpointed": checkpointed(info.rank, directory),
             "stopped": stopped(info.rank),
-            "samples": list(distributed.ResumableSampler(range(8), remainder="uneven")),
+            "samples": list(distributed.ResumableSampler(range(9))),
         }
         (directory / f"{info.rank}.json").write_text(json.dumps(findings))
 

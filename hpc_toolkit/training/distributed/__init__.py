@@ -15,7 +15,6 @@ from hpc_toolkit.training.distributed.group import (
     broadcast,
     leave,
     process_group,
-    reduce_scatter,
 )
 from hpc_toolkit.training.distributed.place import (
     DistributedInfo,
@@ -26,7 +25,6 @@ from hpc_toolkit.training.distributed.stopping import AGAIN, StopSignal
 from hpc_toolkit.training.distributed.wrapping import (
     accumulating,
     gradient_checkpointing,
-    uneven_inputs,
     unwrapped,
     wrap_model,
 )
@@ -48,9 +46,7 @@ __all__ = [
     "leave",
     "process_group",
     "rank_logging",
-    "reduce_scatter",
     "scaled",
-    "uneven_inputs",
     "unwrapped",
     "wrap_model",
 ]

@@ -11,7 +11,7 @@ from hpc_toolkit.training.distributed.place import rank_and_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-REMAINDERS = ("pad", "drop", "uneven")
+REMAINDERS = ("pad", "drop")
 
 
 class ResumableSampler:
@@ -31,13 +31,12 @@ class ResumableSampler:
         *,
         shuffle: bool = True,
         seed: int = 0,
-        remainder: Literal["pad", "drop", "uneven"] = "pad",
+        remainder: Literal["pad", "drop"] = "pad",
     ) -> None:
         """Sample ``dataset``, which can be anything that has a length.
 
         ``remainder`` decides about samples that the ranks cannot share evenly. "pad" repeats
-        samples from the start and "drop" omits the last ones, as DistributedSampler does. With
-        "uneven" some ranks have one more sample, which needs `uneven_inputs`.
+        samples from the start and "drop" omits the last ones, as DistributedSampler does.
         """
         if remainder not in REMAINDERS:
             hint = near_miss(remainder, list(REMAINDERS))
@@ -84,11 +83,9 @@ class ResumableSampler:
 
     def __len__(self) -> int:
         """Return the number of samples that this rank has left in this epoch."""
-        rank, size = rank_and_size()
+        size = rank_and_size()[1]
         left = len(self._dataset) - self.taken
-        if self._remainder == "drop":
-            return left // size
-        return (left - rank + size - 1) // size if self._remainder == "uneven" else -(-left // size)
+        return left // size if self._remainder == "drop" else -(-left // size)
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over this rank's samples in the rest of the epoch."""
@@ -107,7 +104,7 @@ class ResumableSampler:
         rest = order[self.taken :]
         if self._remainder == "drop":
             rest = rest[: len(rest) // size * size]
-        elif self._remainder == "pad" and rest:
+        elif rest:
             missing = -len(rest) % size
             rest += (order * (missing // len(order) + 1))[:missing]
         return iter(rest[rank::size])

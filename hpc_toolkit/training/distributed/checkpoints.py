@@ -141,10 +141,6 @@ class Checkpoints:
         self.saving_s = time.monotonic() - began
         return path
 
-    def latest(self) -> Path | None:
-        """Return the latest intact checkpoint that this process sees; None without one."""
-        return next(self._whole(), None)
-
     def restore(self) -> Restored | None:
         """Load the latest checkpoint that every rank can read; return None if there is none.
 

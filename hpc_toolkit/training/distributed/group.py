@@ -46,9 +46,8 @@ def process_group(
     the other ranks, by default torch's own limit.
 
     A process that was not launched has no group, and everything in this package works as with one
-    rank. The group is destroyed at the end of the block, also after an error. If the launcher asks
-    for errors (TORCHELASTIC_ERROR_FILE), the error is recorded for it. The ranks do not wait for
-    each other at the end.
+    rank. The group is destroyed at the end of the block, also after an error. The ranks do not wait
+    for each other at the end.
 
     Raises:
         ConfigError: a variable or the backend cannot be used here, or a group already exists.
@@ -78,8 +77,7 @@ def process_group(
     place.enter(info)
     try:
         yield info
-    except Exception as error:
-        _tell_launcher(error)
+    except Exception:
         if chosen == "nccl":
             _abort()
         raise
@@ -149,27 +147,21 @@ def _abort() -> None:
         abort()
 
 
-def _tell_launcher(error: Exception) -> None:
-    """Write the error to the file that torch's elastic launcher reads."""
-    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        get_error_handler().record_exception(error)
-
-
-Reduction = Literal["sum", "average"]
-"""How the tensors of several ranks are combined."""
-
-
-def all_reduce(tensor: Tensor, op: Reduction = "sum") -> Tensor:
+def all_reduce(tensor: Tensor, op: Literal["sum", "average"] = "sum") -> Tensor:
     """Return the sum or the average of the ranks' tensors (torch.distributed.all_reduce)."""
-    _check(tensor, op)
+    if op not in ("sum", "average"):
+        msg = f"no reduction {op!r}"
+        raise HpcToolkitError(msg, hint=near_miss(op, ["sum", "average"]))
+    if op == "average" and not (tensor.is_floating_point() or tensor.is_complex()):
+        msg = f"an average of {tensor.dtype} would be cut to whole numbers"
+        raise HpcToolkitError(msg, hint="convert the tensor to float first")
     result = tensor.detach().clone()
     if world_size() > 1:
         import torch.distributed as dist
 
         dist.all_reduce(result)
-    return _averaged(result, op)
+    # gloo before torch 2.12 cannot average, so the sum is divided for every backend.
+    return result / world_size() if op == "average" else result
 
 
 def all_gather(tensor: Tensor) -> Tensor:
@@ -197,42 +189,3 @@ def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
 
         dist.broadcast(result, source)
     return result
-
-
-def reduce_scatter(tensor: Tensor, op: Reduction = "sum") -> Tensor:
-    """Return this rank's part of the reduced tensor (torch.distributed.reduce_scatter).
-
-    The first dimension is divided into one equal part per rank.
-
-    Raises:
-        HpcToolkitError: the first dimension is not a multiple of the world size.
-    """
-    _check(tensor, op)
-    size = world_size()
-    if tensor.ndim == 0 or tensor.shape[0] % size:
-        msg = f"a tensor of shape {tuple(tensor.shape)} has no equal part for each of {size} ranks"
-        raise HpcToolkitError(msg, hint="make its first dimension a multiple of the world size")
-    own = tensor.detach().contiguous()
-    if size == 1:
-        return own.clone()
-    import torch
-    import torch.distributed as dist
-
-    parts = list(own.chunk(size))
-    result = torch.empty_like(parts[0])
-    dist.reduce_scatter(result, parts)
-    return _averaged(result, op)
-
-
-def _check(tensor: Tensor, op: str) -> None:
-    if op not in ("sum", "average"):
-        msg = f"no reduction {op!r}"
-        raise HpcToolkitError(msg, hint=near_miss(op, ["sum", "average"]))
-    if op == "average" and not (tensor.is_floating_point() or tensor.is_complex()):
-        msg = f"an average of {tensor.dtype} would be cut to whole numbers"
-        raise HpcToolkitError(msg, hint="convert the tensor to float first")
-
-
-def _averaged(total: Tensor, op: str) -> Tensor:
-    # gloo before torch 2.12 cannot average, so the sum is divided for every backend.
-    return total / world_size() if op == "average" else total

@@ -68,24 +68,6 @@ def accumulating(
     return no_sync() if no_sync is not None and passed < every - 1 else contextlib.nullcontext()
 
 
-def uneven_inputs(
-    model: nn.Module, *, divide_by_initial_world_size: bool = False
-) -> contextlib.AbstractContextManager[Any]:
-    """Return a context for a loop over batches whose number may differ between ranks.
-
-    This is ``torch.distributed.algorithms.join.Join``: a rank without further batches still joins
-    the gradient collectives of the others, and has the final weights at the end of the block. By
-    default a gradient is averaged over the ranks that still have batches; torch's own default
-    divides by all ranks. Only the model's passes may use collectives inside the block: no
-    `all_reduce`, no StopSignal, no checkpoint.
-    """
-    from torch.distributed.algorithms.join import Join, Joinable
-
-    if not isinstance(model, Joinable):
-        return contextlib.nullcontext()
-    return Join([model], divide_by_initial_world_size=divide_by_initial_world_size)
-
-
 def gradient_checkpointing(model: nn.Module) -> str:
     """Recompute activations in the backward pass instead of keeping them; return the method used.
 

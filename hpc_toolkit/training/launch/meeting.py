@@ -14,7 +14,7 @@ from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 _SHORTEST_S = 0.05
@@ -83,9 +83,7 @@ def find(
         NodesMissingError: it did not within ``timeout_s``.
     """
     path = run_dir / "rendezvous" / name
-    end = monotonic() + timeout_s
-    pause = _SHORTEST_S
-    while True:
+    for _ in _polls(timeout_s, monotonic, sleep):
         # NFS caches that a name does not exist for as long as the directory seems unchanged;
         # opening the directory asks the server again.
         with suppress(OSError):
@@ -97,13 +95,23 @@ def find(
             pass
         except OSError as error:
             raise _foreign(path, error) from error
-        if monotonic() >= end:
-            waited = format_duration(timeout_s)
-            message = f"node 0 did not publish its address as {path} within {waited}"
-            hint = "is the run directory the same on all nodes? --start-timeout waits longer"
-            raise NodesMissingError(message, hint=hint)
-        sleep(min(pause, max(0.0, end - monotonic())))
+    message = f"node 0 did not publish its address as {path} within {format_duration(timeout_s)}"
+    hint = "is the run directory the same on all nodes? --start-timeout waits longer"
+    raise NodesMissingError(message, hint=hint)
+
+
+def _polls(
+    timeout_s: float,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """Yield until ``timeout_s`` have passed, at least once, with pauses that grow to a second."""
+    end, pause = monotonic() + timeout_s, _SHORTEST_S
+    yield
+    while (left_s := end - monotonic()) > 0:
+        sleep(min(pause, left_s))
         pause = min(2 * pause, _LONGEST_S)
+        yield
 
 
 def _foreign(path: Path, error: OSError) -> Exception:
@@ -143,19 +151,14 @@ def wait_for_listener(address: Address, *, timeout_s: float) -> None:
     Raises:
         NodesMissingError: it does not within ``timeout_s``.
     """
-    end = time.monotonic() + timeout_s
-    pause = _SHORTEST_S
-    while True:
+    why: object = ""
+    for _ in _polls(timeout_s):
         try:
             socket.create_connection(address, timeout=max(0.1, min(5.0, timeout_s))).close()
         except OSError as error:
-            if time.monotonic() >= end:
-                why = error.strerror or error
-                waited = format_duration(timeout_s)
-                message = f"node 0 does not listen at {address} after {waited}: {why}"
-                hint = "are name and port right, and may this node connect there?"
-                raise NodesMissingError(message, hint=hint) from error
+            why = error.strerror or error
         else:
             return
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_S)
+    message = f"node 0 does not listen at {address} after {format_duration(timeout_s)}: {why}"
+    hint = "are name and port right, and may this node connect there?"
+    raise NodesMissingError(message, hint=hint)

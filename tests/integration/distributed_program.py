@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.training import distributed
@@ -60,48 +58,6 @@ def accumulated(rank: int) -> dict[str, Any]:
     torch.autograd.backward(torch.stack(losses).mean())
     found["whole"] = gradients(bare)
     return found
-
-
-def buckets(cap_mb: float) -> int:
-    """Messages of the gradients of one pass, behind a first one that sets up their order."""
-    model = distributed.wrap_model(
-        nn.Sequential(*[nn.Linear(200, 200) for _ in range(4)]), bucket_cap_mb=cap_mb
-    )
-    sent: list[int] = []
-
-    def counted(group: Any, bucket: Any) -> Any:
-        sent.append(bucket.index())
-        return default_hooks.allreduce_hook(group, bucket)
-
-    counted.__annotations__.clear()  # torch takes those that are text for wrong ones
-    model.register_comm_hook(dist.group.WORLD, counted)  # type: ignore[operator] # it is DDP's
-    for _ in range(2):
-        sent.clear()
-        torch.autograd.backward(model(torch.ones(2, 200)).sum())
-    return len(sent)
-
-
-class Branches(nn.Module):
-    """A pass uses one of two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
-
-    def forward(self, batch: Tensor, branch: int) -> Tensor:
-        found: Tensor = self.layers[branch](batch)
-        return found
-
-
-def branched(rank: int, *, find_unused_parameters: bool) -> str:
-    """What three passes in turns come to: "" or an error."""
-    model = distributed.wrap_model(Branches(), find_unused_parameters=find_unused_parameters)
-    try:
-        for passed in range(3):
-            torch.autograd.backward(model(batches(rank)[0], passed % 2).square().mean())
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def checkpointed(rank: int, directory: Path) -> dict[str, Any]:
@@ -151,8 +107,6 @@ def main() -> None:
             "info": [info.rank, info.world_size, info.backend, info.device],
             "collectives": collectives(info.rank),
             "accumulated": accumulated(info.rank),
-            "buckets": [buckets(0.2), buckets(25)],
-            "branched": [branched(info.rank, find_unused_parameters=one) for one in (True, False)],
             "checkpointed": checkpointed(info.rank, directory),
             "stopped": stopped(info.rank),
             "samples": list(distributed.ResumableSampler(range(9))),

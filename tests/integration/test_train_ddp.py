@@ -18,7 +18,7 @@ from examples import train_ddp
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.training.distributed import DistributedInfo
 from tests.integration.realrun import REPOSITORY
-from tests.integration.startedranks import ranks
+from tests.integration.startedranks import run_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -51,8 +51,7 @@ def losses(output: Path) -> dict[int, float]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process left."""
     output = tmp_path_factory.mktemp("one")
-    with ranks(1, PROGRAM, "--output", str(output), *QUICK) as started:
-        [printed] = started.ended()
+    [printed] = run_ranks(1, PROGRAM, "--output", str(output), *QUICK)
     assert json.loads(printed)["world_size"] == 1
     return output
 
@@ -76,15 +75,13 @@ def test_a_signal_at_one_of_two_ranks_saves_and_the_curve_goes_on(
     tmp_path: Path, one: dict[int, float]
 ) -> None:
     options = ("--output", str(tmp_path), *QUICK, "--accumulate", "2", "--checkpoint-every", "0")
-    with ranks(2, DISTURBED, "SIGUSR1", "4", *options) as started:
-        started.ended(expected=75)
+    run_ranks(2, DISTURBED, "SIGUSR1", "4", *options, expected=75)
     made = len(lines(tmp_path))
     # The ranks ask each other after step 7 at the latest.
     assert 4 <= made <= 7
 
     # Another number of ranks may take it up.
-    with ranks(1, PROGRAM, *options) as started:
-        started.ended()
+    run_ranks(1, PROGRAM, *options)
 
     # No step was lost or made twice, and those of two ranks are those of one process.
     assert [line["step"] for line in lines(tmp_path)] == list(range(1, STEPS + 1))
@@ -96,20 +93,16 @@ def test_a_killed_rank_is_started_again_and_no_saved_step_is_lost(
 ) -> None:
     options = ("--output", str(tmp_path), *QUICK, "--checkpoint-every", "3")
     launch = ("launch", "--nproc-per-node", "2", "--max-restarts", "1", "--backend", "gloo")
-    process = subprocess.Popen(
+    ended = subprocess.run(
         [*HPCTK, *launch, str(DISTURBED), "SIGKILL", "8", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        check=False,
     )
-    try:
-        printed, _ = process.communicate()
-    finally:
-        process.kill()
-        process.wait()
 
-    assert process.returncode == 0, printed
+    assert ended.returncode == 0, ended.stdout
     assert_same(losses(tmp_path), one)
     steps = {n: [line["step"] for line in lines(tmp_path) if line["restart"] == n] for n in (0, 1)}
     # Of the steps before the kill, what came after the checkpoint of step 6 was made again.

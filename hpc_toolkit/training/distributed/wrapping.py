@@ -12,21 +12,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def wrap_model(
-    model: nn.Module,
-    *,
-    bucket_cap_mb: float = 25,
-    find_unused_parameters: bool = False,
-    gradient_as_bucket_view: bool = True,
-    static_graph: bool = False,
-) -> nn.Module:
+def wrap_model(model: nn.Module, **options: Any) -> nn.Module:
     """Move a model to this rank's device and average its gradients over the ranks.
 
     With a process group the result is a ``torch.nn.parallel.DistributedDataParallel`` with these
     options, which also sends rank 0's weights to all ranks; without one it is the model itself.
-    Gradients are reduced in buckets of ``bucket_cap_mb`` MiB during the backward pass. If a forward
-    pass uses only some parameters, set ``find_unused_parameters``, which traverses the graph in
-    each pass. ``static_graph`` promises that all passes use the same parameters.
+    Gradients are reduced in buckets of ``bucket_cap_mb`` MiB (25) during the backward pass. If a
+    forward pass uses only some parameters, set ``find_unused_parameters``, which traverses the
+    graph in each pass. ``gradient_as_bucket_view`` is True here, which saves memory.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -35,14 +28,9 @@ def wrap_model(
     model = model.to(info.device)
     if not (dist.is_available() and dist.is_initialized()):
         return model
-    return DistributedDataParallel(
-        model,
-        device_ids=[info.device] if info.device.startswith("cuda") else None,
-        bucket_cap_mb=bucket_cap_mb,
-        find_unused_parameters=find_unused_parameters,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        static_graph=static_graph,
-    )
+    device_ids = [info.device] if info.device.startswith("cuda") else None
+    options = {"gradient_as_bucket_view": True, **options}
+    return DistributedDataParallel(model, device_ids=device_ids, **options)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

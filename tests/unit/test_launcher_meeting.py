@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -98,6 +98,23 @@ def together(*parts: Rounds) -> list[Place]:
     for thread in threads:
         thread.join()
     return [found[number] for number in range(len(parts))]
+
+
+class Pair(NamedTuple):
+    """Two nodes in their first round."""
+
+    store: SharedStore
+    clock: ManualClock
+    first: Rounds
+    second: Rounds
+
+
+@pytest.fixture
+def pair() -> Pair:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    return Pair(store, clock, first, second)
 
 
 # The run directory
@@ -199,10 +216,8 @@ def test_every_round_has_a_store_of_its_own() -> None:
     assert (first.number, second.number) == (1, 1)
 
 
-def test_a_node_that_wants_a_new_round_is_seen_by_the_others() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_a_node_that_wants_a_new_round_is_seen_by_the_others(pair: Pair) -> None:
+    store, clock, first, second = pair
     clock.advance(1)
     assert not first.wanted()
 
@@ -259,20 +274,16 @@ def test_a_node_that_does_not_come_is_named() -> None:
         rounds_of(SharedStore(), 1, 2, clock, passing=True).join()
 
 
-def test_a_node_that_does_not_start_again_is_named() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_a_node_that_does_not_start_again_is_named(pair: Pair) -> None:
+    _, clock, first, _ = pair
     first._sleep = clock.advance
 
     with pytest.raises(NodesMissingError, match=r"node 1 of 2 did not come to start again"):
         first.join()
 
 
-def test_the_end_of_a_node_is_seen_by_the_others_and_not_by_itself() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_the_end_of_a_node_is_seen_by_the_others_and_not_by_itself(pair: Pair) -> None:
+    _, clock, first, second = pair
 
     second.end(137, "rank 1 on n1 ended by SIGKILL")
     clock.advance(1)
@@ -286,10 +297,8 @@ def test_the_end_of_a_node_is_seen_by_the_others_and_not_by_itself() -> None:
     assert caught.value.exit_code == 137
 
 
-def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are(pair: Pair) -> None:
+    _, clock, first, second = pair
 
     clock.advance(1)
     assert not first.finish()
@@ -299,10 +308,8 @@ def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are() -> None:
     assert first.finish()
 
 
-def test_a_new_round_forgets_who_was_done_with_the_last() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_a_new_round_forgets_who_was_done_with_the_last(pair: Pair) -> None:
+    _, clock, first, second = pair
     first.finish()
     together(first, second)
 
@@ -310,10 +317,8 @@ def test_a_new_round_forgets_who_was_done_with_the_last() -> None:
     assert not second.finish()
 
 
-def test_the_store_is_asked_at_most_twice_a_second() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_the_store_is_asked_at_most_twice_a_second(pair: Pair) -> None:
+    store, clock, first, _ = pair
     clock.advance(1)
     first.wanted()
     before = store.asked
@@ -326,10 +331,8 @@ def test_the_store_is_asked_at_most_twice_a_second() -> None:
     assert store.asked == before
 
 
-def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0(pair: Pair) -> None:
+    store, clock, _, second = pair
     store.gone = True
     clock.advance(1)
 
@@ -344,10 +347,8 @@ def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0() -> None:
     assert second.ended(at_once=True) is None
 
 
-def test_node_0_holds_the_store_until_those_that_came_have_left() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_node_0_holds_the_store_until_those_that_came_have_left(pair: Pair) -> None:
+    _, clock, first, second = pair
     first._sleep = clock.advance
     started = clock.monotonic()
 
@@ -363,10 +364,8 @@ def test_node_0_holds_the_store_until_those_that_came_have_left() -> None:
     assert clock.monotonic() - started == waited
 
 
-def test_nodes_that_saved_leave_together() -> None:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
+def test_nodes_that_saved_leave_together(pair: Pair) -> None:
+    _, clock, first, second = pair
     second._sleep = clock.advance
     started = clock.monotonic()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.launch import launch as launching
 from hpc_toolkit.training.launch.agent import watch
+from hpc_toolkit.training.launch.meeting import Address
 from hpc_toolkit.training.launch.options import all_options
 from hpc_toolkit.training.launch.outcome import (
     Outcome,
@@ -37,12 +39,12 @@ from hpc_toolkit.training.launch.plan import (
     make_plan,
     task_plan,
 )
-from hpc_toolkit.training.launch.ranks import _File, cpus_near_gpu, make_next
-from hpc_toolkit.training.launch.rendezvous import Ending
+from hpc_toolkit.training.launch.ranks import Ranks, _File, cpus_near_gpu, make_next
+from hpc_toolkit.training.launch.rendezvous import Ending, Place
+from tests.integration.realrun import wait_until
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
-    from hpc_toolkit.training.launch.ranks import Ranks
     from hpc_toolkit.training.launch.rendezvous import Rounds
 
 SRUN = {
@@ -615,3 +617,14 @@ def test_a_rank_is_bound_to_the_cpus_of_its_gpus_node(
         assert cpus_near_gpu(0, tmp_path) == expected
     with pytest.raises(ConfigError, match="--numa-binding: torch sees no GPU 1"):
         cpus_near_gpu(1, tmp_path)
+
+
+def test_a_warning_right_after_the_start_ends_no_rank(tmp_path: Path) -> None:
+    ranks = Ranks(plan_of(), tmp_path, Place(Address("n0", 1), 0, 2), restart=0)
+
+    ranks.start(["true"], os.environ)
+    ranks.warn(signal.SIGUSR1)
+    wait_until(lambda: None not in ranks.codes().values(), "the ranks to end")
+    ranks.end()
+
+    assert ranks.codes() == {0: 0, 1: 0}

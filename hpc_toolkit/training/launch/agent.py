@@ -22,7 +22,7 @@ from hpc_toolkit.training.launch.outcome import (
     saved,
     signal_name,
 )
-from hpc_toolkit.training.launch.rank import WARNINGS
+from hpc_toolkit.training.launch.rank import ENDING, WARNINGS
 from hpc_toolkit.training.launch.ranks import Ranks, make_next
 from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Rounds, ended_message, open_rounds
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.launch.plan import Plan
 
 _POLL_S = 0.1
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that end all ranks."""
 
 
 class LeavingError(HpcToolkitError):
@@ -226,7 +224,7 @@ def signals(warn: Callable[[int], None], *, last: bool) -> Iterator[Callable[[],
         return
 
     def end(number: int, _frame: object) -> None:
-        for ending in _ENDING:
+        for ending in ENDING:
             # The ranks are being ended: another signal must not interrupt that.
             signal.signal(ending, signal.SIG_IGN)
         came = SignalCameError(f"ended by {signal_name(number)}, and its ranks with it")
@@ -237,10 +235,10 @@ def signals(warn: Callable[[int], None], *, last: bool) -> Iterator[Callable[[],
         for number in before:
             signal.signal(number, signal.SIG_IGN)
 
-    before = {number: signal.getsignal(number) for number in (*_ENDING, *WARNINGS)}
+    before = {number: signal.getsignal(number) for number in (*ENDING, *WARNINGS)}
     for number in WARNINGS:
         signal.signal(number, lambda number, _frame: warn(number))
-    for number in _ENDING:
+    for number in ENDING:
         signal.signal(number, end)
     try:
         yield ignore

@@ -2,7 +2,8 @@
 
 Child processes can outlive their agent. This process asks the kernel to end it with the agent,
 binds itself to CPUS (such as 0-7; empty for all), and then executes the program. It ignores Slurm's
-warning signals first: they would end a rank whose script has not set a handler yet.
+warning signals first: they would end a rank whose script has not set a handler yet. The agent
+starts this process with signals blocked, so that none comes before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from hpc_toolkit.system.processes import die_with_parent
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which Slurm or a user warns a training that its time is nearly over."""
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end all ranks."""
 
 _NOT_FOUND = 127
 
@@ -29,6 +32,7 @@ def main(argv: list[str]) -> int:
     if argv[2]:
         os.sched_setaffinity(0, parse_cpus(argv[2]))
     ignore_warnings()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*WARNINGS, *ENDING))
     try:
         os.execvp(argv[3], argv[3:])  # noqa: S606 - the program is what the user launches
     except OSError as error:

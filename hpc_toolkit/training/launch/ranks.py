@@ -71,20 +71,31 @@ class Ranks:
             OSError: a file or process cannot be created.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        for local in range(self._plan.ranks):
-            cpus = cpus_near_gpu(local) if self._plan.near_gpus else ""
-            variables = rank_variables(self._plan, self._place, local, restart=self._restart)
-            with ExitStack() as opened:
-                # Detached from the terminal, so that ^C reaches the rank only through the launch.
-                process = subprocess.Popen(
-                    [sys.executable, "-m", rank.__name__, str(os.getpid()), cpus, *command],
-                    env={**environ, **variables},
-                    stdout=self._output(local, 1, opened),
-                    stderr=self._output(local, 2, opened),
-                    start_new_session=True,
-                )
-            self._processes.append(process)
+        # A warning would end a rank that does not ignore it yet. A signal that ends the launch
+        # would lose the child that Popen has just started.
+        blocked = (*rank.WARNINGS, *rank.ENDING)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            for local in range(self._plan.ranks):
+                self._processes.append(self._started(local, command, environ))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._terminal.start()
+
+    def _started(
+        self, local: int, command: list[str], environ: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        cpus = cpus_near_gpu(local) if self._plan.near_gpus else ""
+        variables = rank_variables(self._plan, self._place, local, restart=self._restart)
+        with ExitStack() as opened:
+            # Detached from the terminal, so that ^C reaches the rank only through the launch.
+            return subprocess.Popen(
+                [sys.executable, "-m", rank.__name__, str(os.getpid()), cpus, *command],
+                env={**environ, **variables},
+                stdout=self._output(local, 1, opened),
+                stderr=self._output(local, 2, opened),
+                start_new_session=True,
+            )
 
     def _output(self, local: int, stream: int, opened: ExitStack) -> IO[bytes] | int | None:
         """Return where stdout (1) or stderr (2) of a rank goes; None is this process's own."""

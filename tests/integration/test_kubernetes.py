@@ -32,8 +32,7 @@ def meeting_place() -> dict[str, str]:
 def queue(root: Path, **asked: Any) -> dict[str, Any]:
     given = {
         "nodes": 2,
-        "pvc": ("shared",),
-        "mount": str(root),
+        "pvc": (f"shared:{root}",),
         "run": "run",
         "grace": "1s",
         **asked,

@@ -109,14 +109,10 @@ def test_a_bare_number_is_refused_with_the_option_and_the_fix(
 def test_every_duration_of_a_manifest_needs_a_unit() -> None:
     durations = {name for name, one in by_name(PANELS).items() if one.metavar == "DURATION"}
     sizes = {name for name, one in by_name(PANELS).items() if one.metavar == "SIZE"}
-    assert durations == {"lease", "start_timeout", "grace", "time", "ttl"}
+    assert durations == {"grace", "time"}
     assert sizes == {"mem", "shm"}
     for name in durations | sizes:
-        given: dict[str, Any] = (
-            {"kind": "kubernetes-queue", "pvc": ("shared",), "run": "r"}
-            if name == "lease"
-            else {"kind": "kubernetes-ddp", "command": ("train.py",)}
-        )
+        given: dict[str, Any] = {"kind": "kubernetes-ddp", "command": ("train.py",)}
         given |= {"image": "a/b:1", "job_name": "x", name: "5"}
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: '5' has no unit"):
             render_manifest(ManifestSpec(**given))

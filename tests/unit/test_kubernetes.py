@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.engines.kubernetes.manifest import (
-    _fields,
     check_manifest,
     embedded,
     manifest_objects,
@@ -74,11 +73,11 @@ def test_committed_examples_are_what_is_rendered() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("jobset", [False, True])
-@pytest.mark.parametrize("queue", [None, "gpus"])
-def test_every_kind_is_taken_in_every_form(kind: Kind, jobset: bool, queue: str | None) -> None:
-    request = spec(kind, jobset=jobset, queue_name=queue, namespace="research", ttl="1h")
+def test_every_kind_is_taken_in_every_form(kind: Kind, jobset: bool) -> None:
+    for queue in (None, "gpus"):
+        request = spec(kind, jobset=jobset, queue_name=queue, namespace="research")
 
-    check(read(render_manifest(request)), ("1.31", "1.37"))
+        check(read(render_manifest(request)), ("1.31", "1.37"))
 
 
 def set_at(path: str, value: object) -> Callable[[list[Any]], None]:
@@ -96,57 +95,24 @@ def set_at(path: str, value: object) -> Callable[[list[Any]], None]:
 
 POD = "1/spec/template/spec"
 BROKEN = {
-    "a number is text": set_at("1/spec/parallelism", "2"),
     "an unknown field": set_at("1/spec/template/spec/subdomains", "x"),
-    "a word of its own": set_at("1/spec/completionMode", "Indexedd"),
     "no index": set_at("1/spec/completionMode", "NonIndexed"),
-    "a restart of the container": set_at(f"{POD}/restartPolicy", "OnFailure"),
     "another Service": set_at(f"{POD}/subdomain", "other"),
-    "another selector": set_at("0/spec/selector", {"hpctk-job": "other"}),
-    "an empty selector": set_at("0/spec/selector", {}),
     "another master": set_at(f"{POD}/containers/0/env/2/value", "train-1.train"),
     "a volume that is not there": set_at(f"{POD}/containers/0/volumeMounts/0/name", "other"),
     "more asked than allowed": set_at(f"{POD}/containers/0/resources/requests/memory", "201Gi"),
-    "a part of a GPU's request": set_at(
-        f"{POD}/containers/0/resources/requests/nvidia.com~gpu", "1"
-    ),
-    "a name that is too long": set_at("1/metadata/name", "x" * 63),
-    "exit codes of another container": set_at(
-        "1/spec/podFailurePolicy/rules/1/onExitCodes/containerName", "other"
-    ),
-    "an index that fails without a limit of its own": set_at(
-        "1/spec/podFailurePolicy/rules/2/action", "FailIndex"
-    ),
     "an eviction that fails all": set_at("1/spec/podFailurePolicy/rules/0/action", "FailJob"),
     "root": set_at(f"{POD}/securityContext/runAsUser", 0),
-    "two namespaces": set_at("0/metadata/namespace", "other"),
-    "a queue that nothing waits for": set_at("1/metadata/labels/kueue.x-k8s.io~queue-name", "gpus"),
 }
 
 
-@pytest.mark.parametrize("why", BROKEN)
-def test_the_rules_notice_what_is_broken(why: str) -> None:
-    objects = copy.deepcopy(manifest_objects(REQUESTS["ddp.yaml"]))
-    check(objects, ("1.37",))
+def test_the_rules_notice_what_is_broken() -> None:
+    for break_one in BROKEN.values():
+        objects = copy.deepcopy(manifest_objects(REQUESTS["ddp.yaml"]))
+        break_one(objects)
 
-    BROKEN[why](objects)
-
-    with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
-        check(restored(objects), ("1.37",))
-
-
-def restored(data: Any) -> Any:
-    """``~`` in keys stands for the slash that separates the parts of a path."""
-    if isinstance(data, dict):
-        return {key.replace("~", "/"): restored(value) for key, value in data.items()}
-    return [restored(one) for one in data] if isinstance(data, list) else data
-
-
-def test_a_key_that_stands_twice_and_a_bare_truth_value_are_noticed() -> None:
-    with pytest.raises(AssertionError, match="twice"):
-        read("a: 1\na: 2\n")
-    with pytest.raises(AssertionError, match="y"):
-        read("a: y\n")
+        with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
+            check(objects, ("1.37",))
 
 
 def test_an_evicted_pod_and_one_that_saved_are_replaced_and_count_as_no_failure() -> None:
@@ -184,23 +150,21 @@ def test_a_pod_has_longer_to_leave_than_its_program() -> None:
 
 
 def test_pods_of_a_queue_work_with_one_worker_per_gpu() -> None:
-    request = spec("kubernetes-queue", gpus_per_node=4, lease="5min")
+    request = spec("kubernetes-queue", gpus_per_node=4)
 
     assert container(request)["args"][:4] == ["work", "/data/runs/x", "--workers", "4"]
-    assert container(request)["args"][-2:] == ["--lease", "300s"]
     assert container(request)["resources"]["limits"] == {"nvidia.com/gpu": "4"}
 
 
 def test_pods_of_a_training_meet_at_the_first_of_them() -> None:
-    request = spec(nodes=3, gpus_per_node=2, backend="nccl", pvc=("p",), run="t", rank_restarts=1)
+    request = spec(nodes=3, gpus_per_node=2, pvc=("p",), run="t")
 
     words = container(request)["args"]
 
     assert words[:5] == ["launch", "--nnodes", "3", "--node-rank", "$(NODE_RANK)"]
     assert words[words.index("--nproc-per-node") + 1] == "2"
     assert words[words.index("--master-addr") + 1] == "$(MASTER_ADDR)"
-    assert words[words.index("--max-restarts") + 1] == "1"
-    assert words[-5:] == ["--backend", "nccl", "--run-dir", "/data/t", "train.py"]
+    assert words[-3:] == ["--run-dir", "/data/t", "train.py"]
 
 
 def test_a_jobset_names_its_first_pod_as_its_controller_does() -> None:
@@ -264,30 +228,20 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"shm": "16G"}, 'sizeLimit: "16Gi"'),
     ("kubernetes-ddp", {"gpus_per_node": 1, "gpu_resource": "amd.com/gpu"}, 'amd.com/gpu: "1"'),
     ("kubernetes-ddp", {"chdir": "/work"}, "workingDir: /work"),
-    ("kubernetes-ddp", {"python": "/opt/python"}, "command:\n        - /opt/python\n"),
     ("kubernetes-ddp", {"user": "7:8"}, "runAsUser: 7\n        runAsGroup: 8\n"),
     ("kubernetes-ddp", {"user": "7"}, "runAsUser: 7\n        runAsGroup: 7\n"),
-    ("kubernetes-ddp", {"pvc": ("p",), "fs_group": 9}, "fsGroup: 9\n"),
-    ("kubernetes-ddp", {"pvc": ("p",), "mount": "/big"}, "mountPath: /big"),
     ("kubernetes-ddp", {"pvc": ("p:/big/one/",)}, "mountPath: /big/one\n"),
     ("kubernetes-ddp", {"pvc": ("p", "q:/big")}, "name: data-2\n          mountPath: /big\n"),
-    ("kubernetes-ddp", {"pvc": ("p", "q:/big"), "mount": "/m"}, "mountPath: /m\n"),
     ("kubernetes-ddp", {"pvc": ("p", "q:/big"), "run": "/big/t"}, "- /big/t\n"),
-    ("kubernetes-ddp", {"pvc": ("p:/m", "q:/big"), "run": "t"}, "- /m/t\n"),
     ("kubernetes-ddp", {"env": (("A", "1"),)}, 'name: A\n          value: "1"\n'),
-    ("kubernetes-ddp", {"env": (("HOME", "/x"),)}, "name: HOME\n          value: /x\n"),
     ("kubernetes-ddp", {"env_from_secret": ("A=s:k",)}, "secretKeyRef:\n              name: s"),
-    ("kubernetes-ddp", {"service_account": "sa"}, "automountServiceAccountToken: true"),
     ("kubernetes-ddp", {"image_pull_secret": ("s",)}, "imagePullSecrets:\n      - name: s\n"),
     ("kubernetes-ddp", {"node_selector": ("a.b/c=d",)}, "nodeSelector:\n        a.b/c: d\n"),
     ("kubernetes-ddp", {"toleration": ("k=v:NoExecute",)}, "operator: Equal\n        value: v"),
     ("kubernetes-ddp", {"toleration": ("k",)}, "- key: k\n        operator: Exists\n"),
-    ("kubernetes-ddp", {"priority_class": "high"}, "priorityClassName: high"),
     ("kubernetes-ddp", {"time": "1-0"}, "activeDeadlineSeconds: 86400"),
-    ("kubernetes-ddp", {"ttl": "0"}, "ttlSecondsAfterFinished: 0"),
     ("kubernetes-ddp", {"jobset": True, "max_restarts": 7}, "maxRestarts: 7"),
     ("kubernetes-ddp", {"grace": "20s"}, 'shutdown-timeout"\n        - "20s"'),
-    ("kubernetes-ddp", {"start_timeout": "2h"}, '--start-timeout"\n        - "7200s"'),
     ("kubernetes-queue", {"shm": "1G"}, 'sizeLimit: "1Gi"'),
     ("kubernetes-queue", {"workers": 5}, '"--workers"\n        - "5"'),
     (
@@ -314,9 +268,7 @@ def test_an_option_has_its_effect_and_no_server_refuses_it(
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": "A b"}, "--image"),
     ({"image": "a/UPPER"}, "--image"),
-    ({"image": "-x"}, "--image"),
     ({"job_name": "a_b"}, "--job-name"),
-    ({"job_name": "1a"}, "--job-name"),
     ({"job_name": "x" * 62}, "has more than 61 characters"),
     ({"job_name": "x" * 57, "jobset": True}, "has more than 55 characters"),
     ({"namespace": "a.b"}, "--namespace"),
@@ -325,13 +277,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"gpus_per_node": -1}, "--gpus-per-node"),
     ({"mem": "lots"}, "--mem"),
     ({"mem": "2G"}, "2048 MiB are not less than"),
-    ({"pvc": ("p",), "mount": "data"}, "--mount"),
-    ({"pvc": ("p",), "mount": "/"}, "--mount"),
-    ({"pvc": ("p",), "mount": "//x"}, "not free in a pod"),
-    ({"pvc": ("p",), "mount": "/dev/shm"}, "not free in a pod"),
-    ({"pvc": ("p",), "mount": "/a/../dev"}, "not free in a pod"),
-    ({"pvc": ("p",), "mount": "/a:b"}, "--mount"),
-    ({"mount": "/data"}, "there is no volume"),
+    ({"pvc": ("p:data",)}, "--pvc"),
+    ({"pvc": ("p:/",)}, "--pvc"),
+    ({"pvc": ("p://x",)}, "not free in a pod"),
+    ({"pvc": ("p:/dev/shm",)}, "not free in a pod"),
+    ({"pvc": ("p:/a/../dev",)}, "not free in a pod"),
     ({"run": "x"}, "there is no volume"),
     ({"pvc": ("p",), "run": "../x"}, "is not below /data"),
     ({"pvc": ("p",), "run": "/elsewhere/x"}, "is not below /data"),
@@ -339,15 +289,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pvc": ("p", "q")}, "'/data' is given twice"),
     ({"pvc": ("p:/a", "p:/b")}, "'p' is given twice"),
     ({"pvc": ("p:/a", "q:/a/")}, "'/a' is given twice"),
-    ({"pvc": ("p:a",)}, "--pvc"),
     ({"pvc": ("p:",)}, "--pvc"),
     ({"pvc": ("p:/a:ro",)}, "--pvc"),
     ({"pvc": ("P",)}, "--pvc"),
-    ({"pvc": ("p:/etc",)}, "not free in a pod"),
-    ({"pvc": ("p:/a",), "mount": "/b"}, "each --pvc says where"),
     ({"pvc": ("p:/a", "q:/b"), "run": "/c/t"}, "is not below /a or /b"),
     ({"user": "0"}, "--user"),
-    ({"user": "root"}, "--user"),
     ({"env": (("MASTER_ADDR", "x"),)}, "--env"),
     ({"env": (("A B", "x"),)}, "--env"),
     ({"env": (("A", "x\ny"),)}, "--env A"),
@@ -361,11 +307,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"toleration": ("a:Never",)}, "--toleration"),
     ({"image_pull_secret": ("A",)}, "--image-pull-secret"),
     ({"time": "90"}, "--time"),
-    ({"ttl": "x"}, "--ttl"),
     ({"grace": "0"}, "--grace"),
-    ({"start_timeout": "x"}, "--start-timeout"),
-    ({"kind": "kubernetes-queue", "command": (), "start_timeout": "1h"}, "has no use for it"),
-    ({"backend": "mpi"}, "--backend"),
     ({"max_restarts": 3}, "ends with its first failed pod"),
     ({"command": ()}, "needs a training script"),
     ({"command": ("--lr",)}, "is not a training script"),
@@ -461,7 +403,6 @@ def test_help_lists_the_options_of_one_kind() -> None:
 
     assert "--workers" in queue
     assert "--workers" not in ddp
-    assert "--rank-restarts" not in queue
     assert "Replacements" in queue
     assert "pods of a JobSet" in ddp
 
@@ -518,51 +459,27 @@ def test_a_fresh_manifest_is_up_to_date_and_checked_beside_scripts(
     assert (result.exit_code, result.stdout) == (0, "".join(lines))
 
 
-EDITS: list[tuple[str, str, str]] = [
-    ("parallelism: 2", "parallelism: 8", "; Job train spec.parallelism: 8 instead of 2"),
-    ("  backoffLimit: 0\n", "", "Job train spec.backoffLimit: nothing instead of 0"),
-    ("name: HOME", "name: home", 'containers[hpctk].env[home].value: "/tmp" instead of nothing'),
-    ('- "1e-3"', '- "2e-3"', ']: "2e-3" instead of "1e-3"'),
-    ("kind: Job", "kind: [Job", "line "),
-    ("# Needs", "# Does not need", "edited by hand\n"),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "told"), EDITS)
-def test_a_manifest_edited_by_hand_is_told_with_the_fields_that_differ(
-    old: str, new: str, told: str, tmp_path: Path
-) -> None:
+def test_a_manifest_edited_by_hand_is_told_with_its_difference(tmp_path: Path) -> None:
     path = tmp_path / "ddp.yaml"
-    text = rendered()["ddp.yaml"]
-    assert old in text
-    path.write_text(text.replace(old, new))
+    path.write_text(rendered()["ddp.yaml"].replace("parallelism: 2", "parallelism: 8"))
 
     result = call("--check", "--diff", str(path))
 
     assert result.exit_code == 1
-    assert result.stdout.startswith(f"{path}: edited by hand")
-    assert told in result.stdout
+    assert result.stdout.startswith(f"{path}: edited by hand\n")
+    assert "\n-  parallelism: 8\n+  parallelism: 2\n" in result.stdout
 
 
-def test_of_many_fields_some_are_named() -> None:
-    text = rendered()["scaling.yaml"]
-
-    found = _fields(text.replace("hpctk-job", "job").replace("shm", "s"), text)
-
-    assert len(found) == 9
-    assert found[-1].startswith("and ")
-
-
-def test_what_another_version_rendered_is_told_with_what_changed(tmp_path: Path) -> None:
+def test_what_another_version_or_other_rules_rendered_is_told(tmp_path: Path) -> None:
     path = tmp_path / "queue.yaml"
     lines = rendered()["queue.yaml"].replace("backoffLimitPerIndex: 10", "backoffLimitPerIndex: 5")
     first, _, *rest = lines.splitlines(keepends=True)
+
+    path.write_text(sign("".join([first, *rest])))
+    assert check_manifest(path).reasons == ("rendered differently",)
     path.write_text(sign("".join([first.replace(" 0", " 9", 1), *rest])))
-
-    found = check_manifest(path)
-
-    assert found.reasons[0].startswith("rendered by hpctk 9")
-    assert found.reasons[1:] == ("Job bench spec.backoffLimitPerIndex: 5 instead of 10",)
+    (reason,) = check_manifest(path).reasons
+    assert reason.startswith("rendered by hpctk 9")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.engines.kubernetes.values import split_secret, split_selector, split_toleration
-from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
-
 if TYPE_CHECKING:
     from hpc_toolkit.engines.kubernetes.request import ManifestSpec
 
@@ -17,8 +14,6 @@ MASTER_PORT = 29500
 """A free port in every pod, because each pod has its own address."""
 _MARGIN_S = 15
 """Seconds that the launcher or the pool may take beyond the grace period of its children."""
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-JOBSET = "jobset.x-k8s.io/v1alpha2"
 ROLE = "pod"
 """The only replicated Job of a JobSet; its pods are called ``<jobset>-pod-0-<number>``."""
 EXIT_LATER = 75
@@ -42,6 +37,7 @@ def pod_template(
         argv: arguments of hpctk; ``$(NAME)`` in them is a variable of the pod.
         meeting: host name of the first pod, for pods that meet there.
     """
+    uid, _, gid = spec.user.partition(":")
     pod: dict[str, Any] = {
         # A replacement pod has another name; a restarted container has not, and its worker would
         # take the locks of the earlier worker for locks of its own kernel.
@@ -49,18 +45,22 @@ def pod_template(
         "terminationGracePeriodSeconds": spec.grace_s + _MARGIN_S,
         # Otherwise a Service with a matching name would set MASTER_PORT in the pods.
         "enableServiceLinks": False,
-        "automountServiceAccountToken": spec.service_account is not None,
-        "securityContext": _pod_security(spec),
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": int(uid),
+            "runAsGroup": int(gid or uid),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
     }
     pod |= _placement(spec)
     if spec.kind == "kubernetes-scaling":
         pod["affinity"] = {"podAntiAffinity": _apart(labels)}
     volumes, mounts = _volumes(spec)
-    python = spec.python
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.image,
-        "command": ["hpctk"] if python is None else [literal(python), "-m", "hpc_toolkit"],
+        "command": ["hpctk"],
         "args": argv,
     }
     if spec.chdir is not None:
@@ -85,34 +85,13 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _pod_security(spec: ManifestSpec) -> dict[str, Any]:
-    uid, _, gid = spec.user.partition(":")
-    security: dict[str, Any] = {
-        "runAsNonRoot": True,
-        "runAsUser": int(uid),
-        "runAsGroup": int(gid or uid),
-    }
-    if spec.fs_group is not None:
-        security["fsGroup"] = spec.fs_group
-        # Otherwise every start would set the owner of each file on the volume again.
-        security["fsGroupChangePolicy"] = "OnRootMismatch"
-    return security | {"seccompProfile": {"type": "RuntimeDefault"}}
-
-
 def _placement(spec: ManifestSpec) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if spec.service_account is not None:
-        found["serviceAccountName"] = spec.service_account
-    if spec.image_pull_secret:
-        found["imagePullSecrets"] = [{"name": name} for name in spec.image_pull_secret]
-    if spec.priority_class is not None:
-        found["priorityClassName"] = spec.priority_class
-    if spec.node_selector:
-        selectors = (split_selector(text, "--node-selector") for text in spec.node_selector)
-        found["nodeSelector"] = dict(selectors)
-    if spec.toleration:
-        found["tolerations"] = [split_toleration(text, "--toleration") for text in spec.toleration]
-    return found
+    found = {
+        "imagePullSecrets": [{"name": name} for name in spec.image_pull_secret],
+        "nodeSelector": spec.selectors,
+        "tolerations": spec.tolerations,
+    }
+    return {field: value for field, value in found.items() if value}
 
 
 def _apart(labels: dict[str, str]) -> dict[str, Any]:
@@ -132,8 +111,7 @@ def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
         found.append(_from_field("NODE_RANK", f"metadata.annotations['{INDEX}']"))
         found.append({"name": "MASTER_ADDR", "value": meeting})
         found.append({"name": "MASTER_PORT", "value": str(MASTER_PORT)})
-    secrets = [split_secret(text, "--env-from-secret") for text in spec.env_from_secret]
-    given = {*dict(spec.env), *(name for name, _, _ in secrets)}
+    given = {name for name, *_ in (*spec.env, *spec.secrets)}
     if spec.cpus is not None and "OMP_NUM_THREADS" not in given:
         # A limit is a share of CPU time: the program sees and would count all CPUs of the node.
         threads = max(1, spec.cpus // spec.processes)
@@ -141,7 +119,7 @@ def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
     # The pod's /tmp: without an entry in the image's /etc/passwd, the home is the root directory.
     found += [{"name": "HOME", "value": "/tmp"}] if "HOME" not in given else []  # noqa: S108
     found += [{"name": name, "value": literal(value)} for name, value in spec.env]
-    for name, secret, key in secrets:
+    for name, secret, key in spec.secrets:
         reference = {"secretKeyRef": {"name": secret, "key": key}}
         found.append({"name": name, "valueFrom": reference})
     return found
@@ -156,8 +134,8 @@ def _resources(spec: ManifestSpec) -> dict[str, Any]:
     wanted: dict[str, str] = {}
     if spec.cpus is not None:
         wanted["cpu"] = str(spec.cpus)
-    if spec.mem is not None:
-        wanted["memory"] = _quantity(parse_size_mib(spec.mem, where="--mem"))
+    if spec.mem_mib is not None:
+        wanted["memory"] = _quantity(spec.mem_mib)
     if spec.gpus_per_node:
         wanted[spec.gpu_resource] = str(spec.gpus_per_node)
     # Copies: YAML would write the second of two equal objects as a reference to the first.
@@ -191,32 +169,47 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
         name: name of the Job, or of the JobSet, and of its Service.
         argv: arguments of hpctk in each pod.
     """
-    meets = spec.kind != "kubernetes-queue"
-    meeting = _meeting(spec, name) if meets else None
+    meeting = None
+    if spec.kind != "kubernetes-queue":
+        meeting = f"{name}-{ROLE}-0-0.{name}" if spec.jobset else f"{name}-0.{name}"
     labels = {
         "app.kubernetes.io/name": spec.name,
         "app.kubernetes.io/managed-by": "hpctk",
         "hpctk-job": name,
     }
     job = _job_spec(spec, nodes, pod_template(spec, labels, argv, meeting))
-    if spec.jobset:
-        return [_jobset(spec, name, labels, job)]
-    service = [_service(spec, name, labels)] if meets else []
-    if meets:
-        job["template"]["spec"] = {"subdomain": name, **job["template"]["spec"]}
     head = _metadata(spec, name, labels)
+    suspended = {}
     if spec.queue_name is not None:
-        head["labels"][QUEUE_LABEL] = spec.queue_name
+        head["labels"]["kueue.x-k8s.io/queue-name"] = spec.queue_name
         # Kueue sets this as well, but a Job that Kueue missed must not start either.
-        job = {"suspend": True, **job}
-    if spec.ttl is not None:
-        job = {"ttlSecondsAfterFinished": _ttl_s(spec.ttl), **job}
-    return [*service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": job}]
+        suspended["suspend"] = True
+    if spec.jobset:
+        inner = {"network": {"enableDNSHostnames": True, "subdomain": name}, **suspended}
+        if meeting:
+            again = _STARTED_AGAIN if spec.max_restarts is None else spec.max_restarts
+            inner["failurePolicy"] = {"maxRestarts": again}
+        inner["replicatedJobs"] = [{"name": ROLE, "replicas": 1, "template": {"spec": job}}]
+        return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", head, inner)]
+    if not meeting:
+        return [_object("batch/v1", "Job", head, {**suspended, **job})]
+    job["template"]["spec"] = {"subdomain": name, **job["template"]["spec"]}
+    # Headless: it gives each pod a host name.
+    service = {
+        "clusterIP": "None",
+        # Pods look for each other before any of them is ready.
+        "publishNotReadyAddresses": True,
+        "selector": {"hpctk-job": name},
+        "ports": [{"name": "meeting", "port": MASTER_PORT}],
+    }
+    return [
+        _object("v1", "Service", _metadata(spec, name, labels), service),
+        _object("batch/v1", "Job", head, {**suspended, **job}),
+    ]
 
 
-def _meeting(spec: ManifestSpec, name: str) -> str:
-    """Return the host name of the first pod, within the namespace."""
-    return f"{name}-{ROLE}-0-0.{name}" if spec.jobset else f"{name}-0.{name}"
+def _object(version: str, kind: str, head: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": head, "spec": spec}
 
 
 def _metadata(spec: ManifestSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
@@ -224,22 +217,6 @@ def _metadata(spec: ManifestSpec, name: str, labels: dict[str, str]) -> dict[str
     if spec.namespace is not None:
         found["namespace"] = spec.namespace
     return found | {"labels": dict(labels)}
-
-
-def _service(spec: ManifestSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
-    """Return the headless Service, which gives each pod a host name."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(spec, name, labels),
-        "spec": {
-            "clusterIP": "None",
-            # Pods look for each other before any of them is ready.
-            "publishNotReadyAddresses": True,
-            "selector": {"hpctk-job": name},
-            "ports": [{"name": "meeting", "port": MASTER_PORT}],
-        },
-    }
 
 
 def _job_spec(spec: ManifestSpec, nodes: int, template: dict[str, Any]) -> dict[str, Any]:
@@ -291,24 +268,3 @@ def _innocent(*codes: int) -> list[dict[str, Any]]:
 
 def _codes(operator: str, values: list[int]) -> dict[str, Any]:
     return {"containerName": CONTAINER, "operator": operator, "values": list(values)}
-
-
-def _jobset(
-    spec: ManifestSpec, name: str, labels: dict[str, str], job: dict[str, Any]
-) -> dict[str, Any]:
-    head = _metadata(spec, name, labels)
-    inner: dict[str, Any] = {"network": {"enableDNSHostnames": True, "subdomain": name}}
-    if spec.queue_name is not None:
-        head["labels"][QUEUE_LABEL] = spec.queue_name
-        inner["suspend"] = True
-    if spec.ttl is not None:
-        inner["ttlSecondsAfterFinished"] = _ttl_s(spec.ttl)
-    if spec.kind != "kubernetes-queue":
-        again = _STARTED_AGAIN if spec.max_restarts is None else spec.max_restarts
-        inner["failurePolicy"] = {"maxRestarts": again}
-    inner["replicatedJobs"] = [{"name": ROLE, "replicas": 1, "template": {"spec": job}}]
-    return {"apiVersion": JOBSET, "kind": "JobSet", "metadata": head, "spec": inner}
-
-
-def _ttl_s(text: str) -> int:
-    return round(parse_duration(text, where="--ttl", zero=True))

@@ -1,4 +1,4 @@
-"""A request for a manifest, checked field by field when it is created, and its volumes."""
+"""A request for a manifest, checked field by field when it is created."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Literal, get_args
 from hpc_toolkit.engines.kubernetes.values import (
     COUNTS,
     PATTERNS,
-    check_claim,
+    Volume,
     check_env,
     check_number,
-    check_secret_name,
+    check_pull_secret,
+    on_volume,
     split_secret,
     split_selector,
     split_toleration,
@@ -32,21 +33,11 @@ ONLY_OF: dict[str, tuple[Kind, ...]] = {
     "nodes": ("kubernetes-queue", "kubernetes-ddp"),
     "node_counts": ("kubernetes-scaling",),
     "workers": ("kubernetes-queue",),
-    "lease": ("kubernetes-queue",),
-    "backend": _TRAININGS,
-    "start_timeout": _TRAININGS,
-    "rank_restarts": ("kubernetes-ddp",),
     "command": _TRAININGS,
 }
 """Fields that only some kinds use."""
 _WORD = ".{0,32768}"
 _WORDS_MAX = 131_072
-MOUNT = "/data"
-"""Mount point of a volume for which the user gives none."""
-_PATH = "/[^:]{1,4095}"
-_WANTED = "an absolute path without ':'"
-_TAKEN = {"", ".", "dev", "proc", "sys", "etc"}
-"""First parts of paths that no mount point may have, because it would cover the image's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +51,7 @@ class ManifestSpec:
     kind: Kind
     """The kind of work that the pods do."""
     image: str
-    """The image of the pods, with hpctk on its PATH or in ``python``."""
+    """The image of the pods, with hpctk on its PATH."""
     job_name: str = ""
     """Name of the Job and of its Service; by default the kind."""
     namespace: str | None = None
@@ -82,51 +73,31 @@ class ManifestSpec:
     runtime's default (64 MiB)."""
     pvc: tuple[str, ...] = ()
     """``CLAIM[:/DIR]``: volumes that many nodes can write to (ReadWriteMany), and their mount
-    points in the pods."""
-    mount: str | None = None
-    """Mount point of a volume without ``/DIR``; by default /data."""
+    points in the pods, by default /data."""
     run: str | None = None
     """Directory of the run, or of the training; a relative path is on the first volume."""
     chdir: str | None = None
     """Directory in which the program starts; by default the image's."""
-    python: str | None = None
-    """Absolute path of the interpreter in the image that has hpc_toolkit."""
     workers: int | None = None
     """Workers of each pod; by default one per GPU, or one."""
-    lease: str | None = None
-    """Silence after which a worker counts as dead."""
     grace: str = "60s"
     """Time to finish, or to save, when a pod is asked to leave."""
-    start_timeout: str = "30min"
-    """How long pods that have started wait for the others, which may still pull their image."""
-    backend: str | None = None
-    """nccl or gloo; by default ``hpctk launch`` chooses by the GPUs."""
-    rank_restarts: int | None = None
-    """How often the ranks of a training start again inside their pods; by default 3."""
     max_restarts: int | None = None
     """How often a pod of a queue is replaced after a failure; how often a JobSet starts again."""
     time: str | None = None
     """Time limit of the complete Job, in sbatch's notation."""
-    ttl: str | None = None
-    """How long a finished Job is kept."""
     user: str = "1000:1000"
     """UID and GID of the program; the run must belong to that user."""
-    fs_group: int | None = None
-    """Group that Kubernetes sets as the owner of the volumes."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables of the program."""
     env_from_secret: tuple[str, ...] = ()
     """``NAME=SECRET:KEY``: variables that Kubernetes reads from Secrets."""
-    service_account: str | None = None
-    """Account of the pods; without one no token is mounted."""
     image_pull_secret: tuple[str, ...] = ()
     """Secrets with which the image is pulled."""
     node_selector: tuple[str, ...] = ()
     """``KEY=VALUE``: labels that a node must have."""
     toleration: tuple[str, ...] = ()
     """``KEY[=VALUE][:EFFECT]``: taints that a node may have."""
-    priority_class: str | None = None
-    """PriorityClass of the pods: which pods go first, and which may be evicted for them."""
     queue_name: str | None = None
     """LocalQueue of Kueue that admits the Job."""
     jobset: bool = False
@@ -139,7 +110,9 @@ class ManifestSpec:
             msg = f"no manifest is called {self.kind!r}"
             raise RenderError(msg, hint=near_miss(str(self.kind), list(KINDS)))
         _check_each(self)
-        _check_lists(self)
+        # These properties parse their fields, and raise the error of an invalid one.
+        _ = (self.volumes, self.secrets, self.selectors, self.tolerations)
+        _ = (self.mem_mib, self.shm_mib, self.grace_s, self.time_s)
         _check_together(self)
 
     @property
@@ -157,12 +130,34 @@ class ManifestSpec:
     @property
     def volumes(self) -> tuple[Volume, ...]:
         """The volumes of each pod."""
-        return volumes_of(self.pvc, self.mount)
+        found = tuple(map(Volume.of, self.pvc))
+        for names in ([one.claim for one in found], [one.path for one in found]):
+            _refuse_twice(names, "--pvc", "write NAME:/DIR, each with a name and a DIR of its own")
+        return found
 
     @property
     def directory(self) -> str | None:
         """The run's directory as the pods see it."""
-        return below(self.run, self.volumes, "--run") if self.run is not None else None
+        return None if self.run is None else on_volume(self.run, self.volumes)
+
+    @property
+    def secrets(self) -> list[tuple[str, str, str]]:
+        """Variable, Secret and key of each variable that Kubernetes reads from a Secret."""
+        found = [split_secret(text) for text in self.env_from_secret]
+        _refuse_twice([name for name, *_ in (*self.env, *found)], "--env")
+        return found
+
+    @property
+    def selectors(self) -> dict[str, str]:
+        """Labels that a node must have."""
+        found = [split_selector(text) for text in self.node_selector]
+        _refuse_twice([key for key, _ in found], "--node-selector")
+        return dict(found)
+
+    @property
+    def tolerations(self) -> list[dict[str, str]]:
+        """Taints that a node may have, as Kubernetes describes them."""
+        return [split_toleration(text) for text in self.toleration]
 
     @property
     def processes(self) -> int:
@@ -175,20 +170,21 @@ class ManifestSpec:
         return max(1, round(parse_duration(self.grace, where="--grace")))
 
     @property
-    def start_timeout_s(self) -> int:
-        """Whole seconds that pods wait for the others."""
-        return max(1, round(parse_duration(self.start_timeout, where="--start-timeout")))
-
-    @property
     def time_s(self) -> int | None:
         """Whole seconds that the Job may run; None: no limit."""
         return None if self.time is None else math.ceil(parse_duration(self.time, where="--time"))
 
     @property
+    def mem_mib(self) -> int | None:
+        """MiB of each pod."""
+        return None if self.mem is None else parse_size_mib(self.mem, where="--mem")
+
+    @property
     def shm_mib(self) -> int:
         """MiB of /dev/shm; 0 leaves the runtime's default."""
-        shm = self.shm or ("0" if self.kind == "kubernetes-queue" else "2G")
-        return parse_size_mib(shm, where="--shm", zero=True)
+        if self.shm is not None:
+            return parse_size_mib(self.shm, where="--shm")
+        return 0 if self.kind == "kubernetes-queue" else 2048
 
 
 def option(field: str) -> str:
@@ -207,42 +203,13 @@ def _check_each(spec: ManifestSpec) -> None:
             check_number(value, field, option(field))
     for size in spec.node_counts:
         check_number(size, "nodes", "--node-counts")
-    for path in filter(None, (spec.run, spec.chdir, spec.python)):
-        check_names(path, "--run, --chdir or --python")
-    _check_quantities(spec)
-
-
-def _check_quantities(spec: ManifestSpec) -> None:
-    """Parse each quantity once; the parser of an invalid one raises the error."""
-    for field in ("mem", "shm"):
-        if (value := getattr(spec, field)) is not None:
-            parse_size_mib(value, where=option(field))
-    for field in ("lease", "grace", "start_timeout", "time"):
-        if (value := getattr(spec, field)) is not None:
-            parse_duration(value, where=option(field))
-    if spec.ttl is not None:
-        parse_duration(spec.ttl, where="--ttl", zero=True)
-
-
-def _check_lists(spec: ManifestSpec) -> None:
-    for name, value in spec.env:
-        check_env(name, value, "--env")
-    names = [name for name, _ in spec.env]
-    names += [split_secret(text, "--env-from-secret")[0] for text in spec.env_from_secret]
-    _refuse_twice(names, "--env")
-    for secret in spec.image_pull_secret:
-        check_secret_name(secret, "--image-pull-secret")
-    _refuse_twice(list(spec.image_pull_secret), "--image-pull-secret")
-    labels = [split_selector(text, "--node-selector")[0] for text in spec.node_selector]
-    _refuse_twice(labels, "--node-selector")
-    for text in spec.toleration:
-        split_toleration(text, "--toleration")
     _refuse_twice([str(size) for size in spec.node_counts], "--node-counts")
-    for word in spec.command:
-        check_match(word, _WORD, "printable characters", "the script's arguments")
-    if sum(map(len, spec.command)) > _WORDS_MAX:
-        msg = "the script's arguments are too long for a manifest"
-        raise RenderError(msg, hint="put them into a file in the image or on the volume")
+    for path in filter(None, (spec.run, spec.chdir)):
+        check_names(path, "--run or --chdir")
+    for name, value in spec.env:
+        check_env(name, value)
+    for secret in spec.image_pull_secret:
+        check_pull_secret(secret)
 
 
 def _refuse_twice(names: list[str], where: str, hint: str = "leave one of them out") -> None:
@@ -254,8 +221,7 @@ def _refuse_twice(names: list[str], where: str, hint: str = "leave one of them o
 
 def _check_together(spec: ManifestSpec) -> None:
     for field, kinds in ONLY_OF.items():
-        unset = (None, (), ManifestSpec.__dataclass_fields__[field].default)
-        if getattr(spec, field) not in unset and spec.kind not in kinds:
+        if getattr(spec, field) not in (None, ()) and spec.kind not in kinds:
             msg = f"{option(field)}: {spec.kind} has no use for it"
             hint = "--node-counts says how many pods" if field == "nodes" else "leave it out"
             raise RenderError(msg, hint=hint)
@@ -263,23 +229,19 @@ def _check_together(spec: ManifestSpec) -> None:
     _check_program(spec)
     if spec.max_restarts is not None and spec.kind != "kubernetes-queue" and not spec.jobset:
         msg = f"--max-restarts: a Job of {spec.kind} ends with its first failed pod"
-        raise RenderError(msg, hint="--jobset starts all pods again; --rank-restarts their ranks")
-    if spec.mem is not None:
-        mib = parse_size_mib(spec.mem, where="--mem")
-        if spec.shm_mib >= mib:
-            msg = f"--shm: {spec.shm_mib} MiB are not less than the {mib} MiB of --mem"
-            raise RenderError(msg, hint="files in /dev/shm count as memory of the pod")
+        raise RenderError(msg, hint="--jobset starts all pods again")
+    if spec.mem_mib is not None and spec.shm_mib >= spec.mem_mib:
+        msg = f"--shm: {spec.shm_mib} MiB are not less than the {spec.mem_mib} MiB of --mem"
+        raise RenderError(msg, hint="files in /dev/shm count as memory of the pod")
     _check_name(spec)
 
 
 def _check_volume(spec: ManifestSpec) -> None:
-    if not spec.volumes:
-        lost = [name for name in ("mount", "run", "fs_group") if getattr(spec, name) is not None]
-        if lost or spec.kind == "kubernetes-queue":
-            what = option(lost[0]) if lost else spec.kind
-            msg = f"{what}: there is no volume"
-            raise RenderError(msg, hint="--pvc NAME: a claim with the access mode ReadWriteMany")
-    elif spec.run is None and spec.kind == "kubernetes-queue":
+    queue = spec.kind == "kubernetes-queue"
+    if not spec.pvc and (queue or spec.run is not None):
+        msg = f"{spec.kind if queue else '--run'}: there is no volume"
+        raise RenderError(msg, hint="--pvc NAME: a claim with the access mode ReadWriteMany")
+    if spec.run is None and queue:
         msg = "kubernetes-queue: nothing says which run"
         raise RenderError(msg, hint="--run DIR, on a volume")
     # Computed once, to refuse a path outside the volumes.
@@ -294,6 +256,11 @@ def _check_program(spec: ManifestSpec) -> None:
     if spec.command and spec.command[0].startswith("-") and spec.kind == "kubernetes-ddp":
         msg = f"{spec.command[0]!r} is not a training script"
         raise RenderError(msg, hint="write a path; ./-x for one called -x")
+    for word in spec.command:
+        check_match(word, _WORD, "printable characters", "the script's arguments")
+    if sum(map(len, spec.command)) > _WORDS_MAX:
+        msg = "the script's arguments are too long for a manifest"
+        raise RenderError(msg, hint="put them into a file in the image or on the volume")
 
 
 def _check_name(spec: ManifestSpec) -> None:
@@ -304,64 +271,3 @@ def _check_name(spec: ManifestSpec) -> None:
         most = _HOST_MAX - len(longest)
         msg = f"--job-name: {spec.name!r} has more than {most} characters"
         raise RenderError(msg, hint=f"the pods are called {spec.name}{longest}: 63 at most")
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """A volume that many nodes can write to."""
-
-    claim: str
-    """Name of its PersistentVolumeClaim."""
-    path: str
-    """Its mount point in pods; absolute, without a trailing slash."""
-
-
-def volumes_of(claims: tuple[str, ...], mount: str | None) -> tuple[Volume, ...]:
-    """Return the volumes of ``--pvc CLAIM[:/DIR]`` and ``--mount``, in their order.
-
-    Raises:
-        RenderError: a name or a path is invalid or given twice, or ``--mount`` has no use.
-    """
-    if mount is not None:
-        _check_path(mount, "--mount")
-    found = []
-    for text in claims:
-        claim, colon, path = text.partition(":")
-        check_claim(claim, "--pvc")
-        if colon:
-            _check_path(path, "--pvc")
-        found.append(Volume(claim, _plain(path or mount or MOUNT)))
-    if mount is not None and claims and all(":" in text for text in claims):
-        msg = "--mount: each --pvc says where it is seen"
-        raise RenderError(msg, hint="leave it out")
-    for what in ("claim", "path"):
-        hint = "write NAME:/DIR, each with a name and a DIR of its own"
-        _refuse_twice([getattr(volume, what) for volume in found], "--pvc", hint)
-    return tuple(found)
-
-
-def below(path: str, volumes: tuple[Volume, ...], where: str) -> str:
-    """Return ``path`` as pods see it, on one of the volumes; a relative one is on the first.
-
-    Raises:
-        RenderError: the path is on none of the volumes.
-    """
-    whole = path if path.startswith("/") else f"{volumes[0].path}/{path}"
-    plain = _plain(whole)
-    roots = [volume.path for volume in volumes]
-    if ".." in plain.split("/") or not any(plain.startswith(f"{root}/") for root in roots):
-        msg = f"{where}: {path!r} is not below {' or '.join(roots)}"
-        raise RenderError(msg, hint="a path on a volume, in full or relative to the first one")
-    return plain
-
-
-def _check_path(path: str, where: str) -> None:
-    check_match(path, _PATH, _WANTED, where)
-    check_names(path, where)
-    if path.split("/")[1] in _TAKEN or ".." in path.split("/"):
-        msg = f"{where}: {path!r} is not free in a pod"
-        raise RenderError(msg, hint="write a directory such as /data")
-
-
-def _plain(path: str) -> str:
-    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))

@@ -1,11 +1,12 @@
-"""Check single values of a manifest: names, images, numbers, variables."""
+"""Check and parse single values of a manifest: names, images, numbers, variables, volumes."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import check_match, looks_secret, refusal
+from hpc_toolkit.slurm.allowlist import check_match, check_names, looks_secret, matches, refusal
 
 _LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*"
@@ -22,6 +23,9 @@ _IMAGE = (
     r"(?:@sha256:[0-9a-f]{64})?"
 )
 _PATH = "/.{1,4095}"
+_MOUNT = "/[^:]{1,4095}"
+_TAKEN = {"", ".", "dev", "proc", "sys", "etc"}
+"""First parts of paths that no mount point may have, because it would cover the image's own."""
 _VARIABLE = "[A-Za-z_][A-Za-z0-9_]{0,127}"
 _VALUE = ".{0,32768}"
 _KEY = "[-._A-Za-z0-9]{1,253}"
@@ -32,16 +36,12 @@ PATTERNS = {
     "namespace": (_LABEL, "at most 63 of a-z, 0-9 and '-'"),
     "image": (_IMAGE, "an image such as registry.org/group/name:1.2, without spaces"),
     "chdir": (_PATH, "an absolute path"),
-    "python": (_PATH, "the absolute path of an interpreter in the image"),
-    "service_account": (_SUBDOMAIN, "the name of a ServiceAccount"),
-    "priority_class": (_SUBDOMAIN, "the name of a PriorityClass"),
     "queue_name": (_LABEL, "the name of a LocalQueue of Kueue"),
     "gpu_resource": (
         rf"(?=[^/]{{1,253}}/){_LABEL}(\.{_LABEL})*/{_NAME}",
         "the name of an extended resource such as amd.com/gpu",
     ),
-    "run": ("[^-].{0,4095}", "a directory below --mount"),
-    "backend": ("nccl|gloo", "nccl or gloo"),
+    "run": ("[^-].{0,4095}", "a directory on a volume"),
     "user": ("[1-9][0-9]{0,8}(:[1-9][0-9]{0,8})?", "UID or UID:GID, neither of them 0"),
 }
 """The pattern that the complete value of a field must match, and the hint if it does not."""
@@ -52,12 +52,10 @@ COUNTS = {
     "cpus": (1, 4096),
     "workers": (1, 1024),
     "max_restarts": (0, 1000),
-    "rank_restarts": (0, 1000),
-    "fs_group": (1, 2**31 - 1),
 }
 """Lowest and highest number of each field; an Indexed Job can track 10,000 nodes in time."""
 
-EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _OURS = ("SLURM", "SBATCH_", "SRUN_", "PET_", "KUBERNETES_", "JOB_COMPLETION_INDEX")
 _SET = frozenset(
     {"HPCTK_HOST", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
@@ -73,72 +71,108 @@ def check_number(value: object, field: str, where: str) -> None:
         raise refusal(where, value, f"a whole number from {lowest} to {highest}")
 
 
-def check_variable(name: str, where: str) -> None:
+def check_variable(name: str) -> None:
     """Raise RenderError unless users may set the variable ``name``."""
+    where = "--env"
     check_match(name, _VARIABLE, "a name of letters, digits and '_'", where)
     if name.startswith(_OURS) or name in _SET:
         raise refusal(where, name, "a name that neither Kubernetes nor the manifest sets")
 
 
-def check_env(name: str, value: str, where: str) -> None:
+def check_env(name: str, value: str) -> None:
     """Raise RenderError for a variable that users may not set, or that looks like a secret."""
-    check_variable(name, where)
+    check_variable(name)
     if looks_secret(name):
-        msg = f"{where}: {name} looks like a secret, and manifests must not contain secrets"
+        msg = f"--env: {name} looks like a secret, and manifests must not contain secrets"
         raise RenderError(msg, hint=f"--env-from-secret {name}=SECRET:KEY reads it from a Secret")
-    check_match(value, _VALUE, "a value of printable characters", f"{where} {name}")
+    check_match(value, _VALUE, "a value of printable characters", f"--env {name}")
 
 
-def split_secret(text: str, where: str) -> tuple[str, str, str]:
+def check_pull_secret(name: str) -> None:
+    """Raise RenderError unless ``name`` is a valid name of a Secret."""
+    wanted = "the name of a Secret: a-z, 0-9, '-' and '.'"
+    check_match(name, _SUBDOMAIN, wanted, "--image-pull-secret")
+
+
+def split_secret(text: str) -> tuple[str, str, str]:
     """Split ``NAME=SECRET:KEY`` into variable, Secret and key. Raises RenderError."""
-    wanted = "NAME=SECRET:KEY, with the names of a Secret and of one of its keys"
-    check_match(text, "[^=]+=[^:]+:.+", wanted, where)
     name, _, rest = text.partition("=")
     secret, _, key = rest.partition(":")
-    check_variable(name, where)
-    check_secret_name(secret, where)
-    check_match(key, _KEY, wanted, where)
+    if not (name and matches(secret, _SUBDOMAIN) and matches(key, _KEY)):
+        where = "--env-from-secret"
+        wanted = "NAME=SECRET:KEY, with the names of a Secret and of one of its keys"
+        raise refusal(where, text, wanted)
+    check_variable(name)
     return name, secret, key
 
 
-def split_selector(text: str, where: str) -> tuple[str, str]:
+def split_selector(text: str) -> tuple[str, str]:
     """Split ``KEY=VALUE`` into key and value of a node's label. Raises RenderError."""
-    wanted = "KEY=VALUE, as 'kubectl get nodes --show-labels' has them"
-    check_match(text, "[^=]+=.*", wanted, where)
-    key, _, value = text.partition("=")
-    check_match(key, _QUALIFIED, wanted, where)
-    check_match(value, f"({_NAME})?", wanted, where)
+    key, equals, value = text.partition("=")
+    if not (equals and matches(key, _QUALIFIED) and matches(value, f"({_NAME})?")):
+        where = "--node-selector"
+        wanted = "KEY=VALUE, as 'kubectl get nodes --show-labels' has them"
+        raise refusal(where, text, wanted)
     return key, value
 
 
-def split_toleration(text: str, where: str) -> dict[str, str]:
+def split_toleration(text: str) -> dict[str, str]:
     """Parse a toleration from ``KEY[=VALUE][:EFFECT]``, kubectl's notation of a taint.
 
     Raises RenderError.
     """
-    wanted = f"KEY[=VALUE][:EFFECT], the effect being {', '.join(EFFECTS)}"
-    check_match(text, "[^=:]+(=[^:]*)?(:[A-Za-z]+)?", wanted, where)
     taint, colon, effect = text.partition(":")
     key, equals, value = taint.partition("=")
-    check_match(key, _QUALIFIED, wanted, where)
-    check_match(value, f"({_NAME})?", wanted, where)
+    known = effect in _EFFECTS if colon else True
+    if not (known and matches(key, _QUALIFIED) and matches(value, f"({_NAME})?")):
+        where = "--toleration"
+        wanted = f"KEY[=VALUE][:EFFECT], the effect being {', '.join(_EFFECTS)}"
+        raise refusal(where, text, wanted)
     found = {"key": key, "operator": "Equal" if equals else "Exists"}
     found |= {"value": value} if equals else {}
-    if colon:
-        check_match(effect, "|".join(EFFECTS), wanted, where)
-        found["effect"] = effect
-    return found
+    return found | ({"effect": effect} if colon else {})
 
 
-def check_claim(name: object, where: str) -> None:
-    """Raise RenderError unless ``name`` is a valid name of a PersistentVolumeClaim."""
-    wanted = "the name of a PersistentVolumeClaim: a-z, 0-9, '-' and '.', or NAME:/DIR"
-    check_match(name, _SUBDOMAIN, wanted, where)
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A volume that many nodes can write to."""
+
+    claim: str
+    """Name of its PersistentVolumeClaim."""
+    path: str
+    """Its mount point in pods; absolute, without a trailing slash."""
+
+    @classmethod
+    def of(cls, text: str) -> Volume:
+        """Parse ``CLAIM[:/DIR]``. Raises RenderError."""
+        claim, colon, path = text.partition(":")
+        wanted = "the name of a PersistentVolumeClaim: a-z, 0-9, '-' and '.', or NAME:/DIR"
+        check_match(claim, _SUBDOMAIN, wanted, "--pvc")
+        if colon:
+            check_match(path, _MOUNT, "an absolute path without ':'", "--pvc")
+            check_names(path, "--pvc")
+            if path.split("/")[1] in _TAKEN or ".." in path.split("/"):
+                msg = f"--pvc: {path!r} is not free in a pod"
+                raise RenderError(msg, hint="write a directory such as /data")
+        return cls(claim, _plain(path or "/data"))
 
 
-def check_secret_name(name: object, where: str) -> None:
-    """Raise RenderError unless ``name`` is a valid name of a Secret."""
-    check_match(name, _SUBDOMAIN, "the name of a Secret: a-z, 0-9, '-' and '.'", where)
+def on_volume(path: str, volumes: tuple[Volume, ...]) -> str:
+    """Return ``path`` as pods see it, on one of the volumes; a relative one is on the first.
+
+    Raises:
+        RenderError: the path is on none of the volumes.
+    """
+    plain = _plain(path if path.startswith("/") else f"{volumes[0].path}/{path}")
+    roots = [volume.path for volume in volumes]
+    if ".." in plain.split("/") or not any(plain.startswith(f"{root}/") for root in roots):
+        msg = f"--run: {path!r} is not below {' or '.join(roots)}"
+        raise RenderError(msg, hint="a path on a volume, in full or relative to the first one")
+    return plain
+
+
+def _plain(path: str) -> str:
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def is_floating(image: str) -> bool:

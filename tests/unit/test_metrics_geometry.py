@@ -126,17 +126,6 @@ def test_curvature_agrees_with_the_slow_reference_and_ignores_shift_scale_and_ro
     assert 0 <= value <= math.pi / (2 if variant == "difference-abs" else 1)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_curvature_of_padded_sequences_equals_each_alone(variant: CurvatureVariant) -> None:
-    batch = random_rows(2, 30, 5).reshape(3, 10, 5)
-    lengths = [3, 10, 6]
-
-    together = curvature(batch, torch.tensor(lengths), variant=variant)
-
-    alone = [float(curvature(z[:n], variant=variant)) for z, n in zip(batch, lengths, strict=True)]
-    assert together.tolist() == pytest.approx(alone)
-
-
 def test_angles_agree_with_the_cosine_distances_of_scikit_learn() -> None:
     pairwise = pytest.importorskip("sklearn.metrics.pairwise")
     z = random_rows(8, 40, 12)

@@ -92,7 +92,7 @@ def test_two_nn_counts_equal_rows_once() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("share", [0.01, 1.0])
 def test_two_nn_counts_rows_once_that_rounding_alone_tells_apart(
     method: Method, share: float
 ) -> None:

@@ -81,15 +81,6 @@ def test_cka_is_unchanged_by_scale_and_order(
     assert float(linear_cka(x[order], y[order])) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_cka_of_a_batch_is_that_of_each_pair(shape: tuple[int, ...]) -> None:
-    pairs = [pair(10 * seed, *shape) for seed in range(3)]
-
-    together = linear_cka(torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]))
-
-    assert together.tolist() == pytest.approx([float(linear_cka(x, y)) for x, y in pairs])
-
-
 def test_cka_agrees_with_centred_kernels_of_scikit_learn() -> None:
     preprocessing = pytest.importorskip("sklearn.preprocessing")
     pairwise = pytest.importorskip("sklearn.metrics.pairwise")

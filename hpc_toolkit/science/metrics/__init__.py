@@ -16,7 +16,7 @@ from hpc_toolkit.science.metrics.geometry import anisotropy, curvature, linear_c
 from hpc_toolkit.science.metrics.neighbours import two_nn
 from hpc_toolkit.science.metrics.rows import masked_mean
 from hpc_toolkit.science.metrics.spectrum import alpha_req, effective_rank, matrix_entropy, rankme
-from hpc_toolkit.science.metrics.views import dime, infonce, infonce_bound, lidar
+from hpc_toolkit.science.metrics.views import dime, infonce, lidar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,6 @@ __all__ = [
     "dime",
     "effective_rank",
     "infonce",
-    "infonce_bound",
     "lidar",
     "linear_cka",
     "masked_mean",

@@ -15,8 +15,8 @@ from hpc_toolkit.science.metrics.rows import prepare_rows, row_counts
 if TYPE_CHECKING:
     from torch import Tensor
 
-Normalization = Literal["none", "max", "log_n", "log_d", "log_n_log_d"]
-"""The divisor of an entropy: 1, log min(n, d), log n, log d, or log n * log d."""
+Normalization = Literal["none", "max"]
+"""The divisor of an entropy: 1, or its maximum log min(n, d)."""
 
 _EPS = 2.0**-52
 _NEAR_SHANNON = 0.5
@@ -35,9 +35,9 @@ def matrix_entropy(
 
     ``K = Z Z^T``, ``p = eig(K) / tr K``, ``S_alpha = log(sum p^alpha) / (1 - alpha)``; order 1 is
     ``-sum p log p`` and order infinity ``-log max p``. Range 0 (all rows on one line) to
-    ``log min(n, d)``; ``normalize`` divides by one of `Normalization`, and a divisor of zero (one
-    row) gives 0. The published layer metrics use ``center=True, unit_rows=True``. If all rows are
-    zero after these steps (all tokens equal), the entropy is 0. Padding given by ``lengths`` has no
+    ``log min(n, d)``; ``normalize="max"`` divides by that, and a divisor of zero (one row) gives
+    0. The published layer metrics use ``center=True, unit_rows=True``. If all rows are zero after
+    these steps (all tokens equal), the entropy is 0. Padding given by ``lengths`` has no
     effect. Unchanged by rotation and by scaling ``z``; with ``unit_rows`` and without ``center``
     also by scaling single rows. Costs ``min(n, d)^3 + n d min(n, d)``.
 
@@ -47,14 +47,22 @@ def matrix_entropy(
     Raises:
         ValueError: a negative order, an unknown normalisation, or an unusable matrix or lengths.
     """
+    import torch
+
     if not alpha >= 0:
         msg = f"the order of an entropy is at least 0, got {alpha!r}"
         raise ValueError(msg)
+    if normalize not in ("none", "max"):
+        msg = f"unknown normalisation {normalize!r}; known: none, max"
+        raise ValueError(msg)
     rows = prepare_rows(z, lengths, center=center, unit_rows=unit_rows)
-    p = _shares(_gram_eigenvalues(rows), max(rows.shape[-2:]) * _EPS)
-    divisor = _divisor(row_counts(z, lengths), z.shape[-1], normalize)
-    entropy = _renyi(p, alpha).minimum(_divisor(row_counts(z, lengths), z.shape[-1], "max"))
-    return (_from_zero(entropy) / divisor.clamp_min(_EPS)) * (divisor > 0)
+    highest = row_counts(z, lengths).clamp_min(1).log().clamp_max(math.log(z.shape[-1]))
+    eigenvalues = torch.linalg.eigvalsh(gram(rows)).clamp_min(0.0)
+    p = _shares(eigenvalues, max(rows.shape[-2:]) * _EPS)
+    entropy = _from_zero(_renyi(p, alpha).minimum(highest))
+    if normalize == "none":
+        return entropy
+    return entropy / highest.clamp_min(_EPS) * (highest > 0)
 
 
 def effective_rank(z: Tensor, *, center: bool = False) -> Tensor:
@@ -70,7 +78,7 @@ def effective_rank(z: Tensor, *, center: bool = False) -> Tensor:
         ValueError: an empty matrix, or a matrix with NaN or infinite values.
     """
     p = _shares(singular_values(z, center=center), 0.0)
-    return effective_number(p)
+    return _renyi(p, 1.0).exp().clamp(1.0, p.shape[-1]) * (p.sum(-1) > 0)
 
 
 def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
@@ -92,33 +100,21 @@ def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
     return (-(shifted * shifted.log()).sum(-1)).exp() * (p.sum(-1) > 0)
 
 
-def entropy_of(eigenvalues: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """Renyi entropy of eigenvalues ``(..., k)`` as shares of their sum, 0 to ``log k``, in nats.
+def entropy_of(eigenvalues: Tensor) -> Tensor:
+    """Entropy of eigenvalues ``(..., k)`` as shares of their sum, 0 to ``log k``, in nats.
 
     Eigenvalues that are negative by rounding count as zero, and so do shares below the rounding
     error of the sum.
     """
     k = eigenvalues.shape[-1]
     p = _shares(eigenvalues.clamp_min(0.0), k * _EPS)
-    return _from_zero(_renyi(p, alpha).clamp_max(math.log(k)))
-
-
-def effective_number(p: Tensor) -> Tensor:
-    """``exp(-sum p log p)`` of shares ``(..., k)``: 1 to ``k``, and 0 if all shares are 0."""
-    return _renyi(p, 1.0).exp().clamp(1.0, p.shape[-1]) * (p.sum(-1) > 0)
+    return _from_zero(_renyi(p, 1.0).clamp_max(math.log(k)))
 
 
 def gram(rows: Tensor) -> Tensor:
     """``Z Z^T`` or ``Z^T Z``, whichever is smaller: their spectra are equal apart from zeros."""
     n, d = rows.shape[-2:]
     return rows @ rows.mT if n <= d else rows.mT @ rows
-
-
-def _gram_eigenvalues(rows: Tensor) -> Tensor:
-    import torch
-
-    values: Tensor = torch.linalg.eigvalsh(gram(rows))
-    return values.clamp_min(0.0)
 
 
 def singular_values(z: Tensor, *, center: bool) -> Tensor:
@@ -160,21 +156,6 @@ def _renyi(p: Tensor, alpha: float) -> Tensor:
 
 def _from_zero(entropy: Tensor) -> Tensor:
     return entropy.clamp_min(0.0) + 0.0  # -0.0 becomes 0.0
-
-
-def _divisor(n: Tensor, d: int, normalize: Normalization) -> Tensor:
-    log_n, log_d = n.clamp_min(1).log(), math.log(d)
-    divisors = {
-        "none": n * 0 + 1,
-        "max": log_n.clamp_max(log_d),
-        "log_n": log_n,
-        "log_d": log_n * 0 + log_d,
-        "log_n_log_d": log_n * log_d,
-    }
-    if normalize not in divisors:
-        msg = f"unknown normalisation {normalize!r}; known: {', '.join(divisors)}"
-        raise ValueError(msg)
-    return divisors[normalize]
 
 
 FIRST, LAST = 6, 100

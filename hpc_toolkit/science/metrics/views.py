@@ -18,14 +18,14 @@ InfoNCEVariant = Literal["simclr", "cpc"]
 """The choice of negatives: see `infonce`."""
 
 
-def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
+def lidar(z: Tensor, *, delta: float = 1e-4) -> Tensor:
     """Effective number of directions that separate inputs, relative to their own augmentations.
 
     ``z`` is ``(..., n, q, d)``: ``q`` views of ``n`` inputs; the result is ``(...)``. ``m_i`` is
     the mean of the views of input i, and ``m`` the mean of all. With
     ``Sb = mean_i (m_i - m)(m_i - m)^T``, ``Sw = mean_ij (z_ij - m_i)(z_ij - m_i)^T + delta I``, and
     ``p`` the eigenvalues of ``Sw^-1/2 Sb Sw^-1/2`` as shares of their sum, the result is
-    ``exp(-sum p log p)``, or without ``as_rank`` its logarithm, which some published code reports.
+    ``exp(-sum p log p)``; some published code reports its logarithm.
 
     Range 1 to ``min(n - 1, d)``; 0 if the means of all inputs are equal. Unchanged by rotation,
     translation and the order of inputs and views, but not by scaling: ``delta`` is absolute. If
@@ -69,17 +69,14 @@ def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
     whitened = torch.linalg.solve_triangular(factor, between.mT, upper=False)
     # The means are centred, so one direction of inputs is only rounding error.
     eigenvalues = torch.linalg.eigvalsh(gram(whitened.mT))[..., -min(n - 1, d) :]
-    entropy = entropy_of(eigenvalues)
-    if not as_rank:
-        return entropy
-    return entropy.exp().clamp_max(min(n - 1, d)) * (between.abs().amax((-2, -1)) > 0)
+    rank = entropy_of(eigenvalues).exp().clamp_max(min(n - 1, d))
+    return rank * (between.abs().amax((-2, -1)) > 0)
 
 
 def dime(
     a: Tensor,
     b: Tensor,
     *,
-    alpha: float = 1.0,
     permutations: int = 10,
     seed: int = 0,
     center: bool = False,
@@ -100,7 +97,7 @@ def dime(
     uses the ``d x d`` matrices, whose product of entries is meaningless; this function does not.
 
     Raises:
-        ValueError: different shapes, no permutation, a negative order, an unusable matrix.
+        ValueError: different shapes, no permutation, an unusable matrix.
     """
     import numpy as np
     import torch
@@ -111,24 +108,21 @@ def dime(
     if permutations < 1:
         msg = f"at least 1 permutation is needed, got {permutations}"
         raise ValueError(msg)
-    if not alpha >= 0:
-        msg = f"the order of an entropy is at least 0, got {alpha!r}"
-        raise ValueError(msg)
     u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
     first, second = u @ u.mT, v @ v.mT
     draws = np.random.default_rng([seed])
-    together = _joint_entropy(first, second, alpha)
+    together = _joint_entropy(first, second)
     apart = together * 0
     for _ in range(permutations):
         order = torch.from_numpy(draws.permutation(a.shape[-2])).to(a.device)
-        apart = apart + _joint_entropy(first, second[..., order, :][..., order], alpha)
+        apart = apart + _joint_entropy(first, second[..., order, :][..., order])
     return apart / permutations - together
 
 
-def _joint_entropy(first: Tensor, second: Tensor, alpha: float) -> Tensor:
+def _joint_entropy(first: Tensor, second: Tensor) -> Tensor:
     import torch
 
-    return entropy_of(torch.linalg.eigvalsh(first * second), alpha=alpha)
+    return entropy_of(torch.linalg.eigvalsh(first * second))
 
 
 def infonce(
@@ -165,7 +159,12 @@ def infonce(
     if a.shape != b.shape:
         msg = f"two views need the same shape, got {tuple(a.shape)} and {tuple(b.shape)}"
         raise ValueError(msg)
-    _negatives(a.shape[-2], variant)
+    if variant not in ("simclr", "cpc"):
+        msg = f"unknown variant {variant!r}; known: simclr, cpc"
+        raise ValueError(msg)
+    if a.shape[-2] < 2:
+        msg = f"needs at least 2 inputs, got {a.shape[-2]}: there is no other one to tell apart"
+        raise ValueError(msg)
     if not 0 < temperature < math.inf:
         msg = f"a temperature is positive and finite, got {temperature!r}"
         raise ValueError(msg)
@@ -182,25 +181,3 @@ def infonce(
 
 def _excess(all_pairs: Tensor, positive: Tensor) -> Tensor:
     return (all_pairs.logsumexp(-1) - positive).clamp_min(0.0).mean(-1)
-
-
-def infonce_bound(loss: Tensor, n: int, *, variant: InfoNCEVariant = "simclr") -> Tensor:
-    """Lower bound on the views' mutual information in nats, from `infonce` over ``n`` inputs.
-
-    ``log(1 + m) - loss`` with ``m`` negatives: ``log(2n - 1) - loss`` for ``simclr``, ``log n -
-    loss`` for ``cpc``. It cannot exceed ``log(1 + m)``, and a negative value says nothing.
-
-    Raises:
-        ValueError: fewer than two inputs, or an unknown variant.
-    """
-    return math.log1p(_negatives(n, variant)) - loss
-
-
-def _negatives(n: int, variant: str) -> int:
-    if variant not in ("simclr", "cpc"):
-        msg = f"unknown variant {variant!r}; known: simclr, cpc"
-        raise ValueError(msg)
-    if n < 2:
-        msg = f"needs at least 2 inputs, got {n}: there is no other one to tell apart"
-        raise ValueError(msg)
-    return 2 * n - 2 if variant == "simclr" else n - 1

@@ -22,7 +22,7 @@ from hpc_toolkit.cli.plainwork import (
     worker_options,
 )
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option, by_name, flag, only_given, spelled
+from hpc_toolkit.system.options import Option, by_name, only_given, spelled
 from hpc_toolkit.system.quantities import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -86,24 +86,6 @@ RAY_PANELS: Panels = {
             "ray_address",
             "Ray cluster; auto uses $RAY_ADDRESS, else starts a local one.",
             "auto|local|HOST:PORT",
-        ),
-        Option(
-            "object_store_memory",
-            "Shared memory of a local Ray cluster, e.g. 1G.",
-            "SIZE",
-            hidden=True,
-        ),
-        flag(
-            "include_dashboard",
-            "Serve the dashboard of a local Ray cluster on 127.0.0.1.",
-            hidden=True,
-        ),
-        Option("dashboard_port", "Port of the dashboard.", "PORT", hidden=True),
-        Option(
-            "metrics_port",
-            "Serve metrics of a local Ray cluster for Prometheus on this port.",
-            "PORT",
-            hidden=True,
         ),
     )
 }
@@ -312,7 +294,6 @@ def ray_settings(engine: Engine, values: dict[str, Any], shares: Shares) -> RayS
         ConfigError: an option of Ray's without ``--engine ray``, or a value that Ray cannot give.
     """
     from hpc_toolkit.engines.ray.settings import AUTO, RaySettings
-    from hpc_toolkit.system.quantities import parse_size
 
     given = only_given({name: values[name] for name in by_name(RAY_PANELS)})
     if engine is not Engine.RAY:
@@ -320,16 +301,9 @@ def ray_settings(engine: Engine, values: dict[str, Any], shares: Shares) -> RayS
             message = f"{spelled(name)} is for workers that are actors"
             raise ConfigError(message, hint="add --engine ray, or leave it out")
         return None
-    memory = given.get("object_store_memory")
     return RaySettings(
         address=given.get("ray_address", AUTO),
         cpus_per_worker=shares.cpus,
         gpus_per_worker=shares.gpus,
         memory_per_worker=shares.memory_bytes,
-        object_store_memory=(
-            parse_size(memory, where="--object-store-memory") if memory is not None else None
-        ),
-        dashboard=given.get("include_dashboard", False),
-        dashboard_port=given.get("dashboard_port"),
-        metrics_port=given.get("metrics_port"),
     )

@@ -6,16 +6,14 @@ import os
 import signal
 import socket
 import sys
-import threading
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.working import RAY_PANELS, ray_settings
 from hpc_toolkit.cli.working import Engine as EngineName
+from hpc_toolkit.cli.working import ray_settings
 from hpc_toolkit.engines.ray import cluster as cluster_module
 from hpc_toolkit.engines.ray import engine as engine_module
 from hpc_toolkit.engines.ray import node
@@ -28,7 +26,6 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.system.binding import Shares
-from hpc_toolkit.system.options import by_name
 from hpc_toolkit.worker.worker import WorkerOptions
 
 if TYPE_CHECKING:
@@ -49,9 +46,6 @@ KILLED = -int(signal.SIGKILL)
         ({"cpus_per_worker": -1.0}, "--cpus-per-worker: -1 is not an amount"),
         ({"gpus_per_worker": float("nan")}, "--gpus-per-worker: nan is not an amount"),
         ({"gpus_per_worker": 1.5}, "whole GPUs or a part of one, not 1.5"),
-        ({"dashboard": True, "dashboard_port": 0}, "--dashboard-port: 0 is not a port"),
-        ({"metrics_port": 70000}, "--metrics-port: 70000 is not a port"),
-        ({"dashboard_port": 8265}, "there is no dashboard"),
     ],
 )
 def test_settings_that_ray_cannot_give_are_refused(values: dict[str, Any], message: str) -> None:
@@ -81,21 +75,6 @@ def test_an_address_without_host_and_port_is_refused(address: str) -> None:
         RaySettings(address=address).resolve({})
 
 
-@pytest.mark.parametrize(
-    ("values", "option"),
-    [
-        ({"object_store_memory": 10**9}, "--object-store-memory"),
-        ({"dashboard": True}, "--include-dashboard"),
-        ({"metrics_port": 9000}, "--metrics-port"),
-    ],
-)
-def test_options_of_a_cluster_are_refused_where_it_runs_already(
-    values: dict[str, Any], option: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"{option}: the Ray cluster at n1:6379 runs already"):
-        RaySettings(address="n1:6379", **values).resolve({})
-
-
 def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}
 
@@ -105,21 +84,9 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
     assert RaySettings().resolve({**step, "RAY_ADDRESS": "n1:6379"}) == "n1:6379"
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"ray_address": "local"},
-        {"object_store_memory": "1G"},
-        {"include_dashboard": True},
-        {"dashboard_port": 8265},
-        {"metrics_port": 9000},
-    ],
-)
-def test_rays_options_without_its_engine_are_refused(given: dict[str, Any]) -> None:
-    values = dict.fromkeys(by_name(RAY_PANELS))
-
+def test_rays_options_without_its_engine_are_refused() -> None:
     with pytest.raises(ConfigError, match="is for workers that are actors"):
-        ray_settings(EngineName.PROCESSES, {**values, **given}, Shares())
+        ray_settings(EngineName.PROCESSES, {"ray_address": "local"}, Shares())
 
 
 def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,43 +99,6 @@ def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyP
         pass
 
     assert caught.value.hint == "pip install 'hpc-toolkit[ray]'"
-
-
-def test_options_of_a_local_ray_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ray:
-        exceptions = SimpleNamespace(RayError=RuntimeError)
-        given: ClassVar[dict[str, Any]] = {}
-
-        @classmethod
-        def init(cls, **given: Any) -> None:
-            cls.given = given
-
-        @staticmethod
-        def shutdown() -> None:
-            pass
-
-    monkeypatch.setattr(cluster_module, "find_spec", lambda _: True)
-    monkeypatch.setattr(cluster_module, "_quieten", lambda *, local: None)
-    monkeypatch.setitem(sys.modules, "ray", Ray)
-    asked = RaySettings(
-        address="local",
-        object_store_memory=10**8,
-        dashboard=True,
-        dashboard_port=8266,
-        metrics_port=9001,
-    )
-
-    with cluster_module.joined(asked):
-        pass
-
-    expected = {
-        "address": "local",
-        "object_store_memory": 10**8,
-        "include_dashboard": True,
-        "dashboard_port": 8266,
-        "_metrics_export_port": 9001,
-    }
-    assert {name: Ray.given[name] for name in expected} == expected
 
 
 def test_an_address_where_nothing_listens_is_refused_without_asking_ray(
@@ -213,50 +143,6 @@ def test_a_host_that_is_silent_or_unknown_is_told_from_one_without_ray(
         pass
 
     assert asked == [(("::1", 6379), 5.0)]
-
-
-@pytest.mark.parametrize(
-    ("says", "refused"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n", True),
-        (b"SSH-2.0-OpenSSH\r\n", True),
-        (b"\0\0\x0c\x04\0\0\0\0\0", False),
-        (b"", False),
-    ],
-)
-def test_an_address_where_something_else_listens_is_refused(
-    says: bytes, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAY_USE_TLS", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-
-        def answer() -> None:
-            asked = server.accept()[0]
-            with asked:
-                # Whoever reads no more of this resets the connection, so nothing may come after.
-                asked.recv(100)
-                asked.sendall(says)
-
-        answers = threading.Thread(target=answer, daemon=True)
-        answers.start()
-        told = pytest.raises(HpcToolkitError, match="something else listens")
-        with told if refused else nullcontext():
-            cluster_module._check_answers(address)
-        answers.join()
-
-
-@pytest.mark.parametrize("values", [{"dashboard": True}, {"metrics_port": 9000}])
-def test_a_dashboard_that_ray_was_installed_without_is_refused(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster_module, "find_spec", lambda name: name == "ray" or None)
-
-    with (
-        pytest.raises(ConfigError, match="neither a dashboard nor metrics"),
-        cluster_module.joined(RaySettings(address="local", **values)),
-    ):
-        pass
 
 
 # --- shares and room ---

@@ -46,7 +46,6 @@ DURATIONS = [
 ]
 SIZES = [
     ("work", "r", "--memory-per-worker"),
-    ("work", "r", "--engine", "ray", "--object-store-memory"),
     ("plan", "--items", "5", "--item-time", "1s", "--memory-per-worker"),
     ("preflight", "--free"),
     ("scaling", "collectives", "--sizes"),

@@ -25,11 +25,8 @@ _LONGEST_ROOT = 40
 """Paths of sockets are 66 characters longer, and have at most 107 bytes (unix(7))."""
 _HOME = "127.0.0.1"
 """The address on which a local Ray listens."""
-_SETTINGS = b"\x04\0\0\0\0\0"
-"""Type, flags and stream of the frame that both sides of HTTP/2 send first, after its length."""
 _ANSWER_S = 5.0
 """Seconds for a connection to a cluster; Ray itself would try for two minutes."""
-_OF_DASHBOARDS = ("aiohttp_cors", "opencensus", "prometheus_client")
 
 
 class RayCluster:
@@ -68,7 +65,6 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
     if find_spec("ray") is None:
         message = "--engine ray: Ray is not installed"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
-    _check_dashboard(settings)
     if address:
         _check_answers(address)
     _quieten(local=not address)
@@ -78,7 +74,7 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
     try:
         # Ray prints the output of actors, and messages about them; stdout is for data.
         with redirect_stdout(sys.stderr):
-            _connect(ray, {"address": address} if address else _local(settings, root), address)
+            _connect(ray, {"address": address} if address else _local(root), address)
             yield RayCluster(ray)
     finally:
         ray.shutdown()
@@ -87,33 +83,17 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise HpcToolkitError if nothing listens at ``address``, or a server without gRPC."""
+    """Raise HpcToolkitError if nothing listens at ``address``."""
     host, _, port = address.rpartition(":")
     place = host.removeprefix("[").removesuffix("]"), int(port)
     try:
-        with socket.create_connection(place, timeout=_ANSWER_S) as asked:
-            spoken = _greeting(asked)
+        socket.create_connection(place, timeout=_ANSWER_S).close()
     except OSError as error:
         timed_out = isinstance(error, TimeoutError) and error.errno is None
         reason = f"no answer within {_ANSWER_S:g} s" if timed_out else error.strerror or error
         message = f"no Ray cluster answers at {address}: {reason}"
         hint = "'ray start --head' printed host and port; may this machine connect there?"
         raise HpcToolkitError(message, hint=hint) from error
-    if spoken[3:4] not in (b"", _SETTINGS[:1]):
-        message = f"no Ray cluster answers at {address}: something else listens there"
-        hint = "the port is that of 'ray start --head', 6379 if none was given; not the dashboard's"
-        raise HpcToolkitError(message, hint=hint)
-
-
-def _greeting(asked: socket.socket) -> bytes:
-    """Return the first bytes of a server's HTTP/2 answer; empty with TLS, or without an answer."""
-    if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
-        return b""
-    try:
-        asked.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS)
-        return asked.recv(4, socket.MSG_WAITALL)
-    except OSError:
-        return b""
 
 
 def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
@@ -129,28 +109,16 @@ def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
         raise HpcToolkitError(message, hint=hint) from error
 
 
-def _local(settings: RaySettings, root: str) -> dict[str, Any]:
+def _local(root: str) -> dict[str, Any]:
     """Return the arguments of ray.init that start a cluster of this machine alone."""
     return {
         "address": "local",
         "num_cpus": len(os.sched_getaffinity(0)),
-        "object_store_memory": settings.object_store_memory,
-        "include_dashboard": settings.dashboard,
-        "dashboard_host": "127.0.0.1",
-        **({"dashboard_port": settings.dashboard_port} if settings.dashboard_port else {}),
-        "_metrics_export_port": settings.metrics_port,
+        "include_dashboard": False,
         "_node_ip_address": _HOME,
         # Ray opens this directory to everybody (mode 0777), but not its parent.
         "_temp_dir": f"{root}/r",
     }
-
-
-def _check_dashboard(settings: RaySettings) -> None:
-    option = "--include-dashboard" if settings.dashboard else "--metrics-port"
-    wanted = settings.dashboard or settings.metrics_port is not None
-    if wanted and not all(find_spec(name) for name in _OF_DASHBOARDS):
-        message = f"{option}: this Ray has neither a dashboard nor metrics"
-        raise ConfigError(message, hint="pip install 'ray[default]', or leave the option out")
 
 
 def _make_root() -> str:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _TICK_S = 0.2
 _BARREN_LIVES = 5
 """Consecutive deaths without a finished item after which a rank is given up."""
-_LONGEST_PAUSE_S = 30.0
 _TELL_AGAIN_S = 5.0
 """Seconds until a signal is repeated: a worker that is just starting does not handle it yet."""
 _START_S = 60.0
@@ -211,8 +210,7 @@ class Engine:
             sys.stderr.write(f"note: rank {rank} is given up after {barren} deaths: {what}\n")
             return
         sys.stderr.write(f"note: rank {rank} starts again: {what}\n")
-        pause_s = min(2.0 ** (barren - 1), _LONGEST_PAUSE_S) if barren else 0.0
-        self._due[rank] = time.monotonic() + pause_s
+        self._due[rank] = time.monotonic() + (2.0 ** (barren - 1) if barren else 0.0)
 
     def _has_finished_items(self, life: _Life) -> bool:
         """Return whether the worker of an ended actor had finished an item; False if unknown."""

@@ -33,14 +33,6 @@ class RaySettings:
     """GPUs of a worker, an integer or a fraction of one; None: one, or an equal share."""
     memory_per_worker: int | None = None
     """Bytes that each process of a worker's executor may allocate; Ray counts them, too."""
-    object_store_memory: int | None = None
-    """Bytes of Ray's shared memory on this machine; for a local cluster only."""
-    dashboard: bool = False
-    """Whether a local cluster serves its dashboard, on 127.0.0.1."""
-    dashboard_port: int | None = None
-    """Port of the dashboard; None: Ray's own choice."""
-    metrics_port: int | None = None
-    """Port on which a local cluster serves its metrics for Prometheus; None: none."""
 
     def __post_init__(self) -> None:
         """Refuse values that Ray does not support.
@@ -54,23 +46,13 @@ class RaySettings:
         if gpus > 1 and not gpus.is_integer():
             message = f"--gpus-per-worker: Ray gives whole GPUs or a part of one, not {gpus:g}"
             raise ConfigError(message, hint="such as 0.5, 1 or 2")
-        for option, port in (
-            ("--dashboard-port", self.dashboard_port),
-            ("--metrics-port", self.metrics_port),
-        ):
-            if port is not None and not 1 <= port <= 65535:
-                message = f"{option}: {port} is not a port"
-                raise ConfigError(message, hint="one from 1024 to 65535")
-        if self.dashboard_port is not None and not self.dashboard:
-            message = "--dashboard-port: there is no dashboard"
-            raise ConfigError(message, hint="add --include-dashboard")
 
     def resolve(self, environ: Mapping[str, str] = os.environ) -> str:
         """Return HOST:PORT, or "" for a local cluster.
 
         Raises:
-            ConfigError: the address is invalid, an option is not possible for a running cluster,
-                or each of several tasks of a step would start a local cluster.
+            ConfigError: the address is invalid, or each of several tasks of a step would start a
+                local cluster.
         """
         address = self.address
         if address == AUTO:
@@ -82,15 +64,6 @@ class RaySettings:
         if not (host and port.isdigit() and 1 <= int(port) <= 65535) or "/" in host:
             message = f"the address of a Ray cluster is HOST:PORT, not {address!r}"
             raise ConfigError(message, hint="'auto', 'local', or such as node1:6379")
-        of_clusters = {
-            "--object-store-memory": self.object_store_memory,
-            "--include-dashboard": self.dashboard or None,
-            "--metrics-port": self.metrics_port,
-        }
-        for option, given in of_clusters.items():
-            if given is not None:
-                message = f"{option}: the Ray cluster at {address} runs already"
-                raise ConfigError(message, hint="give the option to 'ray start', or leave it out")
         return address
 
 

@@ -19,7 +19,7 @@ from hpc_toolkit.science.metrics import (
     linear_cka,
     matrix_entropy,
 )
-from hpc_toolkit.science.workloads import checkpoints, layer_metrics, measuring, onepass
+from hpc_toolkit.science.workloads import checkpoints, measuring, onepass
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics, augment
 from hpc_toolkit.science.workloads.measuring import RowStream
@@ -337,7 +337,7 @@ def test_many_prompts_are_kept_as_few_rows_where_singular_values_are_all_that_co
 def test_a_model_of_two_stacks_is_permanent(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_checkpoint(root, NAME)
     loaded.model.config.is_encoder_decoder = True
-    monkeypatch.setattr(layer_metrics, "load_checkpoint", lambda *_: loaded)
+    monkeypatch.setattr(onepass, "load_checkpoint", lambda *_: loaded)
 
     with pytest.raises(PermanentError, match="is an encoder with a decoder"):
         workload(root).load(NAME)

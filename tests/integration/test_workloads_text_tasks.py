@@ -13,7 +13,8 @@ from examples import mini_pythia
 from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
 from hpc_toolkit.science.workloads import corpora, embeddings
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, quiet_transformers
-from hpc_toolkit.science.workloads.embeddings import LayerEmbeddings
+from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
+from hpc_toolkit.science.workloads.onepass import BatchSize
 from hpc_toolkit.science.workloads.text_tasks import TASKS, TEXT_SETS, Kind, TextTasks, texts
 from tests.tinymodels import alone, cut
 
@@ -102,9 +103,9 @@ def test_embedding_is_the_mean_of_the_texts_own_tokens(
 ) -> None:
     loaded = load_checkpoint(root if causal else bidirectional(root, tmp_path), NAME)
     chosen = ["the rain fell", "rain", "a long story about the rain in the north", "so it is"]
-    cached = LayerEmbeddings(loaded, max_tokens=64, batch_size=3)
+    cached = SharedEmbeddings(loaded, max_tokens=64, size=BatchSize(3))
 
-    got = cached.of("chosen", chosen, 3)
+    got = cached.of(chosen, 3)
 
     for row, text in enumerate(chosen):
         ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
@@ -116,12 +117,12 @@ def test_embedding_is_the_mean_of_the_texts_own_tokens(
 def test_embeddings_beyond_the_limit_are_dropped_oldest_first(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = LayerEmbeddings(load_checkpoint(root, NAME), max_tokens=8, batch_size=4)
-    size = cached.of("a", ["one text", "two"], 0).nbytes * cached.layers
+    cached = SharedEmbeddings(load_checkpoint(root, NAME), max_tokens=8, size=BatchSize(4))
+    size = cached.of(["one text", "a"], 0).nbytes * cached.layers
     monkeypatch.setattr(embeddings, "CACHE_BYTES", 2 * size)
 
-    for name in ("b", "a", "c", "a", "b"):
-        cached.of(name, ["one text", "two"], 1)
+    for word in ("b", "a", "c", "a", "b"):
+        cached.of(["one text", word], 1)
 
     assert cached.forwards == 4
 

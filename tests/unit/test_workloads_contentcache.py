@@ -10,44 +10,44 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.science.workloads import embeddings
-from hpc_toolkit.science.workloads.embeddings import (
-    SharedEmbeddings,
-    digest_of_checkpoint,
-    digest_of_texts,
-)
+from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings, digest_of_checkpoint
+from hpc_toolkit.science.workloads.onepass import BatchSize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hpc_toolkit.science.workloads.embeddings import LayerEmbeddings
+    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
 TEXTS = ["a story", "another", "a third"]
 LAYERS, WIDTH = 3, 4
+WIDTHS = (WIDTH,) * LAYERS
 
 
-class Lengths:
+class Lengths(SharedEmbeddings):
     """Embeds a text by its length and the layer, and counts how often it had to."""
 
-    def __init__(self, widths: Sequence[int] = (WIDTH,) * LAYERS) -> None:
-        config = SimpleNamespace(hidden_size=WIDTH)
+    def __init__(
+        self, directory: Path | None = None, *, widths: Sequence[int] = WIDTHS, **identity: Any
+    ) -> None:
+        config = SimpleNamespace(hidden_size=WIDTH, num_hidden_layers=LAYERS - 1)
+        loaded = SimpleNamespace(name="model", model=SimpleNamespace(config=config))
+        super().__init__(
+            cast("LoadedModel", loaded),
+            max_tokens=8,
+            size=BatchSize(1),
+            directory=directory,
+            identity=lambda: identity,
+        )
         self.widths = widths
-        self.loaded = SimpleNamespace(name="model", model=SimpleNamespace(config=config))
-        self.layers = LAYERS
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[int] = []
 
-    def of(self, name: str, texts: Sequence[str], layer: int) -> np.ndarray:
-        assert name == digest_of_texts(texts)
-        self.asked.append((len(texts), layer))
-        width = self.widths[layer]
-        rows = [[len(text) + 100 * layer] * width for text in texts]
-        return np.array(rows, dtype=np.float32).reshape(len(texts), width)
-
-
-def shared(model: Lengths, directory: Path | None = None, **identity: Any) -> SharedEmbeddings:
-    return SharedEmbeddings(
-        cast("LayerEmbeddings", model), directory=directory, identity=lambda: identity
-    )
+    def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
+        self.asked.append(len(texts))
+        lengths = np.array([len(text) for text in texts], dtype=np.float32).reshape(-1, 1)
+        return [
+            (lengths + 100 * layer).repeat(width, axis=1) for layer, width in enumerate(self.widths)
+        ]
 
 
 def files(directory: Path) -> list[Path]:
@@ -57,18 +57,17 @@ def files(directory: Path) -> list[Path]:
 def test_without_a_directory_nothing_is_written(tmp_path: Path) -> None:
     model = Lengths()
 
-    found = shared(model).of(TEXTS, 2)
+    found = model.of(TEXTS, 2)
 
     assert found.tolist() == [[207.0] * 4] * 3
-    assert model.asked == [(3, 2)]
+    assert model.asked == [3]
 
 
 def test_another_process_finds_every_layer_without_running_the_model(tmp_path: Path) -> None:
-    first, second = Lengths(), Lengths()
-    written = shared(first, tmp_path, checkpoint="a").of(TEXTS, 1)
+    written = Lengths(tmp_path, checkpoint="a").of(TEXTS, 1)
 
-    context = shared(second, tmp_path, checkpoint="a")
-    found = [context.of(TEXTS, layer) for layer in range(LAYERS)]
+    second = Lengths(tmp_path, checkpoint="a")
+    found = [second.of(TEXTS, layer) for layer in range(LAYERS)]
 
     assert second.asked == []
     assert np.array_equal(found[1], written)
@@ -89,10 +88,10 @@ def test_another_process_finds_every_layer_without_running_the_model(tmp_path: P
 def test_what_embeddings_depend_on_is_in_their_name(
     tmp_path: Path, texts: list[str], identity: dict[str, Any]
 ) -> None:
-    shared(Lengths(), tmp_path, checkpoint="a", max_tokens=64).of(TEXTS, 0)
-    model = Lengths()
+    Lengths(tmp_path, checkpoint="a", max_tokens=64).of(TEXTS, 0)
+    model = Lengths(tmp_path, **identity)
 
-    found = shared(model, tmp_path, **identity).of(texts, 0)
+    found = model.of(texts, 0)
 
     assert model.asked
     assert found[:, 0].tolist() == [len(text) for text in texts]
@@ -103,10 +102,10 @@ def test_layers_of_different_widths_are_found_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     widths = (2, 5, 3)
-    shared(Lengths(widths), tmp_path).of(TEXTS, 0)
-    model = Lengths(widths)
+    Lengths(tmp_path, widths=widths).of(TEXTS, 0)
+    model = Lengths(tmp_path, widths=widths)
 
-    found = [shared(model, tmp_path).of(TEXTS, layer) for layer in range(LAYERS)]
+    found = [model.of(TEXTS, layer) for layer in range(LAYERS)]
 
     for layer, width in enumerate(widths):
         assert found[layer].tolist() == [[len(text) + 100.0 * layer] * width for text in TEXTS]
@@ -116,9 +115,9 @@ def test_layers_of_different_widths_are_found_again(
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_rows_that_other_tasks_get_as_well_cannot_be_written_to(tmp_path: Path, kept: bool) -> None:
-    shared(Lengths(), tmp_path).of(TEXTS, 1)
+    Lengths(tmp_path).of(TEXTS, 1)
 
-    found = shared(Lengths(), tmp_path if kept else None).of(TEXTS, 1)
+    found = Lengths(tmp_path if kept else None).of(TEXTS, 1)
 
     with pytest.raises(ValueError, match="read-only"):
         found += 1
@@ -130,7 +129,7 @@ def test_rows_that_other_tasks_get_as_well_cannot_be_written_to(tmp_path: Path, 
 def test_damaged_file_is_told_of_and_written_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shared(Lengths(), tmp_path).of(TEXTS, 0)
+    Lengths(tmp_path).of(TEXTS, 0)
     (path,) = files(tmp_path)
     content = path.read_bytes()
     header, _, rows = content.partition(b"\n")
@@ -147,9 +146,7 @@ def test_damaged_file_is_told_of_and_written_again(
             "no line": rows.replace(b"\n", b" "),
         }[damage]
     )
-    model = Lengths()
-
-    found = shared(model, tmp_path).of(TEXTS, 1)
+    found = Lengths(tmp_path).of(TEXTS, 1)
 
     assert found[0, 0] == 107
     assert "is not used" in caplog.text
@@ -161,7 +158,7 @@ def test_directory_that_cannot_be_written_costs_the_copy_alone(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
 
-    found = shared(Lengths(), tmp_path / "file" / "cache").of(TEXTS, 1)
+    found = Lengths(tmp_path / "file" / "cache").of(TEXTS, 1)
 
     assert found[0, 0] == 107
     assert "is not kept" in caplog.text
@@ -171,20 +168,20 @@ def test_long_list_is_embedded_in_parts_which_are_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embeddings, "LIST_BYTES", 2 * 4 * LAYERS * WIDTH)
-    model = Lengths()
+    model = Lengths(tmp_path)
     texts = ["x" * length for length in range(1, 6)]
 
-    found = shared(model, tmp_path).of(texts, 2)
-    again = shared(Lengths(), tmp_path).of(texts[:2], 2)
+    found = model.of(texts, 2)
+    again = Lengths(tmp_path).of(texts[:2], 2)
 
-    assert {count for count, _ in model.asked} == {2, 1}
+    assert model.asked == [2, 2, 1]
     assert found[:, 0].tolist() == [201, 202, 203, 204, 205]
     assert again[:, 0].tolist() == [201, 202]
     assert len(files(tmp_path)) == 3
 
 
 def test_empty_list_has_no_rows(tmp_path: Path) -> None:
-    assert shared(Lengths(), tmp_path).of([], 1).shape == (0, WIDTH)
+    assert Lengths(tmp_path).of([], 1).shape == (0, WIDTH)
 
 
 def test_checkpoints_with_other_bytes_or_names_have_other_digests(tmp_path: Path) -> None:

@@ -20,22 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.science.workloads.checkpointfiles import checkpoint_files
-from hpc_toolkit.science.workloads.checkpoints import (
-    free_cached_memory,
-    load_checkpoint,
-    locate,
-    prefetch_checkpoint,
-    require_one_stack,
-    require_positive,
-)
+from hpc_toolkit.science.workloads.checkpoints import locate
 from hpc_toolkit.science.workloads.nodecache import local_copy
 from hpc_toolkit.science.workloads.onepass import (
     Batch,
     BatchSize,
     Distinct,
+    OfCheckpoints,
     forward,
     layer_count,
-    require_final_norm,
     tokenize,
 )
 
@@ -50,55 +43,6 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 2**30
 """Embeddings that a context keeps in memory: the most recently used text sets, up to this size."""
-
-
-class LayerEmbeddings:
-    """Mean-pooled embeddings of named text sets; one forward pass gives all layers of a set."""
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        *,
-        max_tokens: int,
-        batch_size: int,
-        max_batch_tokens: int | None = None,
-        final_norm: FinalNorm = "raw",
-    ) -> None:
-        self.loaded = loaded
-        self.layers = layer_count(loaded)
-        self.forwards = 0
-        """Number of forward passes over a text set so far."""
-        self._max_tokens = max_tokens
-        self._batch = BatchSize(batch_size, max_batch_tokens)
-        self._final_norm = final_norm
-        self._kept: OrderedDict[str, list[np.ndarray]] = OrderedDict()
-
-    def of(self, name: str, texts: Sequence[str], layer: int) -> np.ndarray:
-        """Return float32 ``(len(texts), d)``; ``name`` identifies ``texts`` in the cache.
-
-        The cache keeps the most recently used sets up to `CACHE_BYTES`, and always the current set.
-        The returned array is the cached one: do not write to it.
-        """
-        if name not in self._kept:
-            self._kept[name] = self._embed(texts)
-            while len(self._kept) > 1 and self._size() > CACHE_BYTES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(name)
-        return self._kept[name][layer]
-
-    def halve(self) -> bool:
-        """Halve the batches from now on; return False if they hold only one text already."""
-        smaller = self._batch.halved()
-        self._batch = smaller or self._batch
-        return smaller is not None
-
-    def _size(self) -> int:
-        return sum(layer.nbytes for kept in self._kept.values() for layer in kept)
-
-    def _embed(self, texts: Sequence[str]) -> list[np.ndarray]:
-        ids = tokenize(self.loaded, texts, self._max_tokens)
-        self.forwards += 1
-        return pooled(self.loaded, ids, size=self._batch, final_norm=self._final_norm)
 
 
 def pooled(
@@ -146,34 +90,38 @@ _LONGEST_HEADER = 2**20
 class SharedEmbeddings:
     """The embeddings of one checkpoint, the context of its tasks.
 
-    The most recently used lists are kept in memory (`embeddings.CACHE_BYTES`). With a
-    ``directory``, lists are read from it layer by layer if they are there, and written to it
-    otherwise, as ``4 * texts * width`` bytes per layer.
+    One forward pass gives all layers of a list of texts. The most recently used lists are kept in
+    memory, up to `CACHE_BYTES`, and always the last one. With a ``directory``, lists are read from
+    it layer by layer if they are there, and written to it otherwise, as ``4 * texts * width`` bytes
+    per layer.
     """
 
     def __init__(
         self,
-        embeddings: LayerEmbeddings,
+        loaded: LoadedModel,
         *,
+        max_tokens: int,
+        size: BatchSize,
+        final_norm: FinalNorm = "raw",
         directory: Path | None = None,
         identity: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """``identity`` returns what the embeddings depend on besides the texts; called once."""
-        self.layers = embeddings.layers
+        self.layers = layer_count(loaded)
         """Number of hidden states: the blocks and the embeddings (layer 0)."""
-        self.loaded = embeddings.loaded
+        self.loaded = loaded
         """The model."""
-        self.name = embeddings.loaded.name
+        self.name = loaded.name
         """The checkpoint."""
-        self._embeddings = embeddings
+        self.forwards = 0
+        """Number of forward passes over a list of texts so far."""
+        self._max_tokens = max_tokens
+        self._size = size
+        self._final_norm = final_norm
+        self._kept: OrderedDict[str, list[np.ndarray]] = OrderedDict()
         self._directory = directory
         self._identity = identity
         self._known: bytes | None = None
-
-    @property
-    def forwards(self) -> int:
-        """Number of forward passes over a list of texts so far."""
-        return self._embeddings.forwards
 
     def of(self, texts: Sequence[str], layer: int) -> np.ndarray:
         """Return float32 ``(len(texts), d)``, the mean over each text's tokens.
@@ -189,7 +137,15 @@ class SharedEmbeddings:
 
     def halve(self) -> bool:
         """Halve the batches from now on; return False if they hold only one text already."""
-        return self._embeddings.halve()
+        smaller = self._size.halved()
+        self._size = smaller or self._size
+        return smaller is not None
+
+    def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the embeddings of all layers from one forward pass."""
+        ids = tokenize(self.loaded, texts, self._max_tokens)
+        self.forwards += 1
+        return pooled(self.loaded, ids, size=self._size, final_norm=self._final_norm)
 
     def _parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
         width = int(self.loaded.model.config.hidden_size)
@@ -199,15 +155,22 @@ class SharedEmbeddings:
 
     def _part(self, texts: Sequence[str], layer: int) -> np.ndarray:
         digest = digest_of_texts(texts)
-        if self._directory is None:
-            return self._embeddings.of(digest, texts, layer)
-        path = self._path(self._directory, digest)
-        stored = _read(path, self.layers, len(texts), layer)
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+            return self._kept[digest][layer]
+        path = self._path(self._directory, digest) if self._directory else None
+        stored = _read(path, self.layers, len(texts), layer) if path else None
         if stored is not None:
             return stored
-        rows = [self._embeddings.of(digest, texts, each) for each in range(self.layers)]
-        _write(path, rows)
+        rows = self._kept[digest] = self.embed(texts)
+        while len(self._kept) > 1 and self._kept_bytes() > CACHE_BYTES:
+            self._kept.popitem(last=False)
+        if path:
+            _write(path, rows)
         return rows[layer]
+
+    def _kept_bytes(self) -> int:
+        return sum(layer.nbytes for kept in self._kept.values() for layer in kept)
 
     def _path(self, directory: Path, digest: str) -> Path:
         if self._known is None:
@@ -289,7 +252,7 @@ def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
         logging.getLogger(__name__).warning("%s is not kept: %s", path, error)
 
 
-class EmbeddedTexts:
+class EmbeddedTexts(OfCheckpoints):
     """Base class of workloads whose context is the `SharedEmbeddings` of a checkpoint."""
 
     def __init__(
@@ -302,33 +265,19 @@ class EmbeddedTexts:
         final_norm: FinalNorm = "raw",
         cache: str | None = None,
     ) -> None:
-        """Options of the workload.
+        """Options of the workload, beside those of `OfCheckpoints`.
 
         Args:
-            root: the directory that contains the checkpoints.
-            max_tokens: longer texts are cut.
-            batch_size: the most texts that go through a model together.
-            max_batch_tokens: the most tokens that go through it together, padding included.
-            final_norm: whether layers before the last are taken as they are (``raw``) or after the
-                model's final norm (``paper``), as in a model that was cut off at that layer.
             cache: a directory for embeddings, shared by workers and runs; none by default.
-
-        Raises:
-            ConfigError: an option is invalid.
         """
-        self._root = root
-        self._max_tokens = require_positive("max_tokens", max_tokens)
-        if max_batch_tokens is not None:
-            require_positive("max_batch_tokens", max_batch_tokens)
-        self._size = BatchSize(require_positive("batch_size", batch_size), max_batch_tokens)
-        self._final_norm = require_final_norm(final_norm)
+        super().__init__(
+            root=root,
+            max_tokens=max_tokens,
+            batch_size=batch_size,
+            max_batch_tokens=max_batch_tokens,
+            final_norm=final_norm,
+        )
         self._cache = Path(cache).expanduser() if cache else None
-        self.loads = 0
-        """Models loaded so far."""
-
-    def prefetch(self, group: str) -> None:
-        """Prefetch the files of a checkpoint; see `prefetch_checkpoint`."""
-        prefetch_checkpoint(self._root, group)
 
     def load(self, group: str) -> SharedEmbeddings:
         """Load a checkpoint; texts are embedded when a task first asks for them.
@@ -336,18 +285,14 @@ class EmbeddedTexts:
         Raises:
             PermanentError: the checkpoint cannot be used.
         """
-        loaded = load_checkpoint(self._root, group)
-        self.loads += 1
-        require_one_stack(loaded)
-        embeddings = LayerEmbeddings(
+        loaded = self.load_model(group)
+        return SharedEmbeddings(
             loaded,
             max_tokens=self._max_tokens,
-            batch_size=self._size.texts,
-            max_batch_tokens=self._size.tokens,
+            size=self._size,
             final_norm=self._final_norm,
-        )
-        return SharedEmbeddings(
-            embeddings, directory=self._cache, identity=lambda: self._identity(loaded)
+            directory=self._cache,
+            identity=lambda: self._identity(loaded),
         )
 
     def on_oom(self, context: SharedEmbeddings | None, items: list[dict[str, Any]]) -> bool:
@@ -357,10 +302,8 @@ class EmbeddedTexts:
         """
         if context is None:
             return False
-        smaller = context.halve()
-        self._size = self._size.halved() or self._size
-        free_cached_memory()
-        return smaller
+        self.halve()
+        return context.halve()
 
     def _identity(self, loaded: LoadedModel) -> Mapping[str, Any]:
         import transformers

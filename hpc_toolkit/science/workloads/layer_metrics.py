@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
 from hpc_toolkit.science.metrics import METRICS, STANDARD
-from hpc_toolkit.science.workloads.checkpoints import (
-    free_cached_memory,
-    load_checkpoint,
-    prefetch_checkpoint,
-    require_layer,
-    require_one_stack,
-    require_positive,
-)
+from hpc_toolkit.science.workloads.checkpoints import require_layer, require_positive
 from hpc_toolkit.science.workloads.measuring import MeasuredLayers
-from hpc_toolkit.science.workloads.onepass import BatchSize, require_final_norm, tokenize
+from hpc_toolkit.science.workloads.onepass import OfCheckpoints, tokenize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -77,7 +70,7 @@ def _mistyped(word: str, draw: random.Random) -> str:
     return word[:at] + draw.choice(beside) + word[at + 1 :]
 
 
-class LayerMetrics:
+class LayerMetrics(OfCheckpoints):
     """Workload: item ``{"checkpoint", "layer"}`` to ``{"layer", "<metric>": float, ...}``.
 
     A metric that is not defined for a layer is None, and the value also has
@@ -102,18 +95,13 @@ class LayerMetrics:
         views: int = 2,
         view_seed: int = 0,
     ) -> None:
-        """Options of the workload.
+        """Options of the workload, beside those of `OfCheckpoints`.
 
         Args:
             prompts: a list of texts, or the path of a file with one text per line.
-            root: the directory that contains the checkpoints.
             max_prompts: use only this many prompts, from the first.
-            max_tokens: longer prompts are cut.
-            batch_size: the most prompts that go through a model together.
-            max_batch_tokens: the most tokens that go through it together, padding included.
             metrics: names in `METRICS`; `STANDARD` by default. A metric of views costs a forward
                 pass over each view; a metric of layers compares each layer with the last.
-            final_norm: ``raw`` or ``paper``, see above.
             views: number of augmentations of each prompt, for the metrics that compare them.
             view_seed: seed of the augmentations.
 
@@ -121,30 +109,25 @@ class LayerMetrics:
             ConfigError: an unknown metric or convention, no metric, or a number that is not
                 positive.
         """
+        super().__init__(
+            root=root,
+            max_tokens=max_tokens,
+            batch_size=batch_size,
+            max_batch_tokens=max_batch_tokens,
+            final_norm=final_norm,
+        )
         self._metrics = _require_metrics(STANDARD if metrics is None else metrics)
-        self._root = root
         self._prompts = prompts
         if max_prompts is not None:
             require_positive("max_prompts", max_prompts)
         self._max_prompts = max_prompts
-        self._max_tokens = require_positive("max_tokens", max_tokens)
-        if max_batch_tokens is not None:
-            require_positive("max_batch_tokens", max_batch_tokens)
-        self._size = BatchSize(require_positive("batch_size", batch_size), max_batch_tokens)
-        self._final_norm = require_final_norm(final_norm)
         self._views = self._require_views(views)
         if isinstance(view_seed, bool) or not isinstance(view_seed, int):
             msg = f"view_seed: {view_seed!r} is not an integer"
             raise ConfigError(msg)
         self._view_seed = view_seed
-        self.loads = 0
-        """Models loaded so far."""
         self.forwards = 0
         """Number of forward passes over the prompts, or over a view of them, so far."""
-
-    def prefetch(self, group: str) -> None:
-        """Prefetch the files of a checkpoint; see `prefetch_checkpoint`."""
-        prefetch_checkpoint(self._root, group)
 
     def load(self, group: str) -> MeasuredLayers:
         """Load a checkpoint and run its forward passes; the model is dropped afterwards.
@@ -154,9 +137,7 @@ class LayerMetrics:
                 prompts, or longer ones.
         """
         prompts = self._read_prompts()
-        loaded = load_checkpoint(self._root, group)
-        self.loads += 1
-        require_one_stack(loaded)
+        loaded = self.load_model(group)
         ids = self._tokenize(loaded, prompts)
         views = [
             tokenize(
@@ -182,10 +163,8 @@ class LayerMetrics:
 
         Sums over prompts are then computed in another order, which can change their last digits.
         """
-        smaller = self._size.halved()
-        self._size = smaller or self._size
-        free_cached_memory()
-        return smaller is not None if context is None else context.halve()
+        smaller = self.halve()
+        return smaller if context is None else context.halve()
 
     def _require_views(self, views: int) -> int:
         """Return the number of views to make: 0 if no metric compares views."""

@@ -20,7 +20,14 @@ from hpc_toolkit.science.workloads.architectures import (
     output_of,
     through,
 )
-from hpc_toolkit.science.workloads.checkpoints import require_positions
+from hpc_toolkit.science.workloads.checkpoints import (
+    free_cached_memory,
+    load_checkpoint,
+    prefetch_checkpoint,
+    require_one_stack,
+    require_positions,
+    require_positive,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,6 +98,59 @@ def require_final_norm(value: object) -> FinalNorm:
             return cast("FinalNorm", known)
     msg = f"final_norm: {value!r} is neither raw nor paper"
     raise ConfigError(msg, hint="paper: every layer behind the model's final norm")
+
+
+class OfCheckpoints:
+    """Base class of workloads that run the model of a checkpoint over texts."""
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        max_tokens: int,
+        batch_size: int,
+        max_batch_tokens: int | None,
+        final_norm: FinalNorm,
+    ) -> None:
+        """Options of the workload.
+
+        Args:
+            root: the directory that contains the checkpoints.
+            max_tokens: longer texts are cut.
+            batch_size: the most texts that go through a model together.
+            max_batch_tokens: the most tokens that go through it together, padding included.
+            final_norm: whether layers before the last are taken as they are (``raw``) or after the
+                model's final norm (``paper``), as in a model that was cut off at that layer.
+
+        Raises:
+            ConfigError: an option is invalid.
+        """
+        self._root = root
+        self._max_tokens = require_positive("max_tokens", max_tokens)
+        if max_batch_tokens is not None:
+            require_positive("max_batch_tokens", max_batch_tokens)
+        self._size = BatchSize(require_positive("batch_size", batch_size), max_batch_tokens)
+        self._final_norm = require_final_norm(final_norm)
+        self.loads = 0
+        """Models loaded so far."""
+
+    def prefetch(self, group: str) -> None:
+        """Prefetch the files of a checkpoint; see `prefetch_checkpoint`."""
+        prefetch_checkpoint(self._root, group)
+
+    def load_model(self, group: str) -> LoadedModel:
+        """Load the model of a checkpoint. Raises PermanentError if it cannot be used."""
+        loaded = load_checkpoint(self._root, group)
+        self.loads += 1
+        require_one_stack(loaded)
+        return loaded
+
+    def halve(self) -> bool:
+        """Halve the batches of later checkpoints; return False if they hold one text already."""
+        smaller = self._size.halved()
+        self._size = smaller or self._size
+        free_cached_memory()
+        return smaller is not None
 
 
 @dataclass(frozen=True, slots=True)

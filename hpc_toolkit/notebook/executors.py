@@ -10,7 +10,6 @@ import functools
 import os
 import shlex
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -72,7 +71,6 @@ def executor(
         raise ConfigError(msg, hint=f"{hint} a script")
     check_directory(site, Path.cwd())
     full = complete(request, site)
-    _note_folder(place)
     made = _new("slurm", full, site, place)
     made.configure(**slurm_parameters(full, site))
     # Sites that track these keys refuse jobs with an unknown key.
@@ -111,14 +109,6 @@ def _checked_folder(folder: Path) -> Path:
                 raise ConfigError(msg, hint=f"take a directory below it, such as {place / 'jobs'}")
             break
     return place
-
-
-def _note_folder(place: Path) -> None:
-    own = {"/tmp", "/var/tmp", "/dev/shm", tempfile.gettempdir(), os.environ.get("SLURM_TMPDIR")}  # noqa: S108
-    if any(place.is_relative_to(directory) for directory in own if directory):
-        sys.stderr.write(
-            f"note: folder {place}: if other nodes do not see it, jobs end without a word\n"
-        )
 
 
 def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:

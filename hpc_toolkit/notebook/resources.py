@@ -13,14 +13,6 @@ from hpc_toolkit.slurm.render.spec import ScriptSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SUBMITIT_WORDS = {
-    "name": "job_name",
-    "timeout_min": "time, in minutes or as '4:00:00'",
-    "mem_gb": "mem='480G'",
-    "tasks_per_node": "ntasks_per_node",
-    "additional_parameters": "a word of 'hpctk render'",
-}
-
 
 class Resources(TypedDict, total=False):
     """Resources of a job, named as in ``hpctk render``; None leaves the choice to the cluster."""
@@ -96,14 +88,11 @@ def requested(resources: Resources) -> ScriptSpec:
         ConfigError, RenderError: an unknown resource, or a value that no script could contain.
     """
     given: dict[str, Any] = {key: value for key, value in resources.items() if value is not None}
+    known = list(Resources.__annotations__)
     for word in given:
-        if word not in Resources.__annotations__:
+        if word not in known:
             msg = f"{word}: no resource of a job is called so"
-            raise ConfigError(msg, hint=_word_hint(word))
-    for word in ("mem", "mem_per_cpu", "mem_per_gpu"):
-        if not isinstance(given.get(word, ""), str):
-            msg = f"{word}: {given[word]!r} has no unit"
-            raise ConfigError(msg, hint="write text with K, M, G or T (powers of 1024): '480G'")
+            raise ConfigError(msg, hint=near_miss(word.removeprefix("slurm_"), known))
     if "time" in given:
         given["time"] = _time_text(given["time"])
     for word in ("modules", "setup"):
@@ -120,13 +109,6 @@ def requested(resources: Resources) -> ScriptSpec:
     )
     # Not resolved: Python uses a virtual environment only if it is started by the link in it.
     return ScriptSpec(python=os.path.abspath(sys.executable), sbatch=passed, **given)
-
-
-def _word_hint(word: str) -> str:
-    plain = word.removeprefix("slurm_")
-    if plain in _SUBMITIT_WORDS:
-        return f"write {_SUBMITIT_WORDS[plain]}"
-    return near_miss(plain, list(Resources.__annotations__))
 
 
 def _time_text(time: object) -> str:

@@ -29,41 +29,23 @@ REVISIONS: tuple[int, ...] = (
 """The 154 steps that have a revision ``step<N>``, the same for every size."""
 
 
-@dataclass(frozen=True, slots=True)
-class PythiaSize:
-    """One size of the suite; all are GPT-NeoX with untied embeddings and a context of 2048."""
-
-    layers: int
-    """Number of blocks; hidden states are numbered from 0 (embeddings) to this number."""
-    width: int
-    """Size of the hidden state of a token."""
-    heads: int
-    """Attention heads per block."""
-    vocabulary: int = 50304
-    """Rows of the embeddings: the tokenizer's 50,254 tokens plus padding."""
-    deduped: bool = True
-    """Whether there is a twin model trained on the deduplicated Pile."""
-
-    @property
-    def parameters(self) -> int:
-        """All parameters, both embeddings included."""
-        block = 12 * self.width**2 + 13 * self.width
-        return 2 * self.vocabulary * self.width + self.layers * block + 2 * self.width
-
-
-SIZES: dict[str, PythiaSize] = {
-    "14m": PythiaSize(6, 128, 4, deduped=False),
-    "31m": PythiaSize(6, 256, 8, deduped=False),
-    "70m": PythiaSize(6, 512, 8),
-    "160m": PythiaSize(12, 768, 12),
-    "410m": PythiaSize(24, 1024, 16),
-    "1b": PythiaSize(16, 2048, 8),
-    "1.4b": PythiaSize(24, 2048, 16),
-    "2.8b": PythiaSize(32, 2560, 32),
-    "6.9b": PythiaSize(32, 4096, 32, vocabulary=50432),
-    "12b": PythiaSize(36, 5120, 40, vocabulary=50688),
+SIZES = {
+    "14m": 6,
+    "31m": 6,
+    "70m": 6,
+    "160m": 12,
+    "410m": 24,
+    "1b": 16,
+    "1.4b": 24,
+    "2.8b": 32,
+    "6.9b": 32,
+    "12b": 36,
 }
-"""The sizes by the name that the hub uses."""
+"""Number of blocks L of each size by the name that the hub uses; hidden states are numbered from 0
+(embeddings) to L."""
+
+_NOT_DEDUPED = {"14m", "31m"}
+"""Sizes without a twin model trained on the deduplicated Pile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +116,9 @@ def pythia_items(
     _require_template(checkpoint)
     chosen = {size: parse_layers(layers, size) for size in sizes}
     for size in sizes:
-        if deduped and not SIZES[size].deduped:
+        if deduped and size in _NOT_DEDUPED:
             msg = f"pythia-{size} has no deduplicated twin"
-            known = ", ".join(name for name, one in SIZES.items() if one.deduped)
+            known = ", ".join(name for name in SIZES if name not in _NOT_DEDUPED)
             raise ConfigError(msg, hint=f"these have one: {known}")
     names = {size: f"{size}-deduped" if deduped else size for size in sizes}
     return (
@@ -195,7 +177,7 @@ def parse_layers(text: str, size: str) -> list[int]:
     Raises:
         ConfigError: the size does not exist, or has no such layer.
     """
-    last = _require_size(size).layers
+    last = _require_size(size)
     named = {"blocks": range(1, last + 1), "all": range(last + 1), "last": range(last, last + 1)}
     if text in named:
         return list(named[text])
@@ -227,7 +209,8 @@ def suspects(sizes: Sequence[str], steps: Sequence[int]) -> Iterator[str]:
 _KNOWN = frozenset(REVISIONS)
 
 
-def _require_size(name: str) -> PythiaSize:
+def _require_size(name: str) -> int:
+    """Return the number of blocks of a size. Raises ConfigError."""
     if name not in SIZES:
         msg = f"there is no Pythia model of size {name!r}"
         raise ConfigError(msg, hint=near_miss(name, list(SIZES)))

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from resultsfile import RESULTS, facts, table, write_section
 
 from hpc_toolkit.science.metrics import METRICS, STANDARD
-from hpc_toolkit.science.workloads import measuring
 from hpc_toolkit.science.workloads.checkpoints import LoadedModel, quiet_transformers
 from hpc_toolkit.science.workloads.measuring import MeasuredLayers
 from hpc_toolkit.science.workloads.onepass import BatchSize, forward
@@ -96,7 +95,6 @@ def write_absence(path: Path) -> None:
 def measured(shape: Shape, device: torch.device) -> list[str]:
     import torch
 
-    measuring.KEPT_BYTES = 0
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(shape.vocabulary, (shape.prompts, shape.tokens), generator=generator)
     ids: list[list[int]] = drawn.tolist()

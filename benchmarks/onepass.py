@@ -6,18 +6,16 @@ DIRECTORY is a checkpoint, by default the trained MiniLM of the package gt-all-m
 holds the demo's checkpoints, of which the last of each size is measured; without it, ones of the
 same sizes are made, of their first steps, which take the same time to measure.
 
-Three ways to the same standard metrics of every layer, over the demo's prompts, behind the final
+Two ways to the same standard metrics of every layer, over the demo's prompts, behind the final
 norm, and to the mean-pooled embeddings of every layer, where nothing but the model takes time:
 
-one pass      the code of the metrics stage, nothing kept
-all at once   one pass that asks the model for all its hidden states, kept for all prompts until
-              their layer is measured: what the first way replaces
+one pass      the code of the metrics stage
 layer by layer
               for each layer the model is loaded anew, cut off there and run over the same batches
 
 The ways take turns in one process, after a round that wakes imports and allocator; the best of the
 rounds counts. Memory is what the resident set grew by at most, weights included (VmHWM, set back
-before each). Values are compared with those of the third way with each prompt alone, so without
+before each). Values are compared with those of the second way with each prompt alone, so without
 padding.
 
 Takes some minutes. Needs the extra ``demo``, and the package of MiniLM or a --model.
@@ -44,7 +42,6 @@ from resultsfile import facts, table, write_section
 from examples import mini_pythia
 from hpc_toolkit.science.metrics import METRICS, STANDARD, masked_mean
 from hpc_toolkit.science.metrics.geometry import anisotropy_of_sum, unit_row_sum
-from hpc_toolkit.science.workloads import measuring
 from hpc_toolkit.science.workloads.checkpoints import (
     load_checkpoint,
     pick_device,
@@ -62,11 +59,10 @@ if TYPE_CHECKING:
 TITLE = "One pass against layer by layer"
 
 REMARK = """\
-All at once: what one pass replaced, which keeps the hidden states of every prompt; resident sets
-show it roughly, tests count it by tensor. Layer by layer: the model loaded anew for each layer and
-cut off there; the differences are from that, one prompt at a time. Models cut off cost half of a
-whole one on average, so where the forward pass is all, the ratio is (L + 1) / 2 for L blocks, 3.5
-on MiniLM, and more where loading counts."""
+Resident sets show the memory roughly; tests count it by tensor. Layer by layer: the model loaded
+anew for each layer and cut off there; the differences are from that, one prompt at a time. Models
+cut off cost half of a whole one on average, so where the forward pass is all, the ratio is
+(L + 1) / 2 for L blocks, 3.5 on MiniLM, and more where loading counts."""
 
 Values = Sequence[dict[str, float] | np.ndarray]
 Way = Callable[[Path, list[list[int]]], tuple[int, Values]]
@@ -211,9 +207,8 @@ def resident(name: str) -> int:
     return 1024 * int(status.partition(f"{name}:")[2].split()[0])
 
 
-def one_pass(directory: Path, ids: list[list[int]], kept: int = 0) -> tuple[int, Values]:
+def one_pass(directory: Path, ids: list[list[int]]) -> tuple[int, Values]:
     loaded = load_checkpoint(directory.parent, directory.name)
-    measuring.KEPT_BYTES = kept
     measured = MeasuredLayers(loaded, ids, STANDARD, size=BatchSize(16), final_norm="paper")
     return 1, [measured.values(layer) for layer in range(measured.layers)]
 
@@ -297,7 +292,6 @@ def embedded_layer_by_layer(
 
 WAYS: dict[str, Way] = {
     "one pass": one_pass,
-    "all at once": lambda directory, ids: one_pass(directory, ids, kept=2**60),
     "layer by layer": layer_by_layer,
 }
 EMBEDDING: dict[str, Way] = {

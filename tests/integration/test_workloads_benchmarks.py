@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from examples import mini_pythia
-from hpc_toolkit.science.workloads import measuring
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -25,7 +24,6 @@ PROMPTS = ["The rain fell on the town.", "Shares rose in London.", "A goal, and 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setattr(measuring, "KEPT_BYTES", measuring.KEPT_BYTES)  # they change it
     return lambda name: runpy.run_path(str(BENCHMARKS / f"{name}.py"))
 
 
@@ -39,12 +37,11 @@ def test_one_pass_has_the_values_of_the_cut_off_models_with_fewer_loads(
 
     assert [row[:3] for row in rows] == [
         ["name", "metrics", "one pass"],
-        ["", "", "all at once"],
         ["", "", "layer by layer"],
         ["name", "embeddings", "one pass"],
         ["", "", "layer by layer"],
     ]
-    assert [row[6] for row in rows] == ["1", "1", "5", "1", "5"]
+    assert [row[6] for row in rows] == ["1", "5", "1", "5"]
     assert all(float(row[7]) <= 1e-6 for row in rows)
 
 

@@ -22,7 +22,6 @@ from hpc_toolkit.science.metrics import (
 from hpc_toolkit.science.workloads import checkpoints, measuring, onepass
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics, augment
-from hpc_toolkit.science.workloads.measuring import RowStream
 from tests.tinymodels import alone, cut
 
 if TYPE_CHECKING:
@@ -114,16 +113,6 @@ def test_one_load_and_one_forward_serve_every_run_of_a_context(root: str) -> Non
     assert (metrics.loads, metrics.forwards) == (1, 1)
 
 
-def test_states_too_large_to_keep_give_the_same_values(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = measure(workload(root))
-
-    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
-
-    assert measure(workload(root)) == kept
-
-
 @pytest.fixture
 def forward_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Forward passes run out of memory with more than 2 prompts at once; the sizes tried."""
@@ -155,33 +144,11 @@ def test_forward_pass_that_runs_out_of_memory_is_halved_until_it_fits(
             assert metrics.on_oom(None, items) is True
 
     assert forward_batches == [2, 16, 8, 4, 2]
+    assert metrics.on_oom(context, items) is False  # smaller batches would not help any more
     assert list(metrics.run(context, items)) == plain
 
 
-def test_batches_that_were_kept_are_halved_down_to_one_prompt_each(root: str) -> None:
-    plain = measure(workload(root, batch_size=5))
-    metrics = workload(root, batch_size=5)
-    context = metrics.load(NAME)
-    items = [{"layer": layer} for layer in range(LAYERS)]
-
-    assert [metrics.on_oom(context, items) for _ in range(4)] == [True, True, True, False]
-
-    for value, other in zip(metrics.run(context, items), plain, strict=True):
-        assert value == pytest.approx(other)
-    assert metrics.on_oom(None, items) is False  # the next checkpoint starts with one as well
-
-
 MORE = [f"{prompt} {other}" for prompt in PROMPTS for other in PROMPTS]
-
-
-def test_every_metric_has_the_same_value_whether_states_are_kept_or_not(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = measure(workload(root, prompts=MORE, metrics=list(METRICS), batch_size=8))
-
-    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
-
-    assert measure(workload(root, prompts=MORE, metrics=list(METRICS), batch_size=8)) == kept
 
 
 def test_views_are_passes_of_their_own_that_are_compared_prompt_by_prompt(root: str) -> None:
@@ -217,11 +184,7 @@ def test_views_depend_on_their_seed_alone(root: str) -> None:
     assert values[0] == values[1] != values[2]
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_prompts_that_are_there_twice_have_equal_rows_and_count_twice(
-    root: str, monkeypatch: pytest.MonkeyPatch, kept: bool
-) -> None:
-    monkeypatch.setattr(measuring, "KEPT_BYTES", 2**29 * kept)
+def test_prompts_that_are_there_twice_have_equal_rows_and_count_twice(root: str) -> None:
     names = [name for name in METRICS if name not in ("two_nn", "lidar", "dime", "infonce")]
     again = [*MORE, *MORE[:9], MORE[0]]
 
@@ -231,7 +194,7 @@ def test_prompts_that_are_there_twice_have_equal_rows_and_count_twice(
     twice, once = context(again, 7, names), context(MORE, 7, ["two_nn", "linear_cka"])
     alone = context(again, 1, names)  # no two texts in a batch: equal prompts are equal anyhow
     for layer in range(LAYERS):
-        rows = twice._rows(layer)
+        rows = twice._sums[layer].rows()
         assert (len(rows), len(set(map(tuple, rows.tolist())))) == (35, 25)
         assert twice.values(layer) == pytest.approx(alone.values(layer), rel=1e-5)
     dimensions = context(again, 7, ["two_nn"])
@@ -249,25 +212,6 @@ def test_views_of_prompts_that_are_there_twice_are_rows_of_their_own(root: str) 
         assert len(view) == 14
         assert torch.equal(view[:4], view[10:])
         assert len(set(map(tuple, view.tolist()))) == 10
-
-
-def test_many_prompts_far_away_are_kept_as_rows_without_their_mean(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
-    prompts = [f"{text} {number}" for number in range(8) for text in MORE]  # more than twice 64
-    context = workload(root, prompts=prompts, metrics=["effective_rank"]).load(NAME)
-    asked = []
-    rows = RowStream.rows
-
-    def watched(self: Any, *, centred: bool = False) -> Any:
-        asked.append(centred)
-        return rows(self, centred=centred)
-
-    monkeypatch.setattr(RowStream, "rows", watched)
-    context.values(1)
-
-    assert asked == [True]
 
 
 def test_views_are_not_made_where_nothing_compares_them(root: str) -> None:
@@ -316,22 +260,6 @@ def test_batches_of_so_many_tokens_change_no_value_that_counts(root: str) -> Non
         measure(workload(root, batch_size=99, max_batch_tokens=40)), plain, strict=True
     ):
         assert value == pytest.approx(other, rel=1e-5)
-
-
-def test_many_prompts_are_kept_as_few_rows_where_singular_values_are_all_that_counts(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
-    names = ["rankme", "effective_rank"]
-    prompts = [f"{text} {number}" for number in range(8) for text in MORE]  # more than twice 64
-    few = workload(root, prompts=prompts, metrics=names, batch_size=50).load(NAME)
-    whole = workload(root, prompts=prompts, metrics=[*names, "two_nn"], batch_size=50)
-
-    assert (len(few._rows(1)), len(whole.load(NAME)._rows(1))) == (65, 200)
-    for layer, value in enumerate(measure(whole)):
-        assert {**few.values(layer), "two_nn": value["two_nn"], "layer": layer} == pytest.approx(
-            value, rel=1e-9
-        )
 
 
 def test_a_model_of_two_stacks_is_permanent(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,12 +159,12 @@ class LayerMetrics(OfCheckpoints):
             yield {"layer": layer, **context.values(layer)}
 
     def on_oom(self, context: MeasuredLayers | None, items: list[dict[str, Any]]) -> bool:
-        """Halve the batches, for this and later checkpoints; return False at one prompt each.
+        """Halve the batches if the forward pass did not fit; later metrics do not depend on them.
 
-        Sums over prompts are then computed in another order, which can change their last digits.
+        Return False at one prompt each. Sums over prompts are then computed in another order, which
+        can change their last digits.
         """
-        smaller = self.halve()
-        return smaller if context is None else context.halve()
+        return context is None and self.halve()
 
     def _require_views(self, views: int) -> int:
         """Return the number of views to make: 0 if no metric compares views."""

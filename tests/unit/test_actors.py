@@ -155,8 +155,8 @@ def test_a_host_that_is_silent_or_unknown_is_told_from_one_without_ray(
         ([4.0, 4.0], 5, 1.0),
         ([2.0], 4, 0.5),
         ([1.0], 3, 0.3333),
-        ([2.0, 2.0], 5, 0.6666),  # three on one node, two on the other
-        ([2.0, 1.0], 4, 0.6666),
+        ([2.0], 3, 0.5),  # no two workers with 0.6666 of a GPU fit on one
+        ([2.0, 1.0], 4, 0.5),
         ([0.0], 2, 0.0),
         ([], 2, 0.0),
     ],
@@ -176,6 +176,7 @@ def test_room_counts_workers_on_nodes_and_not_sums() -> None:
     assert room(nodes, {"CPU": 2.0}) == 2
     assert room(nodes, {"CPU": 1.0, "GPU": 0.5}) == 2
     assert room(nodes, {"GPU": 2.0}) == 0
+    assert room([{"GPU": 2.0}], {"GPU": 0.6}) == 2  # Ray takes a part of one GPU, never of two
     assert room(nodes, {"CPU": 0.0}) > 1000
 
 

@@ -83,7 +83,9 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 
 
 def share(amounts: list[float], workers: int) -> float:
-    """Return the most that each of ``workers`` can have of a resource: 1, else a fraction of one.
+    """Return the largest of 1, 1/2, 1/3, ... of a resource that each of ``workers`` can have.
+
+    Ray takes a part of a GPU from one GPU, so other fractions would leave some of each GPU unused.
 
     Args:
         amounts: amount of the resource on each node; a worker is on one node.
@@ -92,17 +94,10 @@ def share(amounts: list[float], workers: int) -> float:
     Returns:
         0 if no node has any.
     """
-    whole = sum(math.floor(amount) for amount in amounts)
-    if whole >= workers:
-        return 1.0
-    fractions = sorted(
-        (min(1.0, amount / parts) for amount in amounts for parts in range(1, workers + 1)),
-        reverse=True,
-    )
-    for fraction in fractions:
-        rounded = math.floor(fraction * _STEPS) / _STEPS
-        if sum(_parts(amount, rounded) for amount in amounts) >= workers:
-            return rounded
+    for parts in range(1, workers + 1):
+        part = (_STEPS // parts) / _STEPS
+        if sum(_parts(amount, part) for amount in amounts) >= workers:
+            return part
     return 0.0
 
 
@@ -156,4 +151,7 @@ def check_room(nodes: list[dict[str, float]], demand: dict[str, float], workers:
 
 
 def _parts(amount: float, part: float) -> int:
+    """Return how many workers with ``part`` have room in ``amount``: a part below 1 is of one."""
+    if part < 1 < amount:
+        return math.floor(amount) * _parts(1.0, part)
     return round(amount * _STEPS) // max(1, round(part * _STEPS))

@@ -217,39 +217,3 @@ def test_functions_are_an_array_in_parts_in_an_odd_folder(lab: LabUnderTest, cwd
     assert all(gpus for _, _, gpus in found)
     arrays = {job.job_id.partition("_")[0] for job in jobs}
     assert len(arrays) == 3
-
-
-def test_a_function_is_not_called_after_a_failed_command(lab: LabUnderTest, cwd: Path) -> None:
-    executor: Any = notebook.executor("lab", folder=cwd / "jobs", setup=["ls /not/there"])
-
-    job = executor.submit(print, "called")
-
-    lab.wait_for(job.job_id, "FAILED")
-    assert "hpctk: setup failed: ls /not/there" in (job.stderr() or "")
-    assert "called" not in (job.stdout() or "")
-
-
-def test_options_reach_slurm_as_they_were_asked_for(lab: LabUnderTest, cwd: Path) -> None:
-    executor: Any = notebook.executor(
-        "lab",
-        folder=cwd / "jobs",
-        nodes=2,
-        ntasks_per_node=2,
-        gpus_per_node=4,
-        time="1:30:00",
-        mem="2G",
-        comment='it\'s "odd" # $HOME',
-        requeue=False,
-    )
-
-    job = executor.submit(placed(), 1)
-
-    known = lab.scontrol("show", "job", job.job_id)
-    assert "NumNodes=2" in known
-    assert "NumTasks=4" in known
-    assert "TimeLimit=01:30:00" in known
-    assert "MinMemoryNode=2G" in known
-    assert "gpu:l40s:4" in known
-    assert "Requeue=0" in known
-    assert 'Comment=it\'s "odd" # $HOME' in known
-    assert [row[0] for row in job.results()] == [1] * 4

@@ -19,10 +19,9 @@ def given(name: str, n: int, d: int) -> list[Any]:
     return list(torch.from_numpy(np.random.default_rng(0).normal(size=shape)))
 
 
-@pytest.mark.parametrize(("n", "d"), [(40, 12), (12, 40), (300, 200)])
 @pytest.mark.parametrize("name", METRICS)
-def test_a_metric_on_a_gpu_is_that_on_the_cpu(name: str, n: int, d: int) -> None:
-    on_cpu = given(name, n, d)
+def test_a_metric_on_a_gpu_is_that_on_the_cpu(name: str) -> None:
+    on_cpu = given(name, 300, 200)
 
     value = METRICS[name].function(*(one.cuda() for one in on_cpu))
 

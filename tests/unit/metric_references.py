@@ -43,18 +43,13 @@ def shannon(values: Iterable[float]) -> float:
     return -math.fsum(value / total * math.log(value / total) for value in kept)
 
 
-def entropy(z: Array, alpha: float, *, center: bool, unit_rows: bool) -> float:
+def entropy(z: Array, *, center: bool, unit_rows: bool) -> float:
     if center:
         z = z - z.mean(axis=0)
     if unit_rows:
         z = np.array([row / math.sqrt(math.fsum(x * x for x in row)) for row in z])
     eigenvalues = np.linalg.svd(z, compute_uv=False) ** 2
-    p = [float(x) for x in eigenvalues / eigenvalues.sum() if x > 1e-13 * eigenvalues.sum()]
-    if alpha == 1:
-        return shannon(p)
-    if alpha == math.inf:
-        return -math.log(max(p))
-    return math.log(math.fsum(x**alpha for x in p)) / (1 - alpha)
+    return shannon(float(x) for x in eigenvalues if x > 1e-13 * eigenvalues.sum())
 
 
 def rank(z: Array, eps: float) -> float:

@@ -19,39 +19,34 @@ Normalization = Literal["none", "max"]
 """The divisor of an entropy: 1, or its maximum log min(n, d)."""
 
 _EPS = 2.0**-52
-_NEAR_SHANNON = 0.5
 
 
 def matrix_entropy(
     z: Tensor,
     lengths: Tensor | None = None,
     *,
-    alpha: float = 1.0,
     center: bool = False,
     unit_rows: bool = True,
     normalize: Normalization = "none",
 ) -> Tensor:
-    """Renyi entropy of order ``alpha`` of the Gram matrix's eigenvalues, in nats.
+    """Entropy of the Gram matrix's eigenvalues as shares of their sum, in nats.
 
-    ``K = Z Z^T``, ``p = eig(K) / tr K``, ``S_alpha = log(sum p^alpha) / (1 - alpha)``; order 1 is
-    ``-sum p log p`` and order infinity ``-log max p``. Range 0 (all rows on one line) to
-    ``log min(n, d)``; ``normalize="max"`` divides by that, and a divisor of zero (one row) gives
-    0. The published layer metrics use ``center=True, unit_rows=True``. If all rows are zero after
-    these steps (all tokens equal), the entropy is 0. Padding given by ``lengths`` has no
-    effect. Unchanged by rotation and by scaling ``z``; with ``unit_rows`` and without ``center``
-    also by scaling single rows. Costs ``min(n, d)^3 + n d min(n, d)``.
+    ``K = Z Z^T``, ``p = eig(K) / tr K``, ``S = -sum p log p``: the matrix-based Renyi entropy of
+    order 1. Range 0 (all rows on one line) to ``log min(n, d)``; ``normalize="max"`` divides by
+    that, and a divisor of zero (one row) gives 0. The published layer metrics use ``center=True,
+    unit_rows=True``. If all rows are zero after these steps (all tokens equal), the entropy is 0.
+    Padding given by ``lengths`` has no effect. Unchanged by rotation and by scaling ``z``; with
+    ``unit_rows`` and without ``center`` also by scaling single rows. Costs
+    ``min(n, d)^3 + n d min(n, d)``.
 
     Source: Giraldo, Rao & Principe 2014 (IEEE Trans. Inf. Theory 61); as a layer metric Skean et
     al. 2025, arXiv 2502.02013.
 
     Raises:
-        ValueError: a negative order, an unknown normalisation, or an unusable matrix or lengths.
+        ValueError: an unknown normalisation, or an unusable matrix or lengths.
     """
     import torch
 
-    if not alpha >= 0:
-        msg = f"the order of an entropy is at least 0, got {alpha!r}"
-        raise ValueError(msg)
     if normalize not in ("none", "max"):
         msg = f"unknown normalisation {normalize!r}; known: none, max"
         raise ValueError(msg)
@@ -59,7 +54,7 @@ def matrix_entropy(
     highest = row_counts(z, lengths).clamp_min(1).log().clamp_max(math.log(z.shape[-1]))
     eigenvalues = torch.linalg.eigvalsh(gram(rows)).clamp_min(0.0)
     p = _shares(eigenvalues, max(rows.shape[-2:]) * _EPS)
-    entropy = _from_zero(_renyi(p, alpha).minimum(highest))
+    entropy = _from_zero(_shannon(p).minimum(highest))
     if normalize == "none":
         return entropy
     return entropy / highest.clamp_min(_EPS) * (highest > 0)
@@ -78,7 +73,7 @@ def effective_rank(z: Tensor, *, center: bool = False) -> Tensor:
         ValueError: an empty matrix, or a matrix with NaN or infinite values.
     """
     p = _shares(singular_values(z, center=center), 0.0)
-    return _renyi(p, 1.0).exp().clamp(1.0, p.shape[-1]) * (p.sum(-1) > 0)
+    return _shannon(p).exp().clamp(1.0, p.shape[-1]) * (p.sum(-1) > 0)
 
 
 def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
@@ -108,7 +103,7 @@ def entropy_of(eigenvalues: Tensor) -> Tensor:
     """
     k = eigenvalues.shape[-1]
     p = _shares(eigenvalues.clamp_min(0.0), k * _EPS)
-    return _from_zero(_renyi(p, 1.0).clamp_max(math.log(k)))
+    return _from_zero(_shannon(p).clamp_max(math.log(k)))
 
 
 def gram(rows: Tensor) -> Tensor:
@@ -137,21 +132,8 @@ def _shares(values: Tensor, cutoff: float) -> Tensor:
     return p * (p > cutoff)
 
 
-def _renyi(p: Tensor, alpha: float) -> Tensor:
-    logs = p.where(p > 0, p * 0 + 1).log()
-    if alpha == 1:
-        return -(p * logs).sum(-1)
-    if abs(alpha - 1) < _NEAR_SHANNON:
-        # Plain log(sum p^alpha) loses digits, and dividing by 1 - alpha would magnify that error.
-        return (p * ((alpha - 1) * logs).expm1()).sum(-1).log1p() / (1 - alpha)
-    largest = p.amax(-1)
-    top = largest.where(largest > 0, largest + 1).log()
-    if alpha == math.inf:
-        return -top
-    # Factor out the largest share, since high powers of all shares underflow.
-    powers = ((alpha * (logs - top.unsqueeze(-1))).exp() * (p > 0)).sum(-1)
-    rest = powers.where(powers > 0, powers + 1).log()
-    return alpha / (1 - alpha) * top + rest / (1 - alpha)
+def _shannon(p: Tensor) -> Tensor:
+    return -(p * p.where(p > 0, p * 0 + 1).log()).sum(-1)
 
 
 def _from_zero(entropy: Tensor) -> Tensor:

@@ -195,7 +195,6 @@ def _embedded(source: str) -> dict[str, Any]:
 def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> None:
     from hpc_toolkit.engines.kubernetes.manifest import render_manifest
     from hpc_toolkit.engines.kubernetes.request import ManifestSpec
-    from hpc_toolkit.engines.kubernetes.values import is_floating
 
     source: str | None = given.pop("from")
     values = _fields(only_given(given))
@@ -209,9 +208,6 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
         raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")
     spec = ManifestSpec(kind=kind, **values)
     text = render_manifest(spec)
-    if is_floating(spec.image):
-        note = f"note: the image behind {spec.image} may change; a tag or a digest pins it"
-        print(note, file=sys.stderr)
     if out == "-":
         sys.stdout.write(text)
         return

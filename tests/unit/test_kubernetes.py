@@ -391,13 +391,6 @@ def test_the_template_may_stand_behind_options_and_no_value_is_taken_for_it() ->
     assert value.stdout.startswith("#!/bin/bash")
 
 
-def test_an_image_that_may_change_is_told() -> None:
-    assert (
-        "may change"
-        in call("kubernetes-ddp", "--image", "a:latest", "-o", "-", "--", "train.py").stderr
-    )
-
-
 def test_help_lists_the_options_of_one_kind() -> None:
     queue, ddp = (call(kind, "--help").stdout for kind in KINDS[:2])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from hpc_toolkit.errors import RenderError
@@ -173,11 +172,3 @@ def on_volume(path: str, volumes: tuple[Volume, ...]) -> str:
 
 def _plain(path: str) -> str:
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
-
-
-def is_floating(image: str) -> bool:
-    """Return whether ``image`` may change: it has no digest, and no tag or the tag latest."""
-    if "@" in image:
-        return False
-    tag = re.search(r":([^/:]+)\Z", image)
-    return tag is None or tag[1] == "latest"

@@ -9,9 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
@@ -37,7 +35,8 @@ from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
@@ -199,15 +198,18 @@ class WorkerJobs:
         """Cancel the jobs; their workers first finish their item or give it back.
 
         A job whose name or user differs from the submitted one is left alone, and so is a local
-        job that is not on this machine; a note says so.
+        job that was found again by :meth:`open`; a note says so.
 
         Raises:
             SlurmError: Slurm did not do it.
         """
         for job in self._local():
-            if local_state(job) in (RUNNING, UNKNOWN) and not end_local(job) and self._living():
+            if local_state(job) == RUNNING:
+                # A child of this process, so its id is not another process's.
+                os.kill(int(job.job_id), signal.SIGTERM)
+            elif local_state(job) == UNKNOWN and self._living():
                 sys.stderr.write(
-                    f"note: job {printable(job.job_id)} is not on this machine: 'hpctk drain "
+                    f"note: job {printable(job.job_id)} is not ours to end: 'hpctk drain "
                     f"{self.run.root}' asks all workers of the run to leave\n"
                 )
         known = {job.id: job for job in known_jobs(self.run.paths)}
@@ -338,45 +340,8 @@ def is_local(job: Any) -> bool:
 
 
 def local_state(job: Any) -> str:
-    """``RUNNING``, ``FINISHED``, ``INTERRUPTED``, or "unknown": not running here and no result.
-
-    submitit knows only the result of a job that another process started.
+    """``RUNNING``, ``FINISHED``, ``INTERRUPTED``, or "unknown": without a result, and started by
+    another process or found again, so that submitit does not know its process.
     """
     state = str(job.state)
-    if state in (RUNNING, "FINISHED", "INTERRUPTED"):
-        return state
-    with _controller(job) as found:
-        return UNKNOWN if found is None else RUNNING
-
-
-def end_local(job: Any) -> bool:
-    """Ask a job to end after its workers' current items; False if it cannot be asked."""
-    with _controller(job) as found, suppress(OSError):
-        if found is not None:
-            signal.pidfd_send_signal(found, signal.SIGTERM)
-            return True
-    return False
-
-
-@contextmanager
-def _controller(job: Any) -> Iterator[int | None]:
-    """A pidfd of the job's process that forwards signals; None if it does not run here."""
-    pid = int(job.job_id) if job.job_id.isdecimal() else 0
-    try:
-        found = os.pidfd_open(pid)
-    except (OSError, OverflowError):
-        yield None
-        return
-    try:
-        # Checked while the pidfd is held: the id cannot be reused, but may be another process's.
-        yield found if _is_controller(pid, job.paths.folder) else None
-    finally:
-        os.close(found)
-
-
-def _is_controller(pid: int, folder: Path) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return words[-4:-1] == [b"-m", b"submitit.local._local", os.fsencode(folder)]
+    return state if state in (RUNNING, "FINISHED", "INTERRUPTED") else UNKNOWN

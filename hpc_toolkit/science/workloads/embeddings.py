@@ -1,19 +1,18 @@
 """Mean-pooled embeddings of texts, cached by content for all tasks and layers of a checkpoint.
 
 One forward pass gives all layers of a text set. On disk, all processes that use the same directory
-share the cache. A file has one checkpoint's embeddings of one list of texts at all layers: a line
-of JSON with the number of texts and the width of each layer (widths may differ), then the layers in
-turn, each as little-endian float32 row by row. Its name is a hash of everything that the embeddings
-depend on, so files are never stale, and any file may be deleted at any time.
+share the cache. A file of numpy's npz format has one checkpoint's embeddings of one list of texts,
+an array of float32 for each layer. Its name is a hash of everything that the embeddings depend on,
+so files are never stale, and any file may be deleted at any time.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
+import io
 import json
 import logging
-import os
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,8 +82,7 @@ LIST_BYTES = 2**28
 """Longer lists of texts are embedded in parts of this size, counting all layers, to limit memory.
 Parts are cached like lists."""
 
-_FORMAT = 2
-_LONGEST_HEADER = 2**20
+_FORMAT = 3
 
 
 class SharedEmbeddings:
@@ -178,7 +176,7 @@ class SharedEmbeddings:
             self._known = json.dumps(identity, sort_keys=True, allow_nan=False).encode()
         name = hashlib.sha256(self._known + b"\n" + digest.encode()).hexdigest()
         # Subdirectories, since some filesystems are slow with very many names in one directory.
-        return directory / name[:2] / f"{name}.rows"
+        return directory / name[:2] / f"{name}.npz"
 
 
 def digest_of_texts(texts: Sequence[str]) -> str:
@@ -208,46 +206,29 @@ def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
     import numpy as np
 
     try:
-        with path.open("rb") as file:
-            widths = _widths(file.readline(_LONGEST_HEADER), layers, count)
-            start = file.tell()
-            size = os.fstat(file.fileno()).st_size
-            if widths and size == start + 4 * count * sum(widths):
-                file.seek(start + 4 * count * sum(widths[:layer]))
-                rows = np.fromfile(file, "<f4", count * widths[layer])
-                return rows.reshape(count, widths[layer])
-        why: object = "it is cut short, or holds something else"
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            rows: np.ndarray = stored[f"arr_{layer}"]
+            if len(stored.files) == layers and rows.ndim == 2 and len(rows) == count:
+                return rows
+        why: object = "it holds something else"
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    # The last is an npy file, which numpy returns as an array.
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, TypeError) as error:
         why = error
     logging.getLogger(__name__).warning("%s is not used: %s", path, why)
     return None
-
-
-def _widths(line: bytes, layers: int, count: int) -> list[int]:
-    """Return the widths of all layers from a file's first line; empty if the line does not fit."""
-    header = json.loads(line)
-    if not isinstance(header, dict) or header.get("texts") != count:
-        return []
-    widths = header.get("widths")
-    if not isinstance(widths, list) or len(widths) != layers:
-        return []
-    return widths if all(type(width) is int and width > 0 for width in widths) else []
 
 
 def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
     """Write ``rows``, one array per layer; if the disk is full, only the copy is lost."""
     import numpy as np
 
-    header = {"texts": len(rows[0]), "widths": [one.shape[1] for one in rows]}
-    content = itertools.chain(
-        [json.dumps(header).encode() + b"\n"],
-        (np.ascontiguousarray(one, dtype="<f4").tobytes() for one in rows),
-    )
+    content = io.BytesIO()
+    np.savez(content, *rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
+        replace_file(path, [content.getvalue()])
     except OSError as error:
         logging.getLogger(__name__).warning("%s is not kept: %s", path, error)
 

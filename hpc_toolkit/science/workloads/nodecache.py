@@ -4,9 +4,8 @@ HPCTK_NODE_CACHE names a directory on a disk of this node, such as ``$SLURM_TMPD
 nothing is copied. HPCTK_NODE_CACHE_SIZE limits the size of the copies ("200G"); without it, a tenth
 of the disk is left free.
 
-The cache only creates and deletes files in one directory below it, "hpctk-checkpoints-1", whose
-file CACHEDIR.TAG marks it as a cache; see `NodeCopies`. It relies on locks, so a filesystem that is
-not known to be local is rejected.
+The cache only creates and deletes files in one directory below it, "hpctk-checkpoints-1"; see
+`NodeCopies`. It relies on locks, so a filesystem that is not known to be local is rejected.
 """
 
 from __future__ import annotations
@@ -39,15 +38,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.science.workloads.checkpointfiles import CheckpointFile
 
 _NAME = re.compile(r"\.?([0-9a-f]{32})-([0-9]+)")
-_LOCK = re.compile(r"lock|[0-9a-f]{32}(\.[0-9a-f]{16}\.pin|\.lock)")
 _CHUNK = 2**24
 _LEFT_FREE = 0.1  # share of the disk to leave free without a given limit
 _PATIENCE_S = 60.0
-
-
-def is_name_of_ours(name: str) -> bool:
-    """Return whether a name has one of the forms that `NodeCopies` uses."""
-    return any(form.fullmatch(name) for form in (_NAME, _LOCK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +241,7 @@ def _written(directory: Path) -> int:
 
 _HOME = "hpctk-checkpoints-1"
 _MARKER = "CACHEDIR.TAG"
+"""Tells backups to leave the directory out."""
 _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# Copies of checkpoints (hpctk).\n"
 
 
@@ -300,8 +294,8 @@ def _home_below(root: Path) -> Path:
     """Return the directory of all copies; create it if it does not exist.
 
     Raises:
-        ConfigError: ``root`` is not absolute or not known to be on a local filesystem, other users
-            can write there (and so replace the files that are loaded), or the name is in use.
+        ConfigError: ``root`` is not absolute or not known to be on a local filesystem, or other
+            users can write there and so replace the files that are loaded.
         OSError: the directory cannot be created.
     """
     if not root.is_absolute():
@@ -315,12 +309,7 @@ def _home_below(root: Path) -> Path:
         raise ConfigError(msg, hint="name a directory on this node, such as $SLURM_TMPDIR")
     home.mkdir(mode=0o700, exist_ok=True)
     _require_private(home, home.lstat(), stat.S_IWOTH | stat.S_IWGRP)
-    names = os.listdir(home)
-    if _MARKER not in names:
-        # A cleaner of temporary files deletes the marker first, because only copies are touched.
-        if not all(map(is_name_of_ours, names)):
-            msg = f"HPCTK_NODE_CACHE: {home} has no {_MARKER}, so what is in it is not a cache's"
-            raise ConfigError(msg, hint="name another directory")
+    if not (home / _MARKER).exists():
         (home / _MARKER).write_bytes(_SIGNATURE)
     return home
 

@@ -73,7 +73,7 @@ def _argv(spec: ManifestSpec, nodes: int) -> list[str]:
     measured = spec.kind == "kubernetes-scaling"
     argv = ["launch", "--nnodes", str(nodes), "--node-rank", "$(NODE_RANK)"]
     argv += ["--nproc-per-node", processes]
-    argv += ["--master-addr", "$(MASTER_ADDR)", "--master-port", "$(MASTER_PORT)"]
+    argv += [option("master_addr"), "$(MASTER_ADDR)", option("master_port"), "$(MASTER_PORT)"]
     argv += ["--start-timeout", f"{_START_S}s"]
     # Not for a measurement: a restart would falsify its times.
     argv += ["--max-restarts", "0" if measured else "3", "--shutdown-timeout", grace]

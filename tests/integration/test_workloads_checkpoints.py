@@ -72,7 +72,7 @@ def test_checkpoint_without_its_tokenizer_is_permanent(root: Path) -> None:
         load_checkpoint(root, NAME)
 
 
-@pytest.mark.parametrize("keep", [0, 5, 8, 300, 0.5, -1])
+@pytest.mark.parametrize("keep", [0, 5, 0.5, -1])
 def test_weights_cut_short_anywhere_are_permanent(root: Path, keep: float) -> None:
     path = root / NAME / "model.safetensors"
     content = path.read_bytes()
@@ -207,7 +207,6 @@ def test_hub_that_cannot_be_reached_may_be_tried_again_unless_offline_on_purpose
     ("count", "environment", "expected"),
     [
         (0, {}, "cpu"),
-        (1, {"SLURM_LOCALID": "3"}, "cuda:0"),
         (4, {"SLURM_LOCALID": "3"}, "cuda:3"),
         (4, {"SLURM_LOCALID": "6"}, "cuda:2"),
         (4, {"SLURM_LOCALID": "3", "LOCAL_RANK": "1"}, "cuda:1"),

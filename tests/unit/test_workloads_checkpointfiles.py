@@ -75,20 +75,16 @@ def test_shards_are_part_of_a_checkpoint_wherever_the_index_says(tmp_path: Path)
     assert names(tmp_path) == expected
 
 
-@pytest.mark.parametrize("shard", ["../secret", "/etc/passwd", "a/../../b", "", ".", 7, None])
-def test_index_that_leads_out_of_the_checkpoint_is_permanent(tmp_path: Path, shard: object) -> None:
-    index(tmp_path, INDEX, "one.safetensors", shard)
+def test_index_that_leads_out_of_the_checkpoint_or_names_nothing_is_permanent(
+    tmp_path: Path,
+) -> None:
+    shards = ("../secret", "/etc/passwd", "a/../../b", "", ".", 7, None)
+    bad = [json.dumps({"weight_map": {"a": "one.safetensors", "b": shard}}) for shard in shards]
 
-    with pytest.raises(PermanentError, match="does not name files of this checkpoint"):
-        weight_names(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {}}'])
-def test_index_without_weights_is_permanent(tmp_path: Path, content: str) -> None:
-    (tmp_path / INDEX).write_text(content)
-
-    with pytest.raises(PermanentError, match="does not name files of this checkpoint"):
-        weight_names(tmp_path)
+    for content in (*bad, "{}", '{"weight_map": []}', '{"weight_map": {}}'):
+        (tmp_path / INDEX).write_text(content)
+        with pytest.raises(PermanentError, match="does not name files of this checkpoint"):
+            weight_names(tmp_path)
 
 
 def test_weights_that_are_missing_are_an_error_that_names_them(tmp_path: Path) -> None:

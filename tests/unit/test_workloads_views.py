@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from difflib import SequenceMatcher
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,13 +31,13 @@ def test_views_and_seeds_differ() -> None:
     assert TEXT not in views
 
 
-@pytest.mark.parametrize("view", range(16))
-def test_one_word_in_ten_is_changed_and_all_else_stays(view: int) -> None:
-    changed = augment(TEXT, view)
+def test_one_word_in_ten_is_changed_and_all_else_stays() -> None:
+    for view in range(16):
+        changed = augment(TEXT, view)
 
-    assert 0.9 < SequenceMatcher(None, TEXT, changed, autojunk=False).ratio() < 1
-    # What a word loses or gains is one letter or one space.
-    assert abs(len(changed) - len(TEXT)) <= round(0.1 * len(TEXT.split()))
+        assert 0.9 < SequenceMatcher(None, TEXT, changed, autojunk=False).ratio() < 1
+        # What a word loses or gains is one letter or one space.
+        assert abs(len(changed) - len(TEXT)) <= round(0.1 * len(TEXT.split()))
 
 
 def test_every_way_of_changing_a_word_is_taken() -> None:
@@ -61,6 +60,6 @@ def test_a_view_has_no_fewer_letters_than_its_text(text: str, view: int) -> None
     assert (changed != text) == bool(re.search(r"\S\S", text))
 
 
-@pytest.mark.parametrize("text", ["", "a", "I - a", " \n "])
-def test_a_text_without_a_word_of_two_letters_stays_as_it_is(text: str) -> None:
-    assert augment(text, 3) == text
+def test_a_text_without_a_word_of_two_letters_stays_as_it_is() -> None:
+    for text in ("", "a", "I - a", " \n "):
+        assert augment(text, 3) == text

@@ -243,7 +243,7 @@ def test_embeddings_are_taken_from_the_directory_that_workers_share(
 
     assert found == values == [results["lee-similarity"], results["word-similarity"]]
     assert context.forwards == 0
-    assert len(list(tmp_path.glob("*/*.rows"))) == 2
+    assert len(list(tmp_path.glob("*/*.npz"))) == 2
 
 
 def test_settings_and_weights_are_in_the_name_of_kept_embeddings(root: str, tmp_path: Path) -> None:

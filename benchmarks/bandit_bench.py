@@ -47,8 +47,8 @@ RACES, MADE_UP = 200, 24
 PULLS, GPUS = 60, 32
 CHOSEN = (
     "Defaults were chosen with searches on 175 layers of Pythia-410m and 32 tasks in view: gp-ucb "
-    "as the default policy, with its kernel and beta, racing's c and first, the features of linucb "
-    "and lints, the redraws of optuna-tpe, and the shape of the made-up scores. On that table "
+    "as the default policy, with its kernel and beta, racing's c and first, "
+    "the redraws of optuna-tpe, and the shape of the made-up scores. On that table "
     "these numbers are no test of them."
 )
 """What has to be known to read the numbers."""

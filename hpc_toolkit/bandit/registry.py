@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import AskTell
 from hpc_toolkit.bandit.rewards import check_scalariser
-from hpc_toolkit.bandit.rules.baselines import LastLayer, RandomOrder, last_layers
-from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb, TopTwo
-from hpc_toolkit.bandit.rules.groups import EpsilonGreedy, GaussianTs, Ucb1
-from hpc_toolkit.bandit.rules.linear import LinTs, LinUcb
+from hpc_toolkit.bandit.rules.baselines import RandomOrder
+from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Halving, Racing
 from hpc_toolkit.bandit.stopping import check_stop
@@ -25,21 +23,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.stopping import StopRules
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule
-    for rule in (
-        RandomOrder,
-        LastLayer,
-        Ucb1,
-        EpsilonGreedy,
-        GaussianTs,
-        LinUcb,
-        LinTs,
-        GpUcb,
-        GpEi,
-        GpTs,
-        TopTwo,
-        OptunaTpe,
-    )
+    rule.name: rule for rule in (RandomOrder, GpUcb, GpEi, GpTs, OptunaTpe)
 }
 """To add a policy, write its rule in ``rules/`` and add it here."""
 
@@ -86,11 +70,7 @@ def make_policy(
             message = f"policy {name!r} has no option {option!r}"
             hint = near_miss(option, known) if known else "it has no options"
             raise ConfigError(message, hint=hint)
-    rule = rule_type(**options)
-    if isinstance(rule, LastLayer):
-        # Reject a table without a depth feature now, not at the first ask.
-        last_layers(arms)
-    return AskTell(arms, rule, seed, tasks, scalariser, group_pulls, stop)
+    return AskTell(arms, rule_type(**options), seed, tasks, scalariser, group_pulls, stop)
 
 
 def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:

@@ -311,13 +311,3 @@ class Ridge:
         """Return shape (n_points,): sqrt(x' A^-1 x)."""
         white = np.linalg.solve(self._factor, points.T)
         return np.asarray(np.sqrt((white**2).sum(axis=0)))
-
-    def believe(self, point: NDArray[np.float64]) -> None:
-        """Condition on observing ``point`` at its prediction, which leaves theta unchanged."""
-        self._precision = self._precision + np.outer(point, point)
-        self._factor = np.linalg.cholesky(self._precision)
-
-    def draw(self, width: float, generator: np.random.Generator) -> NDArray[np.float64]:
-        """Draw a parameter vector from N(theta, width^2 A^-1)."""
-        normals = generator.standard_normal(len(self.theta))
-        return np.asarray(self.theta + width * np.linalg.solve(self._factor.T, normals))

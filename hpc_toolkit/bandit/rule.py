@@ -32,18 +32,13 @@ class Stream(IntEnum):
     """The streams of random numbers of one seed; each purpose has its own.
 
     numpy pads a list of seeds with zeros, so ``[seed]``, ``[seed, 0]`` and ``[seed, 0, 0]`` are
-    the same stream. Give a new stream a number above 0, and define it only in this class. Never
+    the same stream. Give a new stream a number above 32, and define it only in this class. Never
     change the number of a stream that recorded searches have drawn from.
     """
 
     FIRST_ARM = 0
     """The same stream as the bare seed, with which the policy ``random`` orders the arms."""
-    WITHIN_GROUPS = 1
     GP_SAMPLE = 2
-    TOP_TWO = 3
-    EPSILON = 4
-    GROUP_SAMPLE = 5
-    WEIGHT_SAMPLE = 6
     PARTS = 7
     """Random parts of a recorded score table."""
     MADE_TASKS = 8

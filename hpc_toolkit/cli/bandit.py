@@ -49,7 +49,7 @@ def bench(
         typer.Option(
             metavar="NAMES", help="Policies, e.g. random,gp-ucb:initial=8; all compares every one."
         ),
-    ] = "random,last-layer,gp-ucb",
+    ] = "random,gp-ucb",
     seeds: Annotated[int, typer.Option(help="Number of searches per policy and table.")] = 10,
     subtables: Annotated[
         int, typer.Option(help="Search on N random parts of the table instead of all of it.")

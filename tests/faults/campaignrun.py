@@ -27,7 +27,7 @@ CAMPAIGN = {
     "models": [{"name": "s", "layers": 1, "size": 1000, "steps": [0, 1, 4]}],
     "metrics": {"workload": NOOP},
     "tasks": {"workload": NOOP, "names": ["a"]},
-    "search": {"policy": "ucb1", "budget": 5, "pending": 2, "asks": "window"},
+    "search": {"policy": "gp-ucb", "budget": 5, "pending": 2, "asks": "window"},
 }
 
 

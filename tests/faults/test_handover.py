@@ -36,7 +36,7 @@ workload = "tests.faults.loud:score"
 names = ["a"]
 
 [search]
-policy = "ucb1"
+policy = "gp-ucb"
 budget = 5
 pending = 2
 """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BEFORE_ASKS = 3
 """Entries of the stage before: its items, its seal and its table."""
-SMALL = {**CAMPAIGN, "search": {"policy": "ucb1", "budget": 2, "pending": 1}}
+SMALL = {**CAMPAIGN, "search": {"policy": "gp-ucb", "budget": 2, "pending": 1}}
 
 
 class Orders:

@@ -48,11 +48,11 @@ LARGE = {
     "two coordinators, each ask of two items": World(tasks=2),
     "two coordinators from the first metrics on": World(known=False, budget=1),
     "two coordinators and all other arms": World(budget=1, exhaustive=True),
-    "two coordinators, three asks, two at once": World(policy="ucb1", budget=3, pending=2),
-    "two coordinators, three asks, one after the other": World(policy="ucb1", budget=3),
+    "two coordinators, three asks, two at once": World(policy="gp-ucb", budget=3, pending=2),
+    "two coordinators, three asks, one after the other": World(policy="gp-ucb", budget=3),
     "three coordinators, two asks": World(coordinators=3),
     "two coordinators, rounds of two, then what is left": World(
-        policy="ucb1", budget=3, pending=2, asks=ROUNDS, exhaustive=True
+        policy="gp-ucb", budget=3, pending=2, asks=ROUNDS, exhaustive=True
     ),
     "three coordinators, one killed": World(
         coordinators=3, budget=1, evils={"crash": 1, "lost": 1}

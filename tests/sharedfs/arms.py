@@ -33,7 +33,7 @@ options = {{ seconds = {seconds}, trace = "{trace}", together = {together} }}
 names = {names}
 
 [search]
-policy = "ucb1"
+policy = "gp-ucb"
 budget = {asks}
 """
 LAYERS = 2

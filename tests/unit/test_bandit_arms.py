@@ -272,7 +272,7 @@ def test_policies_follow_a_metric_where_they_are_told_to_look_at_it(
 def test_policies_on_geometry_ask_the_same_whether_or_not_there_are_metrics() -> None:
     table = wide_table(31)
     bare = ArmTable(tuple(Arm(a.id, a.group, a.features[:1]) for a in table.arms), ("layer",))
-    for name in ("gp-ucb", "gp-ei", "gp-ts", "top-two", "optuna-tpe"):
+    for name in ("gp-ucb", "gp-ei", "gp-ts", "optuna-tpe"):
         asked = []
         for arms in (table, bare):
             policy = make_policy(name, arms, 4)

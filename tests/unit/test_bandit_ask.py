@@ -78,8 +78,7 @@ def test_campaign_asks_each_arm_at_most_once(
             pending.remove(arm)
 
     assert len(set(asked)) == len(asked)
-    expected = len(table.members) if name == "last-layer" else len(table.arms)
-    assert len(asked) == expected
+    assert len(asked) == len(table.arms)
 
 
 @every_policy
@@ -184,7 +183,7 @@ def test_ask_with_all_arms_pending_is_empty(name: str) -> None:
     assert make_policy(name, table, 0).ask(2, table.ids) == []
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"last-layer"}))
+@every_policy
 def test_ask_without_tells_varies_with_the_seed(name: str) -> None:
     table = grid(6, 5)
 
@@ -193,7 +192,7 @@ def test_ask_without_tells_varies_with_the_seed(name: str) -> None:
     assert len(firsts) > 10
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"last-layer"}))
+@every_policy
 def test_ask_works_without_features_and_with_one_arm(name: str) -> None:
     table = ArmTable((Arm("only", "g", ()),), ())
 

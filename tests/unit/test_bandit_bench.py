@@ -118,14 +118,14 @@ def test_equal_seeds_give_equal_reports_of_any_company() -> None:
 
 
 def test_a_report_is_strict_json_and_names_nothing_of_the_table() -> None:
-    text = json.dumps(bench("random,racing,last-layer"), allow_nan=False)
+    text = json.dumps(bench("random,racing"), allow_nan=False)
 
     names = [*small_table().arms.ids, *small_table().tasks.names, *small_table().arms.groups]
     assert not [name for name in names if f'"{name}"' in text]
 
 
 def test_a_goal_that_is_never_reached_is_null() -> None:
-    report = bench("last-layer", deep_table())
+    report = bench("random", deep_table(), pulls=1)
 
     found = report["policies"][0]["to_goal"]["0.99"]["pulls"]
     assert found == {"median": None, "p90": None, "low": None, "high": None, "reached": 0.0}
@@ -206,12 +206,12 @@ def test_searches_end_at_any_share_of_the_best_which_is_a_goal_then(until: float
 
 
 def test_reports_grow_by_one_policy_and_name_those_that_are_to_come() -> None:
-    plan = Plan(entrants=entrants("random,last-layer,gp-ucb"), seeds=2, gpus=(1,))
+    plan = Plan(entrants=entrants("random,gp-ei,gp-ucb"), seeds=2, gpus=(1,))
 
     found = list(reports(deep_table(), plan))
 
     assert [len(report["policies"]) for report in found] == [1, 2, 3]
-    assert [report["left_out"] for report in found] == [["last-layer", "gp-ucb"], ["gp-ucb"], []]
+    assert [report["left_out"] for report in found] == [["gp-ei", "gp-ucb"], ["gp-ucb"], []]
     assert found[0]["policies"] == found[2]["policies"][:1]
     assert found[2] == run_bench(deep_table(), plan)
 
@@ -248,7 +248,7 @@ def test_first_arms_of_a_round_are_taken_at_once() -> None:
 def test_all_names_every_policy_once_with_no_options() -> None:
     found = entrants("all")
 
-    assert {"random", "last-layer", "ucb1", "gp-ucb", "racing"} <= {one.name for one in found}
+    assert {"random", "gp-ucb", "racing"} <= {one.name for one in found}
     assert all(one.label == one.name and not one.options for one in found)
 
 
@@ -448,17 +448,17 @@ def replay_until(policy: str, error: type[BaseException]) -> Callable[..., Trace
 def test_a_comparison_that_is_ended_shows_and_writes_the_policies_that_are_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], code: int
 ) -> None:
-    words = [*SHORT, "--policies", "random,ucb1,gp-ucb"]
+    words = [*SHORT, "--policies", "random,gp-ei,gp-ucb"]
     whole = json.loads(hpctk(*words, "--json")[1])
-    monkeypatch.setattr(comparison, "replay", replay_until("ucb1", error))
+    monkeypatch.setattr(comparison, "replay", replay_until("gp-ei", error))
 
     ended = invoke(*words, "--json", "-o", str(tmp_path / "out.json"))
 
     assert ended.exit_code == code
     report = json.loads(ended.stdout)
-    assert report == whole | {"policies": whole["policies"][:1], "left_out": ["ucb1", "gp-ucb"]}
+    assert report == whole | {"policies": whole["policies"][:1], "left_out": ["gp-ei", "gp-ucb"]}
     assert json.loads((tmp_path / "out.json").read_text()) == report
-    assert "not finished, left out: ucb1, gp-ucb\n" in ended.stderr
+    assert "not finished, left out: gp-ei, gp-ucb\n" in ended.stderr
 
 
 def test_a_comparison_that_is_ended_in_its_first_policy_shows_nothing(

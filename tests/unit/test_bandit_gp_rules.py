@@ -1,4 +1,4 @@
-"""Expected improvement, Thompson sampling and top-two on a Gaussian process."""
+"""Expected improvement and Thompson sampling on a Gaussian process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpc_toolkit.bandit.rules.gp import log_expected_improvement
 if TYPE_CHECKING:
     from hpc_toolkit.bandit import Policy
 
-GP_RULES = ["gp-ucb", "gp-ei", "gp-ts", "top-two"]
+GP_RULES = ["gp-ucb", "gp-ei", "gp-ts"]
 
 
 def line(count: int) -> ArmTable:
@@ -172,65 +172,6 @@ def test_gp_ts_beyond_its_candidates_takes_the_highest_mean() -> None:
     assert len(set(first)) == 600
     mean[[*scores, *map(int, first)]] = -math.inf
     assert int(rest[0].arm) == int(np.argmax(mean)) != min(set(range(800)) - {*map(int, first), 0})
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_top_two_asks_for_the_leader_as_often_as_it_is_told_to(share: float) -> None:
-    scores = {0: 0.0, 10: 0.4, 30: 0.4, 40: 0.0, 60: -0.5}
-    posterior, _, _ = posterior_of(scores, 61)
-    leader = int(np.argmax(posterior.mean))
-    assert leader not in scores
-
-    chosen = told(make_policy("top-two", line(61), 0, leader=share), scores).ask(1)[0]
-
-    assert (int(chosen.arm) == leader) == (share == 1.0)
-
-
-def test_top_two_coin_is_fair_over_seeds() -> None:
-    scores = {0: 0.0, 10: 0.4, 30: 0.4, 40: 0.0, 60: -0.5}
-    posterior, _, _ = posterior_of(scores, 61)
-    leader = str(int(np.argmax(posterior.mean)))
-
-    led = [
-        told(make_policy("top-two", line(61), seed), scores).ask(1)[0].arm == leader
-        for seed in range(200)
-    ]
-
-    # Four standard deviations of a binomial with n = 200 and p = 1/2.
-    assert abs(sum(led) - 100) < 29
-
-
-def test_top_two_challenger_beats_the_leader_by_most_under_the_joint_posterior() -> None:
-    posterior, _, spread = posterior_of(HILL, 61)
-    leader = int(np.argmax(posterior.mean))
-    arms = np.arange(61)
-    joint = posterior.covariance(arms)
-    apart = np.sqrt(np.maximum(np.diag(joint) + joint[leader, leader] - 2 * joint[leader], 0))
-    gain = log_expected_improvement(posterior.mean, apart, posterior.mean[leader])
-    gain[[leader, *HILL]] = -math.inf
-
-    chosen = told(make_policy("top-two", line(61), 0, leader=0), HILL).ask(1)[0]
-
-    assert int(chosen.arm) == int(np.argmax(gain))
-    assert chosen.acquisition == pytest.approx(spread * math.exp(gain.max()))
-
-
-def test_top_two_never_takes_the_leader_for_its_challenger() -> None:
-    scores = {arm: -abs(arm - 20) / 20 for arm in range(41) if arm not in (2, 20)}
-
-    chosen = told(make_policy("top-two", line(41), 0, leader=0), scores).ask(1)[0]
-
-    assert chosen.arm == "2"
-    assert chosen.acquisition is not None
-    assert chosen.acquisition < 1e-12
-
-
-def test_top_two_asks_for_the_leader_when_it_is_the_last_arm() -> None:
-    scores = {arm: -abs(arm - 20) / 20 for arm in range(41) if arm != 20}
-
-    asked = told(make_policy("top-two", line(41), 0, leader=0), scores).ask(3)
-
-    assert [proposal.arm for proposal in asked] == ["20"]
 
 
 def test_gp_ei_holds_no_failed_arm_for_the_best() -> None:

@@ -24,7 +24,6 @@ UNTIMED = TaskSet(TASKS.names)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "random": {},
-    "ucb1": {},
     "gp-ucb": {},
     "gp-ucb in groups": {"group_pulls": True},
     "racing": {},
@@ -128,7 +127,7 @@ def test_campaign_evaluates_each_task_of_an_arm_at_most_once_and_ends(
 
     assert len(set(done)) == len(done)
     assert {arm for arm, _ in done} == set(table.ids)
-    if variant in {"random", "ucb1", "gp-ucb", "gp-ucb in groups"}:
+    if variant in {"random", "gp-ucb", "gp-ucb in groups"}:
         assert len(done) == len(table.ids) * len(TASKS.names)
 
 
@@ -378,7 +377,7 @@ def test_pending_that_is_no_pull_is_refused(pull: Any) -> None:
     [
         ("racing", {"first": 3.0, "block": 1.0}),
         ("gp-ucb", {"initial": 5.0}),
-        ("linucb", {"degree": 2.0, "initial": np.float64(5)}),
+        ("gp-ei", {"initial": np.float64(5)}),
     ],
 )
 def test_whole_numbers_may_be_given_as_floats(name: str, options: dict[str, Any]) -> None:

@@ -124,11 +124,3 @@ def shortest(trace: Trace, size: int, gpus: int) -> float:
         for first in range(0, len(trace.arms), size)
     ]
     return sum(max(sum(seconds) / gpus, *seconds) for seconds in rounds)
-
-
-def test_the_last_layer_is_not_the_best(table: ScoreTable) -> None:
-    plan = Plan(entrants=entrants("last-layer"), seeds=1, pulls=None)
-
-    trace = next(searches(plan.entrants[0], [table], plan))[1]
-
-    assert trace.known[-1] < table.means.max()

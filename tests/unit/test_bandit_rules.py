@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ import hpc_toolkit.bandit
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
 from hpc_toolkit.bandit.rule import Stream, first_best
 from hpc_toolkit.bandit.rules.guided import space_filling_order
-from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,95 +87,9 @@ def test_random_is_a_uniform_order_that_scores_do_not_change() -> None:
     assert [proposal.arm for proposal in policy.ask(5)] == order[1:]
 
 
-def test_last_layer_asks_the_deepest_arm_of_each_group_most_trained_first() -> None:
-    rows = {
-        "early/a": (1.0, 0.5), "early/b": (1.0, 1.0),
-        "small/a": (9.0, 1.0), "small/b": (9.0, 0.2),
-        "late/a": (9.0, math.nan), "late/b": (9.0, 0.7), "late/c": (9.0, 0.9),
-    }  # fmt: skip
-    table = table_of(rows, "log1p_step", "relative_depth")
-
-    asked = [proposal.arm for proposal in make_policy("last-layer", table, 0).ask(9)]
-
-    assert asked == ["small/a", "late/c", "early/b"]
-
-
-def test_last_layer_without_a_step_keeps_the_order_of_the_groups() -> None:
-    table = table_of({"p/a": (1.0,), "p/b": (2.0,), "q/a": (3.0,), "q/b": (1.0,)}, "layer")
-
-    asked = [proposal.arm for proposal in make_policy("last-layer", table, 0).ask(9)]
-
-    assert asked == ["p/b", "q/a"]
-
-
-def test_last_layer_without_a_depth_is_refused() -> None:
-    table = table_of({"p/a": (1.0,)}, "width")
-
-    with pytest.raises(ConfigError, match="last-layer needs a feature named 'relative_depth' or"):
-        make_policy("last-layer", table, 0)
-
-
 def lever_table(levers: int, arms: int) -> ArmTable:
     rows = {f"{lever}/{i}": (float(lever),) for lever in range(levers) for i in range(arms)}
     return table_of(rows, "x")
-
-
-def lever_of(arm: str) -> int:
-    return int(arm.partition("/")[0])
-
-
-@pytest.mark.parametrize("name", ["ucb1", "epsilon-greedy"])
-def test_every_group_is_pulled_before_any_twice(name: str) -> None:
-    policy = make_policy(name, lever_table(5, 3), 4)
-
-    levers = [lever_of(proposal.arm) for proposal in policy.ask(5)]
-
-    assert sorted(levers) == [0, 1, 2, 3, 4]
-    assert levers == space_filling_order(np.arange(5.0)[:, None], 4, 5)
-
-
-def test_ucb1_maximises_the_published_bound() -> None:
-    table = lever_table(3, 9)
-    policy = make_policy("ucb1", table, 0)
-    # Means 0.2, 0.6 and 1.0, after rescaling 0, 0.5 and 1; pulls 1, 2 and 4.
-    for lever, pulls, value in [(0, 1, 0.2), (1, 2, 0.6), (2, 4, 1.0)]:
-        for i in range(pulls):
-            policy.tell(Observation(f"{lever}/{i}", score(value)))
-
-    chosen = policy.ask(1)[0]
-
-    bounds = [m + math.sqrt(2 * math.log(7) / n) for m, n in [(0, 1), (0.5, 2), (1, 4)]]
-    assert lever_of(chosen.arm) == int(np.argmax(bounds)) == 2
-    assert chosen.acquisition == pytest.approx(max(bounds))
-
-
-def test_ucb1_counts_pending_and_failed_arms_as_pulls() -> None:
-    table = lever_table(2, 9)
-    policy = make_policy("ucb1", table, 0)
-    policy.tell(Observation("0/0", score(0.5)))
-    policy.tell(Observation("1/0", score(0.6)))
-
-    assert lever_of(policy.ask(1)[0].arm) == 1
-    assert lever_of(policy.ask(1, ["1/1", "1/2", "1/3", "1/4"])[0].arm) == 0
-    for i in range(1, 5):
-        policy.tell(Observation(f"1/{i}", failed=("task",)))
-    assert lever_of(policy.ask(1)[0].arm) == 0
-
-
-def test_ucb1_finds_the_best_group_and_stays_with_it() -> None:
-    table = lever_table(4, 200)
-    rng = np.random.default_rng(5)
-    policy = make_policy("ucb1", table, 5)
-    pulls = []
-
-    for _ in range(200):
-        arm = policy.ask(1)[0].arm
-        pulls.append(lever_of(arm))
-        value = 0.9 if lever_of(arm) == 2 else 0.1
-        policy.tell(Observation(arm, score(value + 0.05 * rng.uniform())))
-
-    assert pulls.count(2) > 120
-    assert set(pulls) == {0, 1, 2, 3}
 
 
 def test_gp_ucb_takes_the_initial_arms_from_the_features_alone() -> None:
@@ -266,77 +178,6 @@ def test_gp_ucb_explores_as_far_as_beta_says(beta: float, places: range) -> None
     assert table.index(policy.ask(1)[0].arm) in places
 
 
-@pytest.mark.parametrize(("epsilon", "others"), [(0.0, 0), (0.4, 160)])
-def test_epsilon_greedy_leaves_the_best_group_as_often_as_epsilon_says(
-    epsilon: float, others: int
-) -> None:
-    table = lever_table(4, 700)
-    policy = make_policy("epsilon-greedy", table, 0, epsilon=epsilon)
-    for lever in range(4):
-        policy.tell(Observation(f"{lever}/0", score(0.9 if lever == 2 else -0.1 * lever)))
-
-    counts = Counter(lever_of(proposal.arm) for proposal in policy.ask(533))
-
-    # A draw takes each of four groups, the best one too: 533 * 0.4 * 3 / 4 = 160, sd 10.6.
-    assert abs(533 - counts[2] - others) < 4 * 10.6
-    if not epsilon:
-        assert counts[2] == 533
-
-
-def test_epsilon_greedy_goes_to_other_groups_when_the_best_one_is_used_up() -> None:
-    policy = make_policy("epsilon-greedy", lever_table(3, 2), 0, epsilon=0)
-    for arm, value in {"0/0": 0.2, "1/0": 0.9, "2/0": 0.5, "1/1": 0.8}.items():
-        policy.tell(Observation(arm, score(value)))
-
-    assert [proposal.arm for proposal in policy.ask(9)] == ["2/1", "0/1"]
-
-
-def test_epsilon_greedy_counts_a_group_without_a_reward_as_the_worst() -> None:
-    policy = make_policy("epsilon-greedy", lever_table(3, 2), 0, epsilon=0)
-    policy.tell(Observation("0/0", score(-5.0)))
-    policy.tell(Observation("1/0", failed=("task",)))
-    policy.tell(Observation("2/0", score(-4.0)))
-
-    assert [proposal.arm for proposal in policy.ask(3)] == ["2/1", "0/1", "1/1"]
-
-
-def test_gaussian_ts_draws_from_the_published_posterior() -> None:
-    """How often each of three groups is asked for, against draws of its posterior made here."""
-    table = lever_table(3, 2000)
-    policy = make_policy("gaussian-ts", table, 7)
-    told = {"0/0": 0.1, "1/0": 0.5, "1/1": 0.6, "2/0": 0.4}
-    for arm, value in told.items():
-        policy.tell(Observation(arm, score(value)))
-    values = np.array(list(told.values()))
-    y = (values - values.mean()) / values.std()
-    centres = np.array([y[0] / 2, (y[1] + y[2]) / 3, y[3] / 2])
-    widths = np.sqrt([1 / 2, 1 / 3, 1 / 2])
-    draws = centres + widths * np.random.default_rng(0).standard_normal((20000, 3))
-    expected = np.bincount(draws.argmax(axis=1), minlength=3) / 20000
-
-    asked = policy.ask(1500)
-
-    shares = np.bincount([lever_of(proposal.arm) for proposal in asked], minlength=3) / 1500
-    # Four standard errors of 1,500 draws.
-    assert np.abs(shares - expected).max() < 4 * 0.5 / math.sqrt(1500)
-    assert shares.max() < 0.9
-
-
-def test_gaussian_ts_finds_the_best_group_and_stays_with_it() -> None:
-    table = lever_table(4, 100)
-    policy = make_policy("gaussian-ts", table, 5)
-    rng = np.random.default_rng(5)
-    pulls = []
-
-    for _ in range(80):
-        arm = policy.ask(1)[0].arm
-        pulls.append(lever_of(arm))
-        value = 0.9 if lever_of(arm) == 2 else 0.1
-        policy.tell(Observation(arm, score(value + 0.05 * rng.uniform())))
-
-    assert pulls[40:].count(2) > 35
-
-
 def test_streams_of_a_seed_share_no_numbers_whatever_follows_theirs() -> None:
     first = {stream: np.random.default_rng([5, stream]).random() for stream in Stream}
     later = {stream: np.random.default_rng([5, stream, 3]).random() for stream in Stream}
@@ -362,7 +203,6 @@ def test_generators_of_the_package_name_their_stream() -> None:
     ("name", "asked"),
     [
         ("random", [4, 6, 10, 0, 1, 3, 8, 7, 2]),
-        ("ucb1", [11, 6, 7, 10, 0, 1, 8, 2, 9]),
         ("gp-ucb", [11, 0, 5, 8, 2, 7, 3, 9, 1]),
     ],
 )

@@ -90,14 +90,6 @@ def test_gp_ucb_in_batches_of_four_still_beats_random_on_a_synthetic_surface(
     assert search < 0.8 * chance
 
 
-def test_last_layer_never_reaches_the_best_of_a_synthetic_surface(made: Surface) -> None:
-    policy = make_policy("last-layer", made.table, 0)
-
-    last = [made.scores[made.table.index(proposal.arm)] for proposal in policy.ask(999)]
-
-    assert max(last) < 0.99 * made.scores.max()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_score_table_has_the_shape_of_recorded_ones(seed: int) -> None:
     table = score_table(seed)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Segment
 
 CAMPAIGN = toy(
-    {"policy": "ucb1", "budget": 4, "pending": 2, "asks": "window"},
+    {"policy": "gp-ucb", "budget": 4, "pending": 2, "asks": "window"},
     models=[{"name": "s", "layers": 2, "size": 1000, "steps": [0, 1]}],
 )
 

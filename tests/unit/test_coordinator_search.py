@@ -44,11 +44,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "metrics": ["entropy", "rank"],
         "options": {"features": "all", "initial": 3},
     },
-    "kinds": {"policy": "ucb1", "evaluations": 20, "scalariser": "mean-kind", "pending": 2},
+    "kinds": {"policy": "gp-ts", "evaluations": 20, "scalariser": "mean-kind", "pending": 2},
     "probability": {"policy": "gp-ucb", "win_probability": 0.2, "pending": 2, "asks": "window"},
     "hours": {"policy": "random", "gpu_hours": 0.1, "pending": 3},
     "till nothing is left": {
-        "policy": "last-layer",
+        "policy": "random",
         "evaluations": 1000,
         "pending": 2,
         "asks": "window",

@@ -148,7 +148,6 @@ def test_summary_says_why_searches_end(fast_dir: Path, monkeypatch: pytest.Monke
         ended("g", gpu_hours=0.05) == "asked for 3 min 18 s of GPU time, the budget is 3 min 00 s"
     )
     assert ended("a", budget=20) == "asked for 20 arms, the budget is 20"
-    assert ended("l", policy="last-layer", budget=9) == "the policy asked for nothing more"
 
 
 def test_reason_is_that_of_the_moment_and_not_of_what_was_evaluated_afterwards(

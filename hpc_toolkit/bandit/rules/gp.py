@@ -210,35 +210,3 @@ class GpTs(GpRule):
             surface = ask.posterior.mean
         index = first_best_of(surface, ask.free)
         return index, ask.scale.to_reward(surface[index])
-
-
-@dataclass(frozen=True, slots=True)
-class TopTwo(GpRule):
-    """Propose the leader, or the challenger with the highest expected improvement over it.
-
-    The leader is the arm with the highest posterior mean, told arms included. If it is free, a coin
-    decides whether to propose it; otherwise the rule proposes the challenger. This is the free arm
-    with the highest E[max(f_arm - f_leader, 0)] by the joint posterior of the two, so neighbours of
-    the leader, which rise and fall with it, gain less than by ``gp-ei``. It is top-two sampling
-    (Russo 2016) with the improvement of Qin, Klabjan and Russo 2017 over an empirical leader
-    (Jourdan et al. 2022). Pending arms count as observed at their mean (kriging believer).
-    """
-
-    name: ClassVar[str] = "top-two"
-    leader: float = number_option(0.5, high=1)
-
-    def _pick(self, ask: Ask) -> tuple[int, float]:
-        posterior = ask.posterior
-        leader = first_best_of(posterior.mean, ask.free | ask.known())
-        lead = float(posterior.mean[leader])
-        if ask.free[leader] and ask.generator(Stream.TOP_TWO).random() < self.leader:
-            return leader, ask.scale.to_reward(lead)
-        rivals = ask.free.copy()
-        rivals[leader] = False
-        if not rivals.any():
-            return leader, ask.scale.to_reward(lead)
-        both = posterior.variance + posterior.variance[leader]
-        apart = np.maximum(both - 2.0 * posterior.covariance_with(leader), 0.0)
-        improvement = log_expected_improvement(posterior.mean, np.sqrt(apart), lead)
-        index = first_best_of(improvement, rivals)
-        return index, ask.scale.spread * math.exp(improvement[index])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +35,6 @@ class Arm:
 
     def __post_init__(self) -> None:
         try:
-            # Only Python floats: the digest must be the same for 1, 1.0 and a numpy scalar.
             features = tuple(float(value) for value in self.features)
         except (TypeError, ValueError) as error:
             message = f"arm {self.id!r}: features {self.features!r} are not numbers"
@@ -108,21 +105,6 @@ class ArmTable:
         for index, group in enumerate(self.groups):
             found.setdefault(group, []).append(index)
         return {group: tuple(indices) for group, indices in found.items()}
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the table: equal for equal ids, groups, names and features."""
-        arms = [
-            {
-                "id": arm.id,
-                "group": arm.group,
-                "features": [None if math.isnan(value) else value for value in arm.features],
-            }
-            for arm in self.arms
-        ]
-        table = {"feature_names": list(self.feature_names), "arms": arms}
-        text = json.dumps(table, sort_keys=True, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def index(self, arm_id: str) -> int:
         """Return the index of an arm. Raises ConfigError with the nearest known id."""

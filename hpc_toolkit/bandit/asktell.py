@@ -1,9 +1,9 @@
-"""Bookkeeping shared by all policies: tells, pending pulls, the best arm, the saved state."""
+"""A policy: its tells, pending pulls and best arm, and the rule that picks the pulls."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, TaskResult
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -169,8 +169,13 @@ def _begun(history: History) -> str | None:
 
 
 @dataclass(eq=False, repr=False)
-class AskTell:
-    """A ``Policy`` that remembers the tells and lets a rule pick the pulls."""
+class Policy:
+    """Decides which arms to evaluate next, without files, a clock or global random state.
+
+    It remembers the tells and lets a rule pick the pulls. The same seed, arms, options, tells and
+    pending arms give the same proposals in every process, whatever the order of the tells and
+    however often ``ask`` was called before.
+    """
 
     arms: ArmTable
     rule: Rule
@@ -186,11 +191,18 @@ class AskTell:
         self._rewards: dict[int, Reward] | None = None
         """Cached rewards of the arms whose tasks were all told; None after a tell."""
 
-    @property
-    def name(self) -> str:
-        return self.rule.name
-
     def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
+        """Return at most ``n`` pulls.
+
+        An empty list means that a pending pull must be told first, or, if none is pending, that
+        the policy has finished.
+
+        ``pending`` must name every pull that was asked for and not yet told; an arm's id alone
+        means all of its tasks. ``ask`` keeps no record of its answers, so a lost ask can simply be
+        repeated. No task of an arm is proposed that is told, pending, or earlier in the list.
+        Asking for more arms gives a longer list with the same beginning. Stop rules do not change
+        the answer.
+        """
         if n < 0:
             message = f"asked for {n} arms"
             raise ConfigError(message, hint="ask for 0 or more")
@@ -200,6 +212,9 @@ class AskTell:
         return self.rule.choose(history, n)
 
     def tell(self, observation: Observation) -> None:
+        """Add an arm's results on some tasks. The results of several tells add up, in any order.
+        Telling a task again is harmless if its result is equal, else an error.
+        """
         index = self.arms.index(observation.arm)
         if self.tasks is not None:
             check_tasks(observation, self.tasks)
@@ -209,6 +224,7 @@ class AskTell:
         self._rewards = None
 
     def best(self) -> Recommendation | None:
+        """Return the best arm told so far; None while no arm has a reward."""
         history = self._history(())
         for found in self._finalists(history):
             rewards = rewards_of(
@@ -235,42 +251,17 @@ class AskTell:
         )
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
+        """Return the reason to ask for nothing more, for users; None: no stop rule holds.
+
+        ``wall_s`` is the duration of the search in seconds, which a policy cannot know.
+        """
         if self.stop_rules is None:
             return None
         history = self._history(pending)
         return self.stop_rules.reason(history, judged=self.rule.finalists(history), wall_s=wall_s)
 
-    def state_dict(self) -> dict[str, Any]:
-        tells = [self._tells[index].to_json() for index in sorted(self._tells)]
-        return {**self._identity(), "tells": tells}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for key, mine in self._identity().items():
-            if state.get(key) != mine:
-                message = f"the saved state has {key} {state.get(key)!r}, this policy {mine!r}"
-                raise ConfigError(message, hint="make the policy as it was when it was saved")
-        if not isinstance(state.get("tells"), list):
-            message = "the saved state has no list of tells"
-            raise ConfigError(message, hint="expected the value of state_dict()")
-        # Loaded into a separate object, so that a bad tell leaves this policy unchanged.
-        loaded = AskTell(self.arms, self.rule, self.seed, tasks=self.tasks)
-        for record in state["tells"]:
-            loaded.tell(Observation.from_json(record))
-        self._tells, self._arrays, self._rewards = loaded._tells, loaded._arrays, None
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "policy": self.name,
-            "seed": self.seed,
-            "options": asdict(self.rule),
-            "arms": self.arms.digest,
-            "tasks": None if self.tasks is None else self.tasks.to_json(),
-            "scalariser": self.scalariser,
-            "group_pulls": self.group_pulls,
-        }
-
     def _history(self, pending: Sequence[str | Pull]) -> History:
-        pulls = [Pull.of(pull) for pull in pending]
+        pulls = [Pull(pull) if isinstance(pull, str) else pull for pull in pending]
         indices = [self.arms.index(pull.arm) for pull in pulls]
         results = self._arrays.results(zip(indices, pulls, strict=True))
         if self.tasks is None:

@@ -1,4 +1,4 @@
-"""The protocol of a policy: its pulls, observations and recommendation."""
+"""What a policy asks for and is told: pulls, tasks, observations, recommendations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,35 +30,19 @@ class Pull(NamedTuple):
     tasks: tuple[str, ...] = ()
     """Names of tasks; empty means every task that the arm was not asked for before."""
 
-    @classmethod
-    def of(cls, value: object) -> Pull:
-        """Convert an arm's id, or an arm and its tasks as a pull, a tuple or a JSON list.
-
-        Raises ConfigError for any other value.
-        """
-        if isinstance(value, str):
-            return cls(value)
-        match value:
-            case [str(arm), [*tasks]]:
-                names = tuple(task for task in tasks if isinstance(task, str))
-                if len(names) == len(tasks):
-                    return cls(arm, names)
-        message = f"{value!r} is not a pull"
-        raise ConfigError(message, hint="give an arm's id, or its id and a list of tasks")
-
 
 @dataclass(frozen=True)
 class TaskSet:
     """The evaluation tasks of a bandit. A task's index is its position in ``names``.
 
     Raises ConfigError for a name that is empty or repeated, for durations or kinds that are not as
-    many as the names, and for a duration that is not a number, negative or infinite.
+    many as the names, and for a duration that is negative or infinite.
     """
 
     names: tuple[str, ...]
     """The order is part of the set: it breaks ties."""
     seconds: tuple[float, ...] = ()
-    """Expected seconds of each task on one worker; NaN or None, or an empty tuple: not known."""
+    """Expected seconds of each task on one worker; NaN, or an empty tuple: not known."""
     kinds: tuple[str, ...] = ()
     """Kind of each task, for instance clustering; only the scalariser ``mean-kind`` needs it."""
 
@@ -69,10 +53,9 @@ class TaskSet:
             if given and len(given) != len(self.names):
                 message = f"{len(given)} {what} for {len(self.names)} tasks"
                 raise ConfigError(message, hint=f"give one for each of: {', '.join(self.names)}")
-        object.__setattr__(self, "seconds", tuple(map(_seconds, self.names, self.seconds)))
-        for name, number in zip(self.names, self.seconds, strict=bool(self.seconds)):
-            if number < 0 or math.isinf(number):
-                message = f"task {name!r}: an expected duration of {number} seconds"
+        for name, seconds in zip(self.names, self.seconds, strict=bool(self.seconds)):
+            if seconds < 0 or math.isinf(seconds):
+                message = f"task {name!r}: an expected duration of {seconds} seconds"
                 raise ConfigError(message, hint="use NaN for a duration that is not known")
 
     @cached_property
@@ -96,11 +79,6 @@ class TaskSet:
             kinds=tuple(self.kinds[index] for index in indices) if self.kinds else (),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a value that ``json.dumps`` writes as strict JSON; equal only for equal sets."""
-        seconds = [None if math.isnan(number) else number for number in self.seconds]
-        return {"names": list(self.names), "seconds": seconds, "kinds": list(self.kinds)}
-
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.names)}
@@ -116,15 +94,6 @@ def refuse_repeats(what: str, words: Sequence[object]) -> None:
         if count > 1:
             message = f"{what} {word!r} occurs {count} times"
             raise ConfigError(message, hint=f"every {what} must be unique")
-
-
-def _seconds(task: str, given: object) -> float:
-    if given is None:
-        return math.nan
-    if isinstance(given, bool) or not isinstance(given, Real):
-        message = f"task {task!r}: an expected duration of {given!r}"
-        raise ConfigError(message, hint="a number of seconds, or NaN where it is not known")
-    return float(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,51 +196,6 @@ class Recommendation:
     dropped: tuple[str, ...] = ()
     """Tasks on which the arms were told but not compared, because no arm has a score, or only one
     of more than two. This is the fault of the task and not of an arm."""
-
-
-class Policy(Protocol):
-    """Decides which arms to evaluate next, without files, a clock or global random state.
-
-    The same seed, arms, options, tells and pending arms give the same proposals in every process,
-    whatever the order of the tells and however often ``ask`` was called before.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name of the policy in ``make_policy``."""
-
-    def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
-        """Return at most ``n`` pulls.
-
-        An empty list means that a pending pull must be told first, or, if none is pending, that
-        the policy has finished.
-
-        ``pending`` must name every pull that was asked for and not yet told; an arm's id alone
-        means all of its tasks. ``ask`` keeps no record of its answers, so a lost ask can simply be
-        repeated. No task of an arm is proposed that is told, pending, or earlier in the list.
-        Asking for more arms gives a longer list with the same beginning. Stop rules do not change
-        the answer.
-        """
-
-    def tell(self, observation: Observation) -> None:
-        """Add an arm's results on some tasks. The results of several tells add up, in any order.
-        Telling a task again is harmless if its result is equal, else an error.
-        """
-
-    def best(self) -> Recommendation | None:
-        """Return the best arm told so far; None while no arm has a reward."""
-
-    def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
-        """Return the reason to ask for nothing more, for users; None: no stop rule holds.
-
-        ``wall_s`` is the duration of the search in seconds, which a policy cannot know.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that the next ``ask`` depends on except the arms; JSON keeps it unchanged."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the policy that wrote ``state``; ConfigError if its arms or options differ."""
 
 
 def number(value: object) -> float | None:

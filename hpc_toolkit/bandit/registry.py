@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit.asktell import AskTell
+from hpc_toolkit.bandit.asktell import Policy
 from hpc_toolkit.bandit.rewards import check_scalariser
 from hpc_toolkit.bandit.rules.baselines import RandomOrder
 from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.policy import Policy, TaskSet
+    from hpc_toolkit.bandit.policy import TaskSet
     from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.bandit.stopping import StopRules
 
@@ -70,7 +70,7 @@ def make_policy(
             message = f"policy {name!r} has no option {option!r}"
             hint = near_miss(option, known) if known else "it has no options"
             raise ConfigError(message, hint=hint)
-    return AskTell(arms, rule_type(**options), seed, tasks, scalariser, group_pulls, stop)
+    return Policy(arms, rule_type(**options), seed, tasks, scalariser, group_pulls, stop)
 
 
 def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:

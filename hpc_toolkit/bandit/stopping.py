@@ -18,7 +18,8 @@ from hpc_toolkit.system.quantities import format_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.bandit.policy import Policy, Proposal, Pull
+    from hpc_toolkit.bandit.asktell import Policy
+    from hpc_toolkit.bandit.policy import Proposal, Pull
     from hpc_toolkit.bandit.rule import Finalists, History
 
 

@@ -103,28 +103,7 @@ def test_ask_depends_on_what_is_known_and_on_no_order(
     assert second.ask(3, pending[::-1] + pending) == expected
     assert second.ask(3, [*pending, *shuffled[:cut]]) == expected
     assert second.best() == first.best()
-    assert second.state_dict() == first.state_dict()
     assert {proposal.arm for proposal in expected}.isdisjoint(shuffled[:end])
-
-
-@every_policy
-@campaigns
-@given(table=tables, seed=seeds, data=st.data())
-def test_state_survives_json_and_goes_on_as_if_nothing_happened(
-    name: str, table: ArmTable, seed: int, data: st.DataObject
-) -> None:
-    arms = data.draw(st.lists(st.sampled_from(table.ids), unique=True))
-    policy = told(name, table, seed, [observe(table, arm, 3) for arm in arms])
-    state = policy.state_dict()
-
-    text = json.dumps(state, allow_nan=False)
-    again = make_policy(name, ArmTable(table.arms, table.feature_names), seed)
-    again.load_state_dict(json.loads(text))
-
-    assert json.loads(text) == state
-    assert again.state_dict() == state
-    assert again.ask(4) == policy.ask(4)
-    assert again.best() == policy.best()
 
 
 @every_policy

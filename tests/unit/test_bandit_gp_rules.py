@@ -123,14 +123,14 @@ def test_gp_ei_per_second_without_durations_is_gp_ei() -> None:
 def test_expected_seconds_follow_the_durations_told() -> None:
     table = line(11)
     policy = make_policy("gp-ei", table, 0, cost_power=1.0)
-    empty = policy._history(())  # type: ignore[attr-defined]  # what the rule is given
+    empty = policy._history(())  # what the rule is given
     assert arm_seconds(empty, table.standardised.values).tolist() == [1.0] * 11
     for arm in (0, 3, 6, 8, 10):
         seconds = {"a": 2.0 ** (arm / 2), "b": 2.0 ** (arm / 2)}
         policy.tell(Observation(str(arm), {"a": 0.5, "b": arm / 10}, seconds=seconds))
     # One whose durations are not all known tells nothing.
     policy.tell(Observation("5", {"a": 0.5, "b": 0.5}, seconds={"a": 1e6}))
-    history = policy._history(())  # type: ignore[attr-defined]  # what the rule is given
+    history = policy._history(())  # what the rule is given
 
     found = arm_seconds(history, table.standardised.values)
 

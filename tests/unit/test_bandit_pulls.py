@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,7 +159,6 @@ def test_ask_depends_on_what_is_known_and_not_on_how_it_was_told(
     assert second.ask(4, pending[::-1] + pending) == expected
     assert second.best() == first.best()
     assert second.stop(pending) == first.stop(pending)
-    assert second.state_dict() == first.state_dict()
     taken = {(pull.arm, task) for pull in pending for task in pull.tasks or TASKS.names}
     taken |= {(seen.arm, task) for seen in tells for task in (*seen.scores, *seen.failed)}
     assert taken.isdisjoint((p.arm, task) for p in expected for task in p.tasks)
@@ -168,11 +166,11 @@ def test_ask_depends_on_what_is_known_and_not_on_how_it_was_told(
 
 @every_variant
 @campaigns
-@given(table=tables, seed=seeds, cut=st.integers(0, 40), pieces=st.integers(1, 5))
-def test_search_that_is_replayed_or_loaded_at_any_point_goes_on_as_it_did(
-    variant: str, table: ArmTable, seed: int, cut: int, pieces: int
+@given(table=tables, seed=seeds, pieces=st.integers(1, 5))
+def test_search_that_is_replayed_goes_on_as_it_did(
+    variant: str, table: ArmTable, seed: int, pieces: int
 ) -> None:
-    """A log of asks and tells, of which the tells come back in pieces; then once more from it."""
+    """A log of asks and tells, replayed with the tells in another order."""
     policy = made(variant, table, seed)
     log: list[tuple[list[Pull], list[Pull], list[Observation]]] = []
     pending: list[Pull] = []
@@ -188,18 +186,12 @@ def test_search_that_is_replayed_or_loaded_at_any_point_goes_on_as_it_did(
             policy.tell(seen)
 
     again = made(variant, table, seed)
-    for number, (before, new, tells) in enumerate(log):
-        if number == cut:
-            state = json.loads(json.dumps(again.state_dict(), allow_nan=False))
-            again = made(variant, ArmTable(table.arms, table.feature_names), seed)
-            again.load_state_dict(state)
-            assert again.state_dict() == state
+    for before, new, tells in log:
         assert [proposal.pull for proposal in again.ask(pieces, before)] == new
         for seen in reversed(tells):
             again.tell(seen)
 
     assert again.best() == policy.best()
-    assert again.state_dict() == policy.state_dict()
 
 
 @every_variant
@@ -245,7 +237,6 @@ def test_tasks_that_were_not_given_are_known_by_name_in_whatever_order_they_are_
     best = best_of(first)
     assert best.tasks == ("b", "m", "z")
     assert second.best() == best
-    assert second.state_dict() == first.state_dict()
 
 
 def test_partly_told_arm_is_asked_for_the_rest_of_its_tasks() -> None:
@@ -337,39 +328,12 @@ def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
 ) -> None:
     policy = make_policy("random", grid(1, 1), 0, tasks=TASKS)
     policy.tell(Observation("s0/l0", {"quick": 0.5}))
-    before = policy.state_dict()
+    before = policy.best()
 
     with pytest.raises(ConfigError, match="arm 's0/l0' was told before with another result of"):
         policy.tell(other)
 
-    assert policy.state_dict() == before
-
-
-def test_task_set_takes_none_for_a_duration_that_is_not_known() -> None:
-    tasks = TaskSet(("a", "b"), seconds=(None, 2))  # type: ignore[arg-type]
-
-    assert np.array_equal(tasks.seconds, (np.nan, 2.0), equal_nan=True)
-    assert TaskSet(**tasks.to_json()).to_json() == tasks.to_json()
-
-
-@pytest.mark.parametrize("pull", [["s0/l0", ["quick", "slow"]], ("s0/l0", ("quick", "slow"))])
-def test_pending_may_be_given_as_json_has_it(pull: Any) -> None:
-    policy = make_policy("halving", grid(1, 2), 0, tasks=TASKS, share=1.0)
-
-    expected = policy.ask(2, [Pull("s0/l0", ("quick", "slow"))])
-
-    assert policy.ask(2, [pull]) == expected
-    assert policy.ask(2) != expected
-
-
-@pytest.mark.parametrize(
-    "pull", [7, None, ("s0/l0",), ("s0/l0", "quick"), (0, ("quick",)), ("s0/l0", [1]), {"arm": 1}]
-)
-def test_pending_that_is_no_pull_is_refused(pull: Any) -> None:
-    policy = make_policy("random", grid(1, 2), 0, tasks=TASKS)
-
-    with pytest.raises(ConfigError, match="is not a pull"):
-        policy.ask(1, [pull])
+    assert policy.best() == before
 
 
 @pytest.mark.parametrize(
@@ -393,7 +357,6 @@ def test_whole_numbers_may_be_given_as_floats(name: str, options: dict[str, Any]
                 asked.append(proposal)
 
     assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]
-    assert json.dumps(policies[0].state_dict()) == json.dumps(policies[1].state_dict())
 
 
 def test_task_that_is_not_in_the_set_is_refused_with_the_nearest() -> None:
@@ -405,7 +368,7 @@ def test_task_that_is_not_in_the_set_is_refused_with_the_nearest() -> None:
         policy.ask(1, [Pull("s0/l0", ("quik",))])
 
     assert told.value.hint == "did you mean 'quick'?"
-    assert policy.state_dict()["tells"] == []
+    assert policy.best() is None
 
 
 def test_group_pulls_take_all_arms_of_the_group_of_the_arm_that_the_rule_chooses() -> None:
@@ -436,8 +399,6 @@ def test_group_pulls_take_all_arms_of_the_group_of_the_arm_that_the_rule_chooses
         ({"names": ("a", "b"), "kinds": ("x", "y", "z")}, "3 kinds for 2 tasks"),
         ({"names": ("a",), "seconds": (-1.0,)}, "an expected duration of -1.0 seconds"),
         ({"names": ("a",), "seconds": (np.inf,)}, "an expected duration of inf seconds"),
-        ({"names": ("a",), "seconds": ("1",)}, "an expected duration of '1'"),
-        ({"names": ("a",), "seconds": (True,)}, "an expected duration of True"),
     ],
 )
 def test_task_set_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:
@@ -466,21 +427,3 @@ def test_make_policy_of_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=claim):
         make_policy(name, grid(1, 2), 0, **given)
-
-
-@pytest.mark.parametrize(
-    ("change", "claim"),
-    [
-        ({"tasks": UNTIMED}, "has tasks "),
-        ({"scalariser": "mean-z"}, "has scalariser 'mean'"),
-        ({"group_pulls": True}, "has group_pulls False"),
-    ],
-)
-def test_load_of_a_state_with_other_tasks_or_settings_is_refused(
-    change: dict[str, Any], claim: str
-) -> None:
-    table = grid(1, 2)
-    state = make_policy("random", table, 0, tasks=TASKS).state_dict()
-
-    with pytest.raises(ConfigError, match=claim):
-        make_policy("random", table, 0, **{"tasks": TASKS, **change}).load_state_dict(state)

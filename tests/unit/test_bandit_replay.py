@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from hpc_toolkit.planning.simulation.scenario import Group, Scenario
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.bandit import Observation, Recommendation
+    from hpc_toolkit.bandit import Observation, Policy, Recommendation
     from hpc_toolkit.bandit.bench.replay import Order
 
 
@@ -132,8 +132,6 @@ class Scripted:
     told: list[Observation] = field(default_factory=list)
     pending: list[tuple[Pull | str, ...]] = field(default_factory=list)
 
-    name = "scripted"
-
     def ask(self, n: int, pending: Sequence[Pull | str] = ()) -> list[Proposal]:
         self.pending.append(tuple(pending))
         asked: list[Proposal] = []
@@ -150,22 +148,13 @@ class Scripted:
     def best(self) -> Recommendation | None:
         return None
 
-    def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, object]:
-        raise NotImplementedError
-
-    def load_state_dict(self, state: object) -> None:
-        raise NotImplementedError
-
 
 def test_a_pull_of_no_named_tasks_is_of_those_not_asked_for() -> None:
     table = small_table()
     some = Proposal("a2", None, "cheap", ("t1",))
     policy = Scripted([some, Proposal("a2", None, "rest"), Proposal("a5", None, "all")])
 
-    trace = replay(table, policy, ONE)
+    trace = replay(table, cast("Policy", policy), ONE)
 
     assert trace.arms == (2, 2, 5)
     assert trace.tasks == ((1,), (0, 2), (0, 1, 2))
@@ -184,7 +173,7 @@ def test_an_empty_ask_waits_while_something_is_pending_and_ends_otherwise() -> N
     script: list[Proposal | None] = [*whole[:2], None, None, *whole[2:]]
     policy = Scripted(script)
 
-    trace = replay(table, policy, Asks("window", 3))
+    trace = replay(table, cast("Policy", policy), Asks("window", 3))
 
     every = ("t0", "t1", "t2")
     assert trace.arms == (0, 1, 2, 3)

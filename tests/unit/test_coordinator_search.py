@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,7 @@ def test_rounds_tell_all_that_was_asked_before_the_next_ask(
 def test_opening_of_a_policy_is_a_whole_round(more: dict[str, Any], initial: int) -> None:
     campaign = toy({"policy": "gp-ucb", "budget": 9, **more})
 
-    assert policy_of(campaign, make_arms(campaign)).state_dict()["options"]["initial"] == initial
+    assert asdict(policy_of(campaign, make_arms(campaign)).rule)["initial"] == initial
 
 
 def test_race_over_a_window_is_not_asked_after_each_result(

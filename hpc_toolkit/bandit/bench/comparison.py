@@ -18,9 +18,9 @@ from hpc_toolkit.errors import ConfigError, near_miss
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from hpc_toolkit.bandit.asktell import Policy
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
     from hpc_toolkit.bandit.bench.replay import Order, Trace
-    from hpc_toolkit.bandit.policy import Policy
 
     OnSearch = Callable[["Entrant", int, int], None]
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from hpc_toolkit.bandit.asktell import Policy
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.policy import Policy, Proposal
+    from hpc_toolkit.bandit.policy import Proposal
 
 
 Order = Literal["pull", "longest"]

@@ -1,15 +1,13 @@
-"""Policies on recorded scores: pulls, races, group pulls, and 32 simulated GPUs.
+"""Policies on recorded scores: pulls, races, and 32 simulated GPUs.
 
-    python benchmarks/bandit_bench.py [pulls] [races] [groups] [wall] [--table FILE] [--write]
+    python benchmarks/bandit_bench.py [pulls] [races] [wall] [--table FILE] [--write]
 
-All four without a word. FILE is a table of recorded scores (docs/how-to/bandit-bench.md), by
+All three without a word. FILE is a table of recorded scores (docs/how-to/bandit-bench.md), by
 default what HPCTK_SCORES_CSV names; without either, made-up scores of the same shape. ``pulls``
 compares all policies on the table and on parts of it, half the arms and 24 tasks; ``races`` plays
-racing and halving on parts of half the arms, and on made-up tables; ``groups`` compares the GPU
-time of asking for a whole checkpoint with that of single layers, if a checkpoint's forward passes
-are shared; ``wall`` plays the same 60 pulls on one and on 32 GPUs. ``--write`` puts the tables into
-benchmarks/results.md; they hold no score of the table. Each row of ``pulls`` is shown on stderr as
-soon as it is known.
+racing and halving on parts of half the arms, and on made-up tables; ``wall`` plays the same 60
+pulls on one and on 32 GPUs. ``--write`` puts the tables into benchmarks/results.md; they hold no
+score of the table. Each row of ``pulls`` is shown on stderr as soon as it is known.
 
 Takes ten minutes of one processor for ``pulls``, and one or two for each of the others.
 The numbers depend on the seeds alone. Needs nothing; the extra ``optuna`` adds its policy.
@@ -57,7 +55,7 @@ WAYS = ("one", "window:8", "rounds:8", "window:16", "rounds:16", "window:24", "r
 
 def main() -> None:
     given = parser(__doc__)
-    parts = {"pulls": pulls, "races": races, "groups": groups, "wall": wall}
+    parts = {"pulls": pulls, "races": races, "wall": wall}
     # With choices, argparse would refuse the empty list that is the default.
     given.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     given.add_argument("--table", help="of recorded scores")
@@ -191,51 +189,6 @@ def _raced(found: list[Trace]) -> list[str]:
         return [*cells, *["not known"] * 3]
     shares = [np.median(spent), np.quantile(spent, 0.9, method="inverted_cdf")]
     return [*cells, *(f"{one:.1%}" for one in shares), f"{np.mean(np.array(spent) > SHARE):.0%}"]
-
-
-def groups(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
-    """GPU time to 99 % of the best: single arms, and all arms of a checkpoint at once."""
-    head = ["asks for", "GPU hours: median", "p90", "checkpoints begun: median"]
-    rows, middle = [], []
-    for words, spec, shared in (
-        ("single arms, gp-ucb", "gp-ucb", False),
-        ("whole checkpoints, gp-ucb", "gp-ucb:group_pulls=true", True),
-        ("whole checkpoints, random", "random:group_pulls=true", True),
-    ):
-        plan = Plan(entrants=entrants(spec), until=GOAL, pulls=None, seeds=options.seeds)
-        hours, begun = [], []
-        for _, trace in searches(plan.entrants[0], [scores], plan):
-            number = int(reached_at(trace, GOAL)) - 1
-            spent = shared_s(trace, number) if shared else float(trace.gpu_s[number])
-            hours.append(spent / 3600)
-            begun.append(len(_begun(trace, number)))
-        cells = [np.median(hours), np.quantile(hours, 0.9, method="inverted_cdf")]
-        rows.append([words, *(f"{cell:.1f}" for cell in cells), f"{np.median(begun):g}"])
-        middle.append(float(cells[0]))
-    about = (
-        "A checkpoint whose layers are evaluated together is taken to cost the time of its last "
-        "layer, and for each other layer that of the embeddings, which is nearly all classifier: "
-        "a model of the cost, since the recorded times are of models cut to one layer. "
-        f"{options.seeds} seeds."
-    )
-    words = f"{middle[1] / middle[0]:.1f} times the GPU time of single arms"
-    return [about, "", *table(head, rows), "", f"Whole checkpoints, gp-ucb: {words} (median)."]
-
-
-def _begun(trace: Trace, last: int) -> list[str]:
-    """The groups of the first pulls, in their order."""
-    return list(dict.fromkeys(trace.table.arms.groups[arm] for arm in trace.arms[: last + 1]))
-
-
-def shared_s(trace: Trace, last: int) -> float:
-    """GPU seconds of the groups of the first pulls, each evaluated whole in one go."""
-    assert trace.table.seconds is not None
-    total = trace.table.seconds.sum(axis=1)
-    spent = 0.0
-    for group in _begun(trace, last):
-        members = sorted(trace.table.arms.members[group], key=lambda arm: float(total[arm]))
-        spent += float(total[members[-1]]) + (len(members) - 1) * float(total[members[0]])
-    return spent
 
 
 def wall(scores: ScoreTable, options: argparse.Namespace) -> list[str]:

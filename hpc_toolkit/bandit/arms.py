@@ -83,11 +83,6 @@ class ArmTable:
         return tuple(arm.id for arm in self.arms)
 
     @cached_property
-    def groups(self) -> tuple[str, ...]:
-        """Each arm's group, by index."""
-        return tuple(arm.group for arm in self.arms)
-
-    @cached_property
     def features(self) -> NDArray[np.float64]:
         """Shape (n_arms, n_features), as given; NaN where not known."""
         rows = [arm.features for arm in self.arms]
@@ -97,14 +92,6 @@ class ArmTable:
     def standardised(self) -> Standardised:
         """The features that kernels and distances use."""
         return _standardise(self.features, self.feature_names)
-
-    @cached_property
-    def members(self) -> dict[str, tuple[int, ...]]:
-        """Arm indices of each group, groups in order of their first arm."""
-        found: dict[str, list[int]] = {}
-        for index, group in enumerate(self.groups):
-            found.setdefault(group, []).append(index)
-        return {group: tuple(indices) for group, indices in found.items()}
 
     def index(self, arm_id: str) -> int:
         """Return the index of an arm. Raises ConfigError with the nearest known id."""

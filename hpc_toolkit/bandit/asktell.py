@@ -130,44 +130,6 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def choose_groups(rule: Rule, history: History, n: int) -> list[Proposal]:
-    """Choose at most ``n`` arms, one group after another.
-
-    This is for evaluations in which the arms of a group share most of the work, such as the layers
-    of one checkpoint. The next group is the group of the arm that ``rule`` would choose: its best
-    member has the highest acquisition. That arm comes first, then the others in the table's order.
-    A group with an arm that was asked for is finished before another group begins, so an ask may
-    end inside a group and the next ask continues there.
-    """
-    found: list[Proposal] = []
-    members, groups = history.table.members, history.table.groups
-    while len(found) < n:
-        group, first = _begun(history), None
-        if group is None:
-            chosen = rule.choose(history, 1)
-            if not chosen:
-                break
-            first = chosen[0]
-            group = groups[history.table.index(first.arm)]
-        free = [arm for arm in members[group] if arm not in history.taken]
-        rest = [history.table.ids[arm] for arm in free]
-        if first is not None:
-            found.append(first)
-            rest.remove(first.arm)
-        found += [Proposal(arm, None, f"in the group {group}") for arm in rest]
-        history = history.with_pending(free)
-    return found[:n]
-
-
-def _begun(history: History) -> str | None:
-    """Return the first group in which some arms are taken and some are not."""
-    for group, members in history.table.members.items():
-        taken = sum(arm in history.taken for arm in members)
-        if 0 < taken < len(members):
-            return group
-    return None
-
-
 @dataclass(eq=False, repr=False)
 class Policy:
     """Decides which arms to evaluate next, without files, a clock or global random state.
@@ -182,7 +144,6 @@ class Policy:
     seed: int
     tasks: TaskSet | None = None
     scalariser: str = "mean"
-    group_pulls: bool = False
     stop_rules: StopRules | None = None
 
     def __post_init__(self) -> None:
@@ -206,10 +167,7 @@ class Policy:
         if n < 0:
             message = f"asked for {n} arms"
             raise ConfigError(message, hint="ask for 0 or more")
-        history = self._history(pending)
-        if self.group_pulls:
-            return choose_groups(self.rule, history, n)
-        return self.rule.choose(history, n)
+        return self.rule.choose(self._history(pending), n)
 
     def tell(self, observation: Observation) -> None:
         """Add an arm's results on some tasks. The results of several tells add up, in any order.

@@ -38,7 +38,6 @@ def make_policy(
     *,
     tasks: TaskSet | None = None,
     scalariser: str = "mean",
-    group_pulls: bool = False,
     stop: StopRules | None = None,
     **options: Any,
 ) -> Policy:
@@ -46,9 +45,8 @@ def make_policy(
 
     Without ``tasks``, a pull is for all tasks of an arm, and one tell with tasks of any names
     completes it. With ``tasks``, an arm is complete when all of them were told, in any number of
-    tells. ``scalariser`` turns an arm's scores into one reward. With ``group_pulls``, the arms of
-    a group are asked for one after another (see ``asktell.choose_groups``). ``stop`` are the rules
-    that the policy's method ``stop`` checks.
+    tells. ``scalariser`` turns an arm's scores into one reward. ``stop`` are the rules that the
+    policy's method ``stop`` checks.
 
     Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a
     seed that is not a whole number from 0; and for arguments that do not fit together.
@@ -63,14 +61,14 @@ def make_policy(
     check_scalariser(scalariser, tasks)
     check_stop(stop, tasks_known=tasks is not None)
     if name in TASK_RULES:
-        _check_task_rule(name, tasks, scalariser, group_pulls=group_pulls)
+        _check_task_rule(name, tasks, scalariser)
     known = [option.name for option in fields(rule_type)]
     for option in options:
         if option not in known:
             message = f"policy {name!r} has no option {option!r}"
             hint = near_miss(option, known) if known else "it has no options"
             raise ConfigError(message, hint=hint)
-    return Policy(arms, rule_type(**options), seed, tasks, scalariser, group_pulls, stop)
+    return Policy(arms, rule_type(**options), seed, tasks, scalariser, stop)
 
 
 def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -96,18 +94,13 @@ def _rule_type(name: str) -> type[Rule]:
     return known[name]
 
 
-def _check_task_rule(
-    name: str, tasks: TaskSet | None, scalariser: str, *, group_pulls: bool
-) -> None:
+def _check_task_rule(name: str, tasks: TaskSet | None, scalariser: str) -> None:
     if tasks is None:
         message = f"policy {name!r} needs the tasks of the bandit"
         raise ConfigError(message, hint="give make_policy the task set")
     if name == Racing.name and scalariser != "mean":
         message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
         raise ConfigError(message, hint="take the scalariser 'mean', or another policy")
-    if group_pulls:
-        message = f"policy {name!r} asks for all arms of every group; group pulls change nothing"
-        raise ConfigError(message, hint="leave group pulls out")
 
 
 def _is_seed(value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, unique
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -152,17 +152,6 @@ class History:
     def taken(self) -> frozenset[int]:
         """Indices of the arms that must not be proposed for all their tasks."""
         return frozenset((*self.scored, *self.failed, *self.pending))
-
-    def with_pending(self, arms: Sequence[int]) -> History:
-        """Return the history as if these arms were pending on all their tasks as well."""
-        more = [arm for arm in arms if arm not in self.taken]
-        asked = self.results.asked.copy()
-        asked[more] = True
-        return replace(
-            self,
-            pending=tuple(sorted((*self.pending, *more))),
-            results=replace(self.results, asked=asked),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features, with_
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
 from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
-from hpc_toolkit.campaign.tables import BUDGETS, search_table
+from hpc_toolkit.campaign.tables import BUDGETS, search_table, without_retired
 from hpc_toolkit.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
     ends = {key: getattr(campaign.search, key) for key in BUDGETS}
     given = {key: one for key, one in ends.items() if one is not None}
     try:
-        return replace(campaign, search=search_table({**first, **given}, "search", ends=False))
+        return replace(
+            campaign, search=search_table({**without_retired(first), **given}, "search", ends=False)
+        )
     except ConfigError as error:
         message = f"the first decision of stage 'tasks' is damaged: {error.message}"
         raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
@@ -154,7 +156,6 @@ def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
     return {
         "policy": {"tasks": make_tasks(campaign), "stop": stop},
         "scalariser": {"scalariser": search.scalariser},
-        "group_pulls": {"group_pulls": search.group_pulls},
         "options": options,
     }
 

@@ -21,6 +21,7 @@ from hpc_toolkit.campaign.tables import (
     positive,
     require,
     search_table,
+    without_retired,
     work_table,
 )
 from hpc_toolkit.errors import ConfigError, RunError
@@ -119,7 +120,7 @@ class Campaign:
             table[name] = _given(table[name], "items", "names", "kinds", "seconds")
         # Runs from before rounds existed record no ``asks``; their search used a window.
         if "search" in table:
-            table["search"] = {"asks": WINDOW, **_given(table["search"])}
+            table["search"] = {"asks": WINDOW, **without_retired(_given(table["search"]))}
         return parse_campaign(table, file)
 
     def asked_in(self, asks: str | None) -> Campaign:

@@ -28,7 +28,7 @@ ROUNDS, WINDOW = "rounds", "window"
 BUDGETS = ("budget", "evaluations", "gpu_hours", "wall_hours", "win_probability")
 """The keys that end a search; they change no ask."""
 
-NO_OPTIONS = ("name", "arms", "seed", "tasks", "scalariser", "group_pulls", "stop")
+NO_OPTIONS = ("name", "arms", "seed", "tasks", "scalariser", "stop")
 """Arguments of every policy; other keys of the file set them, so options of a policy cannot."""
 
 
@@ -165,8 +165,6 @@ class Search:
     """Afterwards evaluate everything that is left, to know how close the search came."""
     scalariser: str = "mean"
     """How the scores of several tasks become one reward."""
-    group_pulls: bool = False
-    """Whether all layers of a checkpoint are asked for, one after the other."""
     metrics: tuple[str, ...] = ()
     """Columns of the metrics table that become features of the arms."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -175,6 +173,11 @@ class Search:
     @property
     def in_rounds(self) -> bool:
         return self.asks != WINDOW
+
+
+def without_retired(record: dict[str, Any]) -> dict[str, Any]:
+    """Drop a key of an older version from a recorded search that did not use it."""
+    return {key: one for key, one in record.items() if key != "group_pulls" or one}
 
 
 def search_table(value: object, where: str, *, ends: bool = True) -> Search:
@@ -196,7 +199,6 @@ def search_table(value: object, where: str, *, ends: bool = True) -> Search:
             "asks": ("asks", _asks),
             "exhaustive": ("exhaustive", flag),
             "scalariser": ("scalariser", word),
-            "group_pulls": ("group_pulls", flag),
             "metrics": ("metrics", _metrics),
             "options": ("options", _options),
         },

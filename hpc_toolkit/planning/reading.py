@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit import Pull
     from hpc_toolkit.campaign.decisions import Decision
-    from hpc_toolkit.campaign.settings import ArmFacts, Campaign
+    from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
@@ -301,23 +301,10 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
         return [], "Nothing says how many arms the search will ask for: those to come are left out."
     fresh = [pull for pull in open_pulls if not pull.tasks]
     count = min(*bounds, len(fresh))
-    taken = _spread(campaign, fresh, count)
+    taken = [fresh[number * len(fresh) // count] for number in range(count)]
     said = (
         f"The search may ask for {count:,} more arms on {len(names)} tasks, at most"
         f" {search.pending} at once; it is taken to ask for all of them, spread evenly over"
         " those that are left, and never to wait for the last of a round."
     )
     return taken, said
-
-
-def _spread(campaign: Campaign, pulls: list[Pull], count: int) -> list[Pull]:
-    """Choose ``count`` of the pulls evenly; with group pulls, choose checkpoints evenly instead."""
-    if not campaign.search.group_pulls:
-        return [pulls[number * len(pulls) // count] for number in range(count)]
-    facts: dict[str, ArmFacts] = {arm.id: arm for arm in campaign.arms()}
-    groups: dict[str, list[Pull]] = {}
-    for pull in pulls:
-        groups.setdefault(facts[pull.arm].checkpoint, []).append(pull)
-    some = list(groups.values())
-    wanted = min(len(some), -(-count * len(some) // max(len(pulls), 1)))
-    return [pull for number in range(wanted) for pull in some[number * len(some) // wanted]][:count]

@@ -58,7 +58,7 @@ SEARCHES = {
     "window": WINDOW,
     "rounds": 'policy = "gp-ucb"\nbudget = 14\npending = 3\n',
     "racing": 'policy = "racing"\noptions = { first = 2 }\n',
-    "group pulls": 'policy = "gp-ei"\nevaluations = 40\npending = 4\ngroup_pulls = true\n',
+    "evaluations": 'policy = "gp-ei"\nevaluations = 40\npending = 4\n',
     "metrics": """
 policy = "gp-ts"
 budget = 10

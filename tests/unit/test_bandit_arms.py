@@ -54,13 +54,6 @@ def test_table_constant_column_becomes_zero(value: float) -> None:
     np.testing.assert_allclose(made.values[:, 0], 0.0, atol=1e-12)
 
 
-def test_table_members_keep_the_order_of_the_arms() -> None:
-    table = table_of((0.0, 0.0), (1.0, 1.0), (2.0, 2.0))
-
-    assert table.members == {"group0": (0, 2), "group1": (1,)}
-    assert table.groups == ("group0", "group1", "group0")
-
-
 @given(
     st.lists(
         st.tuples(*[st.floats(-1e90, 1e90) | st.just(NAN)] * 2),
@@ -165,7 +158,7 @@ def test_with_metrics_adds_a_named_column_per_metric_after_the_features() -> Non
 
     assert table.feature_names == ("layer", "metric:entropy", "metric:curvature")
     assert table.features.tolist() == [[i, 10.0 + i, -i] for i in range(4)]
-    assert (table.ids, table.groups) == (TABLE.ids, TABLE.groups)
+    assert table.ids == TABLE.ids
 
 
 def test_with_metrics_gaps_become_nan_and_a_column_that_says_so() -> None:

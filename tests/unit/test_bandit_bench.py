@@ -121,7 +121,7 @@ def test_equal_seeds_give_equal_reports_of_any_company() -> None:
 def test_a_report_is_strict_json_and_names_nothing_of_the_table() -> None:
     text = json.dumps(bench("random,racing"), allow_nan=False)
 
-    names = [*small_table().arms.ids, *small_table().tasks.names, *small_table().arms.groups]
+    names = [*small_table().arms.ids, *small_table().tasks.names]
     assert not [name for name in names if f'"{name}"' in text]
 
 
@@ -434,7 +434,7 @@ def replay_until(policy: str, error: type[BaseException]) -> Callable[..., Trace
     begun: list[str] = []
 
     def replayed(table: ScoreTable, made: Policy, *args: Any, **options: Any) -> Trace:
-        begun.append(made.name)
+        begun.append(made.rule.name)
         if begun.count(policy) == 2:
             raise error
         return replay(table, made, *args, **options)

@@ -10,14 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from hpc_toolkit.bandit import Arm, ArmTable
-from hpc_toolkit.bandit.bench.recorded import ScoreTable
-from hpc_toolkit.bandit.bench.replay import Trace
 from hpc_toolkit.bandit.bench.synthetic import score_table
-from hpc_toolkit.bandit.policy import TaskSet
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OPTIONS = argparse.Namespace(
@@ -37,16 +32,11 @@ def rows_of(lines: list[str]) -> list[list[str]]:
     return found[2:]
 
 
-@pytest.mark.parametrize("part", ["pulls", "races", "groups", "wall"])
+@pytest.mark.parametrize("part", ["pulls", "races", "wall"])
 def test_a_part_has_a_full_row_for_everything_that_it_compares(bench: Any, part: str) -> None:
     first = {
         "pulls": ["random", "gp-ucb", "gp-ucb, rounds:8", "gp-ucb, window:8"],
         "races": [*["racing"] * 3, *["halving"] * 3],
-        "groups": [
-            "single arms, gp-ucb",
-            "whole checkpoints, gp-ucb",
-            "whole checkpoints, random",
-        ],
         "wall": [*(f"gp-ucb, {way}" for way in bench.WAYS), "racing, whole rungs"],
     }
 
@@ -55,18 +45,6 @@ def test_a_part_has_a_full_row_for_everything_that_it_compares(bench: Any, part:
     assert [row[0] for row in rows] == first[part]
     assert len({len(row) for row in rows}) == 1
     assert all(re.search(r"\d|never", cell) for row in rows for cell in row[1:])
-
-
-def test_a_shared_checkpoint_costs_its_last_layer_and_classifiers(bench: Any) -> None:
-    arms = tuple(Arm(f"{group}{k}", group, (float(k),)) for group in "ab" for k in range(3))
-    seconds = np.array([[1.0], [4.0], [9.0], [2.0], [3.0], [5.0]])
-    table = ScoreTable(ArmTable(arms, ("layer",)), TaskSet(("t",)), seconds, seconds)
-    order = (1, 0, 2, 4, 3, 5)
-    trace = Trace(table, order, ((0,),) * 6, tuple(range(6)), np.ones(6), finished=True)
-
-    assert bench.shared_s(trace, 0) == 9 + 2 * 1
-    assert bench.shared_s(trace, 2) == 9 + 2 * 1
-    assert bench.shared_s(trace, 3) == 9 + 2 * 1 + 5 + 2 * 2
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ UNTIMED = TaskSet(TASKS.names)
 VARIANTS: dict[str, dict[str, Any]] = {
     "random": {},
     "gp-ucb": {},
-    "gp-ucb in groups": {"group_pulls": True},
     "racing": {},
     "racing in blocks": {"c": 1.0, "first": 2, "block": 2},
     "racing untimed": {"tasks": UNTIMED},
@@ -126,7 +125,7 @@ def test_campaign_evaluates_each_task_of_an_arm_at_most_once_and_ends(
 
     assert len(set(done)) == len(done)
     assert {arm for arm, _ in done} == set(table.ids)
-    if variant in {"random", "gp-ucb", "gp-ucb in groups"}:
+    if variant in {"random", "gp-ucb"}:
         assert len(done) == len(table.ids) * len(TASKS.names)
 
 
@@ -371,25 +370,6 @@ def test_task_that_is_not_in_the_set_is_refused_with_the_nearest() -> None:
     assert policy.best() is None
 
 
-def test_group_pulls_take_all_arms_of_the_group_of_the_arm_that_the_rule_chooses() -> None:
-    table = grid(5, 3)
-    alone = make_policy("gp-ucb", table, 2, initial=2)
-    together = make_policy("gp-ucb", table, 2, initial=2, group_pulls=True)
-    for policy in (alone, together):
-        for arm in table.ids[:6]:
-            policy.tell(Observation(arm, {"task": float(table.index(arm))}))
-    wanted = alone.ask(1)[0]
-
-    asked = together.ask(3)
-
-    group = wanted.arm.partition("/")[0]
-    assert asked[0] == wanted
-    assert sorted(p.arm for p in asked) == [f"{group}/l{layer}" for layer in range(3)]
-    assert [p.arm for p in asked[1:]] == sorted(p.arm for p in asked[1:])
-    # What was begun is finished first, whatever the rule would choose now.
-    assert together.ask(1, [asked[0].arm, asked[1].arm])[0].arm == asked[2].arm
-
-
 @pytest.mark.parametrize(
     ("given", "claim"),
     [
@@ -413,7 +393,6 @@ def test_task_set_with_an_unusable_value_is_refused(given: dict[str, Any], claim
         ("racing", {}, "policy 'racing' needs the tasks of the bandit"),
         ("halving", {}, "policy 'halving' needs the tasks of the bandit"),
         ("racing", {"tasks": TASKS, "scalariser": "mean-z"}, "compares by the mean over tasks"),
-        ("racing", {"tasks": TASKS, "group_pulls": True}, "group pulls change nothing"),
         ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
         ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),
         ("racing", {"tasks": TASKS, "block": 0}, "racing: block is 0"),

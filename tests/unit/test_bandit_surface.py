@@ -35,6 +35,11 @@ def median_pulls(name: str, table: ArmTable, scores: np.ndarray, *, batch: int =
     return float(np.median(pulls))
 
 
+def layers_of(table: ArmTable, group: str) -> list[int]:
+    """The indices of the arms of a group."""
+    return [index for index, arm in enumerate(table.arms) if arm.group == group]
+
+
 @pytest.fixture(scope="module", params=range(3))
 def made(request: pytest.FixtureRequest) -> Surface:
     return surface(request.param, SIZES, STEPS, LAYERS)
@@ -53,7 +58,7 @@ def test_surface_best_layer_is_deep_late_in_training_and_the_embeddings_early(
 ) -> None:
     depths = {}
     for step in (16, 128000):
-        group = list(made.table.members[f"{410e6:g}/step{step}"])
+        group = layers_of(made.table, f"{410e6:g}/step{step}")
         depths[step] = int(np.argmax(made.truth[group])) / (len(group) - 1)
         if step == 128000:
             over_last = made.truth[group].max() - made.truth[group[-1]]
@@ -130,7 +135,7 @@ def test_a_score_table_takes_longer_the_more_blocks_an_arm_passes() -> None:
 
 def test_tasks_of_a_score_table_differ_from_layer_to_layer_as_little_as_recorded_ones() -> None:
     table = score_table(1)
-    late = list(table.arms.members[f"{410e6:g}/step143000"])
+    late = layers_of(table.arms, f"{410e6:g}/step143000")
     scores = table.scores[late]
 
     rough = scores[1:-1] - (scores[:-2] + scores[2:]) / 2

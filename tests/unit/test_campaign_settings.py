@@ -40,9 +40,8 @@ BUDGET = {"budget": 6, "pending": 2}
         ({**BUDGET, "asks": "round"}, "search: asks: 'round'"),
         ({**BUDGET, "metrics": ["a", "a"]}, r"search: metrics: \['a', 'a'\] is not a list of diff"),
         ({**BUDGET, "scalarizer": "mean"}, "search: unknown key 'scalarizer'"),
-        ({**BUDGET, "group_pulls": 1}, "search: group_pulls: 1 is not true or false"),
+        ({**BUDGET, "exhaustive": 1}, "search: exhaustive: 1 is not true or false"),
         ({**BUDGET, "options": {"seed": 1}}, "search: options.seed: not an option of a policy"),
-        ({**BUDGET, "options": {"group_pulls": True}}, "search: options.group_pulls: not an opt"),
     ],
 )
 def test_search_tables_that_are_wrong_are_refused_by_key(search: dict[str, Any], says: str) -> None:
@@ -112,7 +111,6 @@ def test_only_tasks_have_kinds() -> None:
         ({**BUDGET, "options": {"bet": 2}}, "search: options: policy 'gp-ucb' has no option 'bet'"),
         ({**BUDGET, "options": {"beta": "x"}}, "search: options: gp-ucb: beta is 'x'"),
         ({**BUDGET, "options": {"features": "metrics"}}, "search: options: the arms have no metri"),
-        ({"policy": "racing", "group_pulls": True}, "search: group_pulls: policy 'racing' asks"),
         ({"policy": "racing", "scalariser": "mean-z"}, "search: scalariser: policy 'racing' comp"),
         ({**BUDGET, "metrics": ["entropy"]}, "search: metrics: nothing uses them"),
     ],
@@ -128,7 +126,6 @@ def test_searches_that_cannot_work_are_refused_before_anything_runs(
 def test_searches_that_can_work_are_not_refused() -> None:
     uses = {"metrics": ["entropy"], "options": {"features": "metrics"}}
     try_search(toy({**BUDGET, **uses}), "toy.toml")
-    try_search(toy({**BUDGET, "policy": "gp-ei", "group_pulls": True}), "toy.toml")
     kinds = {"kinds": {"a": "sts", "b": "sts", "c": "retrieval"}}
     try_search(toy({**BUDGET, "scalariser": "mean-kind"}, tasks=kinds), "toy.toml")
 
@@ -158,8 +155,9 @@ def test_new_campaigns_ask_in_rounds_and_older_ones_over_a_window(tmp_path: Path
     run = make_campaign_run(tmp_path / "r", toy(BUDGET), ())
     assert campaign_of(run).search.asks == "rounds"
     record = json.loads((run.root / "run.json").read_bytes())["campaign"]
-    for key in ("asks", "evaluations", "metrics", "scalariser", "group_pulls"):
+    for key in ("asks", "evaluations", "metrics", "scalariser"):
         del record["search"][key]
+    record["search"]["group_pulls"] = False
     for key in ("kinds", "seconds"):
         del record["tasks"][key]
 

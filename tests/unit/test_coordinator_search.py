@@ -37,7 +37,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "window": {"policy": "gp-ucb", "budget": 9, "pending": 3, "asks": "window"},
     "racing": {"policy": "racing", "options": {"first": 2}},
     "halving": {"policy": "halving", "options": {"share": 0.3}, "exhaustive": True},
-    "group pulls": {"policy": "gp-ei", "budget": 7, "pending": 3, "group_pulls": True},
     "metrics": {
         "policy": "gp-ucb",
         "budget": 8,

@@ -105,13 +105,3 @@ def test_a_search_that_says_no_number_is_left_out_in_words(
 
     assert work.coming == 0
     assert work.assumed[0].startswith("Nothing says how many arms")
-
-
-def test_whole_checkpoints_are_taken_where_they_are_asked_for_together(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = played(fast_dir / "r", monkeypatch, {**SEARCH, "group_pulls": True}, 2)
-
-    (tasks,) = work.stages
-    coming = tasks.left[len(tasks.left) - tasks.coming :]
-    assert len({item["checkpoint"] for item in coming}) == -(-len(coming) // 12)

@@ -65,7 +65,7 @@ def test_a_table_is_read_alike_from_every_format(tmp_path: Path, name: str) -> N
     table = read_score_table(writer(tmp_path / name, text(*ROWS)))
 
     assert table.arms.ids == ("410m/step8/layer0", "410m/step8/layer2", "1.4b/main/layer1")
-    assert table.arms.groups == ("410m/step8", "410m/step8", "1.4b/main")
+    assert tuple(arm.group for arm in table.arms.arms) == ("410m/step8", "410m/step8", "1.4b/main")
     assert table.arms.feature_names == GEOMETRY_NAMES
     expected = [
         [math.log(410e6), math.log(9), 0.0],
@@ -88,7 +88,11 @@ def test_a_step_column_and_a_family_tell_what_revisions_do_not(tmp_path: Path) -
 
     table = read_score_table(write(tmp_path / "t.csv", text(*rows, header=header)))
 
-    assert table.arms.groups == ("bert/110m/v1", "gpt/110m/v1", "gpt/110m/v1")
+    assert tuple(arm.group for arm in table.arms.arms) == (
+        "bert/110m/v1",
+        "gpt/110m/v1",
+        "gpt/110m/v1",
+    )
     step, depth = table.arms.features[:, 1], table.arms.features[:, 2]
     np.testing.assert_allclose(step, [math.nan, math.log(71), math.log(71)])
     np.testing.assert_allclose(depth, [0.0, 1.0, 1 / 3])

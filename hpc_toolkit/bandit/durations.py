@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.regression import Ridge, design
 from hpc_toolkit.bandit.rule import Stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.rule import History
-
-
-SHORTEST_S = 1e-3
-"""Replaces shorter durations, whose logarithms would be outliers."""
 
 
 def task_seconds(history: History) -> NDArray[np.float64]:
@@ -34,28 +29,6 @@ def task_seconds(history: History) -> NDArray[np.float64]:
     gaps = np.isnan(expected)
     expected[gaps] = expected[~gaps].mean() if not gaps.all() else 0.0
     return expected
-
-
-def arm_seconds(history: History, points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return shape (n_arms,): expected seconds on one worker for all tasks of each arm.
-
-    Regress the logarithm on ``points``, shape (n_arms, n_columns), by ridge regression over the
-    arms with a reward whose told tasks all have durations. Without such an arm, return ones.
-    """
-    results = history.results
-    timed = [
-        arm
-        for arm in history.scored
-        if results.told[arm].any() and not np.isnan(results.seconds[arm, results.told[arm]]).any()
-    ]
-    if not timed:
-        return np.ones(len(points))
-    totals = np.array([results.seconds[arm, results.told[arm]].sum() for arm in timed])
-    logarithms = np.log(np.maximum(totals, SHORTEST_S))
-    centre, spread = logarithms.mean(), logarithms.std() or 1.0
-    terms = design(points, 1)
-    ridge = Ridge(terms[timed], (logarithms - centre) / spread, 1.0)
-    return np.asarray(np.exp(centre + spread * (terms @ ridge.theta)))
 
 
 def slowness(seconds: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:

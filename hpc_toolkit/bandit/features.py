@@ -75,24 +75,18 @@ def with_metrics(
     return ArmTable(tuple(arms), (*table.feature_names, *columns), table.metrics + len(columns))
 
 
-def columns_of(table: ArmTable, wanted: str) -> tuple[int, ...]:
-    """Return the indices of the standardised columns of one of ``FEATURES``.
+def columns(table: ArmTable, wanted: str) -> NDArray[np.float64]:
+    """Return shape (n_arms, n_columns): the standardised features of one of ``FEATURES``.
 
     "geometry" selects all features that are not metrics, whatever their names. Raises ConfigError
     for "metrics" if the table has none.
     """
-    names = table.standardised.names
-    metrics = [name.startswith(METRIC_PREFIX) for name in names]
-    if wanted == "metrics" and not any(metrics):
+    measured = [name.startswith(METRIC_PREFIX) for name in table.standardised.names]
+    if wanted == "metrics" and not any(measured):
         message = "the arms have no metrics as features"
         raise ConfigError(message, hint="use features = 'geometry'")
     keep = {"geometry": (False,), "metrics": (True,), "all": (False, True)}[wanted]
-    return tuple(index for index, is_metric in enumerate(metrics) if is_metric in keep)
-
-
-def columns(table: ArmTable, wanted: str) -> NDArray[np.float64]:
-    """Return shape (n_arms, n_columns): the standardised features of one of ``FEATURES``."""
-    return table.standardised.values[:, columns_of(table, wanted)]
+    return table.standardised.values[:, [metric in keep for metric in measured]]
 
 
 def _number(value: float | None) -> float:

@@ -1,9 +1,9 @@
-"""Regression of rewards on the features of arms: Gaussian processes and ridge regression."""
+"""Regression of rewards on the features of arms by a Gaussian process."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -22,20 +22,11 @@ JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)
 LENGTH_SCALES = (0.2, 0.4, 0.8, 1.5, 3.0, 6.0)
 """Candidates for one length scale of all columns, in standard deviations of a feature."""
 
-OWN_LENGTH_SCALES = (*LENGTH_SCALES, math.inf)
-"""Candidates for the length scale of a single column; infinity ignores the column."""
-
 NOISES = (1e-4, 1e-3, 1e-2)
 """Candidates for the variance of the noise, in units of the prior's variance."""
 
-SLOPES = (0.01, 0.1, 1.0)
-"""Candidates for the prior variance of a slope, if there is a linear mean."""
-
 LIKELIHOOD_DECIMALS = 9
 """Log likelihoods that agree to this many decimals are a tie."""
-
-SWEEPS = 5
-"""The most rounds of optimising each column's own length scale."""
 
 MOST_CANDIDATES = 600
 """The most arms in a joint draw, whose cost is the cube of their number."""
@@ -57,43 +48,11 @@ def matern52(
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """A Matern-5/2 kernel of variance 1, plus the kernel of a linear function of unknown slopes:
-
-        k(a, b) = m(|(a - b) / length_scales|) + slope * sum_j a_j b_j
-
-    with m(r) = (1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r). The second part is a linear mean whose
-    slopes have a normal prior of variance ``slope`` (Rasmussen and Williams 2006, section 2.7).
-    This is a ridge regression whose uncertainty is part of the posterior.
-    """
-
-    length_scales: tuple[float, ...]
-    """In standard deviations of a feature: one for all columns, or one for each, which lets less
-    relevant features have longer scales (automatic relevance determination). Infinite: the column
-    is left out."""
-    slope: float = 0.0
-    """Prior variance of the slope of every column; 0 leaves the linear part out."""
-
-    def between(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return shape (len(left), len(right)), for points of shape (n, n_columns)."""
-        if len(self.length_scales) == 1:
-            covariance = matern52(left, right, self.length_scales[0])
-        else:
-            scales = np.array(self.length_scales)
-            covariance = matern52(left / scales, right / scales, 1.0)
-        return covariance + self.slope * (left @ right.T) if self.slope else covariance
-
-    def variances(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return shape (len(points),): ``k(a, a)``."""
-        ones = np.ones(len(points))
-        return ones + self.slope * (points**2).sum(axis=1) if self.slope else ones
-
-
-@dataclass(frozen=True, slots=True)
 class Hyperparameters:
     """The hyperparameters that ``fit`` chooses."""
 
-    kernel: Kernel
+    length_scale: float
+    """Of all columns, in standard deviations of a feature."""
     noise: float
     """Variance of the noise on the diagonal."""
 
@@ -127,14 +86,14 @@ class Posterior:
         points: NDArray[np.float64],
         hyper: Hyperparameters,
     ) -> None:
-        kernel = hyper.kernel
-        factor = cholesky(kernel.between(x, x), hyper.noise)
         self._hyper = hyper
         self._points = points
-        self._rows = np.asarray(np.linalg.solve(factor, kernel.between(x, points)), np.float64)
+        factor = cholesky(matern52(x, x, hyper.length_scale), hyper.noise)
+        cross = matern52(x, points, hyper.length_scale)
+        self._rows = np.asarray(np.linalg.solve(factor, cross), np.float64)
         self.mean: NDArray[np.float64] = self._rows.T @ np.linalg.solve(factor, y)
         self.variance: NDArray[np.float64] = np.maximum(
-            kernel.variances(points) - np.einsum("ij,ij->j", self._rows, self._rows), 0.0
+            1.0 - np.einsum("ij,ij->j", self._rows, self._rows), 0.0
         )
 
     @property
@@ -142,16 +101,10 @@ class Posterior:
         """Standard deviations, shape (len(points),)."""
         return np.sqrt(self.variance)
 
-    def covariance_with(self, index: int) -> NDArray[np.float64]:
-        """Return shape (len(points),): the covariance of every point with one of them."""
-        point = self._points[index : index + 1]
-        prior = self._hyper.kernel.between(point, self._points)[0]
-        return np.asarray(prior - self._rows[:, index] @ self._rows)
-
     def covariance(self, indices: NDArray[np.intp]) -> NDArray[np.float64]:
         """Return shape (len(indices), len(indices)): the covariance among some of the points."""
         points, rows = self._points[indices], self._rows[:, indices]
-        return np.asarray(self._hyper.kernel.between(points, points) - rows.T @ rows)
+        return np.asarray(matern52(points, points, self._hyper.length_scale) - rows.T @ rows)
 
     def believe(self, index: int) -> None:
         """Condition on observing ``points[index]`` at its own mean (the kriging believer).
@@ -160,7 +113,9 @@ class Posterior:
         (Desautels, Krause and Burdick 2014, GP-BUCB); so the order of several calls does not
         matter.
         """
-        covariance = self.covariance_with(index)
+        point = self._points[index : index + 1]
+        prior = matern52(point, self._points, self._hyper.length_scale)[0]
+        covariance = prior - self._rows[:, index] @ self._rows
         spread = float(self.variance[index]) + self._hyper.noise
         # Without noise, the variance at an observed point is 0; the floor makes 0 / 0 give 0.
         row = covariance / math.sqrt(max(spread, JITTERS[1]))
@@ -172,8 +127,8 @@ def log_marginal_likelihoods(
     x: NDArray[np.float64], y: NDArray[np.float64], tried: Sequence[Hyperparameters]
 ) -> NDArray[np.float64]:
     """Return log p(y | x) for each of ``tried``; ``x`` has shape (n, d) and ``y`` shape (n,)."""
-    kernels = {hyper.kernel: hyper.kernel.between(x, x) for hyper in tried}
-    stack = np.array([kernels[hyper.kernel] for hyper in tried])
+    kernels = {scale: matern52(x, x, scale) for scale in {hyper.length_scale for hyper in tried}}
+    stack = np.array([kernels[hyper.length_scale] for hyper in tried])
     factors = _factors(stack, [hyper.noise for hyper in tried])
     white = np.linalg.solve(factors, np.broadcast_to(y[:, None], (len(tried), len(y), 1)))
     diagonals = np.diagonal(factors, axis1=1, axis2=2)
@@ -182,57 +137,14 @@ def log_marginal_likelihoods(
     return np.asarray(-0.5 * (squares + log_determinants + len(y) * math.log(2.0 * math.pi)))
 
 
-def fit(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    *,
-    smooth: Sequence[int] | None = None,
-    own_scales: bool = False,
-    linear: bool = False,
-) -> Hyperparameters:
-    """Return the hyperparameters with the highest marginal likelihood on a grid.
+def fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> Hyperparameters:
+    """Return the hyperparameters with the highest marginal likelihood on a grid of 18.
 
-    Ties go to the first. ``smooth`` are the columns of the Matern part, by default all. The first
-    step chooses one length scale for all of them. With ``own_scales``, further steps choose each
-    column's own scale, the slope and the noise in turn while the likelihood rises, up to a local
-    maximum of the grid. ``linear`` adds a linear mean over all columns. A try takes as long as a
-    posterior: 18 tries, or 54 with ``linear``, and with ``own_scales`` up to 5 times (7 per
-    column, and 6) more.
+    Ties go to the first. A try takes as long as a posterior.
     """
-    columns = x.shape[1]
-    used = range(columns) if smooth is None else smooth
-    shared = len(used) == columns and not own_scales
-    slopes = SLOPES if linear else (0.0,)
-    grid = []
-    for scale, slope, noise in product(LENGTH_SCALES, slopes, NOISES):
-        own = tuple(scale if column in used else math.inf for column in range(columns))
-        grid.append(Hyperparameters(Kernel((scale,) if shared else own, slope), noise))
-    best, likelihood = _likeliest(x, y, grid)
-    axes: list[int | str] = [*used, "slope", "noise"]
-    for _ in range(SWEEPS if own_scales else 0):
-        before = likelihood
-        for axis in axes:
-            best, likelihood = _likeliest(x, y, [best, *_along(axis, best, slopes)])
-        if likelihood <= before:
-            break
-    return best
-
-
-def _along(
-    axis: int | str, hyper: Hyperparameters, slopes: Sequence[float]
-) -> list[Hyperparameters]:
-    """Return variants of a point of the grid: in the scale of a column, the slope or the noise."""
-    if axis == "noise":
-        return [replace(hyper, noise=noise) for noise in NOISES]
-    if axis == "slope":
-        kernels = [replace(hyper.kernel, slope=slope) for slope in slopes]
-    else:
-        kernels = []
-        for scale in OWN_LENGTH_SCALES:
-            scales = list(hyper.kernel.length_scales)
-            scales[int(axis)] = scale
-            kernels.append(replace(hyper.kernel, length_scales=tuple(scales)))
-    return [replace(hyper, kernel=kernel) for kernel in kernels]
+    grid = [Hyperparameters(scale, noise) for scale, noise in product(LENGTH_SCALES, NOISES)]
+    found = log_marginal_likelihoods(x, y, grid)
+    return grid[first_best(np.round(found, LIKELIHOOD_DECIMALS))]
 
 
 def _factors(stack: NDArray[np.float64], noises: Sequence[float]) -> NDArray[np.float64]:
@@ -243,14 +155,6 @@ def _factors(stack: NDArray[np.float64], noises: Sequence[float]) -> NDArray[np.
     except np.linalg.LinAlgError:
         # At least one matrix needs jitter; factor them singly, so that only that one gets it.
         return np.array([cholesky(one, level) for one, level in zip(stack, noises, strict=True)])
-
-
-def _likeliest(
-    x: NDArray[np.float64], y: NDArray[np.float64], tried: Sequence[Hyperparameters]
-) -> tuple[Hyperparameters, float]:
-    found = np.round(log_marginal_likelihoods(x, y, tried), LIKELIHOOD_DECIMALS)
-    best = first_best(found)
-    return tried[best], float(found[best])
 
 
 class Surfaces:
@@ -273,41 +177,3 @@ class Surfaces:
         """Return shape (len(arms),): one surface."""
         normals = generator.standard_normal(len(self.arms))
         return np.asarray(self._mean + self._factor @ normals)
-
-
-def design(points: NDArray[np.float64], degree: int) -> NDArray[np.float64]:
-    """Return shape (n_points, n_terms): 1, the columns, and for degree 2 squares and products.
-
-    Every term except the first has mean 0 and standard deviation 1 over the points; terms that are
-    constant over the points are left out.
-    """
-    terms = list(points.T)
-    if degree > 1:
-        first, second = np.triu_indices(points.shape[1])
-        terms += [points[:, i] * points[:, j] for i, j in zip(first, second, strict=True)]
-    kept = [np.ones(len(points))]
-    for term in terms:
-        centred = term - term.mean()
-        deviation = centred.std()
-        if deviation > 1e-12:
-            kept.append(centred / deviation)
-    return np.array(kept).T
-
-
-class Ridge:
-    """Posterior of a parameter vector by ridge regression: N(theta, A^-1) in units of the noise.
-
-    A = ridge I + X' X and theta = A^-1 X' y, by Cholesky factors of A (d x d, d a few dozen).
-    """
-
-    def __init__(self, x: NDArray[np.float64], y: NDArray[np.float64], ridge: float) -> None:
-        self._precision = ridge * np.eye(x.shape[1]) + x.T @ x
-        self._factor = np.linalg.cholesky(self._precision)
-        self.theta: NDArray[np.float64] = np.linalg.solve(
-            self._factor.T, np.linalg.solve(self._factor, x.T @ y)
-        )
-
-    def sd(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return shape (n_points,): sqrt(x' A^-1 x)."""
-        white = np.linalg.solve(self._factor, points.T)
-        return np.asarray(np.sqrt((white**2).sum(axis=0)))

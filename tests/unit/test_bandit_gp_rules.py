@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.durations import arm_seconds
 from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.regression import Posterior, fit
 from hpc_toolkit.bandit.rules.gp import log_expected_improvement
@@ -100,45 +99,6 @@ def test_gp_ei_takes_a_pending_arm_for_the_best_when_its_mean_is() -> None:
     assert chosen.acquisition == pytest.approx(spread * math.exp(improvement.max()))
 
 
-def test_gp_ei_per_second_prefers_the_cheaper_of_equal_arms() -> None:
-    """Scores are symmetric about the middle; arms on the left take ten times as long."""
-    table = line(41)
-    for power, side in [(0.0, range(21)), (1.0, range(21, 41))]:
-        policy = make_policy("gp-ei", table, 0, cost_power=power)
-        for arm in (2, 11, 20, 29, 38):
-            seconds = {"task": 1000.0 if arm < 20 else 100.0}
-            policy.tell(Observation(str(arm), {"task": -abs(arm - 20) / 20}, seconds=seconds))
-
-        assert int(policy.ask(1)[0].arm) in side
-
-
-def test_gp_ei_per_second_without_durations_is_gp_ei() -> None:
-    policies = [make_policy("gp-ei", line(61), 0, cost_power=power) for power in (0, 1)]
-
-    first, second = (told(policy, HILL).ask(3) for policy in policies)
-
-    assert first == second
-
-
-def test_expected_seconds_follow_the_durations_told() -> None:
-    table = line(11)
-    policy = make_policy("gp-ei", table, 0, cost_power=1.0)
-    empty = policy._history(())  # what the rule is given
-    assert arm_seconds(empty, table.standardised.values).tolist() == [1.0] * 11
-    for arm in (0, 3, 6, 8, 10):
-        seconds = {"a": 2.0 ** (arm / 2), "b": 2.0 ** (arm / 2)}
-        policy.tell(Observation(str(arm), {"a": 0.5, "b": arm / 10}, seconds=seconds))
-    # One whose durations are not all known tells nothing.
-    policy.tell(Observation("5", {"a": 0.5, "b": 0.5}, seconds={"a": 1e6}))
-    history = policy._history(())  # what the rule is given
-
-    found = arm_seconds(history, table.standardised.values)
-
-    assert (np.diff(found) > 0).all()
-    assert 30.0 < found[10] < 70.0
-    assert 1.5 < found[0] < 5.0
-
-
 def test_gp_ts_asks_for_an_arm_as_often_as_it_is_the_best() -> None:
     """Over seeds, against surfaces drawn here from the same posterior."""
     table = line(7)
@@ -192,49 +152,35 @@ def test_gp_ei_holds_no_failed_arm_for_the_best() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        ({"kernel": "ard"}, {"own_scales": True}),
-        ({"mean": "linear"}, {"smooth": (0, 1), "linear": True}),
-        (
-            {"mean": "linear", "kernel": "ard"},
-            {"smooth": (0, 1), "linear": True, "own_scales": True},
-        ),
-        ({"features": "geometry"}, {}),
-        ({"features": "metrics", "mean": "linear"}, {"linear": True}),
-    ],
+    ("features", "columns"),
+    [("all", [0, 1, 2, 3]), ("geometry", [0, 1]), ("metrics", [2, 3])],
 )
-def test_gp_rules_fit_the_model_that_their_options_name(
-    options: dict[str, Any], wanted: dict[str, Any]
+def test_gp_ucb_maximises_the_bound_over_the_features_that_its_option_names(
+    features: str, columns: list[int]
 ) -> None:
-    """The process is over the geometry where there is a line for the metrics."""
     rng = np.random.default_rng(6)
-    features = rng.normal(size=(30, 4))
-    arms = tuple(Arm(str(i), "g", (row[0], row[1])) for i, row in enumerate(features))
-    rows = {str(i): {"c": row[2], "d": row[3]} for i, row in enumerate(features)}
+    given = rng.normal(size=(30, 4))
+    arms = tuple(Arm(str(i), "g", (row[0], row[1])) for i, row in enumerate(given))
+    rows = {str(i): {"c": row[2], "d": row[3]} for i, row in enumerate(given)}
     table = with_metrics(ArmTable(arms, ("a", "b")), rows, ["c", "d"])
-    options = {"features": "all", **options}
-    scores = {i: float(np.sin(3 * row[0]) + row[2]) for i, row in enumerate(features[:14])}
+    scores = {i: float(np.sin(3 * row[0]) + row[2]) for i, row in enumerate(given[:14])}
     values = np.array(list(scores.values()))
-    columns = {"all": [0, 1, 2, 3], "geometry": [0, 1], "metrics": [2, 3]}[options["features"]]
     points = table.standardised.values[:, columns]
     x, y = points[:14], (values - values.mean()) / values.std()
-    posterior = Posterior(x, y, points, fit(x, y, **wanted))
+    posterior = Posterior(x, y, points, fit(x, y))
     bound = (posterior.mean + 2.0 * posterior.sd)[14:]
 
-    chosen = told(make_policy("gp-ucb", table, 0, **options), scores).ask(1)[0]
+    chosen = told(make_policy("gp-ucb", table, 0, features=features), scores).ask(1)[0]
 
     assert int(chosen.arm) == 14 + int(np.argmax(bound))
     expected = values.mean() + values.std() * bound.max()
     assert chosen.acquisition == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("kernel", ["iso", "ard"])
-@pytest.mark.parametrize("mean", ["zero", "linear"])
 @pytest.mark.parametrize("name", GP_RULES)
-def test_gp_rules_climb_a_smooth_hill(name: str, mean: str, kernel: str) -> None:
+def test_gp_rules_climb_a_smooth_hill(name: str) -> None:
     table = line(101)
-    policy = make_policy(name, table, 0, mean=mean, kernel=kernel)
+    policy = make_policy(name, table, 0)
 
     for _ in range(18):
         arm = policy.ask(1)[0].arm

@@ -186,7 +186,7 @@ def test_odds_agree_with_draws_from_the_process(seed: int) -> None:
     x = points[list(known.scored)]
     y = (known.rewards - known.rewards.mean()) / known.rewards.std()
     hyper = fit(x, y)
-    kernel = gaussian_process.kernels.Matern(length_scale=hyper.kernel.length_scales[0], nu=2.5)
+    kernel = gaussian_process.kernels.Matern(length_scale=hyper.length_scale, nu=2.5)
     oracle = gaussian_process.GaussianProcessRegressor(kernel, alpha=hyper.noise, optimizer=None)
     draws = oracle.fit(x, y).sample_y(points, 20_000, random_state=seed)
     expected = (draws > y.max()).mean(axis=1)

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hpc_toolkit.bandit.durations import arm_seconds
-from hpc_toolkit.bandit.features import columns_of
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, fit
-from hpc_toolkit.bandit.rule import Stream, drawn, number_option, word_option
+from hpc_toolkit.bandit.rule import Stream, drawn, number_option
 from hpc_toolkit.bandit.rules.guided import Guided, Scale, first_best_of, free_arms
 
 if TYPE_CHECKING:
@@ -22,12 +20,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.rule import History
 
-
-KERNELS = ("iso", "ard")
-"""One length scale for all features, or one for each."""
-
-MEANS = ("zero", "linear")
-"""Prior means: the expected reward far from every observation."""
 
 SMALLEST_SD = 1e-9
 """Replaces smaller standard deviations: an exactly known reward would divide by 0."""
@@ -43,8 +35,6 @@ class Ask:
     """The state of one ask: the model of every arm, in units of standardised rewards."""
 
     history: History
-    points: NDArray[np.float64]
-    """Shape (n_arms, n_columns): the features that the rule uses."""
     posterior: Posterior
     scale: Scale
     free: NDArray[np.bool_]
@@ -63,11 +53,6 @@ class Ask:
         untold[[*self.history.scored, *self.history.failed]] = False
         return Surfaces(self.posterior, untold)
 
-    @cached_property
-    def seconds(self) -> NDArray[np.float64]:
-        """Shape (n_arms,): expected duration of each arm in seconds."""
-        return arm_seconds(self.history, self.points)
-
     def known(self) -> NDArray[np.bool_]:
         """Return shape (n_arms,): True for arms told with a reward, pending, or chosen."""
         known = ~self.free
@@ -83,11 +68,6 @@ class GpRule(Guided):
     smooth in the features needs far fewer pulls than arms. Arms without a reward are no evidence.
     """
 
-    kernel: str = word_option("iso", KERNELS)
-    """"iso": one length scale for all features. "ard": one for each, fitted to the rewards."""
-    mean: str = word_option("zero", MEANS)
-    """"zero", or "linear": a linear mean over all features that the rule uses. The process then
-    models the rest over the geometry among them, or over all if there is none."""
     believes: ClassVar[bool] = True
     """Whether pending arms, and those chosen earlier in an ask, lower the uncertainty around them
     (kriging believer)."""
@@ -97,14 +77,11 @@ class GpRule(Guided):
     ) -> list[Proposal]:
         scale = Scale.of(history.rewards)
         x, y = points[list(history.scored)], scale.to_model(history.rewards)
-        linear = self.mean == "linear"
-        smooth = self._smooth(history) if linear else None
-        hyper = fit(x, y, smooth=smooth, own_scales=self.kernel == "ard", linear=linear)
-        posterior = Posterior(x, y, points, hyper)
+        posterior = Posterior(x, y, points, fit(x, y))
         if self.believes:
             for index in sorted((*history.pending, *opening)):
                 posterior.believe(index)
-        ask = Ask(history, points, posterior, scale, free_arms(history, opening), len(opening))
+        ask = Ask(history, posterior, scale, free_arms(history, opening), len(opening))
         proposals = []
         for _ in range(n):
             index, acquisition = self._pick(ask)
@@ -115,12 +92,6 @@ class GpRule(Guided):
             if self.believes:
                 posterior.believe(index)
         return proposals
-
-    def _smooth(self, history: History) -> tuple[int, ...] | None:
-        """Return which of the rule's columns the process covers with a linear mean; None: all."""
-        used = columns_of(history.table, self.features)
-        geometry = set(columns_of(history.table, "geometry"))
-        return tuple(i for i, column in enumerate(used) if column in geometry) or None
 
     @abstractmethod
     def _pick(self, ask: Ask) -> tuple[int, float]:
@@ -176,18 +147,11 @@ class GpEi(GpRule):
     """
 
     name: ClassVar[str] = "gp-ei"
-    cost_power: float = number_option(0.0, hint="a number, 0 or more; 1 is improvement per second")
-    """The improvement is divided by this power of the arm's expected seconds: 0 ignores durations,
-    1 gives improvement per second (Snoek, Larochelle and Adams 2012). Expected durations are
-    learned from told ones; without any, all arms cost the same."""
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
         best = float(ask.posterior.mean[ask.known()].max())
         improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
-        value = improvement
-        if self.cost_power:
-            value = improvement - self.cost_power * np.log(ask.seconds)
-        index = first_best_of(value, ask.free)
+        index = first_best_of(improvement, ask.free)
         return index, ask.scale.spread * math.exp(improvement[index])
 
 

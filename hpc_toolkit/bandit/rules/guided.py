@@ -47,7 +47,7 @@ class Guided(Rule):
     initial: int = number_option(5, low=1)
     """Number of arms chosen in space-filling order before the model decides."""
     features: str = word_option("geometry", FEATURES)
-    """The model's features: "geometry", "metrics" or "all" (see ``features.columns_of``)."""
+    """The model's features: "geometry", "metrics" or "all" (see ``features.columns``)."""
 
     def choose(self, history: History, n: int) -> list[Proposal]:
         wanted = min(n, len(history.table.arms) - len(history.taken))

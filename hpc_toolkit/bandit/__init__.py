@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
-from hpc_toolkit.bandit.asktell import Policy
+from hpc_toolkit.bandit.asktell import Policy, ask_within
 from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet
 from hpc_toolkit.bandit.registry import make_policy
 from hpc_toolkit.bandit.stopping import StopRules
@@ -18,5 +18,6 @@ __all__ = [
     "Recommendation",
     "StopRules",
     "TaskSet",
+    "ask_within",
     "make_policy",
 ]

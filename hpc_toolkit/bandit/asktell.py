@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -271,3 +272,15 @@ def _is_tie(best: Reward, other: Reward) -> bool:
     noise = math.hypot(best.stderr or 0.0, other.stderr or 0.0)
     difference = round(best.mean - other.mean, TIE_DECIMALS)
     return difference <= TIE_STDERRS * noise
+
+
+def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
+    """Return at most ``n`` pulls: as many as could be asked for singly before a stop rule holds."""
+    asked = policy.ask(n, pending)
+    pulls = [proposal.pull for proposal in asked]
+
+    def stops_before(place: int) -> bool:
+        return policy.stop([*pending, *pulls[:place]]) is not None
+
+    # Each pending pull only adds to what is spent, so bisection finds the first that is too much.
+    return asked[: bisect_left(range(len(asked)), True, key=stops_before)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,6 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.bandit.asktell import Policy
-    from hpc_toolkit.bandit.policy import Proposal, Pull
     from hpc_toolkit.bandit.rule import Finalists, History
 
 
@@ -90,18 +85,6 @@ class StopRules:
                     f"{self.win_probability:.2g} is asked for"
                 )
         return None
-
-
-def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
-    """Return at most ``n`` pulls: as many as could be asked for singly before a stop rule holds."""
-    asked = policy.ask(n, pending)
-    pulls = [proposal.pull for proposal in asked]
-
-    def stops_before(place: int) -> bool:
-        return policy.stop([*pending, *pulls[:place]]) is not None
-
-    # Each pending pull only adds to what is spent, so bisection finds the first that is too much.
-    return asked[: bisect_left(range(len(asked)), True, key=stops_before)]
 
 
 def check_stop(stop: StopRules | None, *, tasks_known: bool) -> None:

@@ -9,11 +9,10 @@ import math
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, make_policy
+from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, ask_within, make_policy
 from hpc_toolkit.bandit.arms import LARGEST_FEATURE, METRIC_PREFIX
 from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features, with_metrics
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
-from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
 from hpc_toolkit.campaign.tables import BUDGETS, search_table, without_retired
 from hpc_toolkit.errors import ConfigError, RunError

@@ -11,12 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, StopRules, TaskSet, make_policy
+from hpc_toolkit.bandit import (
+    Arm,
+    ArmTable,
+    Observation,
+    Pull,
+    StopRules,
+    TaskSet,
+    ask_within,
+    make_policy,
+)
 from hpc_toolkit.bandit.asktell import ResultArrays
 from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks, win_odds
 from hpc_toolkit.bandit.rule import Finalists, History
-from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.errors import ConfigError
 
 TASKS = TaskSet(("x", "y"), (1.0, 3.0))

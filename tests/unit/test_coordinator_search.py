@@ -13,8 +13,7 @@ import pytest
 
 import hpc_toolkit.campaign.coordinator
 import hpc_toolkit.campaign.search
-from hpc_toolkit.bandit import Pull
-from hpc_toolkit.bandit.stopping import ask_within
+from hpc_toolkit.bandit import Pull, ask_within
 from hpc_toolkit.campaign.coordinator import Coordinator, arm_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decisions
 from hpc_toolkit.campaign.local import make_campaign_run, resume_campaign

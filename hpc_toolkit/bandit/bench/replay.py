@@ -46,11 +46,7 @@ def finish_times(
     Results arrive in the order of asks, so a pull begins when that many first pulls ended. With
     the order ``pull`` the evaluations of the earlier pull begin first, its longest before its
     others; with ``longest``, the longest of all that may begin.
-
-    Raises ConfigError for no GPU, lists of unequal length, a negative or unknown duration, and a
-    pull that waits for itself or a later one.
     """
-    _check(durations, told_before, gpus)
     pulls = _Pulls(durations, told_before, order)
     running: list[tuple[float, int]] = []
     now = 0.0
@@ -99,23 +95,6 @@ class _Pulls:
         """Remove the evaluation that begins now, and return its pull and its duration."""
         *_, pull, seconds = heapq.heappop(self.ready)
         return pull, seconds
-
-
-def _check(durations: Sequence[Sequence[float]], told_before: Sequence[int], gpus: int) -> None:
-    if gpus < 1:
-        message = f"{gpus} GPUs"
-        raise ConfigError(message, hint="give at least 1")
-    if len(durations) != len(told_before):
-        message = f"{len(durations)} pulls, but what was told before {len(told_before)}"
-        raise ConfigError(message, hint="give one number for each pull")
-    for pull, (seconds, told) in enumerate(zip(durations, told_before, strict=True)):
-        if not 0 <= told <= pull:
-            message = f"pull {pull} waits for {told} results"
-            raise ConfigError(message, hint=f"0 to {pull}: those of the pulls before it")
-        # Written so that NaN is rejected too.
-        if not all(0 <= one < np.inf for one in seconds):
-            message = f"pull {pull}: durations {list(seconds)!r}"
-            raise ConfigError(message, hint="give seconds, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 METRIC_PREFIX = "metric:"
-"""Reserved prefix of the names of measured features."""
+"""Prefix of the names of measured features (see ``features.with_metrics``)."""
 
 LARGEST_FEATURE = 1e100
 """Squares of larger values overflow when a column is standardised."""
@@ -56,16 +56,13 @@ class Standardised:
 class ArmTable:
     """All arms of one bandit. Throughout this package, an arm's index is its position in ``arms``.
 
-    Raises ConfigError for an empty table, duplicate ids, ragged or infinite features, and for a
-    feature that has the prefix of metrics without being among the last ``metrics`` features.
+    Raises ConfigError for an empty table, duplicate ids, and ragged or infinite features.
     """
 
     arms: tuple[Arm, ...]
     """The order is part of the table: it breaks ties."""
     feature_names: tuple[str, ...]
-    """Unique names of the columns of ``features``."""
-    metrics: int = 0
-    """The number of metrics, which are the last features (see ``features.with_metrics``)."""
+    """Unique names of the columns of ``features``; those of metrics begin with ``metric:``."""
 
     def __post_init__(self) -> None:
         if not self.arms:
@@ -73,7 +70,6 @@ class ArmTable:
             raise ConfigError(message, hint="give at least one arm")
         refuse_repeats("arm id", self.ids)
         refuse_repeats("feature name", self.feature_names)
-        _check_metrics(self.feature_names, self.metrics)
         for arm in self.arms:
             _check_arm(arm, self.feature_names)
 
@@ -104,14 +100,6 @@ class ArmTable:
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {arm_id: index for index, arm_id in enumerate(self.ids)}
-
-
-def _check_metrics(names: tuple[str, ...], metrics: int) -> None:
-    for place, name in enumerate(names):
-        if name.startswith(METRIC_PREFIX) and place < len(names) - metrics:
-            message = f"feature {name!r} is called as a metric"
-            hint = f"metrics are added by with_metrics; no other name begins with {METRIC_PREFIX!r}"
-            raise ConfigError(message, hint=hint)
 
 
 def _check_arm(arm: Arm, names: tuple[str, ...]) -> None:

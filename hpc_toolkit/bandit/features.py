@@ -72,7 +72,7 @@ def with_metrics(
         replace(arm, features=(*arm.features, *(column[index] for column in columns.values())))
         for index, arm in enumerate(table.arms)
     ]
-    return ArmTable(tuple(arms), (*table.feature_names, *columns), table.metrics + len(columns))
+    return ArmTable(tuple(arms), (*table.feature_names, *columns))
 
 
 def columns(table: ArmTable, wanted: str) -> NDArray[np.float64]:

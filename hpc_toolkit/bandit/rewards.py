@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 WORDS = {
     "mean": "mean over tasks",
-    "mean-filled": "mean over tasks, missing ones filled in",
     "mean-kind": "mean over kinds of tasks",
     "mean-rank": "mean rank over tasks",
-    "mean-z": "mean over tasks of z-scores",
 }
 """The description of each scalariser for users."""
 
@@ -38,29 +36,6 @@ def mean(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
     of the tasks.
     """
     return _row_means(scores)
-
-
-def mean_filled(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
-    """Mean over all tasks on which any given arm has a score, with missing scores predicted.
-
-    The prediction is the task's mean plus the mean of the arm's own z-scores times the task's
-    standard deviation (a model of rank one, in which a better arm is better on every task). So an
-    arm gains nothing by failing on hard tasks. Equal to ``mean`` if no score is missing.
-    """
-    centre, spread = _centre_and_spread(scores)
-    levels = _row_means((scores - centre) / spread)
-    filled = np.where(np.isnan(scores), centre + spread * levels[:, None], scores)
-    return _row_means(filled[:, ~np.isnan(scores).all(axis=0)])
-
-
-def mean_z(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
-    """Mean over tasks of (score - mean of the task) / (standard deviation of the task).
-
-    Both are over the given arms; a task on which all scores are equal counts 0. Tasks of any scale
-    weigh the same, and a reward changes as more arms are told.
-    """
-    centre, spread = _centre_and_spread(scores)
-    return _row_means((scores - centre) / spread)
 
 
 def mean_rank(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
@@ -92,10 +67,8 @@ def mean_kind(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64
 
 SCALARISERS: dict[str, Callable[[NDArray[np.float64], TaskSet], NDArray[np.float64]]] = {
     "mean": mean,
-    "mean-filled": mean_filled,
     "mean-kind": mean_kind,
     "mean-rank": mean_rank,
-    "mean-z": mean_z,
 }
 """To add a scalariser, write its function and add it here, to ``WORDS`` and to ``weights``."""
 
@@ -115,16 +88,7 @@ def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[n
         of_kind = np.maximum(known @ alike, 1)
         n_kinds = np.where(known, 1.0 / of_kind, 0.0).sum(axis=1, keepdims=True)
         return np.where(known, 1.0 / (of_kind * np.maximum(n_kinds, 1.0)), 0.0)
-    share = known / np.maximum(known.sum(axis=1, keepdims=True), 1)
-    spread = _centre_and_spread(scores)[1]
-    if name == "mean-z":
-        share = share / spread
-    if name == "mean-filled":
-        used = known.any(axis=0)
-        lacking = ((~known & used) * spread).sum(axis=1, keepdims=True)
-        # A score also moves the predicted scores, through the arm's mean z-score.
-        share = (known + lacking * share / spread) / max(int(used.sum()), 1)
-    return np.asarray(share, np.float64)
+    return np.asarray(known / np.maximum(known.sum(axis=1, keepdims=True), 1), np.float64)
 
 
 def check_scalariser(name: str, tasks: TaskSet | None) -> None:
@@ -145,21 +109,6 @@ def _row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
             # An exact sum, so that the order of the tasks cannot change the last bit.
             means[index] = math.fsum(numbers) / len(numbers)
     return means
-
-
-def _centre_and_spread(
-    scores: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and deviation by task: 0 and 1 without scores, deviation 1 if all are equal."""
-    centre, spread = np.zeros(scores.shape[1]), np.ones(scores.shape[1])
-    for index, column in enumerate(scores.T):
-        known = column[~np.isnan(column)]
-        if known.size:
-            centre[index], deviation = known.mean(), known.std()
-            # A smaller deviation is rounding error between equal scores.
-            if deviation > 1e-12 * max(1.0, abs(centre[index])):
-                spread[index] = deviation
-    return centre, spread
 
 
 @dataclass(frozen=True, slots=True)

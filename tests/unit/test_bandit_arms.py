@@ -132,15 +132,6 @@ def test_geometry_value_outside_its_range_is_refused(change: dict[str, int], cla
         geometry_features(**facts)
 
 
-def test_feature_that_is_called_as_a_metric_and_is_none_is_refused() -> None:
-    arms = (Arm("a", "g", (1.0, 2.0)),)
-
-    with pytest.raises(ConfigError, match="feature 'metric:x' is called as a metric") as told:
-        ArmTable(arms, ("metric:x", "layer"))
-
-    assert "with_metrics" in str(told.value.hint)
-
-
 def test_table_with_metrics_takes_more_metrics() -> None:
     rows = {arm: {"x": float(i), "y": 2.0 * i * i} for i, arm in enumerate("abcd")}
 

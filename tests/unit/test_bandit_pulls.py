@@ -392,7 +392,7 @@ def test_task_set_with_an_unusable_value_is_refused(given: dict[str, Any], claim
         ("random", {"tasks": TaskSet(())}, "the task set is empty"),
         ("racing", {}, "policy 'racing' needs the tasks of the bandit"),
         ("halving", {}, "policy 'halving' needs the tasks of the bandit"),
-        ("racing", {"tasks": TASKS, "scalariser": "mean-z"}, "compares by the mean over tasks"),
+        ("racing", {"tasks": TASKS, "scalariser": "mean-rank"}, "compares by the mean over tasks"),
         ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
         ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),
         ("racing", {"tasks": TASKS, "block": 0}, "racing: block is 0"),

@@ -37,47 +37,6 @@ def test_scalarisers_have_the_values_of_their_definitions() -> None:
     np.testing.assert_allclose(found["mean-kind"], [(1.5 + 6) / 2, (2.5 + 2) / 2, 1.0])
     # By rank on a, b, c: 0, 1/2, 1; 1, 1/2, 1/2; 1/2, 0.
     np.testing.assert_allclose(found["mean-rank"], [0.5, 2 / 3, 0.25])
-    by_task = [(np.array([0.0, 2.0, 1.0]) - 1) / np.std([0, 2, 1])]
-    by_task += [np.array([0.0, 0.0, NAN]), (np.array([6.0, 2.0, 1.0]) - 3) / np.std([6, 2, 1])]
-    np.testing.assert_allclose(found["mean-z"], np.nanmean(by_task, axis=0))
-
-
-def test_filled_mean_expects_of_a_missing_score_what_the_arm_is_worth_elsewhere() -> None:
-    """Arms that differ by the same number of deviations on every task, but for one gap."""
-    level, centre, spread = np.array([-1.0, 0.0, 2.0, 1.0]), [0.5, 0.1, 0.9, 3.0], [1, 2, 3, 4]
-    exact = centre + level[:, None] * spread
-    gaps = exact.copy()
-    gaps[2, 3] = NAN
-
-    found = SCALARISERS["mean-filled"](gaps, TASKS)
-
-    # On the task with the gap, mean and deviation are those of the other arms.
-    others = exact[[0, 1, 3], 3]
-    z = (level[2] - level.mean()) / level.std()
-    expected = others.mean() + others.std() * z
-    assert found[2] == pytest.approx((exact[2, :3].sum() + expected) / 4)
-    np.testing.assert_allclose(found[[0, 1, 3]], exact[[0, 1, 3]].mean(axis=1))
-
-
-def test_filled_mean_gives_no_gain_for_failing_on_the_hard_task() -> None:
-    rng = np.random.default_rng(4)
-    scores = rng.normal(size=(30, 1)) + np.array([0.0, 0.0, 0.0, -9.0]) + 0.1 * rng.normal(size=4)
-    scores[7, 3] = NAN
-    order = np.argsort(scores[:, :3].mean(axis=1)).tolist()
-
-    filled = np.argsort(SCALARISERS["mean-filled"](scores, TASKS)).tolist()
-    left_out = np.argsort(SCALARISERS["mean"](scores, TASKS)).tolist()
-
-    assert abs(filled.index(7) - order.index(7)) <= 1
-    assert left_out[-1] == 7
-
-
-def test_filled_mean_leaves_out_a_task_that_no_arm_has() -> None:
-    scores = np.array([[0.1, 0.5, NAN, 0.3], [0.7, 0.2, NAN, 0.3]])
-
-    found = SCALARISERS["mean-filled"](scores, TASKS)
-
-    np.testing.assert_allclose(found, [0.3, 0.4])
 
 
 @every_scalariser
@@ -101,30 +60,26 @@ def test_scalariser_does_not_depend_on_the_order_of_tasks_or_arms(
     np.testing.assert_allclose(found, SCALARISERS[name](scores, TASKS)[rows], atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["mean-z", "mean-rank"])
-def test_scalariser_without_units_ignores_the_scale_of_each_task(name: str) -> None:
+def test_ranks_ignore_the_scale_of_each_task() -> None:
     scores = np.random.default_rng(0).normal(size=(9, 4))
     rescaled = scores * [1.0, 1e3, 1e-3, 7.0] + [0.0, 5.0, -1.0, 2.0]
 
-    found = SCALARISERS[name](rescaled, TASKS)
+    found = SCALARISERS["mean-rank"](rescaled, TASKS)
 
-    np.testing.assert_allclose(found, SCALARISERS[name](scores, TASKS), atol=1e-9)
+    np.testing.assert_allclose(found, SCALARISERS["mean-rank"](scores, TASKS), atol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(set(SCALARISERS) - {"mean-rank"}))
 def test_weights_are_the_slopes_of_the_reward(name: str) -> None:
-    """By differences, with the task's mean and deviation of ``mean-z`` held where they are."""
     scores = np.array([[0.1, 0.5, 0.2, 0.9], [0.3, NAN, 0.7, 0.2], [0.8, 0.1, 0.6, NAN]])
     slopes = weights(name, scores, TASKS)
     assert slopes is not None
 
     for arm, task in np.argwhere(~np.isnan(scores)):
-        # Far more copies of the others, so that one score moves no mean or deviation.
-        many = np.concatenate([scores, np.tile(scores, (1_000, 1))])
-        before = SCALARISERS[name](many, TASKS)[arm]
-        many[arm, task] += 0.01
-        rise = SCALARISERS[name](many, TASKS)[arm] - before
-        assert slopes[arm, task] == pytest.approx(rise / 0.01, rel=1e-2)
+        moved = scores.copy()
+        moved[arm, task] += 0.01
+        rise = SCALARISERS[name](moved, TASKS)[arm] - SCALARISERS[name](scores, TASKS)[arm]
+        assert slopes[arm, task] == pytest.approx(rise / 0.01)
     assert not slopes[np.isnan(scores)].any()
 
 

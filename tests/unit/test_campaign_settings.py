@@ -111,7 +111,10 @@ def test_only_tasks_have_kinds() -> None:
         ({**BUDGET, "options": {"bet": 2}}, "search: options: policy 'gp-ucb' has no option 'bet'"),
         ({**BUDGET, "options": {"beta": "x"}}, "search: options: gp-ucb: beta is 'x'"),
         ({**BUDGET, "options": {"features": "metrics"}}, "search: options: the arms have no metri"),
-        ({"policy": "racing", "scalariser": "mean-z"}, "search: scalariser: policy 'racing' comp"),
+        (
+            {"policy": "racing", "scalariser": "mean-rank"},
+            "search: scalariser: policy 'racing' comp",
+        ),
         ({**BUDGET, "metrics": ["entropy"]}, "search: metrics: nothing uses them"),
     ],
 )

@@ -85,7 +85,7 @@ def race_by_hand(
     return left, ran
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("c", "first", "block"), [(2.5, 3, 1), (1.0, 2, 2), (0.0, 4, 5)])
 def test_racing_drops_and_asks_as_the_formula_says(
     seed: int, c: float, first: int, block: int
@@ -130,10 +130,9 @@ def test_racing_never_drops_the_leader(scores: NDArray[np.float64], c: float, mo
         assert usable[best_row(scores[usable])] in left
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_racing_that_drops_nobody_ends_with_the_exact_best_mean(seed: int) -> None:
-    scores = np.random.default_rng(seed).normal(size=(9, 7))
-    policy = make_policy("racing", arms(9), seed, tasks=TaskSet(names(7), (1.0,) * 7), c=1e9)
+def test_racing_that_drops_nobody_ends_with_the_exact_best_mean() -> None:
+    scores = np.random.default_rng(0).normal(size=(9, 7))
+    policy = make_policy("racing", arms(9), 0, tasks=TaskSet(names(7), (1.0,) * 7), c=1e9)
 
     asked = finish(policy, scores)
 
@@ -210,13 +209,13 @@ def test_contest_in_which_all_arms_fail_asks_for_all_tasks_and_has_no_best(name:
 
 
 @pytest.mark.parametrize("witness", [None, "timed", "untimed"])
-@pytest.mark.parametrize("lost", [1, 3, 5])
 @pytest.mark.parametrize(("name", "options"), [("racing", {}), ("halving", {"share": 0.5})])
 def test_contest_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
-    name: str, options: dict[str, Any], lost: int, witness: str | None
+    name: str, options: dict[str, Any], witness: str | None
 ) -> None:
     """The cheapest tasks, of a data set that is not there. With a witness, one arm came through
     them before it went: that arm is the worst, and must not win for having been there."""
+    lost = 3
     rng = np.random.default_rng(lost)
     scores = np.sort(rng.normal(size=12))[:, None] + 0.01 * rng.normal(size=(12, 9))
     seconds = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
@@ -255,7 +254,7 @@ def test_contest_finds_the_only_arm_that_comes_through_anything(name: str) -> No
     assert (best.arm, best.mean, best.dropped) == ("a3", 0.25, ())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_racing_counts_only_tasks_that_compare_arms_as_done_and_to_come(seed: int) -> None:
     """Of 6 tasks the cheapest is lost: by the others, 3 of 5 are done at the first look."""
     rng = np.random.default_rng([seed, 9])
@@ -417,7 +416,7 @@ def test_halving_heeds_how_long_the_arms_that_are_left_really_take(slow: float) 
     assert 0.5 * 160 < spent < 1.1 * 160
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_halving_keeps_its_budget_where_one_arm_tells_the_durations(seed: int) -> None:
     """The pilot included, however much slower or quicker it is than the others, and also where
     the first tasks, which took no time, fail on all but it."""

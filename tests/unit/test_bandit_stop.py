@@ -176,13 +176,12 @@ def test_odds_go_by_the_geometry_whatever_was_measured() -> None:
     assert odds.tolist() == win_odds(history(table, hill)).tolist()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_odds_agree_with_draws_from_the_process(seed: int) -> None:
+def test_odds_agree_with_draws_from_the_process() -> None:
     """Against samples of scikit-learn's posterior with the same kernel and noise."""
     gaussian_process = pytest.importorskip("sklearn.gaussian_process")
     from hpc_toolkit.bandit.regression import fit
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     table = line(30)
     told = rng.choice(30, 8, replace=False)
     rewards = {int(i): float(math.sin(i / 5) + 0.05 * rng.normal()) for i in told}
@@ -196,7 +195,7 @@ def test_odds_agree_with_draws_from_the_process(seed: int) -> None:
     hyper = fit(x, y)
     kernel = gaussian_process.kernels.Matern(length_scale=hyper.length_scale, nu=2.5)
     oracle = gaussian_process.GaussianProcessRegressor(kernel, alpha=hyper.noise, optimizer=None)
-    draws = oracle.fit(x, y).sample_y(points, 20_000, random_state=seed)
+    draws = oracle.fit(x, y).sample_y(points, 20_000, random_state=0)
     expected = (draws > y.max()).mean(axis=1)
     expected[list(known.scored)] = 0.0
     np.testing.assert_allclose(odds, expected, atol=0.02)

@@ -12,26 +12,23 @@ from hpc_toolkit.errors import ConfigError
 
 SIZES, LAYERS = (70e6, 160e6, 410e6), (6, 12, 24)
 STEPS = (1, 16, 128, 512, 2000, 4000, 8000, 16000, 32000, 64000, 128000, 143000)
-SEEDS = range(20)
+SEEDS = range(10)
 
 
-def pulls_to_goal(
-    name: str, table: ArmTable, scores: np.ndarray, seed: int, *, goal: float = 0.99, batch: int = 1
-) -> int:
-    """Arms told until one reaches ``goal`` times the best score of the table."""
+def pulls_to_goal(name: str, table: ArmTable, scores: np.ndarray, seed: int) -> int:
+    """Arms told until one reaches 99 % of the best score of the table."""
     policy = make_policy(name, table, seed)
-    for pulls in range(1, len(scores) + 1, batch):
-        chosen = [table.index(proposal.arm) for proposal in policy.ask(batch)]
-        for index in chosen:
-            policy.tell(Observation(table.ids[index], {"mean": float(scores[index])}))
-        reached = scores[chosen] >= goal * scores.max()
-        if reached.any():
-            return pulls + int(np.argmax(reached))
+    for pulls in range(1, len(scores) + 1):
+        arm = policy.ask(1)[0].arm
+        score = float(scores[table.index(arm)])
+        policy.tell(Observation(arm, {"mean": score}))
+        if score >= 0.99 * scores.max():
+            return pulls
     return len(scores) + 1
 
 
-def median_pulls(name: str, table: ArmTable, scores: np.ndarray, *, batch: int = 1) -> float:
-    pulls = [pulls_to_goal(name, table, scores, seed, batch=batch) for seed in SEEDS]
+def median_pulls(name: str, table: ArmTable, scores: np.ndarray) -> float:
+    pulls = [pulls_to_goal(name, table, scores, seed) for seed in SEEDS]
     return float(np.median(pulls))
 
 
@@ -40,7 +37,7 @@ def layers_of(table: ArmTable, group: str) -> list[int]:
     return [index for index, arm in enumerate(table.arms) if arm.group == group]
 
 
-@pytest.fixture(scope="module", params=range(3))
+@pytest.fixture(scope="module", params=range(2))
 def made(request: pytest.FixtureRequest) -> Surface:
     return surface(request.param, SIZES, STEPS, LAYERS)
 
@@ -86,16 +83,7 @@ def test_gp_ucb_needs_far_fewer_pulls_than_random_on_a_synthetic_surface(made: S
     assert search < 0.65 * chance
 
 
-def test_gp_ucb_in_batches_of_four_still_beats_random_on_a_synthetic_surface(
-    made: Surface,
-) -> None:
-    search = median_pulls("gp-ucb", made.table, made.scores, batch=4)
-    chance = median_pulls("random", made.table, made.scores)
-
-    assert search < 0.8 * chance
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_score_table_has_the_shape_of_recorded_ones(seed: int) -> None:
     table = score_table(seed)
 

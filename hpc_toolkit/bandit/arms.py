@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import refuse_repeats
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, refuse_repeats
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 METRIC_PREFIX = "metric:"
 """Prefix of the names of measured features (see ``features.with_metrics``)."""
-
-LARGEST_FEATURE = 1e100
-"""Squares of larger values overflow when a column is standardised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ def _check_arm(arm: Arm, names: tuple[str, ...]) -> None:
         message = f"arm {arm.id!r} has {len(arm.features)} features, the table names {len(names)}"
         raise ConfigError(message, hint=f"give one number for each of: {', '.join(names)}")
     for name, value in zip(names, arm.features, strict=True):
-        if not math.isnan(value) and abs(value) > LARGEST_FEATURE:
+        if not math.isnan(value) and abs(value) > LARGEST_NUMBER:
             message = f"arm {arm.id!r}: feature {name!r} is {value}"
             raise ConfigError(message, hint="use NaN for a value that is not known")
 

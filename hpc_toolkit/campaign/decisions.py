@@ -10,7 +10,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.log import damaged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hpc_toolkit.queue.items import Segment
 
@@ -76,64 +76,55 @@ def read_decision(segment: Segment) -> Decision:
         RunError: as :func:`read_decisions` does.
     """
     assert segment.decision is not None
-    path, record = segment.path, segment.decision
-    if problem := _problem(record):
-        raise damaged(path, f"line 1: {problem}")
+    record = {**_LEFT_OUT, **segment.decision}
+    for key, is_good in _FORMS.items():
+        if key not in record or not is_good(record[key]):
+            problem = f"{key!r} of its decision is {str(record.get(key))[:50]}"
+            raise damaged(segment.path, f"line 1: {problem}")
     try:
         tells = tuple(Observation.from_json(tell) for tell in record["tells"])
     except (ConfigError, TypeError) as error:
-        raise damaged(path, f"line 1: a tell of its decision: {error}") from error
-    pulls = zip(record["arms"], _tasks(record), strict=True)
+        raise damaged(segment.path, f"line 1: a tell of its decision: {error}") from error
+    arms, tasks = record["arms"], record["tasks"] or [[]] * len(record["arms"])
+    if len(tasks) != len(arms):
+        raise damaged(segment.path, f"line 1: tasks of {len(tasks)} pulls for {len(arms)} arms")
     return Decision(
         why=record["why"],
-        number=record.get("number", 0),
-        pulls=tuple(Pull(arm, tuple(tasks)) for arm, tasks in pulls),
+        number=record["number"],
+        pulls=tuple(Pull(arm, tuple(some)) for arm, some in zip(arms, tasks, strict=True)),
         tells=tells,
-        wall_s=float(record.get("wall_s", 0.0)),
-        metrics=record.get("metrics"),
-        search=record.get("search"),
+        wall_s=float(record["wall_s"]),
+        metrics=record["metrics"],
+        search=record["search"],
     )
-
-
-def _problem(record: dict[str, Any]) -> str | None:
-    """What is wrong with the record of a decision, apart from its tells; None if nothing is."""
-    wall_s = record.get("wall_s", 0.0)
-    if "why" not in record or not all(isinstance(record.get(k), list) for k in ("arms", "tells")):
-        return "its decision says no arms, tells or why"
-    if not (_are_texts(record["arms"]) and _are_tasks(_tasks(record), len(record["arms"]))):
-        return "the tasks of its decision are not those of its arms"
-    if not (isinstance(wall_s, int | float) and wall_s >= 0):
-        return f"wall_s of its decision is {str(wall_s)[:50]}"
-    if not _are_columns(record.get("metrics")):
-        return "the metrics of its decision are not columns of numbers"
-    if not isinstance(record.get("search"), dict | None):
-        return "the search of its decision is not a table"
-    return None
-
-
-def _tasks(record: dict[str, Any]) -> Any:
-    """The tasks of each pull; without the key every pull is of all tasks."""
-    tasks = record.get("tasks")
-    return [[]] * len(record["arms"]) if tasks is None else tasks
 
 
 def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _are_tasks(tasks: object, pulls: int) -> bool:
-    return isinstance(tasks, list) and len(tasks) == pulls and all(map(_are_texts, tasks))
+def _is_column(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(one, int | float | None) for one in values)
 
 
-def _are_columns(metrics: object) -> bool:
-    return metrics is None or (
-        isinstance(metrics, dict)
-        and all(
-            isinstance(column, list)
-            and all(value is None or isinstance(value, int | float) for value in column)
-            for column in metrics.values()
-        )
-    )
+_LEFT_OUT = {"number": 0, "tasks": None, "wall_s": 0.0, "metrics": None, "search": None}
+"""What a decision means that lacks a key; without ``tasks`` every pull is of all tasks."""
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "why": lambda why: isinstance(why, str),
+    "number": lambda number: isinstance(number, int),
+    "arms": _are_texts,
+    "tells": lambda tells: isinstance(tells, list),
+    "tasks": lambda tasks: (
+        tasks is None or (isinstance(tasks, list) and all(map(_are_texts, tasks)))
+    ),
+    "wall_s": lambda wall_s: isinstance(wall_s, int | float) and wall_s >= 0,
+    "metrics": lambda metrics: (
+        metrics is None or (isinstance(metrics, dict) and all(map(_is_column, metrics.values())))
+    ),
+    "search": lambda search: isinstance(search, dict | None),
+}
+"""What a decision must be, key by key, apart from its tells."""
 
 
 @dataclass(slots=True)

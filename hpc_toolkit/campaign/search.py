@@ -10,8 +10,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, ask_within, make_policy
-from hpc_toolkit.bandit.arms import LARGEST_FEATURE, METRIC_PREFIX
+from hpc_toolkit.bandit.arms import METRIC_PREFIX
 from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features, with_metrics
+from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
 from hpc_toolkit.campaign.tables import BUDGETS, search_table, without_retired
@@ -100,8 +101,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
     for row in rows:
         arm = f"{row['item'].get('checkpoint')}/layer{row['item'].get('layer')}"
         if arm in found and row["value"] is not None:
-            numbers = {name: value for name, value in row["value"].items() if _is_number(value)}
-            found[arm].update(numbers)
+            found[arm].update((name, number(value)) for name, value in row["value"].items())
     fix = "fix search.metrics, then run 'hpctk campaign run FILE --update'"
     try:
         used = with_metrics(table, found, campaign.search.metrics).feature_names
@@ -117,11 +117,6 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
             message = f"search.metrics: only {known} of {len(column)} arms have {name!r}"
             raise ConfigError(message, hint=f"retry the metrics stage, or {fix}")
     return columns
-
-
-def _is_number(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= LARGEST_FEATURE  # type: ignore[arg-type]
 
 
 def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:

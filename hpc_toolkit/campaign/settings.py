@@ -7,6 +7,7 @@ summary read the same facts.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tomllib
 from dataclasses import asdict, dataclass, replace
@@ -17,22 +18,25 @@ from hpc_toolkit.campaign.tables import (
     WINDOW,
     Search,
     Work,
-    a_table,
-    positive,
-    require,
+    a_list,
+    a_number,
+    metrics_table,
+    prepare_table,
+    read_table,
     search_table,
+    tasks_table,
     without_retired,
-    work_table,
 )
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir.files import read_fresh
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
-from hpc_toolkit.system.tomltable import convert, count, text, word, wrong
+from hpc_toolkit.system.tomltable import count, text, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hpc_toolkit.campaign.tables import Converter
     from hpc_toolkit.rundir.layout import RunPaths
 
 PREPARE, METRICS, TASKS = "prepare", "metrics", "tasks"
@@ -64,8 +68,6 @@ class Campaign:
 
     name: str
     """Name; by default the run is ``runs/<name>``."""
-    seed: int
-    """Seed of the policy."""
     models: tuple[Model, ...]
     """Models whose checkpoints and layers are the arms."""
     metrics: Work
@@ -74,6 +76,8 @@ class Campaign:
     """Scores one (checkpoint, layer) on one evaluation task."""
     search: Search
     """Settings of the bandit."""
+    seed: int = 0
+    """Seed of the policy."""
     prepare: Work | None = None
     """Work to do first, such as training the checkpoints."""
 
@@ -202,21 +206,7 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
 
 def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     """Parse a campaign from its TOML table; ``file`` names it in error messages."""
-    fields = convert(
-        table,
-        {
-            "name": ("name", word),
-            "seed": ("seed", _seed),
-            "models": ("models", _models),
-            "prepare": ("prepare", work_table("items")),
-            "metrics": ("metrics", work_table()),
-            "tasks": ("tasks", work_table("names")),
-            "search": ("search", search_table),
-        },
-        file,
-    )
-    require(fields, ("name", "models", "metrics", "tasks", "search"), file)
-    campaign = Campaign(**{"seed": 0, **fields})
+    campaign = read_table(Campaign, table, file, _CAMPAIGN)
     arms = [arm.id for arm in campaign.arms()]
     if len(set(arms)) < len(arms):
         message = f"{file}: models: two arms have one name"
@@ -228,39 +218,29 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     return campaign
 
 
-def _seed(value: object, where: str) -> int:
-    if type(value) is int and value >= 0:
-        return value
-    raise wrong(where, value, "a whole number from 0")
+def _model(value: object, where: str) -> Model:
+    return read_table(Model, value, where, _MODEL)
 
 
-def _models(value: object, where: str) -> tuple[Model, ...]:
-    if not isinstance(value, list) or not value:
-        raise wrong(where, value, "one or more [[models]] tables")
-    models = []
-    for index, table in enumerate(value):
-        place = f"{where}[{index}]"
-        fields = convert(
-            a_table(table, place),
-            {
-                "name": ("name", word),
-                "layers": ("layers", count),
-                "size": ("size", positive),
-                "steps": ("steps", _steps),
-                "checkpoint": ("checkpoint", text),
-            },
-            place,
-        )
-        require(fields, ("name", "layers", "size", "steps"), place)
-        models.append(Model(**fields))
-    return tuple(models)
+_MODEL: dict[str, Converter] = {
+    "name": word,
+    "layers": count,
+    "size": a_number(1e-9, 1e30, "a positive number"),
+    "steps": a_list(
+        a_number(0, math.inf, "a whole number from 0", whole=True), "a list of training steps"
+    ),
+    "checkpoint": text,
+}
 
-
-def _steps(value: object, where: str) -> tuple[int, ...]:
-    good = isinstance(value, list) and value and all(type(step) is int for step in value)
-    if good and isinstance(value, list) and all(step >= 0 for step in value):
-        return tuple(value)
-    raise wrong(where, value, "a list of training steps from 0")
+_CAMPAIGN: dict[str, Converter] = {
+    "name": word,
+    "seed": a_number(0, math.inf, "a whole number from 0", whole=True),
+    "models": a_list(_model, "one or more [[models]] tables"),
+    "prepare": prepare_table,
+    "metrics": metrics_table,
+    "tasks": tasks_table,
+    "search": search_table,
+}
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -170,12 +170,12 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
         evaluations=sum(map(len, searched.values())),
         all_evaluations=found.total,
         gpu_s=_seconds(searched.values()),
-        best=_found(best),
+        best=_found(best.arm, best) if best else None,
         tasks=over,
-        ties=_ties(best),
+        ties=list(best.ties) if best else [],
         last_layer=_best_last_layer(found, over),
-        exhaustive=_found(everything),
-        exhaustive_ties=_ties(everything),
+        exhaustive=_found(everything.arm, everything) if everything else None,
+        exhaustive_ties=list(everything.ties) if everything else [],
         verified=_verified(best, found),
         exhaustive_gpu_s=_seconds(map(dict.values, rows.values())) if found.complete else None,
         sequence=list(dict.fromkeys(pull.arm for pull in pulls)),
@@ -231,28 +231,18 @@ def _verified(best: Recommendation | None, found: _Evaluations) -> Found | None:
     if best is None or not found.complete:
         return None
     reward = found.rewards(found.arms.ids, found.campaign.tasks.names).get(best.arm)
-    return _scored(best.arm, reward) if reward else None
+    return _found(best.arm, reward) if reward else None
 
 
 def _highest(rewards: dict[str, Reward]) -> Found | None:
     if not rewards:
         return None
     arm = max(rewards, key=lambda one: rewards[one].mean)
-    return _scored(arm, rewards[arm])
+    return _found(arm, rewards[arm])
 
 
-def _scored(arm: str, reward: Reward) -> Found:
-    return Found(arm=arm, score=reward.mean, stderr=reward.stderr)
-
-
-def _found(recommendation: Recommendation | None) -> Found | None:
-    if recommendation is None:
-        return None
-    return Found(arm=recommendation.arm, score=recommendation.mean, stderr=recommendation.stderr)
-
-
-def _ties(recommendation: Recommendation | None) -> list[str]:
-    return list(recommendation.ties) if recommendation is not None else []
+def _found(arm: str, by: Reward | Recommendation) -> Found:
+    return Found(arm=arm, score=by.mean, stderr=by.stderr)
 
 
 def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> str | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.tomltable import (
-    Key,
     convert,
     count,
     duration_h,
@@ -21,6 +21,10 @@ from hpc_toolkit.system.tomltable import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Converter = Callable[[Any, str], Any]
+    """Takes a value and its place in the file; raises ConfigError."""
+
+Made = TypeVar("Made")
 
 ROUNDS, WINDOW = "rounds", "window"
 """Values of the key ``asks``: how asks follow each other."""
@@ -54,54 +58,96 @@ class Work:
     """Seconds that one item may take."""
 
 
+def read_table(
+    kind: Callable[..., Made],
+    value: object,
+    where: str,
+    keys: dict[str, Converter],
+    required: tuple[str, ...] = (),
+) -> Made:
+    """Convert a TOML table into a dataclass with the same names.
+
+    Fields without a default are required, and so are those in ``required``.
+    """
+    given = convert(a_table(value, where), {key: (key, one) for key, one in keys.items()}, where)
+    for name, parameter in signature(kind).parameters.items():
+        if name not in given and (parameter.default is Parameter.empty or name in required):
+            message = f"{where}: the key {name!r} is missing"
+            raise ConfigError(message, hint="docs/how-to/campaign.md shows a whole file")
+    return kind(**given)
+
+
+def a_table(value: object, where: str) -> dict[str, Any]:
+    """A table with any keys."""
+    if isinstance(value, dict):
+        return value
+    raise wrong(where, value, "a table")
+
+
+def a_number(low: float, high: float, wanted: str, *, whole: bool = False) -> Converter:
+    """A converter for a number of this range, which ``wanted`` describes to users."""
+
+    def convert_number(value: Any, where: str) -> Any:
+        # type() instead of isinstance(), which would accept true as a number.
+        if type(value) in ((int,) if whole else (int, float)) and low <= value <= high:
+            return value
+        raise wrong(where, value, wanted)
+
+    return convert_number
+
+
+def a_list(convert_one: Converter, wanted: str) -> Converter:
+    """A converter for a list that is not empty, which ``wanted`` describes to users."""
+
+    def convert_all(value: Any, where: str) -> Any:
+        if isinstance(value, list) and value:
+            return tuple(convert_one(one, f"{where}[{place}]") for place, one in enumerate(value))
+        raise wrong(where, value, wanted)
+
+    return convert_all
+
+
 def _names(value: object, where: str) -> tuple[str, ...]:
     if isinstance(value, list) and value and len(set(map(str, value))) == len(value):
         return tuple(word(name, where) for name in value)
     raise wrong(where, value, "a list of different names")
 
 
-def _items(value: object, where: str) -> tuple[dict[str, Any], ...]:
-    if isinstance(value, list) and value:
-        return tuple(a_table(item, where) for item in value)
-    raise wrong(where, value, "a list of tables")
-
-
-def work_table(required: str = "") -> Callable[[Any, str], Work]:
-    """A converter for a stage's table; ``required`` is ``items``, ``names`` or ""."""
-    extra: dict[str, dict[str, Key]] = {
-        "": {},
-        "items": {"items": ("items", _items)},
-        "names": {
-            "names": ("names", _names),
-            "kinds": ("kinds", _by_task(word)),
-            "seconds": ("seconds", _by_task(duration_s)),
-        },
-    }
-
-    def convert_work(value: object, where: str) -> Work:
-        keys: dict[str, Key] = {
-            "workload": ("workload", text),
-            "options": ("options", a_table),
-            "max_attempts": ("max_attempts", count),
-            "timeout_s": ("timeout_s", duration_s),
-            **extra[required],
-        }
-        fields = convert(a_table(value, where), keys, where)
-        require(fields, ("workload", *([required] if required else [])), where)
-        for key in ("kinds", "seconds"):
-            if key in fields:
-                _complete(fields[key], fields["names"], f"{where}: {key}")
-        return Work(**fields)
-
-    return convert_work
-
-
-def _by_task(convert_one: Callable[[Any, str], Any]) -> Callable[[Any, str], dict[str, Any]]:
+def _by_task(convert_one: Converter) -> Converter:
     def convert_all(value: object, where: str) -> dict[str, Any]:
         by_task = a_table(value, where)
         return {task: convert_one(one, f"{where}.{task}") for task, one in by_task.items()}
 
     return convert_all
+
+
+_WORK: dict[str, Converter] = {
+    "workload": text,
+    "options": a_table,
+    "max_attempts": count,
+    "timeout_s": duration_s,
+}
+
+
+def metrics_table(value: object, where: str) -> Work:
+    """Convert the table of the metrics stage."""
+    return read_table(Work, value, where, _WORK)
+
+
+def prepare_table(value: object, where: str) -> Work:
+    """Convert the table of the prepare stage, which has items."""
+    items = a_list(a_table, "a list of tables")
+    return read_table(Work, value, where, {**_WORK, "items": items}, ("items",))
+
+
+def tasks_table(value: object, where: str) -> Work:
+    """Convert the table of the tasks stage, which has names and facts about each of them."""
+    facts = {"kinds": _by_task(word), "seconds": _by_task(duration_s)}
+    work = read_table(Work, value, where, {**_WORK, "names": _names, **facts}, ("names",))
+    for key in facts:
+        if given := getattr(work, key):
+            _complete(given, work.names, f"{where}: {key}")
+    return work
 
 
 def _complete(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
@@ -114,28 +160,6 @@ def _complete(given: dict[str, Any], names: tuple[str, ...], where: str) -> None
         if task not in given:
             message = f"{where}: the task {task!r} is missing"
             raise ConfigError(message, hint="give one for every task of names, or leave it out")
-
-
-def require(fields: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    """Refuse ``fields`` that lack one of ``names``."""
-    for name in names:
-        if name not in fields:
-            message = f"{where}: the key {name!r} is missing"
-            raise ConfigError(message, hint="docs/how-to/campaign.md shows a whole file")
-
-
-def a_table(value: object, where: str) -> dict[str, Any]:
-    """A table with any keys."""
-    if isinstance(value, dict):
-        return value
-    raise wrong(where, value, "a table")
-
-
-def positive(value: object, where: str) -> float:
-    """A positive number, 1e-9 to 1e30."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= 1e30:
-        return value
-    raise wrong(where, value, "a positive number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,25 +210,7 @@ def search_table(value: object, where: str, *, ends: bool = True) -> Search:
     Raises:
         ConfigError: names the key.
     """
-    fields = convert(
-        a_table(value, where),
-        {
-            "policy": ("policy", word),
-            "budget": ("budget", count),
-            "evaluations": ("evaluations", _evaluations),
-            "gpu_hours": ("gpu_hours", duration_h),
-            "wall_hours": ("wall_hours", duration_h),
-            "win_probability": ("win_probability", _probability),
-            "pending": ("pending", count),
-            "asks": ("asks", _asks),
-            "exhaustive": ("exhaustive", flag),
-            "scalariser": ("scalariser", word),
-            "metrics": ("metrics", _metrics),
-            "options": ("options", _options),
-        },
-        where,
-    )
-    search = Search(**fields)
+    search = read_table(Search, value, where, _SEARCH)
     endless = all(getattr(search, name) is None for name in BUDGETS)
     if ends and endless and not _ends_by_itself(search):
         message = f"{where}: nothing says when the search ends"
@@ -217,18 +223,6 @@ def _ends_by_itself(search: Search) -> bool:
     from hpc_toolkit.bandit.registry import TASK_RULES
 
     return search.policy in TASK_RULES
-
-
-def _evaluations(value: object, where: str) -> int:
-    if type(value) is int and 1 <= value <= 2**31:
-        return value
-    raise wrong(where, value, "a whole number from 1")
-
-
-def _probability(value: object, where: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-        return value
-    raise wrong(where, value, "a probability, 0 to 1")
 
 
 def _asks(value: object, where: str) -> str:
@@ -249,3 +243,19 @@ def _options(value: object, where: str) -> dict[str, Any]:
 
 def _metrics(value: object, where: str) -> tuple[str, ...]:
     return _names(value, where) if value != [] else ()
+
+
+_SEARCH: dict[str, Converter] = {
+    "policy": word,
+    "budget": count,
+    "evaluations": a_number(1, 2**31, "a whole number from 1", whole=True),
+    "gpu_hours": duration_h,
+    "wall_hours": duration_h,
+    "win_probability": a_number(0, 1, "a probability, 0 to 1"),
+    "pending": count,
+    "asks": _asks,
+    "exhaustive": flag,
+    "scalariser": word,
+    "metrics": _metrics,
+    "options": _options,
+}

@@ -194,7 +194,7 @@ def _raced(found: list[Trace]) -> list[str]:
 def wall(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
     """The same pulls on one and on many GPUs, by how many arms are asked for at once."""
     head = [
-        *("asks", f"{PULLS} pulls, {GPUS} GPUs against 1: median", "lowest", "by pull: median"),
+        *("asks", f"{PULLS} pulls, {GPUS} GPUs against 1: median", "lowest"),
         *(f"hours to {GOAL:.0%} on 1 GPU", f"on {GPUS} GPUs"),
     ]
     rows = []
@@ -202,19 +202,18 @@ def wall(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
         plan = Plan(entrants=entrants(spec), pulls=PULLS, seeds=options.seeds, asks=Asks.parse(way))
         found = [trace for _, trace in searches(plan.entrants[0], [scores], plan)]
         speeds = [float(t.gpu_s[-1] / t.wall_s(GPUS)[-1]) for t in found]
-        by_pull = [float(t.gpu_s[-1] / t.wall_s(GPUS, "pull")[-1]) for t in found]
         hours = [np.median([_hours(trace, gpus) for trace in found]) for gpus in (1, GPUS)]
         rows.append(
             [
                 f"{spec}, {'whole rungs' if plan.entrants[0].in_parts else way}",
-                *(f"{np.median(speeds):.1f}", f"{min(speeds):.1f}", f"{np.median(by_pull):.1f}"),
+                *(f"{np.median(speeds):.1f}", f"{min(speeds):.1f}"),
                 *(f"{one:.2f}" for one in hours),
             ]
         )
     about = (
         f"Simulated from the table's durations, {options.seeds} seeds: the longest evaluation "
-        "that may begin goes first; 'by pull': those of the earlier arm first. Racing "
-        "plays to its end. Nothing but evaluations takes time, so a real run is slower."
+        "that may begin goes first. Racing plays to its end. Nothing but evaluations takes time, "
+        "so a real run is slower."
     )
     return [about, "", *table(head, rows)]
 

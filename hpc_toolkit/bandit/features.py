@@ -33,17 +33,7 @@ def geometry_features(
 
     ``size`` is either the number of parameters or the model's width; use the same for all arms.
     ``layer`` runs from 0, the embeddings, to ``layers``, the output of the last block.
-    Raises ConfigError for a value outside its range.
     """
-    if not (math.isfinite(size) and size > 0):
-        message = f"size is {size!r}"
-        raise ConfigError(message, hint="a model's size is a positive number")
-    if not (math.isfinite(step) and step >= 0):
-        message = f"step is {step!r}"
-        raise ConfigError(message, hint="a training step is 0 or more")
-    if layers < 1 or not 0 <= layer <= layers:
-        message = f"layer {layer!r} of {layers!r} layers"
-        raise ConfigError(message, hint="layers run from 0 (embeddings) to the number of blocks")
     return math.log(size), math.log1p(step), layer / layers
 
 

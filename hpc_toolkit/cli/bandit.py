@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.bench.comparison import Entrant
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.replay import Order
 
 _ENDINGS = (".json", ".csv", ".svg")
 
@@ -68,12 +67,6 @@ def bench(
         float | None, typer.Option(help="End a search at this share of the best score, e.g. 0.99.")
     ] = None,
     gpus: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to simulate.")] = "1,32",
-    order: Annotated[
-        str,
-        typer.Option(
-            metavar="longest|pull", hidden=True, help="Order of evaluations in the simulation."
-        ),
-    ] = "longest",
     first_seed: Annotated[int, typer.Option(hidden=True, help="First random seed.")] = 0,
     out: Annotated[
         list[Path] | None,
@@ -108,7 +101,6 @@ def bench(
         tasks=tasks,
         first=first_seed,
         gpus=_counts(gpus),
-        order=_order(order),
     )
     report: dict[str, Any] = {}
     try:
@@ -137,13 +129,6 @@ def _counts(given: str) -> tuple[int, ...]:
         message = f"--gpus: {given!r} is not a list of numbers"
         raise ConfigError(message, hint="write --gpus 1,32")
     return tuple(dict.fromkeys(int(word) for word in words))
-
-
-def _order(given: str) -> Order:
-    if given not in ("longest", "pull"):
-        message = f"--order: {given!r}"
-        raise ConfigError(message, hint="longest, or pull")
-    return "longest" if given == "longest" else "pull"
 
 
 def _check_out(path: Path, until: float | None) -> None:

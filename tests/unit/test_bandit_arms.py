@@ -114,24 +114,6 @@ def test_geometry_features_are_log_size_log_step_and_relative_depth() -> None:
     assert geometry_features(size=1, step=143000, layer=0, layers=6)[1] == math.log(143001)
 
 
-@pytest.mark.parametrize(
-    ("change", "claim"),
-    [
-        ({"size": 0}, "size is 0"),
-        ({"size": math.nan}, "size is nan"),
-        ({"step": -1}, "step is -1"),
-        ({"layer": 7}, "layer 7 of 6 layers"),
-        ({"layer": -1}, "layer -1 of 6 layers"),
-        ({"layers": 0, "layer": 0}, "layer 0 of 0 layers"),
-    ],
-)
-def test_geometry_value_outside_its_range_is_refused(change: dict[str, int], claim: str) -> None:
-    facts = {"size": 1, "step": 1, "layer": 1, "layers": 6} | change
-
-    with pytest.raises(ConfigError, match=claim):
-        geometry_features(**facts)
-
-
 def test_table_with_metrics_takes_more_metrics() -> None:
     rows = {arm: {"x": float(i), "y": 2.0 * i * i} for i, arm in enumerate("abcd")}
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit import Policy
 
 
-ORDERS = ("longest", "pull")
 SHORT = ("--policies", "random", "--seeds", "2", "--pulls", "5")
 
 
@@ -152,15 +151,6 @@ def test_of_a_policy_that_leaves_a_good_arm_again_the_last_way_to_it_counts() ->
     found = summary([trace], [0], gpus=())
 
     assert found["to_goal"]["0.99"]["pulls"]["median"] == 4.0
-
-
-def test_the_order_of_evaluations_changes_the_wall_clock_alone() -> None:
-    longest, by_pull = (bench("random", order=order, asks=Asks("rounds", 4)) for order in ORDERS)
-
-    assert (longest.pop("order"), by_pull.pop("order")) == ORDERS
-    goals = [one["policies"][0]["to_goal"]["1"] for one in (longest, by_pull)]
-    assert goals[0]["gpu_s"] == goals[1]["gpu_s"]
-    assert goals[0]["wall_s_4"] != goals[1]["wall_s_4"]
 
 
 def test_parts_of_a_table_have_the_size_asked_for_and_searches_their_own_seeds() -> None:
@@ -383,7 +373,6 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
         (["-o", "out.pdf"], "out.pdf: unknown format '.pdf'"),
         (["--gpus", "1,many"], "--gpus: '1,many' is not a list of numbers"),
         (["--asks", "three"], "asks: 'three'"),
-        (["--order", "short"], "--order: 'short'"),
         (["--until", "nan"], "until: nan"),
         (["--subtables", "2", "--arms-share", "nan"], "a part of nan of the arms"),
         (

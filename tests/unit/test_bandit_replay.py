@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.bandit import Observation, Policy, Recommendation
-    from hpc_toolkit.bandit.bench.replay import Order
 
 
 def small_table(arms: int = 12, tasks: int = 3, *, seconds: bool = True) -> ScoreTable:
@@ -219,7 +218,7 @@ def searches(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     return pulls, [min(number, pull) for pull, number in enumerate(told)]
 
 
-def ticking(pulls: list[list[int]], told_before: list[int], gpus: int, order: Order) -> list[int]:
+def ticking(pulls: list[list[int]], told_before: list[int], gpus: int) -> list[int]:
     """The same by a clock that ticks, and lists instead of heaps."""
     left = [sorted(seconds, reverse=True) for seconds in pulls]
     running: list[tuple[int, int]] = []
@@ -237,21 +236,21 @@ def ticking(pulls: list[list[int]], told_before: list[int], gpus: int, order: Or
             some = [pull for pull in range(asked) if left[pull]]
             if not some:
                 break
-            first = some[0] if order == "pull" else max(some, key=lambda p: (left[p][0], -p))
+            first = max(some, key=lambda p: (left[p][0], -p))
             ends[first] = max(ends[first], now + left[first][0])
             running.append((now + left[first].pop(0), first))
     return ends
 
 
-@given(searches(), st.integers(1, 5), st.sampled_from(["pull", "longest"]))
+@given(searches(), st.integers(1, 5))
 def test_finish_times_are_those_of_a_clock_that_ticks(
-    search: tuple[list[list[int]], list[int]], gpus: int, order: Order
+    search: tuple[list[list[int]], list[int]], gpus: int
 ) -> None:
     pulls, told_before = search
 
-    found = finish_times(pulls, told_before, gpus, order=order)
+    found = finish_times(pulls, told_before, gpus)
 
-    assert found.tolist() == ticking(pulls, told_before, gpus, order)
+    assert found.tolist() == ticking(pulls, told_before, gpus)
 
 
 @given(searches())
@@ -270,13 +269,6 @@ def test_one_gpu_takes_the_sum_and_many_take_the_longest_of_each_wait(
 
 def test_a_pull_of_nothing_ends_when_it_may_begin() -> None:
     assert finish_times([[3.0], [], [2.0]], [0, 1, 2], 1).tolist() == [3.0, 3.0, 5.0]
-
-
-def test_longest_first_beats_the_order_of_pulls_where_one_evaluation_dominates() -> None:
-    pulls = [[1.0] * 8, [8.0]]
-
-    assert finish_times(pulls, [0, 0], 2).max() == 12.0
-    assert finish_times(pulls, [0, 0], 2, order="longest").max() == 8.0
 
 
 def test_finish_times_are_close_to_those_of_the_queues_own_code() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.asktell import Policy
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.replay import Order, Trace
+    from hpc_toolkit.bandit.bench.replay import Trace
 
     OnSearch = Callable[["Entrant", int, int], None]
 
@@ -137,8 +137,6 @@ class Plan:
     """The first seed of searches and parts."""
     gpus: tuple[int, ...] = (1, 32)
     """Numbers of GPUs for which wall-clock time is simulated, if the table has durations."""
-    order: Order = "longest"
-    """Which evaluation begins first on a free GPU; see ``finish_times``."""
 
     def __post_init__(self) -> None:
         counts = {"seeds": self.seeds, "pulls": self.pulls, "tasks": self.tasks}
@@ -206,7 +204,7 @@ def _head(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
         "asks": str(plan.asks),
         "pulls": plan.pulls,
         "until": plan.until,
-        "order": plan.order,
+        "order": "longest",
         "exhaustive": _exhaustive(tables, plan),
     }
 
@@ -263,7 +261,6 @@ def _compete(
         [trace for _, trace in found],
         [place for place, _ in found],
         gpus=plan.gpus,
-        order=plan.order,
         until=plan.until,
         whole=not entrant.in_parts,
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.replay import Order, Trace
+    from hpc_toolkit.bandit.bench.replay import Trace
 
 
 RESAMPLES = 2_000
@@ -159,17 +159,15 @@ def summary(
     clusters: Sequence[int],
     *,
     gpus: Sequence[int],
-    order: Order = "longest",
     until: float | None = None,
     whole: bool = True,
 ) -> dict[str, Any]:
     """Summarise how much searches spent to reach the goals, and how they ended.
 
-    ``clusters`` has the number of the table of each search. For ``order`` see ``finish_times``.
-    Searches that ended at the share ``until`` have no curves. If not ``whole``, pulls are of some
-    tasks and are not counted.
+    ``clusters`` has the number of the table of each search. Searches that ended at the share
+    ``until`` have no curves. If not ``whole``, pulls are of some tasks and are not counted.
     """
-    costs = _costs(traces, gpus, order, whole=whole)
+    costs = _costs(traces, gpus, whole=whole)
     found: dict[str, Any] = {
         "searches": len(traces),
         "to_goal": {
@@ -186,7 +184,7 @@ def summary(
         found["curves"] = _curves(traces, clusters, costs)
     if timed(traces[0].table):
         found["speedup"] = {
-            str(count): spread_json(spread([_speedup(t, count, order) for t in traces], clusters))
+            str(count): spread_json(spread([_speedup(t, count) for t in traces], clusters))
             for count in gpus
         }
     return found
@@ -198,7 +196,7 @@ def timed(table: ScoreTable) -> bool:
 
 
 def _costs(
-    traces: Sequence[Trace], gpus: Sequence[int], order: Order, *, whole: bool
+    traces: Sequence[Trace], gpus: Sequence[int], *, whole: bool
 ) -> dict[str, list[NDArray[np.float64]]]:
     """Return, by the name of the cost, what each search had spent when each pull was told."""
     costs = {"evaluations": [trace.evaluations for trace in traces]}
@@ -206,7 +204,7 @@ def _costs(
         costs = {"pulls": [np.arange(1.0, len(t.arms) + 1.0) for t in traces], **costs}
     if timed(traces[0].table):
         costs["gpu_s"] = [trace.gpu_s for trace in traces]
-        costs |= {f"wall_s_{count}": [t.wall_s(count, order) for t in traces] for count in gpus}
+        costs |= {f"wall_s_{count}": [t.wall_s(count) for t in traces] for count in gpus}
     return costs
 
 
@@ -318,9 +316,9 @@ def _cumulative(traces: Sequence[Trace], length: int) -> NDArray[np.float64]:
     return np.asarray(np.cumsum(rows.mean(axis=0)))
 
 
-def _speedup(trace: Trace, gpus: int, order: Order) -> float:
+def _speedup(trace: Trace, gpus: int) -> float:
     """Return the speedup of the same pulls over one GPU."""
-    return _last(trace.gpu_s) / max(_last(trace.wall_s(gpus, order)), 1e-300)
+    return _last(trace.gpu_s) / max(_last(trace.wall_s(gpus)), 1e-300)
 
 
 def spread_json(found: Spread) -> dict[str, float | None]:

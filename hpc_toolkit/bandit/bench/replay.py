@@ -25,15 +25,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.policy import Proposal
 
 
-Order = Literal["pull", "longest"]
-
-
 def finish_times(
-    durations: Sequence[Sequence[float]],
-    told_before: Sequence[int],
-    gpus: int,
-    *,
-    order: Order = "pull",
+    durations: Sequence[Sequence[float]], told_before: Sequence[int], gpus: int
 ) -> NDArray[np.float64]:
     """Return when the last evaluation of each pull ends, in seconds; shape (n_pulls,).
 
@@ -43,18 +36,17 @@ def finish_times(
 
     ``durations`` has the seconds of the evaluations of each pull, in the order of asks.
     ``told_before`` has for each pull how many results had to be told before it was asked for.
-    Results arrive in the order of asks, so a pull begins when that many first pulls ended. With
-    the order ``pull`` the evaluations of the earlier pull begin first, its longest before its
-    others; with ``longest``, the longest of all that may begin.
+    Results arrive in the order of asks, so a pull begins when that many first pulls ended. The
+    longest of all evaluations that may begin goes first.
     """
-    pulls = _Pulls(durations, told_before, order)
+    pulls = _Pulls(durations, told_before)
     running: list[tuple[float, int]] = []
     now = 0.0
     while True:
         pulls.ask(now)
         while pulls.ready and len(running) < gpus:
-            pull, seconds = pulls.next()
-            heapq.heappush(running, (now + seconds, pull))
+            left, pull = heapq.heappop(pulls.ready)
+            heapq.heappush(running, (now - left, pull))
         if not running:
             return pulls.ends
         now, pull = heapq.heappop(running)
@@ -65,15 +57,13 @@ def finish_times(
 class _Pulls:
     """The evaluations that may begin."""
 
-    def __init__(
-        self, durations: Sequence[Sequence[float]], told_before: Sequence[int], order: Order
-    ) -> None:
-        self.ready: list[tuple[float, float, int, float]] = []
+    def __init__(self, durations: Sequence[Sequence[float]], told_before: Sequence[int]) -> None:
+        self.ready: list[tuple[float, int]] = []
+        """A heap of the negative duration and the pull of each evaluation that may begin."""
         self.ends = np.zeros(len(durations))
         self.left = [len(seconds) for seconds in durations]
         self._durations = durations
         self._told_before = told_before
-        self._longest = order == "longest"
         self._asked = self._told = 0
 
     def ask(self, now: float) -> None:
@@ -83,18 +73,12 @@ class _Pulls:
             if pull < len(self.left) and self._told_before[pull] <= self._told:
                 self.ends[pull] = now
                 for seconds in self._durations[pull]:
-                    key = (-seconds, pull) if self._longest else (pull, -seconds)
-                    heapq.heappush(self.ready, (*key, pull, seconds))
+                    heapq.heappush(self.ready, (-seconds, pull))
                 self._asked += 1
             elif self._told < self._asked and not self.left[self._told]:
                 self._told += 1
             else:
                 return
-
-    def next(self) -> tuple[int, float]:
-        """Remove the evaluation that begins now, and return its pull and its duration."""
-        *_, pull, seconds = heapq.heappop(self.ready)
-        return pull, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +142,9 @@ class Trace:
         pulls = zip(self.arms, self.tasks, strict=True)
         return [self.table.seconds[arm, list(tasks)].tolist() for arm, tasks in pulls]
 
-    def wall_s(self, gpus: int, order: Order = "longest") -> NDArray[np.float64]:
-        """Return shape (n_pulls,): when each pull can be told, in seconds from the start.
-
-        ``order`` chooses the evaluation that begins first; see ``finish_times``.
-        """
-        ends = finish_times(self.durations, self.told_before, gpus, order=order)
+    def wall_s(self, gpus: int) -> NDArray[np.float64]:
+        """Return shape (n_pulls,): when each pull can be told, in seconds from the start."""
+        ends = finish_times(self.durations, self.told_before, gpus)
         return np.asarray(np.maximum.accumulate(ends))
 
 

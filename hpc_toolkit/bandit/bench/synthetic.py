@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -56,51 +55,34 @@ standard deviation of an arm's logarithm around its task's. As measured, the lon
 a third of the sum, and the cheapest five together a hundredth."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Surface:
-    """Arms, and the score that evaluating each arm gives."""
-
-    table: ArmTable
-    """One arm per (size, step, layer), with geometry features; a group is a (size, step)."""
-    scores: NDArray[np.float64]
-    """Shape (n_arms,): scores with noise, which is fixed per arm."""
-    truth: NDArray[np.float64]
-    """Shape (n_arms,): scores without noise."""
-    stderr: float
-    """Standard error of every score."""
-
-
 def surface(
     seed: int, sizes: Sequence[float], steps: Sequence[int], layers: Sequence[int]
-) -> Surface:
+) -> tuple[ArmTable, NDArray[np.float64]]:
     """Generate scores shaped like the scores of language models probed layer by layer.
+
+    Return one arm per (size, step, layer), with geometry features and (size, step) as the group,
+    and the scores without noise, shape (n_arms,).
 
     Early in training the embeddings (layer 0) are best and scores fall with depth. Late in
     training the best layer is at 0.7 to 0.8 of the depth, a few hundredths above the last layer
     (Skean et al. 2025, arXiv 2502.02013). ``layers[i]`` is the number of blocks of ``sizes[i]``,
     which gives ``layers[i] + 1`` arms per step. Larger models score higher. Nothing else about the
-    numbers is realistic. Raises ConfigError for empty lists, unequal lengths, or values that
-    ``geometry_features`` rejects.
+    numbers is realistic.
     """
-    if not sizes or not steps or len(sizes) != len(layers):
-        message = f"{len(sizes)} sizes, {len(layers)} numbers of layers, {len(steps)} steps"
-        raise ConfigError(message, hint="give one number of layers per size, and at least one step")
     rng = np.random.default_rng([seed, Stream.SURFACE])
     peak, gain = rng.uniform(0.70, 0.80), rng.uniform(0.065, 0.080)
     arms: list[Arm] = []
-    truth: list[NDArray[np.float64]] = []
+    scores: list[NDArray[np.float64]] = []
     for size, blocks in zip(sizes, layers, strict=True):
         shortfall = 0.03 * float(np.log10(max(sizes) / size))
         ripple = rng.normal(0.0, RIPPLE, blocks + 1)
         for step in steps:
             group = f"{size:g}/step{step}"
-            truth.append(_scores_of(step, blocks, peak, gain, ripple) - shortfall)
+            scores.append(_scores_of(step, blocks, peak, gain, ripple) - shortfall)
             for layer in range(blocks + 1):
                 features = geometry_features(size=size, step=step, layer=layer, layers=blocks)
                 arms.append(Arm(f"{group}/layer{layer}", group, features))
-    exact = np.concatenate(truth)
-    noise = rng.normal(0.0, NOISE_STDERR, len(exact))
-    return Surface(ArmTable(tuple(arms), GEOMETRY_NAMES), exact + noise, exact, NOISE_STDERR)
+    return ArmTable(tuple(arms), GEOMETRY_NAMES), np.concatenate(scores)
 
 
 def score_table(seed: int, tasks: int = 32) -> ScoreTable:
@@ -117,10 +99,10 @@ def score_table(seed: int, tasks: int = 32) -> ScoreTable:
     if tasks < 2:
         message = f"{tasks} tasks"
         raise ConfigError(message, hint="give at least 2, so that they can differ")
-    made = surface(seed, SIZES, STEPS, BLOCKS)
+    arms, means = surface(seed, SIZES, STEPS, BLOCKS)
     rng = np.random.default_rng([seed, Stream.MADE_TASKS])
-    shared = made.truth - made.truth.mean()
-    _, step, depth = made.table.features.T
+    shared = means - means.mean()
+    _, step, depth = arms.features.T
     step = step / step.max()
     second, *bends = (
         np.cos(np.pi * depth),
@@ -138,10 +120,10 @@ def score_table(seed: int, tasks: int = 32) -> ScoreTable:
     )
     scores = rng.uniform(0.2, 0.6, tasks) + shared.std() * np.sum(parts, axis=0)
     return ScoreTable(
-        arms=made.table,
+        arms=arms,
         tasks=TaskSet(tuple(f"task{number:02d}" for number in range(1, tasks + 1))),
         scores=scores,
-        seconds=_seconds(rng, made.table, tasks),
+        seconds=_seconds(rng, arms, tasks),
         stderrs=np.full_like(scores, NOISE_STDERR * np.sqrt(tasks)),
     )
 

@@ -21,7 +21,7 @@ from hpc_toolkit.system.quantities import HOUR_S, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpc_toolkit.bandit import ArmTable, Observation, Policy, Pull, Recommendation
+    from hpc_toolkit.bandit import ArmTable, Observation, Pull, Recommendation
     from hpc_toolkit.bandit.rewards import Reward
     from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.queue.view import RunView
@@ -155,7 +155,10 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     found = _Evaluations(campaign, arms, rows)
     pulls = _chosen(decisions)
     searched = {pull: some for pull in pulls if (some := found.rows_of(pull)) is not None}
-    best = _best_of(policy_of(campaign, arms), searched)
+    judge = policy_of(campaign, arms)
+    for pull, some in searched.items():
+        judge.tell(observe(pull.arm, some))
+    best = judge.best()
     if best is None and not log.sealed:
         return None
     over = _compared(best, campaign)
@@ -218,12 +221,6 @@ def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
 def _best_last_layer(found: _Evaluations, tasks: list[str]) -> Found | None:
     last = [arm.id for arm in found.campaign.arms() if arm.is_last_layer]
     return _highest(found.rewards(last, tasks))
-
-
-def _best_of(judge: Policy, searched: dict[Pull, list[dict[str, Any]]]) -> Recommendation | None:
-    for pull, rows in searched.items():
-        judge.tell(observe(pull.arm, rows))
-    return judge.best()
 
 
 def _verified(best: Recommendation | None, found: _Evaluations) -> Found | None:

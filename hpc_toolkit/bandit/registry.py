@@ -52,7 +52,7 @@ def make_policy(
     seed that is not a whole number from 0; and for arguments that do not fit together.
     """
     rule_type = _rule_type(name)
-    if not _is_seed(seed):
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         message = f"seed is {seed!r}"
         raise ConfigError(message, hint="a whole number, 0 or more")
     if tasks is not None and not tasks.names:
@@ -101,7 +101,3 @@ def _check_task_rule(name: str, tasks: TaskSet | None, scalariser: str) -> None:
     if name == Racing.name and scalariser != "mean":
         message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
         raise ConfigError(message, hint="take the scalariser 'mean', or another policy")
-
-
-def _is_seed(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -164,12 +164,13 @@ def try_search(campaign: Campaign, file: str) -> None:
     key, given = "policy", dict[str, Any]()
     try:
         # The metrics are not measured yet; zeros are good enough for this check.
-        arms = make_arms(campaign, {name: [0.0] * _count(campaign) for name in search.metrics})
+        zeros = [0.0 for _ in campaign.arms()]
+        arms = make_arms(campaign, dict.fromkeys(search.metrics, zeros))
         tried = _arguments(campaign)
         for key in tried:
             given |= tried[key]
-            make_policy(search.policy, arms, campaign.seed, **given)
-        policy_of(campaign, arms).ask(1)
+            policy = make_policy(search.policy, arms, campaign.seed, **given)
+        policy.ask(1)
     except ConfigError as error:
         message = f"{file}: search: {key}: {error.message}"
         raise ConfigError(message, hint=error.hint) from error
@@ -177,10 +178,6 @@ def try_search(campaign: Campaign, file: str) -> None:
         message = f"{file}: search: metrics: nothing uses them"
         hint = "options = { features = 'all' }, for a policy that has this option"
         raise ConfigError(message, hint=hint)
-
-
-def _count(campaign: Campaign) -> int:
-    return sum(1 for _ in campaign.arms())
 
 
 class CampaignSearch:

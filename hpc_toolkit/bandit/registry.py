@@ -52,7 +52,7 @@ def make_policy(
     seed that is not a whole number from 0; and for arguments that do not fit together.
     """
     rule_type = _rule_type(name)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+    if type(seed) is not int or seed < 0:
         message = f"seed is {seed!r}"
         raise ConfigError(message, hint="a whole number, 0 or more")
     if tasks is not None and not tasks.names:

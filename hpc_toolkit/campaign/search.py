@@ -164,13 +164,13 @@ def try_search(campaign: Campaign, file: str) -> None:
     key, given = "policy", dict[str, Any]()
     try:
         # The metrics are not measured yet; zeros are good enough for this check.
-        zeros = [0.0 for _ in campaign.arms()]
+        zeros: list[float | None] = [0.0 for _ in campaign.arms()]
         arms = make_arms(campaign, dict.fromkeys(search.metrics, zeros))
         tried = _arguments(campaign)
         for key in tried:
             given |= tried[key]
-            policy = make_policy(search.policy, arms, campaign.seed, **given)
-        policy.ask(1)
+            make_policy(search.policy, arms, campaign.seed, **given)
+        policy_of(campaign, arms).ask(1)
     except ConfigError as error:
         message = f"{file}: search: {key}: {error.message}"
         raise ConfigError(message, hint=error.hint) from error

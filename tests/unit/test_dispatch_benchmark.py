@@ -29,7 +29,7 @@ def test_every_evaluation_of_a_search_is_an_item_of_its_round(dispatch: Any) -> 
 
     scenarios = list(dispatch.rounds(trace, 3, 2.0))
 
-    assert [sum(group.items for group in one.groups) for one in scenarios] == [20, 20, 10]
+    assert [sum(len(group.items_s) for group in one.groups) for one in scenarios] == [20, 20, 10]
     seconds = sum(math.fsum(group.items_s) for one in scenarios for group in one.groups)
     assert seconds == pytest.approx(trace.gpu_s[-1])
     assert {one.unit_size for one in scenarios} == {1}

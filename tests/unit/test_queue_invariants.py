@@ -536,9 +536,12 @@ def test_the_protocol_keeps_its_invariants() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_protocol_keeps_its_invariants_for_long() -> None:
-    play(300, 60)
+@pytest.mark.parametrize(
+    "examples",
+    [80, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
+)
+def test_the_protocol_keeps_its_invariants_for_long(examples: int) -> None:
+    play(examples, 60)
 
 
 def test_the_oracle_knows_the_rules() -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
-from hpc_toolkit.system.options import spelled
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from hpc_toolkit.run import Run
+    from hpc_toolkit.slurm.clusters.facts import Cluster
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -57,24 +60,41 @@ def open_run(given: str | None) -> Run:
     return Run.open(find_run(given))
 
 
+def find_cluster(given: str | None) -> Cluster:
+    """The cluster that an option names, else the one of this machine; says how it was found."""
+    from hpc_toolkit.slurm.clusters.choice import resolve_cluster
+
+    found = resolve_cluster(given)
+    for note in found.notes:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    return found.cluster
+
+
 def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) -> None:
     """Refuse options that were given on the command line and would have no effect.
 
     Raises:
         ConfigError: one that is not among those ``allowed``.
     """
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in allowed and source is not None and source.name == "COMMANDLINE":
-            message = f"{spelled(name)} {why}"
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name not in allowed and source is not None and source.name == "COMMANDLINE":
+            message = f"{max(one.opts, key=len)} {why}"
             raise ConfigError(message, hint="add what it is for, or leave it out")
 
 
-def check_suffix(path: Path, known: Collection[str]) -> None:
-    """Raise ConfigError for a file whose format is not known by the end of its name."""
-    if path.suffix not in known:
-        message = f"{path}: unknown format {path.suffix!r}"
-        raise ConfigError(message, hint=near_miss(path.suffix, list(known)))
+def read_counts(text: str, where: str, *, most: int) -> tuple[int, ...]:
+    """Whole numbers from 1 to ``most`` in a comma-separated list, each once.
+
+    Raises:
+        ConfigError: the list has anything else in it; the message begins with ``where``.
+    """
+    words = [word.strip() for word in text.split(",")]
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
+    if len(numbers) < len(words) or not all(1 <= number <= most for number in numbers):
+        message = f"{where}: {text!r} is not a list of numbers from 1 to {most}"
+        raise ConfigError(message, hint=f"write {where} 1,2,4")
+    return tuple(dict.fromkeys(numbers))
 
 
 def check_out(path: Path, known: Collection[str]) -> None:
@@ -83,7 +103,9 @@ def check_out(path: Path, known: Collection[str]) -> None:
     Raises:
         ConfigError: its format is not known, or nothing can be written there.
     """
-    check_suffix(path, known)
+    if path.suffix not in known:
+        message = f"{path}: unknown format {path.suffix!r}"
+        raise ConfigError(message, hint=near_miss(path.suffix, list(known)))
     parent = os.path.abspath(path.parent)
     if not os.path.isdir(parent):
         message = f"{path}: there is no directory {parent}"
@@ -93,19 +115,26 @@ def check_out(path: Path, known: Collection[str]) -> None:
         raise ConfigError(message, hint="name a file in a directory that you can write to")
 
 
-def write_out(path: Path, text: str) -> None:
-    """Write a result of the work.
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Say why the block could not write a file.
 
     Raises:
-        OSError: one that may pass.
-        RunError: the file cannot be written.
+        RunError: the exit code is 75 for an error that may pass.
     """
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror}"
+        failure = RunError(message, hint="fix that, or name another file; nothing else is lost")
+        if error.errno in PASSING:
+            failure.exit_code = 75
+        raise failure from error
+
+
+def write_out(path: Path, text: str) -> None:
+    """Write a result of the work. Raises RunError."""
     from hpc_toolkit.rundir.files import replace_file
 
-    try:
+    with writing(path):
         replace_file(path, iter([text.encode()]))
-    except OSError as error:
-        if error.errno in PASSING:
-            raise
-        message = f"{path}: cannot be written: {error.strerror}"
-        raise RunError(message, hint="name a file in a directory that you can write to") from error

@@ -10,17 +10,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, check_out
-from hpc_toolkit.cli.help import SEARCH, Commands
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.cli.arguments import JsonOption, check_out, read_counts, write_out
+from hpc_toolkit.cli.help import SEARCH, Commands, add_table_command
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.options import Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpc_toolkit.bandit.bench.comparison import Entrant
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.system.options import Panels
 
 _ENDINGS = (".json", ".csv", ".svg")
+_MOST_GPUS = 999_999
+
+
+PANELS: Panels = {
+    "Options": (
+        Option(
+            "table",
+            "Recorded scores (.csv, .csv.gz or .parquet), synthetic or synthetic:SEED.",
+            "FILE",
+            default="synthetic",
+        ),
+        Option(
+            "policies",
+            "Policies, e.g. random,gp-ucb:initial=8; all compares every one.",
+            "NAMES",
+            default="random,gp-ucb",
+        ),
+        Option("seeds", "Number of searches per policy and table.", "N", default=10),
+        Option(
+            "subtables",
+            "Search on N random parts of the table instead of all of it.",
+            "N",
+            default=0,
+        ),
+        Option("arms_share", "Share of the arms in each part.", "NUMBER", default=0.5, hidden=True),
+        Option("tasks", "Tasks in each part. [default: all]", "N", hidden=True),
+        Option("asks", "Arms evaluated at once: one, rounds:N or window:N.", default="one"),
+        Option("pulls", "Arms per search; 0 means all.", "N", default=60),
+        Option("until", "End a search at this share of the best score, e.g. 0.99.", "NUMBER"),
+        Option("gpus", "Numbers of GPUs to simulate.", "N,N", default="1,32"),
+        Option("first_seed", "First random seed.", "N", default=0, hidden=True),
+    )
+}
+"""Most are fields of Plan."""
 
 
 def register(app: typer.Typer) -> None:
@@ -31,48 +67,18 @@ def register(app: typer.Typer) -> None:
             hpctk bandit bench --table scores.csv --policies random,gp-ucb
         """
     )
-    group.command()(bench)
+    add_table_command(group, bench, PANELS)
     app.add_typer(group, name="bandit", rich_help_panel=SEARCH)
 
 
 def bench(
-    table: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Recorded scores (.csv, .csv.gz or .parquet), synthetic or synthetic:SEED.",
-        ),
-    ] = "synthetic",
-    policies: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES", help="Policies, e.g. random,gp-ucb:initial=8; all compares every one."
-        ),
-    ] = "random,gp-ucb",
-    seeds: Annotated[int, typer.Option(help="Number of searches per policy and table.")] = 10,
-    subtables: Annotated[
-        int, typer.Option(help="Search on N random parts of the table instead of all of it.")
-    ] = 0,
-    arms_share: Annotated[
-        float, typer.Option(hidden=True, help="Share of the arms in each part.")
-    ] = 0.5,
-    tasks: Annotated[
-        int | None, typer.Option(hidden=True, help="Tasks in each part. [default: all]")
-    ] = None,
-    asks: Annotated[
-        str, typer.Option(help="Arms evaluated at once: one, rounds:N or window:N.")
-    ] = "one",
-    pulls: Annotated[int, typer.Option(help="Arms per search; 0 means all.")] = 60,
-    until: Annotated[
-        float | None, typer.Option(help="End a search at this share of the best score, e.g. 0.99.")
-    ] = None,
-    gpus: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to simulate.")] = "1,32",
-    first_seed: Annotated[int, typer.Option(hidden=True, help="First random seed.")] = 0,
+    *,
     out: Annotated[
         list[Path] | None,
         typer.Option("--out", "-o", help="Write .json, .csv or .svg. May be repeated."),
     ] = None,
     as_json: JsonOption = False,
+    **given: Any,
 ) -> None:
     """Compare policies by searches on recorded or synthetic scores.
 
@@ -88,20 +94,18 @@ def bench(
     from hpc_toolkit.bandit.bench.replay import Asks
 
     gc.enable()
+    table = given.pop("table")
     for path in out or []:
-        _check_out(path, until)
-    plan = Plan(
-        entrants=entrants(policies),
-        asks=Asks.parse(asks),
-        pulls=pulls or None,
-        until=until,
-        seeds=seeds,
-        subtables=subtables,
-        share=arms_share,
-        tasks=tasks,
-        first=first_seed,
-        gpus=_counts(gpus),
-    )
+        _check_out(path, given["until"])
+    given |= {
+        "entrants": entrants(given.pop("policies")),
+        "asks": Asks.parse(given["asks"]),
+        "pulls": given["pulls"] or None,
+        "share": given.pop("arms_share"),
+        "first": given.pop("first_seed"),
+        "gpus": read_counts(given["gpus"], "--gpus", most=_MOST_GPUS),
+    }
+    plan = Plan(**given)
     report: dict[str, Any] = {}
     try:
         for latest in reports(_read(table), plan, _progress()):
@@ -123,14 +127,6 @@ def _read(given: str) -> ScoreTable:
     return read_score_table(Path(given))
 
 
-def _counts(given: str) -> tuple[int, ...]:
-    words = [word.strip() for word in given.split(",")]
-    if not all(word.isdecimal() and len(word) < 7 for word in words):
-        message = f"--gpus: {given!r} is not a list of numbers"
-        raise ConfigError(message, hint="write --gpus 1,32")
-    return tuple(dict.fromkeys(int(word) for word in words))
-
-
 def _check_out(path: Path, until: float | None) -> None:
     check_out(path, _ENDINGS)
     if path.suffix == ".svg" and until is not None:
@@ -140,7 +136,7 @@ def _check_out(path: Path, until: float | None) -> None:
 
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     """Print first: what cannot be written is not lost then."""
-    from hpc_toolkit.bandit.bench.report import as_lines
+    from hpc_toolkit.bandit.bench.report import as_csv, as_lines, regret_svg
     from hpc_toolkit.system.quantities import format_duration
 
     if as_json:
@@ -150,24 +146,11 @@ def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     if report["left_out"]:
         print(f"not finished, left out: {', '.join(report['left_out'])}", file=sys.stderr)
     for path in out:
-        try:
-            _write(path, report)
-        except OSError as error:
-            message = f"{path}: cannot be written: {error.strerror}"
-            raise RunError(
-                message, hint="the report is printed; run it again to write it"
-            ) from error
-
-
-def _write(path: Path, report: dict[str, Any]) -> None:
-    from hpc_toolkit.bandit.bench.report import as_csv, regret_svg
-    from hpc_toolkit.rundir.files import replace_file
-
-    if path.suffix == ".json":
-        text = json.dumps(report, allow_nan=False) + "\n"
-    else:
-        text = as_csv(report) if path.suffix == ".csv" else regret_svg(report)
-    replace_file(path, iter([text.encode()]))
+        if path.suffix == ".json":
+            text = json.dumps(report, allow_nan=False) + "\n"
+        else:
+            text = as_csv(report) if path.suffix == ".csv" else regret_svg(report)
+        write_out(path, text)
 
 
 def _progress() -> Callable[[Entrant, int, int], None] | None:

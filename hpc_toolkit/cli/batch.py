@@ -6,18 +6,18 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from hpc_toolkit.cli.help import SCRIPTS, Commands
+from hpc_toolkit.cli.help import SCRIPTS, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.quantities import parse_size
+from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.quantities import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.slurm.batch.program import ProgramRequest
     from hpc_toolkit.slurm.batch.requeue import Restarts
     from hpc_toolkit.slurm.batch.step import Batch, Container
 
@@ -25,35 +25,39 @@ Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help='The running scri
 Words = Annotated[
     list[str], typer.Argument(metavar="PROGRAM...", help="The program and its arguments.")
 ]
-Gpus = Annotated[int, typer.Option(metavar="N", help="GPUs that every node must show.")]
-MaxRestarts = Annotated[int, typer.Option(metavar="N", help="Requeue the job at most N times.")]
-NodeSetup = Annotated[
-    list[str] | None,
-    typer.Option("--node-setup", metavar="LINE", help="Run this command once on each node."),
-]
-Teardown = Annotated[
-    list[str] | None,
-    typer.Option("--teardown", metavar="LINE", help="Run this command at the end of the job."),
-]
-ArrayOffset = Annotated[
-    int, typer.Option(metavar="N", help="Added to the array's index in HPCTK_ARRAY_INDEX.")
-]
-Apptainer = Annotated[str, typer.Option(metavar="IMAGE", help="Run in this image by apptainer.")]
-Pyxis = Annotated[str, typer.Option(metavar="IMAGE", help="Run in this image by pyxis.")]
-Bind = Annotated[
-    list[str] | None,
-    typer.Option("--bind", metavar="FROM[:TO[:ro]]", help="Show this directory in the container."),
-]
-CheckWithin = Annotated[
-    str, typer.Option(metavar="DURATION", help="Time that a node has to start its checks.")
-]
-MAX_RESTARTS = 10
 _FOREVER = "1000d"
 """Ranks of a campaign wait for the coordinator, however long a round takes."""
+_JOB = (
+    Option("gpus", "GPUs that every node must show.", "N", default=0),
+    Option("max_restarts", "Requeue the job at most N times.", "N", default=10),
+    many("node_setup", "Run this command once on each node", "LINE"),
+    many("teardown", "Run this command at the end of the job", "LINE"),
+    Option("check_within", "Time that a node has to start its checks.", "DURATION", default="60s"),
+)
+_RANKS = (
+    Option("array_offset", "Added to the array's index in HPCTK_ARRAY_INDEX.", "N", default=0),
+    Option("apptainer", "Run in this image by apptainer.", "IMAGE", default=""),
+    Option("pyxis", "Run in this image by pyxis.", "IMAGE", default=""),
+    many("bind", "Show this directory in the container", "FROM[:TO[:ro]]"),
+    Option("container_python", "The interpreter in the container.", "PATH", default=""),
+)
+_WORK = (
+    Option("run", "The run's directory.", "RUN", default=""),
+    Option("idle_exit", "hpctk work --idle-exit DURATION.", "DURATION"),
+    Option("lease", "hpctk work --lease DURATION.", "DURATION"),
+    Option("shrink_every", "How often to give back nodes without work.", "DURATION"),
+    flag("campaign", "Run the campaign's coordinator beside the ranks."),
+)
+_TRAINING = (
+    flag("alone", "The script is started without a launcher."),
+    Option("tasks", "Tasks on each node.", "N", default=1),
+    many("srun", "Pass this to srun", "OPTION"),
+    many("stage", "Copy this to each node's disk first", "PATH"),
+    Option("stage_dir", "To this directory; by default the job's own.", "DIR", default=""),
+)
 
 
 def register(app: typer.Typer) -> None:
-    one: Callable[..., None]
     batch = Commands(
         help="""Run the batch process of a job script.
 
@@ -61,44 +65,22 @@ def register(app: typer.Typer) -> None:
             exec python -m hpc_toolkit batch work "$0" --run runs/eval
         """
     )
-    for one in (work, command, train, ray):
-        batch.command()(one)
+    add_table_command(batch, work, {"Options": (*_WORK, *_JOB, *_RANKS)})
+    add_table_command(batch, command, {"Options": (*_JOB, *_RANKS)})
+    add_table_command(batch, train, {"Options": (*_TRAINING, *_JOB, *_RANKS)})
+    add_table_command(batch, ray, {"Options": _JOB})
     app.add_typer(batch, name="batch", rich_help_panel=SCRIPTS, hidden=True)
     for one in (preflight, stage):
         app.command(rich_help_panel=SCRIPTS, hidden=True)(one)
 
 
 def work(
+    *,
     script: Script,
-    given: Annotated[
+    runs: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN]", help="The run, instead of --run.")
     ] = None,
-    run: Annotated[str, typer.Option(metavar="RUN", help="The run's directory.")] = "",
-    gpus: Gpus = 0,
-    max_restarts: MaxRestarts = MAX_RESTARTS,
-    idle_exit: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="hpctk work --idle-exit DURATION.")
-    ] = None,
-    lease: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="hpctk work --lease DURATION.")
-    ] = None,
-    shrink_every: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="How often to give back nodes without work."),
-    ] = None,
-    node_setup: NodeSetup = None,
-    teardown: Teardown = None,
-    array_offset: ArrayOffset = 0,
-    apptainer: Apptainer = "",
-    pyxis: Pyxis = "",
-    bind: Bind = None,
-    container_python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The interpreter in the container.")
-    ] = None,
-    check_within: CheckWithin = "60s",
-    campaign: Annotated[
-        bool, typer.Option("--campaign", help="Run the campaign's coordinator beside the ranks.")
-    ] = False,
+    **given: Any,
 ) -> None:
     """Process the items of RUN on all ranks of this job.
 
@@ -107,52 +89,31 @@ def work(
     Examples:
         hpctk batch work "$0" --run runs/eval --gpus 4
     """
-    from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.work import WorkJob, WorkRequest
-    from hpc_toolkit.system.quantities import parse_duration
 
-    every_s = parse_duration(shrink_every, where="--shrink-every") if shrink_every else None
-    within_s = _whole_seconds(check_within)
+    every, campaign = given["shrink_every"], bool(given["campaign"])
+    every_s = parse_duration(every, where="--shrink-every") if every else None
+    within_s = _whole_seconds(given)
 
     def body(batch: Batch, restarts: Restarts) -> None:
-        options = {"--idle-exit": idle_exit or (_FOREVER if campaign else None), "--lease": lease}
+        idle_exit = given["idle_exit"] or (_FOREVER if campaign else None)
+        options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
         request = WorkRequest(
-            run=_one_run(given or [run]),
-            gpus=gpus,
+            run=_one_run(runs or [given["run"]]),
+            gpus=given["gpus"],
             options=[f"{name}={value}" for name, value in options.items() if value is not None],
-            container=_container(apptainer, pyxis, bind, gpus=gpus),
-            python=container_python or sys.executable,
+            container=_container(given),
+            python=given["container_python"] or sys.executable,
             shrink_every_s=every_s,
             campaign=campaign,
             within_s=within_s,
         )
         WorkJob(batch, restarts, request).run()
 
-    code = run_batch(
-        script,
-        body,
-        array_offset=array_offset,
-        max_restarts=max_restarts,
-        forward=not apptainer,
-        node_setup=node_setup or (),
-        teardown=teardown or (),
-    )
-    sys.exit(code)
+    _run(script, given, body)
 
 
-def command(
-    script: Script,
-    program: Words,
-    gpus: Gpus = 0,
-    max_restarts: MaxRestarts = MAX_RESTARTS,
-    node_setup: NodeSetup = None,
-    teardown: Teardown = None,
-    array_offset: ArrayOffset = 0,
-    apptainer: Apptainer = "",
-    pyxis: Pyxis = "",
-    bind: Bind = None,
-    check_within: CheckWithin = "60s",
-) -> None:
+def command(*, script: Script, program: Words, **given: Any) -> None:
     """Run a program on all ranks of this job.
 
     Requeues the job when the program exits with 75.
@@ -160,46 +121,15 @@ def command(
     Examples:
         hpctk batch command "$0" -- ./simulate --seed 1
     """
-    from hpc_toolkit.slurm.batch.program import ProgramRequest
-
-    request = ProgramRequest(
-        words=tuple(program),
-        gpus=gpus,
-        container=_container(apptainer, pyxis, bind, gpus=gpus),
-        within_s=_whole_seconds(check_within),
-    )
-    _run_program(script, request, max_restarts, node_setup, teardown, array_offset=array_offset)
+    _run_program(script, given, words=tuple(program), container=_container(given))
 
 
 def train(
+    *,
     script: Script,
     program: Words,
     run_dir: Annotated[str, typer.Option(metavar="DIR", help="The training's directory.")],
-    gpus: Gpus = 0,
-    max_restarts: MaxRestarts = MAX_RESTARTS,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="The script is started without a launcher.")
-    ] = False,
-    tasks: Annotated[int, typer.Option(metavar="N", help="Tasks on each node.")] = 1,
-    srun: Annotated[
-        list[str] | None, typer.Option("--srun", metavar="OPTION", help="Pass this to srun.")
-    ] = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option("--stage", metavar="PATH", help="Copy this to each node's disk first."),
-    ] = None,
-    stage_dir: Annotated[
-        str, typer.Option(metavar="DIR", help="To this directory; by default the job's own.")
-    ] = "",
-    node_setup: NodeSetup = None,
-    teardown: Teardown = None,
-    apptainer: Apptainer = "",
-    pyxis: Pyxis = "",
-    bind: Bind = None,
-    container_python: Annotated[
-        str, typer.Option(metavar="PATH", help="The interpreter in the container.")
-    ] = "",
-    check_within: CheckWithin = "60s",
+    **given: Any,
 ) -> None:
     """Start the ranks of a training on the nodes of this job.
 
@@ -208,33 +138,22 @@ def train(
     Examples:
         hpctk batch train "$0" --run-dir runs/train -- python train.py
     """
-    from hpc_toolkit.slurm.batch.program import ProgramRequest
-
-    request = ProgramRequest(
+    _run_program(
+        script,
+        given,
         words=tuple(program),
-        gpus=gpus,
-        srun=tuple(srun or ()),
-        container=_container(apptainer, pyxis, bind, gpus=gpus),
-        check_inside=container_python,
+        srun=given["srun"],
+        container=_container(given),
+        check_inside=given["container_python"],
         run_dir=run_dir,
-        alone=alone,
-        stage=tuple(stage or ()),
-        stage_dir=stage_dir,
-        tasks=tasks,
-        within_s=_whole_seconds(check_within),
+        alone=bool(given["alone"]),
+        stage=given["stage"],
+        stage_dir=given["stage_dir"],
+        tasks=given["tasks"],
     )
-    _run_program(script, request, max_restarts, node_setup, teardown, forward=not apptainer)
 
 
-def ray(
-    script: Script,
-    program: Words,
-    gpus: Gpus = 0,
-    max_restarts: MaxRestarts = MAX_RESTARTS,
-    node_setup: NodeSetup = None,
-    teardown: Teardown = None,
-    check_within: CheckWithin = "60s",
-) -> None:
+def ray(*, script: Script, program: Words, **given: Any) -> None:
     """Start Ray on the nodes of this job and run a driver program.
 
     Requeues the job when the driver exits with 75.
@@ -242,49 +161,39 @@ def ray(
     Examples:
         hpctk batch ray "$0" -- python driver.py
     """
-    from hpc_toolkit.slurm.batch.program import ProgramRequest, ray_words
+    from hpc_toolkit.slurm.batch.program import ray_words
 
-    request = ProgramRequest(
-        words=tuple(program),
-        gpus=gpus,
-        srun=("--ntasks-per-node=1",),
-        bare=True,
-        prepare=ray_words,
-        within_s=_whole_seconds(check_within),
-    )
-    _run_program(script, request, max_restarts, node_setup, teardown)
+    srun = ("--ntasks-per-node=1",)
+    _run_program(script, given, words=tuple(program), srun=srun, bare=True, prepare=ray_words)
 
 
-def _run_program(
-    script: Path,
-    request: ProgramRequest,
-    max_restarts: int,
-    node_setup: list[str] | None,
-    teardown: list[str] | None,
-    *,
-    array_offset: int = 0,
-    forward: bool = True,
+def _run_program(script: Path, given: dict[str, Any], **request: Any) -> NoReturn:
+    from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
+
+    asked = ProgramRequest(gpus=given["gpus"], within_s=_whole_seconds(given), **request)
+    _run(script, given, lambda batch, restarts: ProgramJob(batch, restarts, asked).run())
+
+
+def _run(
+    script: Path, given: dict[str, Any], body: Callable[[Batch, Restarts], object]
 ) -> NoReturn:
     from hpc_toolkit.slurm.batch.process import run_batch
-    from hpc_toolkit.slurm.batch.program import ProgramJob
 
     code = run_batch(
         script,
-        lambda batch, restarts: ProgramJob(batch, restarts, request).run(),
-        array_offset=array_offset,
-        max_restarts=max_restarts,
-        forward=forward,
-        node_setup=node_setup or (),
-        teardown=teardown or (),
+        body,
+        array_offset=given.get("array_offset", 0),
+        max_restarts=given["max_restarts"],
+        forward=not given.get("apptainer"),
+        node_setup=given["node_setup"],
+        teardown=given["teardown"],
     )
     sys.exit(code)
 
 
-def _whole_seconds(check_within: str) -> int:
+def _whole_seconds(given: dict[str, Any]) -> int:
     """Seconds for srun --immediate, rounded up: 0 would mean "at once"."""
-    from hpc_toolkit.system.quantities import parse_duration
-
-    return math.ceil(parse_duration(check_within, where="--check-within"))
+    return math.ceil(parse_duration(given["check_within"], where="--check-within"))
 
 
 def _one_run(given: list[str]) -> str:
@@ -295,14 +204,14 @@ def _one_run(given: list[str]) -> str:
     return given[0]
 
 
-def _container(apptainer: str, pyxis: str, bind: list[str] | None, *, gpus: int) -> Container:
+def _container(given: dict[str, Any]) -> Container:
     from hpc_toolkit.slurm.batch.step import Container
 
     return Container(
-        runtime="apptainer" if apptainer else "pyxis" if pyxis else "",
-        image=apptainer or pyxis,
-        binds=tuple(bind or ()),
-        gpus=gpus > 0,
+        runtime="apptainer" if given["apptainer"] else "pyxis" if given["pyxis"] else "",
+        image=given["apptainer"] or given["pyxis"],
+        binds=given["bind"],
+        gpus=given["gpus"] > 0,
     )
 
 

@@ -56,9 +56,6 @@ def seal(run: RunArgument = None) -> None:
 
 def retry(
     run: RunArgument = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", hidden=True, help="Retry failed items; the default.")
-    ] = True,
     item: Annotated[str | None, typer.Option(metavar="ITEM", help=ITEM_HELP)] = None,
     match: Annotated[
         str,

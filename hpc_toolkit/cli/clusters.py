@@ -17,8 +17,6 @@ from hpc_toolkit.system.quantities import format_mem, format_walltime
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.clusters.files import ClusterFile
 
@@ -228,18 +226,7 @@ def _shown(record: dict[str, Any], key: str) -> str:
 
 
 def _limits(partition: dict[str, Any]) -> str:
-    gpu = partition["gpu_type"] or "GPUs"
-    said: dict[str, Callable[[Any], str]] = {
-        "max_walltime_s": lambda s: f"up to {format_walltime(s)}",
-        "nodes": lambda n: f"{n} nodes",
-        "min_nodes": lambda n: f"at least {n} nodes a job",
-        "gpus_per_node": lambda n: f"{n} {gpu} a node",
-        "cpus_per_node": lambda n: f"{n} CPUs a node",
-        "mem_per_node_mib": lambda mib: f"{format_mem(mib)} a node",
-        "price_per_node_hour": lambda price: f"{price:g} an hour of a node",
-        "price_per_gpu_hour": lambda price: f"{price:g} an hour of a GPU",
-        "watts_per_node": lambda watts: f"{watts:g} W a node",
-        "watts_per_gpu": lambda watts: f"{watts:g} W a GPU",
-    }
-    shown = [f(partition[key]) for key, f in said.items() if partition[key] is not None]
-    return ", ".join([*shown, *(["only for some"] if partition["restricted"] else [])])
+    """What a file says of a partition, by its keys."""
+    said = [key for key, value in partition.items() if key != "name" and value not in (None, False)]
+    keys = [key.removesuffix("_mib").removesuffix("_s") for key in said]
+    return ", ".join(f"{key} {_shown(partition, key)}" for key in keys)

@@ -2,40 +2,75 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import complete_run, open_run, refuse_given
-from hpc_toolkit.cli.help import LIST
-from hpc_toolkit.errors import UNREACHABLE, ConfigError
+from hpc_toolkit.cli.arguments import complete_run, open_run, refuse_given, writing
+from hpc_toolkit.cli.help import LIST, add_table_command
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.options import Option, many
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.gather import Row
     from hpc_toolkit.results.verification import Problem, Recomputation
     from hpc_toolkit.rundir.layout import StageSpec
+    from hpc_toolkit.system.options import Panels
 
-_CHECKS = "With --check"
-_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT}
 _SHOWN = 20
 TOLERANCE = 1e-9
 
 
+PANELS: Panels = {
+    "With --check": (
+        many(
+            "range",
+            "Require a number in this range, e.g. mean=-1:1 or loss=0:",
+            "KEY=LEAST:MOST",
+        ),
+        many("unique", "Require that no two rows have the same value of KEY", "KEY"),
+        Option(
+            "recompute",
+            "Recompute N randomly chosen results and compare.",
+            "N",
+            default=0,
+            least=0,
+        ),
+        Option(
+            "items",
+            "Items that a results file must have; runs and snapshots know their items.",
+            "FILE.jsonl",
+        ),
+        Option(
+            "tolerance",
+            "Relative difference that --recompute accepts.",
+            "NUMBER",
+            default=TOLERANCE,
+            least=0,
+            hidden=True,
+        ),
+        many("ignore", "Key that --recompute does not compare, e.g. a time", "KEY")._replace(
+            hidden=True
+        ),
+    )
+}
+
+
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel=LIST)(gather)
+    add_table_command(app, gather, PANELS, panel=LIST)
 
 
 def gather(
     context: typer.Context,
+    *,
     run: Annotated[
         str | None,
         typer.Argument(
@@ -69,61 +104,7 @@ def gather(
             "are finite; exit with 1 and a list of problems if not.",
         ),
     ] = False,
-    range_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--range",
-            metavar="KEY=LEAST:MOST",
-            help="Require a number in this range, e.g. mean=-1:1 or loss=0:. May be repeated.",
-            rich_help_panel=_CHECKS,
-        ),
-    ] = None,
-    unique: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help="Require that no two rows have the same value of KEY. May be repeated.",
-            rich_help_panel=_CHECKS,
-        ),
-    ] = None,
-    recompute: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Recompute N randomly chosen results and compare.",
-            rich_help_panel=_CHECKS,
-        ),
-    ] = 0,
-    items: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.jsonl",
-            help="Items that a results file must have; runs and snapshots know their items.",
-            rich_help_panel=_CHECKS,
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(hidden=True, help="Random seed of --recompute.", rich_help_panel=_CHECKS)
-    ] = 0,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            hidden=True,
-            help="Relative difference that --recompute accepts.",
-            rich_help_panel=_CHECKS,
-        ),
-    ] = TOLERANCE,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            hidden=True,
-            help="Key that --recompute does not compare, e.g. a time. May be repeated.",
-            rich_help_panel=_CHECKS,
-        ),
-    ] = None,
+    **given: Any,
 ) -> None:
     """Write one row per item to a file, or check the results.
 
@@ -137,20 +118,20 @@ def gather(
         hpctk gather --check results.jsonl --items items.jsonl
     """
     if check:
-        given = {"out": out != "-", "stage": stage is not None, "partial": partial}
-        for name in filter(given.get, given):
-            message = f"--{name}: --check writes no rows and checks all of them"
-            raise ConfigError(message, hint=f"leave out --{name} or --check")
+        why = "is not for --check, which writes no rows"
+        refuse_given(context, context.params.keys() - {"out", "stage", "partial"}, why)
         from hpc_toolkit.results.verification import Recomputation
 
+        recompute, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
+        if not recompute and (ignore or tolerance != TOLERANCE):
+            message = "--tolerance and --ignore are for --recompute"
+            raise ConfigError(message, hint="add --recompute 5, or leave them out")
         check_results(
             run,
-            items=items,
-            ranges=range_ or [],
-            unique=unique or [],
-            sample=Recomputation(
-                count=recompute, seed=seed, tolerance=tolerance, ignore=tuple(ignore or ())
-            ),
+            items=given["items"],
+            ranges=given["range"],
+            unique=given["unique"],
+            sample=Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore)),
             as_json=as_json,
         )
         return
@@ -171,10 +152,8 @@ def gather(
     if out == "-":
         sys.stdout.buffer.writelines(json_lines(table.rows))
         return
-    try:
+    with writing(out):
         write_table(Path(out), table.rows)
-    except OSError as error:
-        raise _unwritten(out, error) from error
     if as_json:
         failed = sum(row["state"] == "failed" for row in table.rows)
         rows = {"rows": len(table.rows), "failed": failed, "published": table.published}
@@ -183,22 +162,12 @@ def gather(
     print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
 
 
-def _unwritten(out: str, error: OSError) -> ConfigError:
-    """Why the rows are in no file; a full disk may be emptied, a wrong name stays wrong."""
-    message = f"cannot write {out}: {error.strerror}"
-    if error.errno in _EXHAUSTED | UNREACHABLE | {errno.EINTR}:
-        failure = ConfigError(message, hint="fix that and gather again; the results are in the run")
-        failure.exit_code = 75
-        return failure
-    return ConfigError(message, hint="name a file in a directory that you can write to")
-
-
 def check_results(
     results: str | None,
     *,
     items: str | None,
-    ranges: list[str],
-    unique: list[str],
+    ranges: Sequence[str],
+    unique: Sequence[str],
     sample: Recomputation,
     as_json: bool,
 ) -> None:
@@ -209,9 +178,6 @@ def check_results(
     """
     from hpc_toolkit.results.verification import Range, verify
 
-    if not sample.count and (sample.seed or sample.ignore or sample.tolerance != TOLERANCE):
-        message = "--seed, --tolerance and --ignore are for --recompute"
-        raise ConfigError(message, hint="add --recompute 5, or leave them out")
     parsed = tuple(map(Range.parse, ranges))
     rows, known, stage = _read(results)
     if items is not None:

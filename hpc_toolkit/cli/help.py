@@ -1,18 +1,20 @@
 """Commands with plain help texts: options in two columns under headings, then examples.
 
 ``--help`` leaves out options and commands that are rarely used; ``--help-all`` shows them.
-A command's examples stand at the end of its docstring, below a line "Examples:". A TableCommand
-takes options from a table and not from the parameters of a function: typer would look at each
-annotation twice whenever the command starts, which for the hundred options of a script takes longer
-than rendering it.
+A command's examples stand at the end of its docstring, below a line "Examples:". Commands with
+many options take them from a table and not from the parameters of a function: typer would look at
+each annotation twice whenever the command starts, which for the hundred options of a script takes
+longer than rendering it.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
+from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -20,7 +22,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from hpc_toolkit.errors import HpcToolkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hpc_toolkit.system.options import Option, Panels
 
@@ -42,17 +44,16 @@ _ORDER = (LIST, SEARCH, TRAIN, SLURM, CHECK, SCRIPTS)
 
 _METAVARS = {
     **dict.fromkeys(("str", "text"), "TEXT"),
-    **dict.fromkeys(("int", "int range", "integer", "integer range"), "N"),
-    **dict.fromkeys(("float", "float range"), "NUMBER"),
+    **dict.fromkeys(("int", "integer"), "N"),
+    "float": "NUMBER",
     "path": "PATH",
 }
 """What stands for a value, by typer's names of its type."""
-_RANGE = re.compile(r"(; )?[0-9.]*<?=?x[<>]=?[0-9.]+")
 _ALL = "hpc_toolkit.help_all"
 _COMPLETION = {"install_completion", "show_completion"}
 _EXAMPLES = "Examples:"
 _EXIT_USAGE = 2
-_TYPES: dict[str, type] = {**dict.fromkeys(("N", "PORT"), int), "NUMBER": float}
+_TYPES: dict[str, type] = {"N": int, "NUMBER": float}
 """Value names whose values are converted; all others stay text."""
 
 
@@ -199,7 +200,7 @@ def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
         param.metavar = _METAVARS.get(param.type.name)
     spelled, text = param.get_help_record(ctx)
     # Older versions of typer write a backslash for rich.
-    text = _RANGE.sub("", text.replace("\\[", "[")).removesuffix("  []").replace("  [", " [")
+    text = text.replace("\\[", "[").replace("  [", " [")
     return spelled.replace("<", "").replace(">", ""), text
 
 
@@ -215,36 +216,34 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.) (?=[A-Z'-])", paragraph)[0]
 
 
-class TableCommand(HelpCommand):
-    """A command with the options of a table behind those of its function."""
-
-    panels: ClassVar[Panels]
-
-    def __init__(self, *args: Any, params: list[Any], **settings: Any) -> None:
-        every = [*self.arguments(), *params, *parameters(self.panels)]
-        super().__init__(*args, params=every, **settings)
-
-    def arguments(self) -> list[TyperArgument]:
-        """Words that are not options."""
-        return []
-
-
 def add_table_command(
     app: typer.Typer,
     function: Callable[..., None],
-    cls: type[TableCommand],
+    panels: Panels,
     *,
-    panel: str,
+    panel: str = "Commands",
+    arguments: Sequence[TyperArgument] = (),
+    cls: type[HelpCommand] = HelpCommand,
     **settings: Any,
 ) -> None:
     """Add ``function(..., *, ..., **given)`` as a command.
 
-    typer makes the options of its keyword-only parameters; all others come from ``cls``.
+    typer makes the options of its context and its keyword-only parameters; ``panels`` and
+    ``arguments`` describe all others.
     """
     signature = inspect.signature(function, eval_str=True)
-    own = [one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    own = [
+        one
+        for one in signature.parameters.values()
+        if one.kind is one.KEYWORD_ONLY or one.annotation is typer.Context
+    ]
     function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-    app.command(cls=cls, rich_help_panel=panel, **settings)(function)
+
+    def command(*args: Any, params: list[Any], **more: Any) -> HelpCommand:
+        return cls(*args, params=[*arguments, *parameters(panels), *params], **more)
+
+    typer_class = cast("type[TyperCommand]", command)  # typer only calls it
+    app.command(cls=typer_class, rich_help_panel=panel, **settings)(function)
 
 
 def parameters(panels: Panels) -> list[TyperOption]:
@@ -252,12 +251,34 @@ def parameters(panels: Panels) -> list[TyperOption]:
     return [_parameter(option, panel) for panel, group in panels.items() for option in group]
 
 
+def _reader(option: Option) -> Callable[[Any], Any] | None:
+    """What reads the value of an option; None for one without a value."""
+    if not option.metavar:
+        return None
+    kind = _TYPES.get(option.metavar, str)
+    words = option.metavar.split("|")
+    choices = words if len(words) > 1 and all(map(str.islower, words)) else []
+    if option.least is None and not choices:
+        return kind
+
+    def read(given: Any) -> Any:
+        with suppress(ValueError):
+            value = kind(given)
+            if value in choices or (option.least is not None and option.least <= value < math.inf):
+                return value
+        wanted = f"one of {', '.join(choices)}" if choices else f"a number from {option.least} on"
+        message = f"{str(given)!r} is not {wanted}"
+        raise typer.BadParameter(message)
+
+    return read
+
+
 def _parameter(option: Option, panel: str) -> TyperOption:
     name = option.name.partition("/")[0]
     long = "/".join(f"--{word.replace('_', '-')}" for word in option.name.split("/"))
     return TyperOption(
         param_decls=[name, *([option.short] if option.short else []), long],
-        type=_TYPES.get(option.metavar, str) if option.metavar else None,
+        type=_reader(option),
         is_flag=True if not option.metavar else None,
         default=option.default,
         show_default=option.default is not None,

@@ -18,9 +18,6 @@ from hpc_toolkit.science.workloads.pythia import (
     suspects,
 )
 
-_NAMED_STEPS = ("all", "0,1000:143000:1000", "0:512", "143000")
-_NAMED_LAYERS = ("blocks", "all", "last")
-
 
 def register(app: typer.Typer) -> None:
     group = Commands(
@@ -34,28 +31,12 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="items", rich_help_panel=LIST, hidden=True)
 
 
-def _complete_sizes(incomplete: str) -> list[str]:
-    before, comma, begun = incomplete.rpartition(",")
-    given = set(before.split(","))
-    names = [name for name in SIZES if name.startswith(begun) and name not in given]
-    return [f"{before}{comma}{name}" for name in names] + ["all"] * ("all".startswith(incomplete))
-
-
-def _complete_steps(incomplete: str) -> list[str]:
-    return [one for one in _NAMED_STEPS if one.startswith(incomplete)]
-
-
-def _complete_layers(incomplete: str) -> list[str]:
-    return [one for one in _NAMED_LAYERS if one.startswith(incomplete)]
-
-
 def pythia(
     sizes: Annotated[
         str,
         typer.Option(
             metavar="14m,70m,...",
             help=f"Model sizes: all, or some of {', '.join(SIZES)}.",
-            autocompletion=_complete_sizes,
         ),
     ],
     steps: Annotated[
@@ -64,7 +45,6 @@ def pythia(
             metavar="STEPS",
             help="Training steps: all, or a list of steps, FIRST:LAST (all checkpoints between) "
             "and FIRST:LAST:STRIDE, both ends included.",
-            autocompletion=_complete_steps,
         ),
     ],
     layers: Annotated[
@@ -73,7 +53,6 @@ def pythia(
             metavar="LAYERS",
             help="blocks (1 to L), all (0 to L; 0 is the embeddings), last, or a list, e.g. "
             "0,4:12:4.",
-            autocompletion=_complete_layers,
         ),
     ] = "blocks",
     deduped: Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.system.quantities import format_duration
 
@@ -26,7 +27,6 @@ DirOption = Annotated[
         "--dir", metavar="DIR", hidden=True, help="Directory of the lab, instead of --name."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, e.g. n3.")]
 
 
@@ -40,16 +40,17 @@ def register(app: typer.Typer) -> None:
             hpctk lab down
         """
     )
-    rest = {"allow_extra_args": True, "ignore_unknown_options": True}
     for command in (up, env, status, down):
         group.command()(command)
-    command_line = {**rest, "allow_interspersed_args": False}
+    command_line = {
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
     group.command(context_settings=command_line)(run)
     group.command("exec", context_settings=command_line)(execute)
     group.command()(crash)
     group.command()(restore)
-    # All its words go to sinfo, -h and --help too.
-    group.command(context_settings=rest, hidden=True, add_help_option=False)(sinfo)
     app.add_typer(group, name="lab", rich_help_panel=SLURM)
 
 
@@ -155,20 +156,6 @@ def execute(
     argv = lab.inside(command)
     sys.stdout.flush()
     os.execvpe(argv[0], argv, environment(lab.paths))  # noqa: S606 - no shell is meant
-
-
-def sinfo(context: typer.Context, name: NameOption = "lab", directory: DirOption = None) -> None:
-    """Run sinfo in a lab, with all further options.
-
-    Examples:
-        hpctk lab sinfo -N
-    """
-    from hpc_toolkit.lab.clients import environment
-
-    lab = _lab(name, directory)
-    lab.check_up()
-    sys.stdout.flush()
-    os.execvpe("sinfo", ["sinfo", *context.args], environment(lab.paths))  # noqa: S606 - no shell
 
 
 def run(

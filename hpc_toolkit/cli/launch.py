@@ -1,50 +1,60 @@
-"""The command that starts the ranks of a training script.
+"""The command that starts the ranks of a training script, with torchrun's options."""
 
-Its options beside our own are torchrun's, from a table. Annotations are objects here, not text:
-typer reads them from a signature that is made at run time.
-"""
+from __future__ import annotations
 
 import gc
 import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.help import TRAIN, TableCommand, add_table_command
-from hpc_toolkit.system.options import only_given
+from hpc_toolkit.cli.help import TRAIN, add_table_command
+from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.quantities import parse_duration
-from hpc_toolkit.training.launch.options import PANELS
+from hpc_toolkit.training.launch import options
 from hpc_toolkit.training.launch.plan import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from hpc_toolkit.training.launch.plan import Request
 
 
-class LaunchCommand(TableCommand):
-    """A command that takes torchrun's options, and a script with arguments of its own."""
+_ARGUMENTS = (
+    TyperArgument(
+        param_decls=["script"], metavar="SCRIPT", required=True, help="Program of each rank."
+    ),
+    TyperArgument(
+        param_decls=["arguments"], nargs=-1, metavar="[ARGUMENTS]...", help="Arguments of SCRIPT."
+    ),
+)
 
-    panels = PANELS
 
-    def arguments(self) -> list[TyperArgument]:
-        """The script, and all words after it."""
-        return [
-            TyperArgument(
-                param_decls=["script"],
-                metavar="SCRIPT",
-                required=True,
-                help="Program of each rank.",
-            ),
-            TyperArgument(
-                param_decls=["arguments"],
-                nargs=-1,
-                metavar="[ARGUMENTS]...",
-                help="Arguments of SCRIPT.",
-            ),
-        ]
+PANELS: Panels = {
+    "Options": (
+        Option(
+            "run_dir",
+            "Shared directory for rendezvous and logs; required for several nodes.",
+            "DIR",
+        ),
+        Option(
+            "backend",
+            "Backend of the process group. [default: nccl with GPUs, else gloo]",
+            "nccl|gloo",
+        ),
+        Option(
+            "start_timeout",
+            "Time to wait for all nodes.",
+            "DURATION",
+            default=f"{START_TIMEOUT_S / 60:g}min",
+        ),
+        flag("dry_run", "Show what would be started on this node."),
+        flag("json", "Print JSON, with --dry-run."),
+    ),
+    **options.PANELS,
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -54,36 +64,12 @@ def register(app: typer.Typer) -> None:
         # torchrun takes --nproc_per_node as well.
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
-    add_table_command(app, launch, LaunchCommand, panel=TRAIN, context_settings=settings)
+    add_table_command(
+        app, launch, PANELS, panel=TRAIN, arguments=_ARGUMENTS, context_settings=settings
+    )
 
 
-def launch(
-    script: str,
-    arguments: tuple[str, ...],
-    *,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Shared directory for rendezvous and logs; required for several nodes.",
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="nccl|gloo",
-            help="Backend of the process group. [default: nccl with GPUs, else gloo]",
-        ),
-    ] = None,
-    start_timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time to wait for all nodes.")
-    ] = f"{START_TIMEOUT_S / 60:g}min",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be started on this node.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with --dry-run.")] = False,
-    **given: Any,
-) -> None:
+def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
     """Start the ranks of a training script, like torchrun.
 
     Run it by srun to start the ranks on all nodes of a job; there it needs no rendezvous options.
@@ -96,25 +82,27 @@ def launch(
     """
     from hpc_toolkit.training.launch.plan import Request
 
-    options = only_given(given)
-    if "shutdown_timeout" in options:
-        options["shutdown_timeout"] = parse_duration(
-            options["shutdown_timeout"], where="--shutdown-timeout", zero=True
+    run_dir, backend = given.pop("run_dir"), given.pop("backend")
+    start_timeout, dry_run, as_json = (given.pop(x) for x in ("start_timeout", "dry_run", "json"))
+    of_torchrun = only_given(given)
+    if "shutdown_timeout" in of_torchrun:
+        of_torchrun["shutdown_timeout"] = parse_duration(
+            of_torchrun["shutdown_timeout"], where="--shutdown-timeout", zero=True
         )
     request = Request(
         script=script,
         arguments=arguments,
-        options={name: value for name, value in options.items() if value is not False},
+        options={name: value for name, value in of_torchrun.items() if value is not False},
         backend=backend,
         start_timeout_s=parse_duration(start_timeout, where="--start-timeout"),
-        run_dir=run_dir.absolute() if run_dir is not None else None,
+        run_dir=Path(run_dir).absolute() if run_dir is not None else None,
     )
     if as_json and not dry_run:
         message = "--json tells what --dry-run found; a launch prints what its ranks print"
         raise typer.BadParameter(message)
     gc.enable()
     if dry_run:
-        _tell(request, as_json=as_json)
+        _tell(request, as_json=bool(as_json))
         return
     from hpc_toolkit.cli import show_error
     from hpc_toolkit.training.launch import launch as launching
@@ -128,7 +116,7 @@ def launch(
     sys.exit(outcome.code)
 
 
-def _tell(request: "Request", *, as_json: bool) -> None:
+def _tell(request: Request, *, as_json: bool) -> None:
     """Print what would start here."""
     import os
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from typer.core import TyperArgument
 
+from hpc_toolkit.cli.arguments import read_counts
 from hpc_toolkit.cli.help import HelpCommand, parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, read_variable
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.system.options import Option, by_name, flag, many, only_given
+from hpc_toolkit.system.options import Option, flag, many, only_given
 
 if TYPE_CHECKING:
     from hpc_toolkit.engines.kubernetes.request import Kind
     from hpc_toolkit.system.options import Panels
 
+_MOST_PODS = 100_000
 PANELS: Panels = {
     "Resources": (
         Option("image", "Image of the pods, with hpctk installed. Required.", "IMAGE"),
@@ -28,7 +31,7 @@ PANELS: Panels = {
         Option("gpu_resource", "Resource name of a GPU. [default: nvidia.com/gpu]", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
         Option("mem", "Memory of each pod, as request and limit; 480G is 480Gi.", "SIZE"),
-        Option("shm", "Size of /dev/shm, a part of --mem. [default: 2G]", "SIZE"),
+        Option("shm", "Size of /dev/shm, a part of --mem. [default: 2G; queue: 64 MiB]", "SIZE"),
     ),
     "Storage": (
         many("pvc", "PersistentVolumeClaim (ReadWriteMany) and its mount point", "NAME[:/DIR]"),
@@ -36,14 +39,12 @@ PANELS: Panels = {
         Option("user", "User of the containers. [default: 1000:1000]", "UID[:GID]"),
     ),
     "Program": (
-        Option("chdir", "Working directory. [default: the image's]", "DIR"),
         many("env", "Set this variable", "NAME=VALUE"),
         many("env_from_secret", "Set this variable from a key of a Secret", "NAME=SECRET:KEY"),
         Option("workers", "Workers of each pod. [default: one per GPU]", "N"),
-        Option("grace", "Time to finish when a pod is evicted. [default: 60s]", "DURATION"),
-    ),
-    "Failures": (
-        Option("max_restarts", "Restarts of all pods of a JobSet. [default: 3]", "N"),
+        Option(
+            "max_restarts", "Failed pods to replace [default: 10]; restarts of a JobSet [3].", "N"
+        ),
         Option("time", "Time limit of the Job, e.g. 12h or 12:00:00.", "DURATION"),
     ),
     "Placement": (
@@ -58,18 +59,11 @@ PANELS: Panels = {
     "Output": (
         Option("out", "Write FILE; - prints the manifest.", "FILE", short="-o"),
         flag("force", "Overwrite an edited manifest."),
-        Option("from", "Render this manifest again; other options override its own.", "FILE"),
     ),
 }
 """Every option of a manifest, by the panel of the help that shows it."""
 
-_OF_QUEUES = {
-    "max_restarts": "Replacements of failed pods. [default: 10]",
-    "shm": "Size of /dev/shm, a part of --mem. [default: 64 MiB]",
-}
-"""Help of options that mean something else for workers than for ranks."""
-
-_HELP = {
+TEMPLATES = {
     "kubernetes-queue": """Write an Indexed Job whose pods work on a run; print the file's path.
 
     All pods share a volume with the run: create it there with 'hpctk init'. An evicted pod leaves
@@ -98,39 +92,28 @@ _HELP = {
 
 
 class RenderCommand(ScriptCommand):
-    """``hpctk render``: scripts, or manifests where the template is one of theirs."""
-
-    def templates(self) -> list[str]:
-        """Those of manifests as well."""
-        return [*super().templates(), *_HELP]
+    """``hpctk render``: manifests where the first word is one of their templates, else scripts."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Hand the words on to the command of a manifest that they name."""
-        position = _position(args)
-        if position is not None:
-            kind = cast("Kind", args[position])
-            rest = [*args[:position], *args[position + 1 :]]
-        elif (source := _manifest(args)) is not None:
-            kind, rest = _embedded(source)["kind"], args
-        else:
-            _check_word(args[0] if args else "")
+        """Hand the words on to the command of the manifest that the first of them names."""
+        word, *rest = args or [""]
+        if not word.startswith("kubernetes"):
             return super().make_context(info_name, args, parent, **extra)
-        return manifest_command(kind).make_context(f"{info_name} {kind}", rest, parent, **extra)
+        if word not in TEMPLATES:
+            msg = f"no template is called {word!r}"
+            raise ConfigError(msg, hint=near_miss(word, list(TEMPLATES)))
+        command = manifest_command(cast("Kind", word))
+        return command.make_context(f"{info_name} {word}", rest, parent, **extra)
 
 
 def manifest_command(kind: Kind) -> HelpCommand:
     """The command that writes a manifest of this kind."""
     from hpc_toolkit.engines.kubernetes.request import KINDS, ONLY_OF
 
-    said = _OF_QUEUES if kind == "kubernetes-queue" else {}
     panels = {
-        panel: tuple(
-            option._replace(help=said.get(option.name, option.help))
-            for option in group
-            if kind in ONLY_OF.get(option.name, KINDS)
-        )
+        panel: tuple(one for one in group if kind in ONLY_OF.get(one.name, KINDS))
         for panel, group in PANELS.items()
     }
     words = TyperArgument(
@@ -139,70 +122,20 @@ def manifest_command(kind: Kind) -> HelpCommand:
         metavar="[-- SCRIPT ARGS...]",
         help="Script of a training, or options of the measured program.",
     )
-
-    def write(**given: Any) -> None:
-        _write(kind, **given)
-
     arguments = [words] if kind in ONLY_OF["command"] else []
     return HelpCommand(
-        kind, callback=write, params=[*arguments, *parameters(panels)], help=_HELP[kind]
+        kind,
+        callback=partial(_write, kind),
+        params=[*arguments, *parameters(panels)],
+        help=TEMPLATES[kind],
     )
-
-
-def _check_word(word: str) -> None:
-    """Refuse a template that is meant to be a manifest's, before its options are read as Slurm's.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if word.startswith("kubernetes"):
-        msg = f"no template is called {word!r}"
-        raise ConfigError(msg, hint=near_miss(word, list(_HELP)))
-
-
-def _position(args: list[str]) -> int | None:
-    """Where the name of a manifest's template stands, if it does."""
-    options = [one for one in by_name(PANELS).values() if one.metavar]
-    takes = {word for one in options for word in (one.spelling, one.short) if word}
-    for number, word in enumerate(args):
-        if word == "--":
-            return None
-        before = args[number - 1] if number else ""
-        if word in _HELP and before not in takes:
-            return number
-    return None
-
-
-def _manifest(args: list[str]) -> str | None:
-    """The file that ``--from`` names, if it is a manifest."""
-    from hpc_toolkit.engines.kubernetes.manifest import is_manifest
-
-    for word, following in zip(args, [*args[1:], ""], strict=False):
-        if word == "--":
-            return None
-        name, _, value = word.partition("=")
-        if name == "--from" and is_manifest(Path(value or following)):
-            return value or following
-    return None
-
-
-def _embedded(source: str) -> dict[str, Any]:
-    from hpc_toolkit.engines.kubernetes.manifest import embedded
-
-    return embedded(Path(source))
 
 
 def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> None:
     from hpc_toolkit.engines.kubernetes.manifest import render_manifest
     from hpc_toolkit.engines.kubernetes.request import ManifestSpec
 
-    source: str | None = given.pop("from")
     values = _fields(only_given(given))
-    if source is not None:
-        values = {**_embedded(source), **values}
-        if values.pop("kind") != kind:
-            msg = f"--from: {source} is not a {kind}"
-            raise ConfigError(msg, hint="leave out the template, or --from")
     if "image" not in values:
         msg = "--image: a manifest needs the image of its pods"
         raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")
@@ -213,7 +146,7 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
         return
     from hpc_toolkit.slurm.render.file import write_script
 
-    path = Path(out or source or Path("slurm", f"{spec.name}.yaml"))
+    path = Path(out or f"slurm/{spec.name}.yaml")
     write_script(path, text, force=bool(force))
     print(path)
 
@@ -226,13 +159,5 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
     if "env" in found:
         found["env"] = tuple(read_variable(text) for text in found["env"])
     if "node_counts" in found:
-        found["node_counts"] = _numbers(found["node_counts"])
+        found["node_counts"] = read_counts(found["node_counts"], "--node-counts", most=_MOST_PODS)
     return found
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        msg = f"--node-counts: {text!r} is not a list of numbers of pods"
-        raise ConfigError(msg, hint="write 1,2,4")
-    return tuple(int(part) for part in parts)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path  # noqa: TC003 - typer reads it
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,129 +14,87 @@ from hpc_toolkit.cli.arguments import (
     RunArgument,
     check_out,
     complete_cluster,
+    find_cluster,
     open_run,
+    read_counts,
     refuse_given,
     write_out,
 )
-from hpc_toolkit.cli.help import CHECK
+from hpc_toolkit.cli.help import CHECK, add_table_command
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.options import Option
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.lengths import Guess
     from hpc_toolkit.planning.plan import Comparison, Plan
     from hpc_toolkit.planning.work import Work
-    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.system.options import Panels
 
 _ENDINGS = (".md", ".svg", ".json")
 _MOST_ITEMS = 10_000_000
 _MOST_NODES = 100_000
-_MOST_FACTOR = 100
 _EXIT_LATER = 75
-_WORK, _NODE, _LIMITS = "Work", "Node", "Limits"
+PANELS: Panels = {
+    "Work": (
+        Option("items", "Plan a new run with N items, instead of RUN.", "N"),
+        Option("groups", "Number of groups of items.", "N", default=1),
+        Option("item_time", "Estimated time per item, if nothing has been measured.", "DURATION"),
+        Option("load_time", "Estimated time to load a group.", "DURATION", default="0"),
+    ),
+    "Node": (
+        Option("gpus_per_node", "GPUs per node. [default: the cluster's]", "N", least=0),
+        Option(
+            "workers_per_node",
+            "Workers per node. [default: one per GPU, else as many as fit]",
+            "N",
+            least=1,
+        ),
+        Option("cores_per_worker", "CPUs per worker.", "N", least=1),
+        Option("memory_per_worker", "Peak memory per worker, e.g. 24G.", "SIZE"),
+        Option(
+            "cluster",
+            "Cluster from 'hpctk cluster list', or a TOML file.",
+            "NAME",
+            complete=complete_cluster,
+        ),
+        Option(
+            "price_per_gpu_hour",
+            "Price of a GPU per hour. [default: the cluster's]",
+            "NUMBER",
+            hidden=True,
+            least=0,
+        ),
+    ),
+    "Limits": (
+        Option(
+            "within", "Show what is done within this time, and the chance that all is.", "DURATION"
+        ),
+        Option("time_limit", "Time limit of the longest job, e.g. 12h.", "DURATION"),
+    ),
+}
 
 
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel=CHECK)(plan)
+    add_table_command(app, plan, PANELS, panel=CHECK)
 
 
 def plan(
     context: typer.Context,
+    *,
     run: RunArgument = None,
     nodes: Annotated[
         str, typer.Option(metavar="N,N", help="Numbers of nodes to compare.")
     ] = "1,2,4,8",
-    items: Annotated[
-        int | None,
-        typer.Option(help="Plan a new run with N items, instead of RUN.", rich_help_panel=_WORK),
-    ] = None,
-    groups: Annotated[
-        int, typer.Option(help="Number of groups of items.", rich_help_panel=_WORK)
-    ] = 1,
-    item_time: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Estimated time per item, if nothing has been measured.",
-            rich_help_panel=_WORK,
-        ),
-    ] = None,
-    load_time: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION", help="Estimated time to load a group.", rich_help_panel=_WORK
-        ),
-    ] = "0",
-    guess_factor: Annotated[
-        float,
-        typer.Option(
-            hidden=True,
-            help="Factor within which an estimate is right in 9 of 10 cases.",
-            rich_help_panel=_WORK,
-        ),
-    ] = 1.5,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option(help="GPUs per node. [default: the cluster's]", rich_help_panel=_NODE),
-    ] = None,
-    workers_per_node: Annotated[
-        int | None,
-        typer.Option(
-            help="Workers per node. [default: one per GPU, else as many as fit]",
-            rich_help_panel=_NODE,
-        ),
-    ] = None,
-    cores_per_worker: Annotated[
-        int | None, typer.Option(help="CPUs per worker.", rich_help_panel=_NODE)
-    ] = None,
-    memory_per_worker: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Peak memory per worker, e.g. 24G.", rich_help_panel=_NODE
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Cluster from 'hpctk cluster list', or a TOML file.",
-            autocompletion=complete_cluster,
-            rich_help_panel=_NODE,
-        ),
-    ] = None,
-    price_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(
-            hidden=True,
-            help="Price of a GPU per hour. [default: the cluster's]",
-            rich_help_panel=_NODE,
-        ),
-    ] = None,
-    within: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Show what is done within this time, and the chance that all is.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    time_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Time limit of the longest job, e.g. 12h.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
     check: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Compare a plan written by -o FILE.json with the run."),
     ] = None,
-    seed: Annotated[int, typer.Option(hidden=True, help="Random seed.")] = 0,
     out: Annotated[
         list[Path] | None,
         typer.Option("--out", "-o", help="Write .md, .svg or .json. May be repeated."),
     ] = None,
     as_json: JsonOption = False,
+    **given: Any,
 ) -> None:
     """Estimate the time, node-hours and cost to finish a run.
 
@@ -159,83 +116,46 @@ def plan(
         refuse_given(context, {"run", "check", "as_json"}, "is not for --check")
         _compare(run, check, as_json=as_json)
         return
-    if items is None:
+    if given["items"] is None:
         refuse_given(context, context.params.keys() - {"groups"}, "is for --items")
-    if item_time is None:
-        of_guess = {"load_time", "guess_factor"}
-        refuse_given(context, context.params.keys() - of_guess, "is for --item-time")
-    counts = _counts(nodes)
-    _refuse_below(1, {"workers-per-node": workers_per_node, "cores-per-worker": cores_per_worker})
-    _refuse_below(0, {"gpus-per-node": gpus_per_node, "seed": seed})
-    _refuse_below(0, {"price-per-gpu-hour": price_per_gpu_hour})
-    guess = _guess(item_time, load_time, guess_factor)
-    memory = memory_per_worker
-    site = _site(cluster)
+    if given["item_time"] is None:
+        refuse_given(context, context.params.keys() - {"load_time"}, "is for --item-time")
+    counts = sorted(read_counts(nodes, "--nodes", most=_MOST_NODES))
+    guess = _guess(given["item_time"], given["load_time"])
+    memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))
+    site = find_cluster(given["cluster"])
     node = node_of(
         site,
         Worker(
-            cores=cores_per_worker,
-            mem_mib=None if memory is None else parse_size_mib(memory, where="--memory-per-worker"),
-            per_node=workers_per_node,
+            cores=given["cores_per_worker"],
+            mem_mib=parse_size_mib(memory, where="--memory-per-worker") if memory else None,
+            per_node=given["workers_per_node"],
         ),
-        gpus=gpus_per_node,
-        price_per_gpu_hour=price_per_gpu_hour,
+        gpus=given["gpus_per_node"],
+        price_per_gpu_hour=given["price_per_gpu_hour"],
     )
     found = make_plan(
-        _work(run, items, groups, guess),
+        _work(run, given["items"], given["groups"], guess),
         guess,
         counts,
         site,
         node,
-        within_s=None if within is None else parse_duration(within, where="--within"),
-        limit_s=None
-        if time_limit is None
-        else math.ceil(parse_duration(time_limit, where="--time-limit")),
-        seed=seed,
+        within_s=parse_duration(within, where="--within") if within else None,
+        limit_s=math.ceil(parse_duration(limit, where="--time-limit")) if limit else None,
     )
     _show(found, out or [], as_json=as_json)
 
 
-def _refuse_below(least: int, given: dict[str, int | None] | dict[str, float | None]) -> None:
-    for option, number in given.items():
-        if number is not None and not least <= number < float("inf"):
-            message = f"--{option}: {number:g} is not a number from {least} on"
-            raise ConfigError(message, hint=f"give {least} or more, or leave it out")
-
-
-def _guess(seconds: str | None, load: str, factor: float) -> Guess | None:
+def _guess(seconds: str | None, load: str) -> Guess | None:
     from hpc_toolkit.planning.lengths import Guess
     from hpc_toolkit.system.quantities import parse_duration
 
     if seconds is None:
         return None
-    if not 1 <= factor <= _MOST_FACTOR:
-        message = f"--guess-factor: {factor:g} is not a number from 1 to {_MOST_FACTOR}"
-        raise ConfigError(message, hint="1.5 is: two thirds to one and a half times as long")
     return Guess(
         parse_duration(seconds, where="--item-time"),
         parse_duration(load, where="--load-time", zero=True),
-        factor,
     )
-
-
-def _counts(given: str) -> list[int]:
-    words = [word.strip() for word in given.split(",")]
-    numbers = [int(word) for word in words if word.isdecimal() and len(word) < 7]
-    if len(numbers) < len(words) or not all(1 <= number <= _MOST_NODES for number in numbers):
-        message = f"--nodes: {given!r} is not a list of numbers from 1 to {_MOST_NODES}"
-        raise ConfigError(message, hint="write --nodes 1,2,4,8")
-    return sorted(set(numbers))
-
-
-def _site(given: str | None) -> Cluster:
-    from hpc_toolkit.slurm.clusters.choice import resolve_cluster
-    from hpc_toolkit.system.terminal import printable
-
-    resolved = resolve_cluster(given)
-    for note in resolved.notes:
-        print(printable(note), file=sys.stderr)
-    return resolved.cluster
 
 
 def _work(given: str | None, items: int | None, groups: int, guess: Guess | None) -> Work:

@@ -1,70 +1,56 @@
-"""The command that writes job scripts.
+"""The command that writes job scripts."""
 
-Annotations are objects here, not text as elsewhere: typer would compile each of them again
-whenever the command starts.
-"""
+from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.help import SLURM, add_table_command
-from hpc_toolkit.cli.manifests import RenderCommand
-from hpc_toolkit.cli.scriptoptions import requested
+from hpc_toolkit.cli.manifests import TEMPLATES, RenderCommand
+from hpc_toolkit.cli.scriptoptions import requested, script_arguments
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import only_given
+from hpc_toolkit.system.options import Option, Panels, flag, only_given
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.drift import Drift
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
-_CHECKING = "Existing scripts"
+PANELS: Panels = {
+    "Options": (
+        Option("out", "File to write; - is stdout.", "FILE", short="-o"),
+        flag("force", "Overwrite an edited script."),
+    ),
+    **scriptoptions.PANELS,
+    "Existing scripts": (
+        Option("from", "Render this file again; other options override its options.", "FILE"),
+        flag(
+            "check",
+            "Check that the named files, or those in slurm/, are up to date; exit with 1 if not.",
+        ),
+        flag("diff", "Show the difference, with --check."),
+        flag("json", "Print JSON, with --check."),
+    ),
+}
 _NOTE = "note: "
 
 
 def register(app: typer.Typer) -> None:
-    add_table_command(app, render, RenderCommand, panel=SLURM)
+    add_table_command(
+        app,
+        render,
+        PANELS,
+        panel=SLURM,
+        arguments=script_arguments([*TEMPLATES]),
+        cls=RenderCommand,
+    )
 
 
-def render(
-    template: str | None,
-    *,
-    out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="FILE", help="File to write; - is stdout.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an edited script.")] = False,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="Render this file again; other options override its options.",
-            rich_help_panel=_CHECKING,
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Check that the named files, or those in slurm/, are up to date; exit with 1 if "
-            "not.",
-            rich_help_panel=_CHECKING,
-        ),
-    ] = False,
-    diff: Annotated[
-        bool,
-        typer.Option(
-            "--diff", help="Show the difference, with --check.", rich_help_panel=_CHECKING
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, with --check.", rich_help_panel=_CHECKING)
-    ] = False,
-    **given: Any,
-) -> None:
+def render(template: str | None, **given: Any) -> None:
     """Write a job script and print its path.
 
     Options are named after sbatch's. --output is the log of the job; -o is the script that this
@@ -76,10 +62,13 @@ def render(
         sbatch "$(hpctk render --nodes 8 --gpus-per-node 4 --time 4:00:00)" runs/eval
         hpctk render train-multi-node --nodes 2 --gpus-per-node 4 -- train.py --lr 0.1
     """
+    out, force, source = (given.pop(name) for name in ("out", "force", "from"))
+    check, diff, as_json = (given.pop(name) for name in ("check", "diff", "json"))
     if check:
         _refuse_writing({"-o": out, "--force": force, "--from": source})
         words = given.pop("command") or ()
-        _check([word for word in (template, *words) if word], given, diff=diff, as_json=as_json)
+        files = [word for word in (template, *words) if word]
+        _check(files, given, diff=bool(diff), as_json=bool(as_json))
         return
     if diff or as_json:
         msg = "--diff and --json belong to --check"
@@ -92,7 +81,7 @@ def render(
         from hpc_toolkit.slurm.render.file import write_script
 
         path = Path(out or source or Path("slurm", f"{spec.job_name}.sbatch"))
-        write_script(path, script, force=force)
+        write_script(path, script, force=bool(force))
         print(path)
     _make_log_directories(spec)
 
@@ -106,7 +95,7 @@ def _embedded(source: str) -> dict[str, Any]:
     return {**header.request, **known}
 
 
-def _make_log_directories(spec: "ScriptSpec") -> None:
+def _make_log_directories(spec: ScriptSpec) -> None:
     """Make them, since Slurm before 23.02 does not: a job without one ends without a word."""
     from hpc_toolkit.slurm.render.directives import log_pattern
     from hpc_toolkit.slurm.render.file import log_directory
@@ -121,7 +110,7 @@ def _make_log_directories(spec: "ScriptSpec") -> None:
             print(text, file=sys.stderr)
 
 
-def _show_notes(site: "Cluster") -> None:
+def _show_notes(site: Cluster) -> None:
     from hpc_toolkit.slurm.render.limits import forbidden
 
     if site.source and not site.verified:
@@ -185,6 +174,6 @@ def _is_own(path: Path) -> bool:
         return False
 
 
-def _record(one: "Drift", *, diff: bool) -> dict[str, Any]:
+def _record(one: Drift, *, diff: bool) -> dict[str, Any]:
     record = {"file": one.file, "up_to_date": not one.reasons, "reasons": list(one.reasons)}
     return record | ({"diff": one.difference()} if diff else {})

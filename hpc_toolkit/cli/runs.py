@@ -10,23 +10,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run
-from hpc_toolkit.cli.help import LIST
+from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.items import parse_items
+from hpc_toolkit.system.options import Option, many, only_given
 from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
-    from hpc_toolkit.queue.items import Item
+    from collections.abc import Sequence
 
-_ATTEMPTS = 3
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.system.options import Panels
 
 ITEMS = typer.Option(
     "--items", metavar="FILE.jsonl", help="Items, one JSON object per line; - reads stdin."
 )
 
 
+PANELS: Panels = {
+    "Workload and limits": (
+        Option("workload", "Function or class to call for each item.", "MODULE:NAME"),
+        Option("command", "Shell command to run for each item; {key} is its value, quoted."),
+        many("option", "Keyword argument of a workload class", "KEY=JSON"),
+        Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
+        Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
+        Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
+        Option(
+            "max_failures",
+            "Pause the run when more items than this have failed. [default: pause when the first "
+            "20 distinct items all fail]",
+            "N|P%",
+            hidden=True,
+        ),
+    )
+}
+"""The code of a run and its settings: arguments of Run.create."""
+
+
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel=LIST)(init)
+    add_table_command(app, init, PANELS, panel=LIST)
     app.command("try", rich_help_panel=LIST)(try_)
 
 
@@ -43,45 +65,13 @@ def read_items(source: str) -> list[Item]:
 
 
 def init(
+    *,
     run: GivenRun,
     items: Annotated[str | None, ITEMS] = None,
     campaign: Annotated[
         Path | None,
         typer.Option(
             metavar="CAMPAIGN.toml", help="Create the run of a campaign, e.g. for a Slurm job."
-        ),
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:NAME", help="Function or class to call for each item."),
-    ] = None,
-    command: Annotated[
-        str | None,
-        typer.Option(help="Shell command to run for each item; {key} is its value, quoted."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=JSON", help="Keyword argument of a workload class."),
-    ] = None,
-    group_by: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Keep items with the same value of KEY together."),
-    ] = None,
-    max_attempts: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Attempts before an item counts as failed. [default: 3]"),
-    ] = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Time limit of one item, e.g. 90s or 5min."),
-    ] = None,
-    max_failures: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|P%",
-            hidden=True,
-            help="Pause the run when more items than this have failed. [default: pause when the "
-            "first 20 distinct items all fail]",
         ),
     ] = None,
     open_: Annotated[
@@ -96,6 +86,7 @@ def init(
             "the settings.",
         ),
     ] = None,
+    **given: Any,
 ) -> None:
     """Create a run: a directory with items and the code to call.
 
@@ -105,59 +96,39 @@ def init(
     """
     from hpc_toolkit.run import Run
 
-    timeout_s = parse_duration(timeout, where="--timeout") if timeout is not None else None
-    settings = (group_by, max_attempts, timeout_s, max_failures)
-    code = (workload, command, option)
+    settings = only_given(given)
+    if "timeout" in settings:
+        settings["timeout_s"] = parse_duration(settings.pop("timeout"), where="--timeout")
+    options = _parse_options(settings.pop("option", ()))
     if campaign is not None:
-        given = [one for one in (items, from_, *code, *settings) if one is not None]
-        _init_campaign(run, campaign, alone=not (open_ or given))
+        alone = not (items or from_ or open_ or options or settings)
+        _init_campaign(run, campaign, alone=alone)
         return
     if from_ is not None:
-        _init_from(run, from_, items, code, settings, open_=open_)
+        if items is not None:
+            message = "--from and --items: a run that begins from a snapshot has its items"
+            raise ConfigError(message, hint="make it with --open, and 'hpctk add' more")
+        _init_from(run, from_, settings, options, open_=open_)
         return
     if items is None:
         message = "init needs --items FILE.jsonl, --from SNAPSHOT.json or --campaign CAMPAIGN.toml"
         raise ConfigError(message, hint="--items - reads the items from stdin")
-    made = Run.create(
-        run,
-        read_items(items),
-        workload=workload,
-        command=command,
-        options=_parse_options(option or []),
-        group_by=group_by,
-        max_attempts=max_attempts if max_attempts is not None else _ATTEMPTS,
-        timeout_s=timeout_s,
-        max_failures=max_failures,
-        open_end=open_,
-    )
+    made = Run.create(run, read_items(items), options=options, open_end=open_, **settings)
     print(made.root)
 
 
 def _init_from(
-    run: str,
-    snapshot: Path,
-    items: str | None,
-    code: tuple[str | None, str | None, list[str] | None],
-    settings: tuple[str | None, int | None, float | None, str | None],
-    *,
-    open_: bool,
+    run: str, snapshot: Path, changes: dict[str, Any], options: dict[str, Any], *, open_: bool
 ) -> None:
-    """Begin from a snapshot; ``code`` and ``settings`` as the options of init give them."""
+    """Begin from a snapshot, with changes of its settings and of its workload's options."""
     from dataclasses import replace
 
     from hpc_toolkit.results.snapshots import read_snapshot
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import WorkloadSpec
 
-    if items is not None:
-        message = "--from and --items: a run that begins from a snapshot has its items"
-        raise ConfigError(message, hint="make it with --open, and 'hpctk add' more")
     found = read_snapshot(snapshot)
-    names = ("group_by", "max_attempts", "timeout_s", "max_failures")
-    named = zip(names, settings, strict=True)
-    changes: dict[str, Any] = {name: value for name, value in named if value is not None}
-    workload, command, option = code
-    options = _parse_options(option or [])
+    workload, command = changes.pop("workload", None), changes.pop("command", None)
     if workload is not None or command is not None:
         path = (str(Path.cwd()),) if workload is not None else ()
         changes["workload"] = WorkloadSpec(
@@ -182,8 +153,8 @@ def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:
     print(make_run(Path(run), campaign, read_campaign(campaign)).root)
 
 
-def _parse_options(pairs: list[str]) -> dict[str, Any]:
-    options = {}
+def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not (equals and key.isidentifier()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 from pathlib import Path
@@ -14,20 +13,51 @@ import typer
 from hpc_toolkit.cli.arguments import (
     JsonOption,
     check_out,
-    check_suffix,
     complete_cluster,
     refuse_given,
     write_out,
 )
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
-from hpc_toolkit.cli.scalingrun import RunCommand, run
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.cli.scalingrun import PANELS, run
+from hpc_toolkit.cli.scriptoptions import ScriptCommand
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.system.options import Option
 from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES
 
 if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.page import Judged
 
 _ENDINGS = (".md", ".json", ".svg")
+
+
+_PRICES = (
+    Option(
+        "cluster",
+        "Cluster or TOML file with prices. [default: the measured cluster]",
+        "NAME",
+        complete=complete_cluster,
+    ),
+    Option(
+        "price_per_gpu_hour",
+        "Price of one GPU per hour, instead of the cluster's.",
+        "NUMBER",
+        hidden=True,
+        least=0,
+    ),
+    Option(
+        "min_efficiency",
+        "Exit with 1 if a world size is less efficient. [default for the advice: 0.85]",
+        "NUMBER",
+        least=0,
+    ),
+)
+_COLLECTIVES = (
+    Option("world_size", "Number of ranks on this machine.", "N", default=2, least=2),
+    Option("sizes", "Message sizes.", "SIZE,...", default=DEFAULT_SIZES),
+    Option("collectives", "all, or e.g. all_reduce,all_gather.", "NAMES", default="all"),
+    Option("iterations", "Measurements of each; the median is shown.", "N", default=20, least=1),
+    Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -39,13 +69,14 @@ def register(app: typer.Typer) -> None:
             hpctk scaling analyze scaling
         """
     )
-    add_table_command(group, run, RunCommand, panel="Commands")
-    group.command()(analyze)
-    group.command()(collectives)
+    add_table_command(group, run, PANELS, cls=ScriptCommand)
+    add_table_command(group, analyze, {"Options": _PRICES})
+    add_table_command(group, collectives, {"Options": _COLLECTIVES})
     app.add_typer(group, name="scaling", rich_help_panel=TRAIN)
 
 
 def analyze(
+    *,
     source: Annotated[
         list[Path],
         typer.Argument(
@@ -53,33 +84,12 @@ def analyze(
             help="Directory of 'scaling run' or of logs, or a .json, .csv, .jsonl or .log file.",
         ),
     ],
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Cluster or TOML file with prices. [default: the measured cluster]",
-            autocompletion=complete_cluster,
-        ),
-    ] = None,
-    price_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(
-            min=0, hidden=True, help="Price of one GPU per hour, instead of the cluster's."
-        ),
-    ] = None,
-    min_efficiency: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Exit with 1 if a world size is less efficient. [default for the advice: 0.85]",
-        ),
-    ] = None,
     out: Annotated[
         list[Path] | None,
         typer.Option("--out", "-o", help="Write .md, .json or .svg. May be repeated."),
     ] = None,
     as_json: JsonOption = False,
+    **given: Any,
 ) -> None:
     """Compare world sizes by speed, efficiency and cost.
 
@@ -93,16 +103,9 @@ def analyze(
     from hpc_toolkit.training.scaling.page import as_data, as_markdown
 
     for path in out or []:
-        check_suffix(path, _ENDINGS)
-    for option, number in (
-        ("price-per-gpu-hour", price_per_gpu_hour),
-        ("min-efficiency", min_efficiency),
-    ):
-        if number is not None and not math.isfinite(number):
-            message = f"--{option}: {number:g} is not a number that is usable"
-            raise ConfigError(message, hint="write digits, such as 0.9")
-    prices = {"price_per_gpu_hour": price_per_gpu_hour, "cluster": cluster}
-    judged, notes = _judged(source, prices, min_efficiency)
+        check_out(path, _ENDINGS)
+    min_efficiency = given.pop("min_efficiency")
+    judged, notes = _judged(source, given, min_efficiency)
     if as_json:
         print(json.dumps(as_data(judged, notes), allow_nan=False))
     else:
@@ -148,25 +151,14 @@ def _write(path: Path, judged: list[Judged], notes: list[str]) -> None:
 
 def collectives(
     context: typer.Context,
+    *,
     logs: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[LOG]...", help="Print the measurements in these logs."),
     ] = None,
-    world_size: Annotated[int, typer.Option(min=2, help="Number of ranks on this machine.")] = 2,
-    sizes: Annotated[str, typer.Option(metavar="SIZE,...", help="Message sizes.")] = DEFAULT_SIZES,
-    names: Annotated[
-        str,
-        typer.Option("--collectives", metavar="NAMES", help="all, or e.g. all_reduce,all_gather."),
-    ] = "all",
-    iterations: Annotated[
-        int, typer.Option(min=1, help="Measurements of each; the median is shown.")
-    ] = 20,
-    backend: Annotated[
-        str | None,
-        typer.Option(metavar="nccl|gloo", help="Backend. [default: nccl with GPUs, else gloo]"),
-    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write .md or .json.")] = None,
     as_json: JsonOption = False,
+    **given: Any,
 ) -> None:
     """Measure the bandwidth of collectives over message sizes.
 
@@ -186,7 +178,7 @@ def collectives(
         )
         found = [one for path in logs for one in records_in(read_text(path))]
     else:
-        found = _timed(world_size, sizes, names, iterations, backend)
+        found = _timed(**given)
     if not found:
         message = "no collective was timed"
         raise RunError(
@@ -200,7 +192,7 @@ def collectives(
 
 
 def _timed(
-    world_size: int, sizes: str, names: str, iterations: int, backend: str | None
+    *, world_size: int, iterations: int, sizes: str, collectives: str, backend: str | None
 ) -> list[dict[str, Any]]:
     import tempfile
 
@@ -215,8 +207,8 @@ def _timed(
     from hpc_toolkit.training.scaling.records import read_text
 
     parse_sizes(sizes)
-    parse_collectives(names)
-    words = ("--sizes", sizes, "--collectives", names, "--iterations", str(iterations))
+    parse_collectives(collectives)
+    words = ("--sizes", sizes, "--collectives", collectives, "--iterations", str(iterations))
     directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
     kept = False
     try:

@@ -1,21 +1,20 @@
-"""The command that measures a training at several world sizes, here or through Slurm.
+"""The command that measures a training at several world sizes, here or through Slurm."""
 
-Annotations are objects here, not text: typer reads those of a command with a script's options so.
-"""
+from __future__ import annotations
 
 import os
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.help import parameters
-from hpc_toolkit.cli.scriptoptions import PANELS, ScriptCommand, requested
+from hpc_toolkit.cli import scriptoptions
+from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.system.options import Option, Panels, by_name, many, only_given
+from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.training.scaling.settings import (
     Settings,
     Variation,
@@ -24,34 +23,15 @@ from hpc_toolkit.training.scaling.settings import (
 )
 
 if TYPE_CHECKING:
-    from typer.core import TyperArgument
-
     from hpc_toolkit.submit.submission import Submission
     from hpc_toolkit.training.scaling.launches import ScalingRun
 
 _TRAINING = "Training"
-_WHERE = "Where"
-_RANKS = "Ranks of a job"
-DECIDED = {
-    "nodes": "--world-sizes",
-    "ntasks": "--world-sizes",
-    "ntasks_per_node": "--ranks-per-node",
-    # Its jobs would measure the same at the same time, into the same files.
-    "array": "--world-sizes",
-    "nproc_per_node": "--ranks-per-node",
-    "run_dir": "-o DIR",
+_LEFT_OUT = {
+    *("nodes", "ntasks_per_node", "nproc_per_node", "array", "array_offset", "run_dir", "run"),
+    *("rank_restarts", "stage", "stage_dir", "backend"),
 }
-"""Options of a script that another one decides here."""
-
-USELESS = {
-    "rank_restarts": "a rank that fails would only disturb the others once more",
-    "stage": "samples are made, and no data are read",
-    "stage_dir": "samples are made, and no data are read",
-}
-"""Options of trainings that a measurement has no use for."""
-
-_REFUSED = {*DECIDED, *USELESS, "run"}
-"""Never shown: no job of a measurement takes them."""
+"""Options of a script that a measurement sets itself, or has no use for."""
 _COMMON = {
     *("gpus_per_node", "cpus_per_task", "mem", "time", "cluster", "account", "partition", "qos"),
     *("venv", "container", "module", "sbatch"),
@@ -97,30 +77,31 @@ _SETTINGS: Panels = {
     )
 }
 """Every field of Settings."""
-_VARY = many("vary", "Compare values, e.g. loader-workers=1,4,8", "NAME=VALUES")
-
-
-class RunCommand(ScriptCommand):
-    """``scaling run``: the options of a script, for ``--slurm``, without its arguments."""
-
-    def __init__(self, *args: Any, params: list[Any], **settings: Any) -> None:
-        training = parameters({_TRAINING: (*_SETTINGS[_TRAINING], _VARY)})
-        super().__init__(*args, params=[*training, *params], **settings)
-
-    panels: ClassVar[Panels] = {
-        (_RANKS if panel == _TRAINING else panel): tuple(
-            one._replace(
-                hidden=one.name not in _COMMON, help="" if one.name in _REFUSED else one.help
-            )
-            for one in group
-            if one.name != "backend"  # is ours
-        )
-        for panel, group in PANELS.items()
-    }
-
-    def arguments(self) -> "list[TyperArgument]":
-        """None: what a job runs is the measured program."""
-        return []
+PANELS: Panels = {
+    _TRAINING: (
+        *_SETTINGS[_TRAINING],
+        many("vary", "Compare values, e.g. loader-workers=1,4,8", "NAME=VALUES"),
+    ),
+    "Where": (
+        Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
+        flag("slurm", "Submit a job for each world size, with the options below."),
+        Option(
+            "ranks_per_node",
+            "Ranks per node, with --slurm. [default: one per GPU, else 1]",
+            "N",
+            least=1,
+        ),
+        flag("resume", "Measure only what is missing in DIR."),
+        flag("force", "Submit even if DIR has jobs already, with --slurm.", hidden=True),
+        flag("dry_run", "Show what would be measured."),
+    ),
+} | {
+    ("Ranks of a job" if panel == _TRAINING else panel): tuple(
+        one._replace(hidden=one.name not in _COMMON) for one in group if one.name not in _LEFT_OUT
+    )
+    for panel, group in scriptoptions.PANELS.items()
+}
+"""The training that is measured, and the jobs of ``--slurm``."""
 
 
 def run(
@@ -129,49 +110,6 @@ def run(
         Path, typer.Option("--out", "-o", metavar="DIR", help="Directory for records and logs.")
     ],
     world_sizes: Annotated[str, typer.Option(metavar="N,N", help="Numbers of ranks.")] = "1,2,4",
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="nccl|gloo",
-            help="Backend. [default: nccl with GPUs, else gloo]",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    slurm: Annotated[
-        bool,
-        typer.Option(
-            "--slurm",
-            help="Submit a job for each world size, with the options below.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = False,
-    ranks_per_node: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Ranks per node, with --slurm. [default: one per GPU, else 1]",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Measure only what is missing in DIR.", rich_help_panel=_WHERE
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            hidden=True,
-            help="Submit even if DIR has jobs already, with --slurm.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be measured.", rich_help_panel=_WHERE)
-    ] = False,
     **given: Any,
 ) -> None:
     """Measure a training at several world sizes, here or on Slurm.
@@ -194,16 +132,14 @@ def run(
         variations=variations,
     )
     wanted.check()
-    if backend not in (None, "nccl", "gloo"):
-        message = f"--backend: {backend!r} is neither nccl nor gloo"
-        raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
-    _check_directory(out, resume=resume)
-    if not slurm:
-        given |= {"ranks_per_node": ranks_per_node, "force": force or None}
-        _here(wanted, given, backend=backend, dry_run=dry_run)
+    given = only_given(given)
+    dry_run = given.pop("dry_run", False)
+    _check_directory(out, resume=given.pop("resume", False))
+    if not given.pop("slurm", False):
+        _here(wanted, given, dry_run=dry_run)
         return
-    given["backend"] = backend
-    jobs = submissions(wanted, given, ranks_per_node, dry_run=dry_run)
+    force = given.pop("force", False)
+    jobs = submissions(wanted, given, given.pop("ranks_per_node", None), dry_run=dry_run)
     if not dry_run:
         submit(wanted, jobs, force=force)
 
@@ -216,11 +152,12 @@ def _check_directory(out: Path, *, resume: bool) -> None:
         raise ConfigError(message, hint="--resume measures what is missing; or name another DIR")
 
 
-def _here(run: "ScalingRun", given: dict[str, Any], *, backend: str | None, dry_run: bool) -> None:
+def _here(run: ScalingRun, given: dict[str, Any], *, dry_run: bool) -> None:
     from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.training.scaling.launches import prepare, with_equal_threads
 
-    for name in only_given(given):
+    backend = given.pop("backend", None)
+    for name in given:
         message = f"{option(name)} is for jobs"
         raise ConfigError(message, hint="add --slurm, or leave it out")
     run = with_equal_threads(run)
@@ -234,7 +171,7 @@ def _here(run: "ScalingRun", given: dict[str, Any], *, backend: str | None, dry_
     print(run.directory)
 
 
-def _launch(run: "ScalingRun", size: int, backend: str | None) -> None:
+def _launch(run: ScalingRun, size: int, backend: str | None) -> None:
     import time
 
     from hpc_toolkit.system.quantities import format_duration
@@ -249,22 +186,13 @@ def _launch(run: "ScalingRun", size: int, backend: str | None) -> None:
 
 
 def submissions(
-    run: "ScalingRun", given: dict[str, Any], ranks_per_node: int | None, *, dry_run: bool
-) -> dict[int, "Submission"]:
+    run: ScalingRun, given: dict[str, Any], ranks_per_node: int | None, *, dry_run: bool
+) -> dict[int, Submission]:
     """A job for each world size; with ``dry_run`` their scripts are printed."""
-    from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
     from hpc_toolkit.training.scaling.launches import job_name, job_request
 
-    for name, instead in DECIDED.items():
-        if given.get(name):
-            message = f"{option(name)}: {instead} decides that here"
-            raise ConfigError(message, hint=f"leave it out, and give {instead}")
-    for name, why in USELESS.items():
-        if given.get(name) not in (None, (), []):
-            message = f"{option(name)}: {why}"
-            raise ConfigError(message, hint="leave it out")
     gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None)
     count = gpus.rpartition(":")[2]
     per_node = ranks_per_node or (int(count) if count.isdecimal() and int(count) else 1)
@@ -294,7 +222,7 @@ def _cluster(given: str | None) -> str:
     return os.path.abspath(named) if "/" in named or named.endswith(".toml") else named
 
 
-def submit(run: "ScalingRun", jobs: dict[int, "Submission"], *, force: bool) -> None:
+def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
     from hpc_toolkit.submit.send import send
     from hpc_toolkit.training.scaling.launches import note_job, prepare, refuse_twice

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.arguments import complete_cluster
-from hpc_toolkit.cli.help import TableCommand
+from hpc_toolkit.cli.arguments import complete_cluster, find_cluster
+from hpc_toolkit.cli.help import HelpCommand
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.system.options import Option, flag, many, only_given
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
     from hpc_toolkit.system.options import Panels
@@ -102,41 +104,38 @@ PANELS: Panels = {
 """Every option, by the panel of the help that shows it."""
 
 
-class ScriptCommand(TableCommand):
+def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
+    """The template, and the words that follow two dashes."""
+
+    def complete(_context: object, _words: list[str], incomplete: str) -> list[Any]:
+        from hpc_toolkit.slurm.render.script import template_names
+
+        names = [*template_names(), *more_templates]
+        return [name for name in names if name.startswith(incomplete)]
+
+    return [
+        TyperArgument(
+            param_decls=["template"],
+            metavar="[TEMPLATE]",
+            help="work-queue, array, campaign, command, ray or train-... "
+            f"[default: {DEFAULT_TEMPLATE}]",
+            autocompletion=complete,
+        ),
+        TyperArgument(
+            param_decls=["command"],
+            nargs=-1,
+            metavar="[-- COMMAND...]",
+            help="Program of the template 'command' or 'ray', or script of 'train-...'.",
+        ),
+    ]
+
+
+class ScriptCommand(HelpCommand):
     """A command that takes what a script is rendered from, beside the options of its own.
 
     Its function is ``function(template, *, ..., **given)``. ``template`` is None where the user
     gave none; ``given`` goes to ``requested`` as it is.
     """
-
-    panels = PANELS
-
-    def arguments(self) -> list[TyperArgument]:
-        """The template, and what follows two dashes."""
-        return [
-            TyperArgument(
-                param_decls=["template"],
-                metavar="[TEMPLATE]",
-                help="work-queue, array, campaign, command, ray or train-... "
-                f"[default: {DEFAULT_TEMPLATE}]",
-                autocompletion=self._complete_template,
-            ),
-            TyperArgument(
-                param_decls=["command"],
-                nargs=-1,
-                metavar="[-- COMMAND...]",
-                help="Program of the template 'command' or 'ray', or script of 'train-...'.",
-            ),
-        ]
-
-    def templates(self) -> list[str]:
-        """What TEMPLATE may be."""
-        from hpc_toolkit.slurm.render.script import template_names
-
-        return template_names()
-
-    def _complete_template(self, _context: object, _words: list[str], incomplete: str) -> list[Any]:
-        return [name for name in self.templates() if name.startswith(incomplete)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options; for one of sbatch that is none of ours, name ``--sbatch``."""
@@ -188,7 +187,6 @@ def requested(
     taken from ``base``, the fields of another request with ``cluster`` and ``template``. Says on
     stderr how the cluster was found. Raises ConfigError or RenderError.
     """
-    from hpc_toolkit.slurm.clusters.choice import resolve_cluster
     from hpc_toolkit.slurm.render.script import render_script, template_names
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
@@ -198,27 +196,17 @@ def requested(
     if kind not in template_names():
         # Else the job's name, which is the template's by default, would be blamed.
         msg = f"no template is called {kind!r}"
-        raise RenderError(msg, hint=_meant(kind, template_names()))
-    found = resolve_cluster(values.get("cluster"))
-    for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        raise RenderError(msg, hint=near_miss(kind, template_names()))
+    cluster = find_cluster(values.get("cluster"))
     values = {name: value for name, value in values.items() if name not in ("cluster", "template")}
     if "python" not in values and not values.get("plain"):
         values["python"] = _python(values)
     values.setdefault("job_name", kind)
     spec = ScriptSpec(**values)
-    cluster = found.cluster
     if "/" in cluster.argument or cluster.argument.endswith(".toml"):
         # The header names it for renderings from any directory.
         cluster = replace(cluster, argument=os.path.abspath(cluster.argument))
     return spec, cluster, render_script(spec, cluster, kind)
-
-
-def _meant(kind: str, known: list[str]) -> str:
-    """What to do about a template that is none of Slurm's."""
-    if kind.startswith("kubernetes"):
-        return "'hpctk render kubernetes-queue', -ddp or -scaling writes what kubectl applies"
-    return near_miss(kind, known)
 
 
 def refuse_run(template: str | None) -> None:

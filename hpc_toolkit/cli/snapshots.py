@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import RunArgument, open_run
+from hpc_toolkit.cli.arguments import RunArgument, check_out, open_run, writing
 from hpc_toolkit.cli.help import LIST
-from hpc_toolkit.errors import PASSING, ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -34,21 +33,14 @@ def snapshot(
     """
     from hpc_toolkit.results.snapshots import write_snapshot
 
-    if out != "-" and Path(out).suffix != ".json":
-        # 'gather --check' and people would take it for something else.
-        message = f"--out {out!r}: the name of a snapshot ends with .json"
-        raise ConfigError(message, hint="- is stdout; 'hpctk gather' writes tables")
+    if out != "-":
+        check_out(Path(out), (".json",))
     taken = open_run(run).snapshot()
     if out == "-":
         sys.stdout.buffer.writelines(taken.to_lines())
         return
-    try:
+    with writing(out):
         write_snapshot(Path(out), taken)
-    except OSError as error:
-        message = f"cannot write {out}: {error.strerror}"
-        failure = ConfigError(message, hint="the results are in the run; name another file")
-        failure.exit_code = 75 if error.errno in PASSING else 1
-        raise failure from error
     if as_json:
         print(json.dumps({"file": out, **taken.counts}))
         return

@@ -1,8 +1,6 @@
-"""Commands that send jobs to Slurm and take them back: submit, cancel.
+"""Commands that send jobs to Slurm and take them back: submit, cancel."""
 
-Annotations are objects here, not text as elsewhere: typer would compile each of them again
-whenever a command starts.
-"""
+from __future__ import annotations
 
 import shlex
 import sys
@@ -11,11 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import GivenRun, open_run
 from hpc_toolkit.cli.help import SLURM, add_table_command
-from hpc_toolkit.cli.scriptoptions import DEFAULT_TEMPLATE, ScriptCommand, refuse_run, requested
+from hpc_toolkit.cli.scriptoptions import (
+    DEFAULT_TEMPLATE,
+    ScriptCommand,
+    refuse_run,
+    requested,
+    script_arguments,
+)
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.system.options import only_given
+from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -26,40 +31,37 @@ if TYPE_CHECKING:
     from hpc_toolkit.submit.submission import Submission
 
 _AFTER_EACH = "afterany"
+_MOST_JOBS = 1000
+
+
+PANELS: Panels = {
+    "Options": (
+        Option(
+            "jobs",
+            "Submit N jobs; --dependency singleton or afterany runs them in turn.",
+            "N",
+            default=1,
+            least=1,
+        ),
+        flag("dry_run", "Show the script and the command; submit nothing."),
+        flag(
+            "exclude_failed/no-exclude-failed",
+            "Exclude nodes that failed in this run within a day.",
+        )._replace(default=True),
+        flag("force", "Submit even if the run is complete or paused."),
+    ),
+    **scriptoptions.PANELS,
+}
 
 
 def register(app: typer.Typer) -> None:
-    add_table_command(app, submit, ScriptCommand, panel=SLURM)
+    add_table_command(
+        app, submit, PANELS, panel=SLURM, arguments=script_arguments(), cls=ScriptCommand
+    )
     app.command(rich_help_panel=SLURM)(cancel)
 
 
-def submit(
-    template: str | None,
-    *,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=1000,
-            metavar="N",
-            help="Submit N jobs; --dependency singleton or afterany runs them in turn.",
-        ),
-    ] = 1,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the script and the command; submit nothing.")
-    ] = False,
-    exclude_failed: Annotated[
-        bool,
-        typer.Option(
-            "--exclude-failed/--no-exclude-failed",
-            help="Exclude nodes that failed in this run within a day.",
-        ),
-    ] = True,
-    force: Annotated[
-        bool, typer.Option("--force", help="Submit even if the run is complete or paused.")
-    ] = False,
-    **given: Any,
-) -> None:
+def submit(template: str | None, **given: Any) -> None:
     """Render and submit a job script, and print the job id.
 
     Instead of TEMPLATE, a script can be named: a path with a "/", or ending in .sbatch. It is
@@ -73,6 +75,11 @@ def submit(
 
     from hpc_toolkit.slurm.client import overriding_variables
 
+    jobs, dry_run = given.pop("jobs"), given.pop("dry_run")
+    if jobs > _MOST_JOBS:
+        message = f"--jobs: {jobs} are more than {_MOST_JOBS}"
+        raise ConfigError(message, hint="use --array for many jobs")
+    how = {"force": bool(given.pop("force")), "exclude_failed": given.pop("exclude_failed")}
     for name in overriding_variables():
         if name == "SBATCH_JOB_NAME":
             continue  # the command names the job
@@ -87,7 +94,7 @@ def submit(
     refuse_run(template)
     own = template is not None and ("/" in template or template.endswith(".sbatch"))
     make = _of_script if own else _of_request
-    found = make(template, given, force=force, exclude_failed=exclude_failed)
+    found = make(template, given, **how)
     if jobs > 1 and any(script.array for script in found.scripts):
         message = "--jobs: an array is many jobs already"
         raise ConfigError(message, hint="leave one of --jobs and --array out")
@@ -100,7 +107,7 @@ def submit(
     _send(submission)
 
 
-def _send(submission: "Submission") -> None:
+def _send(submission: Submission) -> None:
     """Print each id when its job was taken; where that breaks off, say what is in the queue."""
     from hpc_toolkit.slurm.client import SlurmUnsureError
     from hpc_toolkit.submit.send import send
@@ -124,7 +131,7 @@ def _send(submission: "Submission") -> None:
 
 def _of_request(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
-) -> "Submission":
+) -> Submission:
     from dataclasses import replace
 
     from hpc_toolkit.slurm.render.kinds import PROGRAMS
@@ -159,7 +166,7 @@ def _of_request(
 
 def _of_script(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
-) -> "Submission":
+) -> Submission:
     from dataclasses import replace
 
     from hpc_toolkit.slurm.records import script_options
@@ -197,7 +204,7 @@ def _of_script(
     return without_failed_nodes(submission, exclude=options.get("exclude"))
 
 
-def _check_template(template: str | None, run: "Run") -> None:
+def _check_template(template: str | None, run: Run) -> None:
     """Refuse a template that does nothing for a run; None is one that was not named."""
     if run.manifest.campaign is None:
         if template == "campaign":
@@ -212,7 +219,7 @@ def _check_template(template: str | None, run: "Run") -> None:
         print(f"note: {note} must run elsewhere", file=sys.stderr)
 
 
-def _header(path: Path, text: str, *, needed: bool) -> "Header | None":
+def _header(path: Path, text: str, *, needed: bool) -> Header | None:
     """What a script says of its making; None for one that was written by hand."""
     from hpc_toolkit.slurm.render.file import origin, read_header
 
@@ -226,7 +233,7 @@ def _header(path: Path, text: str, *, needed: bool) -> "Header | None":
         raise RenderError(error.message, hint="render it anew, or name the run: --run") from error
 
 
-def _site(header: "Header | None") -> "Cluster":
+def _site(header: Header | None) -> Cluster:
     """The cluster for which a script was rendered, else the one that is recognized here."""
     from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
 
@@ -239,7 +246,7 @@ def _site(header: "Header | None") -> "Cluster":
     return resolve_cluster(None).cluster
 
 
-def _show(submission: "Submission") -> None:
+def _show(submission: Submission) -> None:
     """The commands on stderr, the script on stdout, and what Slurm says to it."""
     import shutil
 
@@ -256,7 +263,7 @@ def _show(submission: "Submission") -> None:
         print(f"Slurm: {_estimate(submission)}", file=sys.stderr)
 
 
-def _estimate(submission: "Submission") -> str:
+def _estimate(submission: Submission) -> str:
     import tempfile
 
     from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate
@@ -314,6 +321,6 @@ def cancel(
         print(one.record.id)
 
 
-def _described(record: "JobRecord") -> str:
+def _described(record: JobRecord) -> str:
     where = f" on {record.nodes}" if record.nodes else ""
     return f"{record.id} {record.name}: {record.state}{where}"

@@ -6,14 +6,12 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from hpc_toolkit.cli.arguments import RunArgument, open_run
-from hpc_toolkit.cli.help import LIST, TableCommand, add_table_command
+from hpc_toolkit.cli.arguments import RunArgument, check_out, open_run
+from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.cli.plainwork import (
     check_code,
     collect_garbage,
@@ -22,20 +20,51 @@ from hpc_toolkit.cli.plainwork import (
     worker_options,
 )
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option, by_name, only_given, spelled
+from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import typer
 
     from hpc_toolkit.engines.ray.settings import RaySettings
     from hpc_toolkit.run import Run
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.options import Panels
     from hpc_toolkit.system.ranks import RankInfo
-    from hpc_toolkit.worker.worker import WorkerOptions
 
 PANELS: Panels = {
+    "Options": (
+        Option("workers", "Local workers, outside srun. [default: one per GPU, else 1]", "N"),
+        Option(
+            "deadline",
+            "Exit before this time: a duration or @EPOCH. [default: the end of the Slurm job, else "
+            "$HPCTK_DEADLINE]",
+            "DURATION",
+        ),
+        Option(
+            "idle_exit",
+            "Exit after this time without work. [default: 10min in Slurm, else never]",
+            "DURATION",
+        ),
+        Option(
+            "lease",
+            "Time without a heartbeat after which a worker on another host counts as dead.",
+            "DURATION",
+            hidden=True,
+        ),
+        Option(
+            "grace", "Time to finish the current item when asked to exit.", "DURATION", hidden=True
+        ),
+        flag("strict_code", "Fail if the code has changed since init."),
+        Option(
+            "engine",
+            "Start workers as processes on this machine or as actors of a Ray cluster.",
+            "processes|ray",
+            default="processes",
+        ),
+    ),
     "Resources of each local worker": (
         Option("cpus_per_worker", "Bind each worker to N CPUs, on one NUMA node if possible.", "N"),
         Option(
@@ -65,89 +94,22 @@ PANELS: Panels = {
         ),
         Option("snapshot_every", "Also write a snapshot whenever N more items are done.", "N"),
     ),
-}
-"""Options of ``hpctk work``, by the panel of the help that shows them."""
-
-
-class Engine(StrEnum):
-    """What starts the workers."""
-
-    PROCESSES = "processes"
-    RAY = "ray"
-
-
-_EngineOption = Annotated[
-    Engine,
-    typer.Option(help="Start workers as processes on this machine or as actors of a Ray cluster."),
-]
-RAY_PANELS: Panels = {
     "Ray": (
         Option(
             "ray_address",
             "Ray cluster; auto uses $RAY_ADDRESS, else starts a local one.",
             "auto|local|HOST:PORT",
         ),
-    )
+    ),
 }
-"""Every option of Ray's, by the panel of the help that shows it."""
-
-
-class WorkCommand(TableCommand):
-    """``hpctk work``: these options and Ray's, behind those of its function."""
-
-    panels: ClassVar[Panels] = {**PANELS, **RAY_PANELS}
+"""Options of ``hpctk work``, by the panel of the help that shows them."""
 
 
 def register(app: typer.Typer) -> None:
-    add_table_command(app, work, WorkCommand, panel=LIST)
+    add_table_command(app, work, PANELS, panel=LIST)
 
 
-def work(
-    *,
-    run: RunArgument = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Local workers, outside srun. [default: one per GPU, else 1]"
-        ),
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Exit before this time: a duration or @EPOCH. [default: the end of the Slurm "
-            "job, else $HPCTK_DEADLINE]",
-        ),
-    ] = None,
-    idle_exit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Exit after this time without work. [default: 10min in Slurm, else never]",
-        ),
-    ] = None,
-    lease: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            hidden=True,
-            help="Time without a heartbeat after which a worker on another host counts as dead.",
-        ),
-    ] = None,
-    grace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            hidden=True,
-            help="Time to finish the current item when asked to exit.",
-        ),
-    ] = None,
-    strict_code: Annotated[
-        bool, typer.Option("--strict-code", help="Fail if the code has changed since init.")
-    ] = False,
-    engine: _EngineOption = Engine.PROCESSES,
-    **given: Any,
-) -> None:
+def work(*, run: RunArgument = None, **given: Any) -> None:
     """Process the items of a run with local workers.
 
     Inside an srun step this process becomes one worker; with --engine ray the workers are actors.
@@ -161,43 +123,31 @@ def work(
     from hpc_toolkit.system.ranks import RankInfo
 
     found = open_run(run)
-    check_code(found, strict=strict_code)
-    options = worker_options(deadline, idle_exit, lease, grace)
+    check_code(found, strict=given["strict_code"])
+    options = worker_options(*(given[name] for name in ("deadline", "idle_exit", "lease", "grace")))
     rank = RankInfo.from_environ()
-    if engine is Engine.RAY:
+    workers, on_ray = given["workers"], given["engine"] == "ray"
+    if on_ray:
         rank = replace(rank, in_step=False)  # the driver of actors is not a rank
     shares = read_shares(
         given["cpus_per_worker"], given["gpus_per_worker"], given["memory_per_worker"], rank
     )
-    settings = ray_settings(engine, given, shares)
+    settings = ray_settings(given["ray_address"], shares, on_ray=on_ray)
     collect_garbage()
     with (
         monitored(found, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
         with_snapshots(found, rank, given["snapshot"], given["snapshot_every"]) as look,
     ):
         if settings is not None:
-            code = work_on_actors(found, workers, options, settings, look=look)
+            from hpc_toolkit.engines.ray.engine import work_on_ray
+
+            work_on = partial(work_on_ray, found, workers, options, settings)
+            code = with_progress(found, work_on, look)
         elif rank.in_step:
             code = found.work(None, options)
         else:
             code = work_here(found, workers, options, shares=shares, look=look)
     sys.exit(code)
-
-
-def work_on_actors(
-    run: Run,
-    workers: int | None,
-    options: WorkerOptions,
-    settings: RaySettings,
-    *,
-    look: Callable[[], None] | None = None,
-) -> int:
-    """Workers that are actors of a Ray cluster, with the same bar; the exit code."""
-    from hpc_toolkit.engines.ray.engine import work_on_ray
-
-    return with_progress(
-        run, lambda on_tick: work_on_ray(run, workers, options, settings, on_tick), look
-    )
 
 
 def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: RankInfo) -> Shares:
@@ -262,7 +212,8 @@ def with_snapshots(
     from hpc_toolkit.results.snapshots import Snapshots
     from hpc_toolkit.system.clock import SystemClock
 
-    _check_place(pattern)
+    if "{done}" not in str(Path(pattern).parent):
+        check_out(Path(pattern), (".json",))
     snapshots = Snapshots(run.status, run.snapshot, pattern, every, SystemClock())
     try:
         yield snapshots.look
@@ -270,40 +221,22 @@ def with_snapshots(
         snapshots.take()
 
 
-def _check_place(pattern: str) -> None:
-    """Refuse before the work what could only be told after it.
+def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySettings | None:
+    """The settings of Ray; None where the workers are processes.
 
     Raises:
-        ConfigError: no snapshot can be written there.
-    """
-    path = Path(pattern)
-    # Where the number is part of a directory's name, nobody can say yet.
-    there = "{done}" in str(path.parent) or os.access(path.parent, os.W_OK | os.X_OK)
-    if path.suffix == ".json" and there and not path.is_dir():
-        return
-    message = f"--snapshot {pattern!r}: no FILE.json can be written there"
-    raise ConfigError(
-        message, hint="such as --snapshot 'bench-{done}.json', in a directory of yours"
-    )
-
-
-def ray_settings(engine: Engine, values: dict[str, Any], shares: Shares) -> RaySettings | None:
-    """What is asked of Ray by the values of its options; None where the workers are processes.
-
-    Raises:
-        ConfigError: an option of Ray's without ``--engine ray``, or a value that Ray cannot give.
+        ConfigError: an address without ``--engine ray``, or a value that Ray cannot give.
     """
     from hpc_toolkit.engines.ray.settings import AUTO, RaySettings
 
-    given = only_given({name: values[name] for name in by_name(RAY_PANELS)})
-    if engine is not Engine.RAY:
-        for name in given:
-            message = f"{spelled(name)} is for workers that are actors"
-            raise ConfigError(message, hint="add --engine ray, or leave it out")
-        return None
-    return RaySettings(
-        address=given.get("ray_address", AUTO),
-        cpus_per_worker=shares.cpus,
-        gpus_per_worker=shares.gpus,
-        memory_per_worker=shares.memory_bytes,
-    )
+    if on_ray:
+        return RaySettings(
+            address=address if address is not None else AUTO,
+            cpus_per_worker=shares.cpus,
+            gpus_per_worker=shares.gpus,
+            memory_per_worker=shares.memory_bytes,
+        )
+    if address is not None:
+        message = "--ray-address is for workers that are actors"
+        raise ConfigError(message, hint="add --engine ray, or leave it out")
+    return None

@@ -118,7 +118,6 @@ def make_plan(
     within_s: float | None = None,
     limit_s: int | None = None,
     draws: int = DRAWS,
-    seed: int = 0,
 ) -> Plan:
     """Plan the rest of a run for several numbers of nodes, each with its own forecast.
 
@@ -131,7 +130,7 @@ def make_plan(
         hint = "'hpctk plan RUN --check FILE.json' compares a plan that was kept with what came"
         raise RunError(message, hint=hint)
     work, assumed = _known(work, guess)
-    forecaster = Forecaster(work, guess, draws=draws, seed=seed)
+    forecaster = Forecaster(work, guess, draws=draws)
     limit_s = limit_s or cluster.max_walltime_s
     return Plan(
         run=work.run,

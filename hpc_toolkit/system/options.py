@@ -21,8 +21,8 @@ class Option(NamedTuple):
     metavar: str = "TEXT"
     """Name of the value in the help; "" for an option without a value.
 
-    "N" and "PORT" are whole numbers; "NUMBER" is any number. The command parses the text of
-    a "DURATION" or a "SIZE" with system/quantities.py.
+    "N" is a whole number, "NUMBER" any number, and "a|b" one of these words. The command parses
+    the text of a "DURATION" or a "SIZE" with system/quantities.py.
     """
     repeated: bool = False
     """Whether it may be given more than once."""
@@ -32,6 +32,8 @@ class Option(NamedTuple):
     """The value if the option is not given; the help shows it unless it is None."""
     hidden: bool = False
     """Whether the help leaves it out."""
+    least: int | None = None
+    """The smallest number that is taken; one with a limit must be finite."""
     variable: str | None = None
     """An environment variable that also sets the option."""
     complete: Callable[[str], list[str]] | None = None

@@ -16,7 +16,7 @@ from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, rows_by_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 
@@ -40,10 +40,7 @@ def init(hpctk: Hpctk, *words: object, items: str = '{"id": 1}\n') -> Any:
     ("workload", "message", "hint"),
     [
         ("nowhere:work", "there is no module 'nowhere'", "looked in "),
-        ("json:nope", "module 'json' has no 'nope'", "known: "),
         ("json:load_", "module 'json' has no 'load_'", "did you mean 'loads?'"),
-        ("json", "is not MODULE:NAME", "such as hpc_toolkit"),
-        ("json:", "is not MODULE:NAME", "such as hpc_toolkit"),
         ("json:a.b", "is not MODULE:NAME", "such as hpc_toolkit"),
         ("broken:work", "cannot be imported: ZeroDivisionError: division by zero", "import broken"),
         ("needy:work", "cannot be imported: No module named 'gone'", "install what provides"),
@@ -96,15 +93,9 @@ def test_strict_code_refuses_a_workload_that_changed(hpctk: Hpctk, tmp_path: Pat
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ('{"id": 1}\n{"id": 2\n', "stdin, line 2, column 9: not JSON: Expecting ',' delimiter"),
         ('{"id": 1}\n\n\nnope\n', "stdin, line 4, column 1: not JSON: Expecting value"),
         ("[1, 2]\n", "stdin, line 1: not a JSON object but list"),
-        ('"text"\n', "stdin, line 1: not a JSON object but str"),
-        ('{"id": NaN}\n', "stdin, line 1: not JSON: NaN is not JSON"),
-        ('{"id": 1e999}\n', "item 0 is not plain JSON"),
-        ('{"id": 1}\n{"id": 2}\n{"id": 1}\n', 'item 2 is there twice: {"id":1}'),
         ('{"a": 1, "b": 2}\n{"b": 2, "a": 1}\n', "item 1 is there twice"),
-        ("", "the list of items is empty"),
         ("\n  \n", "the list of items is empty"),
         ("[" * 100_000 + "\n", "stdin, line 1: not JSON"),
     ],
@@ -116,14 +107,6 @@ def test_items_that_are_no_list_of_objects_are_refused(
 
     assert_refused(ended, message.replace("{", r"\{"))
     assert not (tmp_path / "run").exists()
-
-
-def test_items_file_that_is_not_text_is_refused(hpctk: Hpctk, tmp_path: Path) -> None:
-    (tmp_path / "items").write_bytes(b'{"id": 1}\n\xff\xfe\x00\n')
-
-    ended = hpctk("init", "run", "--items", "items", "--workload", NOOP)
-
-    assert_refused(ended, "items, line 2: not JSON")
 
 
 def test_items_file_that_is_not_there_is_refused(hpctk: Hpctk) -> None:
@@ -157,8 +140,6 @@ def test_placeholder_that_an_item_lacks_is_refused_with_the_near_miss(hpctk: Hpc
     [
         ("echo {}", r"\{\} is not a plain \{key\} placeholder"),
         ("echo {0.a}", "is not a plain"),
-        ("echo {a!r}", "is not a plain"),
-        ("echo {a:>3}", "is not a plain"),
         ("echo {a", "expected '}' before end of string"),
         ("awk '{print $1}'", "is not a plain|stands"),
     ],
@@ -182,22 +163,14 @@ def test_init_with_no_code_or_two_is_refused(hpctk: Hpctk, words: list[str]) -> 
     assert_refused(init(hpctk, *words), "either a workload or a command", hint="--workload")
 
 
-@pytest.mark.parametrize("command", ["work", "status", "gather", "seal", "retry", "try", "logs"])
+@pytest.mark.parametrize("command", ["work", "status", "add"])
 def test_path_that_is_no_run_is_refused(hpctk: Hpctk, command: str) -> None:
-    ended = hpctk(command, "here")
+    words = ("--seal",) if command == "add" else ()
+    assert_refused(hpctk(command, "here", *words), r"here is not a run: it has no run\.json")
 
-    assert_refused(ended, r"here is not a run: it has no run\.json", hint="hpctk init")
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
-def test_directory_or_file_that_is_no_run_is_refused(
-    hpctk: Hpctk, tmp_path: Path, make: Callable[[Path], None]
-) -> None:
-    make(tmp_path / "here")
-
-    ended = hpctk("explain", "here", "--item", "0")
-
-    assert_refused(ended, r"here is not a run(: it has no run\.json| but a file)")
+    Path("here").touch()
+    ended = hpctk(command, "here", *words)
+    assert_refused(ended, r"here is not a run but a file", hint="name the run's directory")
 
 
 def change_manifest(run: Run, **changes: Any) -> None:
@@ -215,7 +188,7 @@ def test_run_of_a_newer_format_is_refused(hpctk: Hpctk) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', "null", "\x00\x00"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}'])
 def test_damaged_manifest_is_refused(hpctk: Hpctk, text: str) -> None:
     hpctk.make([{}]).paths.manifest.write_text(text)
 
@@ -232,8 +205,6 @@ CANARY = "from pathlib import Path\nPath('canary').touch()\ndef work(item):\n   
         (["work"], "run.json"),
         (["try"], ""),
         (["add", "--items", "-"], ""),
-        (["retry"], ""),
-        (["seal"], ""),
     ],
 )
 def test_run_that_everybody_can_write_is_refused_before_its_code_runs(
@@ -354,16 +325,12 @@ def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
     ("words", "message"),
     [
         (["--workers", "0"], "workers must be 1 to 1024, got 0"),
-        (["--workers", "-1"], "workers must be 1 to 1024, got -1"),
         (["--workers", "1000000000"], "workers must be 1 to 1024, got 1000000000"),
         (["--deadline", "-5"], "--deadline: '-5' is not a duration"),
         (["--deadline", "@nan"], "deadline 'nan' is not a number of seconds"),
-        (["--deadline", "@soon"], "deadline 'soon' is not a number of seconds"),
         (["--idle-exit", "nan"], "--idle-exit: 'nan' is not a duration"),
         (["--lease", "0"], "--lease: '0' is zero"),
-        (["--lease", "1e9"], "--lease: '1e9' is not a duration"),
         (["--grace", "99999999999s"], "--grace: '99999999999s' is too large"),
-        (["--lease", "90"], "--lease: '90' has no unit"),
     ],
 )
 def test_work_with_an_absurd_number_is_refused(
@@ -380,15 +347,8 @@ def test_work_with_an_absurd_number_is_refused(
     ("words", "message"),
     [
         (["--max-attempts", "0"], "max_attempts must be at least 1, got 0"),
-        (["--max-attempts", "-3"], "max_attempts must be at least 1, got -3"),
         (["--timeout", "-1"], "--timeout: '-1' is not a duration"),
-        (["--timeout", "nan"], "--timeout: 'nan' is not a duration"),
-        (["--timeout", "0"], "--timeout: '0' is zero"),
         (["--max-failures", "-1"], "--max-failures '-1' is neither a count nor a share"),
-        (["--max-failures", "101%"], "--max-failures '101%' is neither"),
-        (["--max-failures", "nan%"], "--max-failures 'nan%' is neither"),
-        (["--max-failures", "1.5"], "--max-failures '1.5' is neither"),
-        (["--max-failures", "many"], "--max-failures 'many' is neither"),
         (["--option", "x"], "--option 'x' is not KEY=JSON"),
         (["--option", "x=1"], "is a function; options are for classes"),
     ],
@@ -404,7 +364,6 @@ def test_init_with_an_absurd_number_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explain", "run", "--item", "9"], "no item is or contains '9'"),
         (["explain", "run", "--item", "²"], "no item is or contains '²'"),
         (["explain", "run", "--item", "trace"], "'trace' means 2 items"),
         (["try", "run", "--item", "nope"], "no item is or contains 'nope'"),

@@ -23,35 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
-ODD_NAMES = [
-    "a b",
-    "a'b",
-    'a"=0"',
-    "a'; touch pwned",
-    r"a\=0",
-    "a\nb",
-    "ü→漢",
-    "-dash",
-    "100%s",
-    "#x",
-]
+ODD_NAMES = ["a b #x 100%s", "a'; touch pwned", 'a"=0"\\=0', "a\nb", "-dash ü→漢"]
 
 
 def test_version_is_printed_alone(hpctk: Hpctk) -> None:
     ended = hpctk("--version")
 
     assert (ended.code, ended.out, ended.err) == (0, f"hpctk {__version__}\n", "")
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["init", "add", "seal", "retry", "try", "work", "status", "gather", "explain", "logs"],
-)
-def test_every_command_has_a_help(hpctk: Hpctk, command: str) -> None:
-    ended = hpctk(command, "--help")
-
-    assert (ended.code, ended.err) == (0, "")
-    assert f" {command} [OPTIONS]" in ended.out
 
 
 def test_stdout_carries_data_only(hpctk: Hpctk) -> None:
@@ -131,17 +109,10 @@ def test_check_of_all_runs_exits_with_1_if_one_failed_or_cannot_be_read(hpctk: H
     assert hpctk("status").code == 0
 
     (hpctk.cwd / "runs/bad/run.json").write_text("{")
-    assert hpctk("status", "--check").code == 1
-
-
-def test_watch_needs_one_run(hpctk: Hpctk) -> None:
-    for name in ("runs/a", "runs/b"):
-        hpctk.make([{}], name=name)
-
-    ended = hpctk("status", "--watch")
-
-    assert (ended.code, ended.out) == (1, "")
-    assert "error: which run? Below ./runs there is: runs/a, runs/b" in ended.err
+    damaged = hpctk("status", "--check")
+    assert damaged.code == 1
+    assert "runs/good" in damaged.out
+    assert "runs/bad/run.json is damaged" in damaged.err
 
 
 def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
@@ -299,10 +270,10 @@ def test_run_may_be_left_out_where_only_one_is_meant(hpctk: Hpctk) -> None:
     table = hpctk("status")
     assert (table.code, len(table.out.splitlines())) == (0, 2)
     assert [one["run"] for one in hpctk("status", "--json").json] == ["runs/only", "runs/second"]
-    for command in ("gather", "work", "seal", "retry", "logs"):
-        ended = hpctk(command)
-        assert ended.code == 1
-        assert "which run?" in ended.err
+    for words in (["gather"], ["work"], ["logs"], ["status", "--watch"]):
+        ended = hpctk(*words)
+        assert (ended.code, ended.out) == (1, "")
+        assert "error: which run? Below ./runs there is: runs/only, runs/second" in ended.err
         assert "set HPCTK_RUN" in ended.err
 
 
@@ -313,24 +284,12 @@ def test_status_without_any_run_says_how_to_make_one(hpctk: Hpctk) -> None:
     assert "make one with 'hpctk init'" in ended.err
 
 
-def test_status_of_all_runs_shows_the_others_beside_a_damaged_one(hpctk: Hpctk) -> None:
-    hpctk.cwd.joinpath("runs").mkdir()
-    hpctk.make([{}], name="runs/a")
-    hpctk.make([{}], name="runs/b").paths.manifest.write_text("{")
-
-    ended = hpctk("status")
-
-    assert "runs/a" in ended.out
-    assert "runs/b/run.json is damaged" in ended.err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_installs(hpctk: Hpctk, tmp_path: Path, shell: str) -> None:
+def test_completion_installs(hpctk: Hpctk, tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     # The shell is found among the parents, and that of a test may be any.
     env["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
 
-    ended = hpctk("--install-completion", shell, env=env)
+    ended = hpctk("--install-completion", "bash", env=env)
 
     assert ended.code == 0
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "hpc" in path.name]
@@ -487,19 +446,3 @@ def test_files_of_300_dead_workers_slow_no_takeover(hpctk: Hpctk) -> None:
     assert work.ended().code == 75
     assert {row["attempts"] for row in rows_by_id(run, partial=True).values()} == {1}
     assert len(journal_lines(run, "death")) == 1
-
-
-def test_status_is_quick_and_imports_nothing_heavy(hpctk: Hpctk) -> None:
-    hpctk.make([{}])
-    heavy = ("torch", "transformers", "numpy", "scipy", "sklearn", "jinja2", "submitit")
-    first = (
-        "import os, sys\n"
-        "def end(code):\n"
-        f"    print([n for n in {heavy!r} if n in sys.modules], file=sys.stderr)\n"
-        "    raise SystemExit(code)\n"
-        "os._exit = end\n"
-    )
-
-    ended = hpctk("status", "run", first=first)
-
-    assert (ended.code, ended.err) == (0, "[]\n")

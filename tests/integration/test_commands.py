@@ -89,9 +89,7 @@ def test_placeholder_where_quotes_do_not_hold_is_refused(hpctk: Hpctk, command: 
         "echo $(echo {value})",
         r"echo \" {value}",
         "echo a#b {value}",
-        "cat <<< {value}",
         "echo {value}# {value}",
-        'x={value}; echo "$x"',
         "true # it's fine\necho {value}",
     ],
 )
@@ -118,7 +116,6 @@ def test_command_may_use_braces_of_the_shell(hpctk: Hpctk) -> None:
         ("echo start; echo '{{\"a\": 1}}'", {"a": 1}),
         ("echo '{{\"a\": 1}}'; echo end", {"exit_code": 0}),
         ("echo '[1]'", {"exit_code": 0}),
-        ("true", {"exit_code": 0}),
         ("printf '{{\"a\": 1}}\\n\\n'", {"a": 1}),
     ],
 )
@@ -139,6 +136,7 @@ def test_value_of_a_command_is_its_last_line_if_that_is_an_object(
         ("exit 4", "exit code 4; no output"),
         ("kill -SEGV $$", "killed by SIGSEGV; no output"),
         ("no-such-program-anywhere", "exit code 127"),
+        ("echo '{{\"a\": NaN}}'", "value.a is nan"),
     ],
 )
 def test_command_that_fails_says_how_and_what_it_printed_last(
@@ -150,14 +148,6 @@ def test_command_that_fails_says_how_and_what_it_printed_last(
 
     assert error in rows_by_id(run)[0]["error"]
     assert not journal_lines(run, "death")
-
-
-def test_value_of_nan_in_a_commands_last_line_fails_the_item(hpctk: Hpctk) -> None:
-    run = hpctk.make([{}], None, command="echo '{{\"a\": NaN}}'", max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
-
-    assert "value.a is nan" in rows_by_id(run)[0]["error"]
 
 
 def test_command_ends_when_its_shell_does_and_not_its_background_children(hpctk: Hpctk) -> None:

@@ -136,8 +136,6 @@ def commands() -> dict[str, set[str]]:
 
 def helped(*words: str, option: str = "--help-all") -> str:
     """What ``hpctk WORDS --help-all`` prints, on a terminal wide enough to cut nothing."""
-    if words == ("lab", "sinfo"):
-        return ""  # all its words are sinfo's
     done = subprocess.run(
         [sys.executable, "-m", "hpc_toolkit", *words, option],
         cwd=REPOSITORY,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.working import Engine as EngineName
 from hpc_toolkit.cli.working import ray_settings
 from hpc_toolkit.engines.ray import cluster as cluster_module
 from hpc_toolkit.engines.ray import engine as engine_module
@@ -84,9 +83,9 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
     assert RaySettings().resolve({**step, "RAY_ADDRESS": "n1:6379"}) == "n1:6379"
 
 
-def test_rays_options_without_its_engine_are_refused() -> None:
-    with pytest.raises(ConfigError, match="is for workers that are actors"):
-        ray_settings(EngineName.PROCESSES, {"ray_address": "local"}, Shares())
+def test_an_address_of_ray_without_its_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--ray-address is for workers that are actors"):
+        ray_settings("local", Shares(), on_ray=False)
 
 
 def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -412,7 +412,7 @@ def test_what_cannot_be_written_in_the_end_is_printed_all_the_same(
     result = invoke(*SHORT, "-o", str(tmp_path / "out.json"))
 
     assert isinstance(result.exception, RunError)
-    message = f"{tmp_path}/out.json: cannot be written: No space left on device"
+    message = f"cannot write {tmp_path}/out.json: No space left on device"
     assert result.exception.message == message
     assert result.stdout == hpctk(*SHORT)[1]
     assert "\nrandom " in result.stdout

@@ -105,13 +105,10 @@ def test_a_bare_number_is_refused_with_the_option_and_the_fix(
         assert error.hint == f"write {fix}"
 
 
-def test_every_duration_of_a_manifest_needs_a_unit() -> None:
-    durations = {name for name, one in by_name(PANELS).items() if one.metavar == "DURATION"}
-    sizes = {name for name, one in by_name(PANELS).items() if one.metavar == "SIZE"}
-    assert durations == {"grace", "time"}
-    assert sizes == {"mem", "shm"}
-    for name in durations | sizes:
-        given: dict[str, Any] = {"kind": "kubernetes-ddp", "command": ("train.py",)}
-        given |= {"image": "a/b:1", "job_name": "x", name: "5"}
-        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: '5' has no unit"):
-            render_manifest(ManifestSpec(**given))
+def test_every_duration_and_size_of_a_manifest_needs_a_unit() -> None:
+    named = [one for one in by_name(PANELS).values() if one.metavar in ("DURATION", "SIZE")]
+    assert {one.name for one in named} == {"time", "mem", "shm"}
+    for one in named:
+        given: dict[str, Any] = {one.name: "5", "image": "a/b:1", "command": ("train.py",)}
+        with pytest.raises(ConfigError, match=f"{one.spelling}: '5' has no unit"):
+            render_manifest(ManifestSpec(kind="kubernetes-ddp", job_name="x", **given))

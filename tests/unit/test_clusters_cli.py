@@ -99,7 +99,8 @@ def test_show_tells_units_and_what_a_partition_gives(user: Path) -> None:
     assert ["verified", "yes"] in shown
     assert ["modules", "a, b"] in shown
     assert ["mem_per_node", "1536M"] in shown
-    assert ["partition", "p   up to 01:30:00, 3 nodes, 2 GPUs a node, 2T a node"] in shown
+    text = "p   nodes 3, max_walltime 01:30:00, gpus_per_node 2, mem_per_node 2T"
+    assert ["partition", text] in shown
     assert ["partition", "q"] in shown
 
 

@@ -40,7 +40,8 @@ def test_the_command_line_shows_a_hint_once(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "error: what is wrong\nhint: how to fix it\n"
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+# Python raises BrokenPipeError for ESHUTDOWN as well.
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ENOSPC])
 def test_a_filesystem_that_does_not_answer_is_no_bug_of_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
 ) -> None:

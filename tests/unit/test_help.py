@@ -96,8 +96,6 @@ def test_help_all_shows_what_the_help_leaves_out(name: str) -> None:
         for option in command.params
         if getattr(option, "hidden", False) and option.help
     ]
-    if not command.add_help_option:
-        return
     shown = helped(name).split()
     subcommands = getattr(command, "commands", {})
 
@@ -129,14 +127,6 @@ def test_an_old_name_ends_with_one_line(
         cli.main()
 
     assert capsys.readouterr() == ("", "error: 'hpctk run' is now 'hpctk campaign run'\n")
-
-
-@pytest.mark.parametrize("word", ["-h", "--help"])
-def test_words_of_sinfo_are_not_ours(word: str) -> None:
-    sinfo = COMMANDS["lab sinfo"]
-
-    assert sinfo.make_context("sinfo", [word]).args == [word]
-    assert sinfo.make_context("sinfo", [word, "--name", "other"]).params["name"] == "other"
 
 
 def test_completion_is_there_and_not_in_the_short_help() -> None:

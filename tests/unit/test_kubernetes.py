@@ -16,7 +16,6 @@ from typer.testing import CliRunner, Result
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.engines.kubernetes.manifest import (
     check_manifest,
-    embedded,
     manifest_objects,
     render_manifest,
     request_json,
@@ -143,10 +142,10 @@ def test_a_worker_is_called_after_its_pod_and_not_after_its_number() -> None:
 
 
 def test_a_pod_has_longer_to_leave_than_its_program() -> None:
-    request = spec("kubernetes-queue", grace="2min")
+    request = spec("kubernetes-queue")
 
-    assert container(request)["args"][-2:] == ["--grace", "120s"]
-    assert job(request)["template"]["spec"]["terminationGracePeriodSeconds"] > 120
+    assert container(request)["args"][-2:] == ["--grace", "60s"]
+    assert job(request)["template"]["spec"]["terminationGracePeriodSeconds"] > 60
 
 
 def test_pods_of_a_queue_work_with_one_worker_per_gpu() -> None:
@@ -227,7 +226,6 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"mem": "1536M", "shm": "1G"}, 'memory: "1536Mi"'),
     ("kubernetes-ddp", {"shm": "16G"}, 'sizeLimit: "16Gi"'),
     ("kubernetes-ddp", {"gpus_per_node": 1, "gpu_resource": "amd.com/gpu"}, 'amd.com/gpu: "1"'),
-    ("kubernetes-ddp", {"chdir": "/work"}, "workingDir: /work"),
     ("kubernetes-ddp", {"user": "7:8"}, "runAsUser: 7\n        runAsGroup: 8\n"),
     ("kubernetes-ddp", {"user": "7"}, "runAsUser: 7\n        runAsGroup: 7\n"),
     ("kubernetes-ddp", {"pvc": ("p:/big/one/",)}, "mountPath: /big/one\n"),
@@ -241,7 +239,6 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"toleration": ("k",)}, "- key: k\n        operator: Exists\n"),
     ("kubernetes-ddp", {"time": "1-0"}, "activeDeadlineSeconds: 86400"),
     ("kubernetes-ddp", {"jobset": True, "max_restarts": 7}, "maxRestarts: 7"),
-    ("kubernetes-ddp", {"grace": "20s"}, 'shutdown-timeout"\n        - "20s"'),
     ("kubernetes-queue", {"shm": "1G"}, 'sizeLimit: "1Gi"'),
     ("kubernetes-queue", {"workers": 5}, '"--workers"\n        - "5"'),
     (
@@ -307,7 +304,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"toleration": ("a:Never",)}, "--toleration"),
     ({"image_pull_secret": ("A",)}, "--image-pull-secret"),
     ({"time": "90"}, "--time"),
-    ({"grace": "0"}, "--grace"),
     ({"max_restarts": 3}, "ends with its first failed pod"),
     ({"command": ()}, "needs a training script"),
     ({"command": ("--lr",)}, "is not a training script"),
@@ -383,11 +379,9 @@ def test_the_first_lines_say_how_to_render_it_again(name: str) -> None:
     assert result.stdout == text
 
 
-def test_the_template_may_stand_behind_options_and_no_value_is_taken_for_it() -> None:
-    behind = call("--image", IMAGE, "-o", "-", "kubernetes-ddp", "--", "train.py")
+def test_no_value_is_taken_for_the_template_of_a_manifest() -> None:
     value = call("command", "--job-name", "kubernetes-ddp", "-o", "-", "--", "x")
 
-    assert behind.stdout == render_manifest(spec())
     assert value.stdout.startswith("#!/bin/bash")
 
 
@@ -396,8 +390,8 @@ def test_help_lists_the_options_of_one_kind() -> None:
 
     assert "--workers" in queue
     assert "--workers" not in ddp
-    assert "Replacements" in queue
-    assert "pods of a JobSet" in ddp
+    assert "Failed pods" in queue
+    assert "--jobset" in ddp
 
 
 @pytest.mark.parametrize(
@@ -489,8 +483,6 @@ def test_a_manifest_whose_request_was_edited_is_told(
     path.write_text(rendered()["ddp.yaml"].replace(old, new))
 
     assert told in check_manifest(path).reasons[-1]
-    with pytest.raises(RenderError, match=told):
-        embedded(path)
 
 
 def test_a_manifest_of_before_there_were_requests_is_not_called_edited(tmp_path: Path) -> None:
@@ -500,9 +492,6 @@ def test_a_manifest_of_before_there_were_requests_is_not_called_edited(tmp_path:
     path.write_text(sign("".join(older)))
 
     assert check_manifest(path).reasons == ("an earlier hpctk wrote it, without its request",)
-    with pytest.raises(RenderError, match="without its request") as told:
-        embedded(path)
-    assert told.value.hint == "call the command in its first lines again"
 
 
 def test_a_request_that_this_version_does_not_know_is_told(tmp_path: Path) -> None:
@@ -513,32 +502,3 @@ def test_a_request_that_this_version_does_not_know_is_told(tmp_path: Path) -> No
     path.write_text(text.replace(f"{sha256(request)} {request}", f"{sha256(newer)} {newer}"))
 
     assert "field 'knots' that this version does not know" in check_manifest(path).reasons[-1]
-
-
-@pytest.mark.parametrize("name", REQUESTS)
-def test_a_manifest_is_rendered_again_from_itself(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_text(rendered()[name])
-
-    result = call("--from", str(path), "-o", "-")
-
-    assert result.stdout == rendered()[name]
-
-
-def test_options_beside_from_replace_those_of_the_manifest(tmp_path: Path) -> None:
-    path = tmp_path / "queue.yaml"
-    path.write_text(rendered()["queue.yaml"])
-
-    changed = call(f"--from={path}", "--nodes", "9", "--pvc", "other", "--force")
-
-    assert (changed.exit_code, changed.stdout) == (0, f"{path}\n")
-    found = read(path.read_text())[0]["spec"]
-    assert found["completions"] == 9
-    claims = [one["persistentVolumeClaim"] for one in found["template"]["spec"]["volumes"]]
-    assert claims == [{"claimName": "other"}]
-    path.write_text(path.read_text().replace("completions: 9", "completions: 1"))
-    edited = call("kubernetes-queue", "--from", str(path), "--nodes", "4")
-    assert "was edited since" in str(edited.exception)
-    assert "completions: 1" in path.read_text()
-    other = call("kubernetes-ddp", "--from", str(path), "--", "x.py")
-    assert f"{path} is not a kubernetes-ddp" in str(other.exception)

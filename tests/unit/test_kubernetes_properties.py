@@ -81,8 +81,8 @@ def test_a_hostile_text_is_refused_or_stays_one_value(field: str) -> None:
 
 def plain(field: str) -> dict[str, Any]:
     """A value of the field that nothing is odd about."""
-    fine = {"time": "1:00:00", "user": "7", "gpu_resource": "a.b/c", "grace": "5min"}
-    fine |= {"mem": "64G", "shm": "1G", "chdir": "/x"}
+    fine = {"time": "1:00:00", "user": "7", "gpu_resource": "a.b/c"}
+    fine |= {"mem": "64G", "shm": "1G"}
     return {field: fine.get(field, "x")}
 
 
@@ -152,12 +152,10 @@ def requests(draw: st.DrawFn) -> ManifestSpec:
         "gpus_per_node": st.integers(0, 8),
         "cpus": st.integers(1, 256),
         "mem": st.integers(3, 900).map("{}G".format),
-        "chdir": TRICKY.map("/x{}".format),
         "run": TRICKY.filter(lambda text: text.strip("./") and "/" not in text and text[0] != "-"),
         "queue_name": LABEL,
         "jobset": st.booleans(),
         "time": st.integers(1, 9999).map(lambda number: f"{number}min"),
-        "grace": st.integers(1, 999).map(lambda number: f"{number}s"),
         "env": st.dictionaries(st.from_regex(r"\A[A-D]\Z"), TRICKY, max_size=3).map(
             lambda found: tuple(found.items())
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -62,15 +61,10 @@ def test_render_writes_the_script_and_prints_its_path_alone(elsewhere: Path) -> 
     assert {path.name for path in elsewhere.iterdir()} == {"slurm"}
 
 
-def test_render_calls_the_interpreter_that_rendered_it() -> None:
-    call("render")
-
-    assert interpreter(DEFAULT.read_text()) == str(Path(sys.executable).absolute())
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ((), str(Path(sys.executable).absolute())),
         (("--venv", "/x/"), "/x/bin/python"),
         (("--conda", "/c/envs/x"), "/c/envs/x/bin/python"),
         (("--conda", "/c/envs/x", "--python", "/p/python"), "/p/python"),
@@ -109,7 +103,7 @@ def test_a_program_in_a_container_needs_no_hpctk_there() -> None:
     assert "--container-python" in error.hint
 
 
-@pytest.mark.parametrize("template", ["no-such", "a/b", "x y"])
+@pytest.mark.parametrize("template", ["wrok-queue", "a/b"])
 def test_an_unknown_template_is_named_and_not_the_job(template: str) -> None:
     error = refused("render", template)
 
@@ -194,18 +188,7 @@ def test_render_overwrites_an_edited_or_foreign_file_only_with_force(
 def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
     result = call(
         *("render", "work-queue", "--job-name", "mine", "--output", "a b/%u/%x-%j.log"),
-        *(
-            "--time",
-            "90",
-            "--env",
-            "A=b=c",
-            "--env",
-            "B=",
-            "--module",
-            "cuda",
-            "--setup",
-            "ulimit -c 0",
-        ),
+        *("--time", "90", "--env", "A=b=c", "--env", "B=", "--setup", "ulimit -c 0"),
         *("--no-requeue", "--sbatch", "exclusive", "--run", "runs/x", "-o", "out/my.sbatch"),
     )
 
@@ -227,17 +210,7 @@ def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
 
 
 def test_the_command_in_the_header_renders_the_same_bytes() -> None:
-    call(
-        "render",
-        "--gpus-per-node",
-        "2",
-        "--env",
-        "A=it's $5",
-        "--setup",
-        "source 'a b'",
-        "--time",
-        "5",
-    )
+    call("render", "--time", "5", "--env", "A=it's $5", "--setup", "source 'a b'")
     script = DEFAULT.read_text()
 
     result = call("render", *command_of(script), "-o", "-")
@@ -272,17 +245,10 @@ def command_of(script: str) -> list[str]:
     ("arguments", "lines"),
     [
         (("--gpus-per-node", "a100:2"), ("--gpus-per-node=a100:2",)),
-        (("--sbatch", "exclusive"), ("--exclusive",)),
         (("--sbatch", "exclusive=user"), ("--exclusive=user",)),
         (("--sbatch", "nice", "--nodes", "2"), ("--nice", "--nodes=2")),
         (("--sbatch=nice=-5",), ("--nice=-5",)),
-        (
-            ("--dependency", "singleton", "--sbatch", "kill-on-invalid-dep=no"),
-            ("--kill-on-invalid-dep=no",),
-        ),
         (("--sbatch", "contiguous", "--sbatch", "hint=nomultithread"), ("--hint=nomultithread",)),
-        (("--sbatch", "comment=--nodes"), ("--comment=--nodes",)),
-        (("command", "--nodes", "2", "--", "python", "--exclusive", "-c", "x"), ("--nodes=2",)),
     ],
 )
 def test_options_are_written_as_for_sbatch(
@@ -295,10 +261,13 @@ def test_options_are_written_as_for_sbatch(
 
 
 def test_a_program_and_its_options_stand_behind_two_dashes() -> None:
-    script = call("render", "command", "-o", "-", "--", "run it", "--exclusive").stdout
+    words = ("command", "--job-name", "x.y", "--", "run it", "--exclusive")
 
-    assert "'run it' --exclusive" in script
-    assert "#SBATCH --exclusive" not in script
+    path = call("render", *words).stdout
+
+    assert path == "slurm/x.y.sbatch\n"
+    assert "'run it' --exclusive" in Path(path.strip()).read_text()
+    assert "#SBATCH --exclusive" not in Path(path.strip()).read_text()
 
 
 def test_every_field_has_an_option_and_every_option_a_field() -> None:
@@ -324,23 +293,6 @@ def test_the_log_directory_lies_below_the_directory_of_the_job(elsewhere: Path) 
     assert (elsewhere / "there/b/c").is_dir()
 
 
-def test_clusters_complete_their_names() -> None:
-    app = typer.Typer()
-    render_command.register(app)
-    cluster_commands.register(app)
-    words = {"COMP_WORDS": "hpctk render --cluster kil", "COMP_CWORD": "3"}
-
-    found = CliRunner().invoke(
-        app, [], prog_name="hpctk", env={"_HPCTK_COMPLETE": "complete_bash", **words}
-    )
-
-    assert found.stdout.split() == ["killarney"]
-
-
-def test_the_job_name_of_a_script_names_its_file() -> None:
-    assert call("render", "--job-name", "x.y").stdout == "slurm/x.y.sbatch\n"
-
-
 def test_render_says_that_facts_are_not_verified() -> None:
     result = call("render", "--cluster", "killarney", "--account", "aip-x")
 
@@ -363,19 +315,14 @@ def test_render_warns_of_a_directory_from_which_the_site_takes_no_jobs(
     [
         (("--nodes", "0"), "--nodes: 0 is not accepted"),
         (("--job-name", "a\n#SBATCH --evil"), "--job-name: 'a.n#SBATCH --evil' is not accepted"),
-        (("--cluster", "lab", "--gpus-per-node", "5"), "5 is more than lab has"),
         (("--cluster", "nowhere"), "no cluster is called 'nowhere'"),
-        (("wrok-queue",), "no template is called 'wrok-queue'"),
         (("--env", "A"), "--env: 'A' has no '='"),
         (("--gpus-per-node", "l40s"), "--gpus-per-node: 'l40s' is not a number of GPUs"),
         (("--gpus-per-node", ":4"), "--gpus-per-node: ':4' is not a number of GPUs"),
-        (("--sbatch", "exclusive=node"), "--sbatch exclusive: 'node' is not accepted"),
-        (("--sbatch", "oversubscribe=maybe"), "--sbatch oversubscribe: 'maybe' is not accepted"),
         (("--sbatch", "ntasks=x"), "--sbatch ntasks: 'x' is not accepted"),
         (("--sbatch", "comment"), "--sbatch: 'comment' needs a value"),
         (("--sbatch=hold", "--sbatch=hold=no"), "--sbatch: 'hold' is given twice"),
         (("--sbatch", "time=5"), "--sbatch: 'time' is not passed through"),
-        (("--mem=1G", "--sbatch=mem-per-cpu=1G"), "--mem and --sbatch mem-per-cpu exclude each"),
         (("work-queue", "--", "python"), "the template work-queue runs hpctk"),
     ],
 )
@@ -447,7 +394,7 @@ def test_cluster_show_tells_facts_source_and_date() -> None:
     record = json.loads(call("cluster", "show", "killarney", "--json").stdout)
 
     assert "mem_per_node               480G" in text
-    assert "partition gpubase_l40s_b4  up to 3-00:00:00, 42 nodes" in text
+    assert "partition gpubase_l40s_b4  nodes 42, max_walltime 3-00:00:00" in text
     assert record["source"] in text
     assert record["checked"] in text
     assert record["mem_per_node_mib"] == 491520
@@ -458,17 +405,3 @@ def test_cluster_show_of_an_unknown_name_is_refused() -> None:
 
     assert "no cluster is called 'labb'" in error.message
     assert error.hint.startswith("did you mean 'lab'?")
-
-
-def test_rendering_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from hpc_toolkit.cli import render; import hpc_toolkit.slurm.render.script;"
-        "heavy = {'torch', 'numpy', 'transformers', 'scipy', 'sklearn', 'submitit', 'filelock'};"
-        "print(sorted(heavy & sys.modules.keys()))"
-    )
-
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=CHECKOUT
-    )
-
-    assert found.stdout.strip() == "[]", found.stderr

@@ -175,15 +175,8 @@ def test_a_last_snapshot_is_taken_however_the_work_ends(tmp_path: Path) -> None:
         (ALONE, None, 50, "--snapshot-every needs --snapshot FILE.json"),
         (IN_STEP, "s.json", None, "a rank of Slurm takes no snapshots"),
         (ALONE, "s.json", 0, "--snapshot-every must be at least 1"),
-        (
-            ALONE,
-            "none/s-{done}.json",
-            None,
-            "'none/s-{done}.json': no FILE.json can be written there",
-        ),
-        (ALONE, "s.csv", None, "'s.csv': no FILE.json can be written there"),
-        (ALONE, "run", None, "'run': no FILE.json can be written there"),
-        (ALONE, "", None, "'': no FILE.json can be written there"),
+        (ALONE, "none/s-{done}.json", None, "there is no directory .*none"),
+        (ALONE, "s.csv", None, "s.csv: unknown format '.csv'"),
     ],
 )
 def test_snapshots_that_cannot_be_taken_are_refused(
@@ -213,9 +206,8 @@ def test_snapshot_prints_what_it_wrote(tmp_path: Path) -> None:
     assert read_snapshot(out).counts["done"] == 1
     code, message = called("snapshot", toy.root, "-o", tmp_path / "none" / "s.json")
     assert code == 1
-    assert "cannot write" in message
-    for name in ("", "s.csv", "s"):
-        assert "ends with .json" in called("snapshot", toy.root, "-o", name)[1]
+    assert "there is no directory" in message
+    assert "unknown format '.csv'" in called("snapshot", toy.root, "-o", "s.csv")[1]
 
 
 @pytest.mark.parametrize(
@@ -272,10 +264,9 @@ def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> 
 def test_options_of_a_check_and_of_a_table_exclude_each_other(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 1, unit=1)
 
-    assert (
-        "--out: --check writes no rows" in called("gather", toy.root, "--check", "-o", "x.csv")[1]
-    )
+    assert "--out is not for --check" in called("gather", toy.root, "--check", "-o", "x.csv")[1]
     assert "--unique is for --check" in called("gather", toy.root, "--unique", "id")[1]
+    assert "--range is for --check" in called("gather", toy.root, "--range", "id=0:1")[1]
 
 
 def test_an_open_run_is_sealed_after_its_last_items(tmp_path: Path) -> None:

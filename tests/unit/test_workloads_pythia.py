@@ -192,10 +192,3 @@ def test_error_of_the_command_line_is_the_users_to_act_on() -> None:
 
     assert isinstance(result.exception, ConfigError)
     assert result.stdout == ""
-
-
-def test_sizes_and_layers_complete() -> None:
-    assert item_commands._complete_sizes("14m,1") == ["14m,160m", "14m,1b", "14m,1.4b", "14m,12b"]
-    assert item_commands._complete_sizes("a") == ["all"]
-    assert item_commands._complete_layers("b") == ["blocks"]
-    assert item_commands._complete_steps("0,") == ["0,1000:143000:1000"]

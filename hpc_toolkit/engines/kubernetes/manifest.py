@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import __version__
-from hpc_toolkit.engines.kubernetes.objects import literal, objects
+from hpc_toolkit.engines.kubernetes.objects import GRACE_S, literal, objects
 from hpc_toolkit.engines.kubernetes.request import ManifestSpec, option
 from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
 from hpc_toolkit.slurm.render.drift import Drift
@@ -67,7 +67,7 @@ def render_manifest(spec: ManifestSpec) -> str:
 
 def _argv(spec: ManifestSpec, nodes: int) -> list[str]:
     """Return the arguments of ``hpctk`` in a pod."""
-    processes, grace = str(spec.processes), f"{spec.grace_s}s"
+    processes, grace = str(spec.processes), f"{GRACE_S}s"
     if spec.kind == "kubernetes-queue":
         return ["work", literal(spec.directory or ""), "--workers", processes, "--grace", grace]
     measured = spec.kind == "kubernetes-scaling"
@@ -152,18 +152,13 @@ def is_manifest(path: Path) -> bool:
         return False
 
 
-def embedded(path: Path) -> dict[str, Any]:
-    """Return the values that the manifest at ``path`` was rendered from.
+def _request(text: str, where: str) -> tuple[str, dict[str, Any]]:
+    """Return the version that rendered a manifest, and values for ``ManifestSpec(**values)``.
 
     Raises:
-        RenderError: the file is not a manifest, or its first lines were edited, or have a field
+        RenderError: the text is not a manifest, or its first lines were edited, or have a field
             that this version does not know.
     """
-    return _request(read_script(path), str(path))[1]
-
-
-def _request(text: str, where: str) -> tuple[str, dict[str, Any]]:
-    """Return the version that rendered a manifest, and values for ``ManifestSpec(**values)``."""
     version, request = read_request(text, where)
     known = [field.name for field in fields(ManifestSpec)]
     for name in request:

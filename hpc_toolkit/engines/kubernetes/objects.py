@@ -12,8 +12,10 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 CONTAINER = "hpctk"
 MASTER_PORT = 29500
 """A free port in every pod, because each pod has its own address."""
+GRACE_S = 60
+"""Seconds that workers or ranks have to finish or to save when a pod is asked to leave."""
 _MARGIN_S = 15
-"""Seconds that the launcher or the pool may take beyond the grace period of its children."""
+"""Seconds that the launcher or the pool may take beyond :data:`GRACE_S`."""
 ROLE = "pod"
 """The only replicated Job of a JobSet; its pods are called ``<jobset>-pod-0-<number>``."""
 EXIT_LATER = 75
@@ -42,7 +44,7 @@ def pod_template(
         # A replacement pod has another name; a restarted container has not, and its worker would
         # take the locks of the earlier worker for locks of its own kernel.
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": spec.grace_s + _MARGIN_S,
+        "terminationGracePeriodSeconds": GRACE_S + _MARGIN_S,
         # Otherwise a Service with a matching name would set MASTER_PORT in the pods.
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
@@ -63,8 +65,6 @@ def pod_template(
         "command": ["hpctk"],
         "args": argv,
     }
-    if spec.chdir is not None:
-        container["workingDir"] = spec.chdir
     container["env"] = _variables(spec, meeting)
     if resources := _resources(spec):
         container["resources"] = resources

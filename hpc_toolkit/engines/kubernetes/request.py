@@ -76,12 +76,8 @@ class ManifestSpec:
     points in the pods, by default /data."""
     run: str | None = None
     """Directory of the run, or of the training; a relative path is on the first volume."""
-    chdir: str | None = None
-    """Directory in which the program starts; by default the image's."""
     workers: int | None = None
     """Workers of each pod; by default one per GPU, or one."""
-    grace: str = "60s"
-    """Time to finish, or to save, when a pod is asked to leave."""
     max_restarts: int | None = None
     """How often a pod of a queue is replaced after a failure; how often a JobSet starts again."""
     time: str | None = None
@@ -112,7 +108,7 @@ class ManifestSpec:
         _check_each(self)
         # These properties parse their fields, and raise the error of an invalid one.
         _ = (self.volumes, self.secrets, self.selectors, self.tolerations)
-        _ = (self.mem_mib, self.shm_mib, self.grace_s, self.time_s)
+        _ = (self.mem_mib, self.shm_mib, self.time_s)
         _check_together(self)
 
     @property
@@ -165,11 +161,6 @@ class ManifestSpec:
         return self.workers or max(1, self.gpus_per_node)
 
     @property
-    def grace_s(self) -> int:
-        """Whole seconds to finish or to save."""
-        return max(1, round(parse_duration(self.grace, where="--grace")))
-
-    @property
     def time_s(self) -> int | None:
         """Whole seconds that the Job may run; None: no limit."""
         return None if self.time is None else math.ceil(parse_duration(self.time, where="--time"))
@@ -204,8 +195,8 @@ def _check_each(spec: ManifestSpec) -> None:
     for size in spec.node_counts:
         check_number(size, "nodes", "--node-counts")
     _refuse_twice([str(size) for size in spec.node_counts], "--node-counts")
-    for path in filter(None, (spec.run, spec.chdir)):
-        check_names(path, "--run or --chdir")
+    if spec.run:
+        check_names(spec.run, "--run")
     for name, value in spec.env:
         check_env(name, value)
     for secret in spec.image_pull_secret:

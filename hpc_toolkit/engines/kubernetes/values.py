@@ -34,7 +34,6 @@ PATTERNS = {
     "job_name": ("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "a letter, then a-z, 0-9 and '-'"),
     "namespace": (_LABEL, "at most 63 of a-z, 0-9 and '-'"),
     "image": (_IMAGE, "an image such as registry.org/group/name:1.2, without spaces"),
-    "chdir": (_PATH, "an absolute path"),
     "queue_name": (_LABEL, "the name of a LocalQueue of Kueue"),
     "gpu_resource": (
         rf"(?=[^/]{{1,253}}/){_LABEL}(\.{_LABEL})*/{_NAME}",

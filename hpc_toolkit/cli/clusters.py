@@ -188,10 +188,14 @@ def _verdict(file: ClusterFile, errors: list[HpcToolkitError]) -> dict[str, Any]
 
 
 def _record(cluster: Cluster) -> dict[str, Any]:
+    from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
+
     record = asdict(cluster)
     del record["origins"]
     for key in ("identify", "env", "nccl", "defaults", "facts"):
         record[key] = dict(record[key])
+    for name in record["defaults"].keys() & QUANTITIES.keys():
+        record["defaults"][name] = show_quantity(record["defaults"][name], name)
     return record
 
 

@@ -188,7 +188,7 @@ def requested(
     stderr how the cluster was found. Raises ConfigError or RenderError.
     """
     from hpc_toolkit.slurm.render.script import render_script, template_names
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.render.spec import read_spec
 
     values = _over(base or {}, _fields(given))
     kind = template or values.get("template", DEFAULT_TEMPLATE)
@@ -202,7 +202,7 @@ def requested(
     if "python" not in values and not values.get("plain"):
         values["python"] = _python(values)
     values.setdefault("job_name", kind)
-    spec = ScriptSpec(**values)
+    spec = read_spec(values)
     if "/" in cluster.argument or cluster.argument.endswith(".toml"):
         # The header names it for renderings from any directory.
         cluster = replace(cluster, argument=os.path.abspath(cluster.argument))

@@ -22,7 +22,7 @@ from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.submit.send import check_directory
 from hpc_toolkit.system.gpus import visible_gpus
-from hpc_toolkit.system.quantities import MINUTE_S, parse_walltime
+from hpc_toolkit.system.quantities import MINUTE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -131,7 +131,7 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
         "tasks_per_node": full.ntasks_per_node,
         "cpus_per_task": full.cpus_per_task,
         # Not text: submitit multiplies this number when the time limit comes.
-        "timeout_min": -(-parse_walltime(full.time or "") // MINUTE_S),
+        "timeout_min": -(-(full.time or 0) // MINUTE_S),
         "slurm_signal_delay_s": int((full.signal or "").rpartition("@")[2]),
         "slurm_setup": _setup(full, site),
         # From 22.05 to 23.02 srun ignores SLURM_CPUS_PER_TASK.
@@ -175,12 +175,11 @@ def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.A
         sys.stderr.write(f"note: {gpus} GPUs were asked for, and {len(found)} are here\n")
     used = found if gpus is None else found[:gpus]
     made = _new("local", request, None, folder)
-    limit_s = parse_walltime(request.time) if request.time else _YEAR_MIN * MINUTE_S
     made.configure(
         name=request.job_name,
         nodes=1,
         tasks_per_node=request.ntasks_per_node or 1,
-        timeout_min=-(-limit_s // MINUTE_S),
+        timeout_min=-(-request.time // MINUTE_S) if request.time else _YEAR_MIN,
     )
     # Not by update_parameters: it takes only numbers, but CUDA_VISIBLE_DEVICES may hold names.
     made.parameters.update(gpus_per_node=len(used), visible_gpus=tuple(used))

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.slurm.render.grammar import PASSED
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import read_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 
 class Resources(TypedDict, total=False):
@@ -108,7 +110,7 @@ def requested(resources: Resources) -> ScriptSpec:
         f"{name}={given.pop(word)}" for name in PASSED if (word := name.replace("-", "_")) in given
     )
     # Not resolved: Python uses a virtual environment only if it is started by the link in it.
-    return ScriptSpec(python=os.path.abspath(sys.executable), sbatch=passed, **given)
+    return read_spec({"python": os.path.abspath(sys.executable), "sbatch": passed, **given})
 
 
 def _time_text(time: object) -> str:

@@ -6,13 +6,26 @@ a job name would start a directive of its own. The script quotes every value nev
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
+from hpc_toolkit.system.quantities import (
+    MAX_SIZE_BYTES,
+    MAX_WALLTIME_S,
+    format_mem,
+    format_seconds,
+    format_walltime,
+    parse_duration,
+    parse_mem_mib,
+    parse_walltime,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeGuard
 
 _PATH_MAX = 4096
@@ -40,7 +53,6 @@ _MEM_BIND = rf"(verbose,)?(none|local|(map|mask)_mem:{_WHERE})(,prefer)?(,sort)?
 _OVER_NODES = r"\*|block|cyclic|plane=[1-9][0-9]{0,3}"
 _INSIDE = r"\*|block|cyclic|fcyclic"
 _GRES = r"(?!(?i:gpu)\b)[A-Za-z_][\w.-]{0,63}(:[A-Za-z_][\w.-]{0,63})?(:[0-9]{1,9}[KMGT]?)?"
-_DURATION = r"[0-9][0-9A-Za-z.: ]{0,63}"
 _VALUE = r".{0,32768}"
 _MODULE = r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,255}"
 _SETUP = r"[\w@%+=:,./ '\"-]{1,4096}"
@@ -85,6 +97,9 @@ COUNTS = {
     "max_restarts": (0, 1000),
     "nproc_per_node": (1, 4096),
     "rank_restarts": (0, 1000),
+    **dict.fromkeys(("time", "time_min", "idle_exit", "lease"), (1, MAX_WALLTIME_S)),
+    "mem": (0, MAX_SIZE_BYTES // 2**20),
+    **dict.fromkeys(("mem_per_cpu", "mem_per_gpu"), (1, MAX_SIZE_BYTES // 2**20)),
 }
 """Lowest and highest accepted number of each field; no cluster needs more than the highest."""
 
@@ -117,8 +132,6 @@ PATTERNS = {
         rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
         "a directory in full, without a backslash or what Slurm reads as %j or %x",
     ),
-    "idle_exit": (_DURATION, "a duration such as 90s, 10min or 1h 30min"),
-    "lease": (_DURATION, "a duration such as 90s, 10min or 1h 30min"),
     "run": (_NO_OPTION, "a run's path; ./-x for one called -x"),
     "container_python": (_ABSOLUTE, "an absolute path in the container"),
     "python": (_ABSOLUTE, "the absolute path of an interpreter"),
@@ -142,6 +155,19 @@ PATTERNS = {
     ),
 }
 """The pattern that the complete value of a field must match, and the hint if it does not."""
+
+
+def _duration_s(text: str, *, where: str) -> int:
+    return math.ceil(parse_duration(text, where=where))
+
+
+QUANTITIES: dict[str, tuple[Callable[..., int], Callable[[int], str]]] = {
+    **dict.fromkeys(("time", "time_min"), (parse_walltime, format_walltime)),
+    **dict.fromkeys(("idle_exit", "lease"), (_duration_s, format_seconds)),
+    "mem": (partial(parse_mem_mib, zero=True), format_mem),
+    **dict.fromkeys(("mem_per_cpu", "mem_per_gpu"), (parse_mem_mib, format_mem)),
+}
+"""Fields that hold seconds or MiB: how users write them, and how a script does."""
 
 _LOGS = {"output", "error"}
 _PATHS = _LOGS | {"chdir", "run", "python", "container_python", "run_dir", "stage_dir"}
@@ -172,6 +198,21 @@ def check_count(value: object, field: str, where: str) -> None:
     # Not isinstance(): a bool is an int, but not a count.
     if type(value) is not int or not lowest <= value <= highest:
         raise refusal(where, value, f"a whole number from {lowest} to {highest}")
+
+
+def read_quantity(value: object, field: str, where: str) -> int:
+    """Parse the text of a field in ``QUANTITIES`` into seconds or MiB.
+
+    Raises RenderError or ConfigError.
+    """
+    if not isinstance(value, str):
+        raise refusal(where, value, "text with a unit, such as '4h' or '480G'")
+    return QUANTITIES[field][0](value, where=where)
+
+
+def show_quantity(value: int, field: str) -> str:
+    """Return the text that ``read_quantity`` and Slurm read as ``value``."""
+    return QUANTITIES[field][1](value)
 
 
 def check_text(value: object, field: str, where: str) -> None:

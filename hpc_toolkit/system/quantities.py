@@ -111,6 +111,14 @@ def format_walltime(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
+def format_seconds(seconds: int) -> str:
+    """Write whole seconds for an option, in the largest unit that is exact: "5min", "90s"."""
+    for unit, factor in (("h", HOUR_S), ("min", MINUTE_S)):
+        if seconds % factor == 0:
+            return f"{seconds // factor}{unit}"
+    return f"{seconds}s"
+
+
 def format_duration(seconds: float) -> str:
     """A duration for people, with two units at most: "3.2 s", "4 min 10 s", "2 h 05 min".
 

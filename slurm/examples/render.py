@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import read_spec
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -252,7 +252,7 @@ def rendered() -> dict[str, str]:
     """The text of every example by file name."""
     return {
         f"{name}.sbatch": render_script(
-            ScriptSpec(**{"job_name": name, "python": PYTHON, **request}), load(cluster), template
+            read_spec({"job_name": name, "python": PYTHON, **request}), load(cluster), template
         )
         for name, (cluster, template, request) in EXAMPLES.items()
     }

@@ -19,7 +19,7 @@ import pytest
 
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import read_spec
 from tests.integration.realrun import wait_until
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def script_of(
     if template != "command":
         standard["run"] = "demo"
     cluster = replace(load_cluster("generic"), **site or {})
-    return render_script(ScriptSpec(**{**standard, **fields}), cluster, template)
+    return render_script(read_spec({**standard, **fields}), cluster, template)
 
 
 def test_script_starts_one_worker_per_task_with_the_flags_of_a_queue(slurm: FakeSlurm) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script, template_names
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import read_spec
 
 LAB = load_cluster("lab")
 OF_TEMPLATE: dict[str, dict[str, Any]] = {
@@ -75,7 +75,7 @@ def forms() -> list[str]:
 
 def form(template: str, fields: dict[str, Any], site: dict[str, Any]) -> str:
     cluster = replace(LAB, login_shell=True, **site)
-    return render_script(ScriptSpec(python="/opt/python", **fields), cluster, template)
+    return render_script(read_spec({"python": "/opt/python", **fields}), cluster, template)
 
 
 def test_every_template_has_a_form_here() -> None:

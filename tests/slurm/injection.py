@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import read_spec
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def site(key: str, value: str, *, table: str = "", listed: bool = False) -> str:
 
 def script(asked: Asked) -> str:
     """The script. Raises HpcToolkitError."""
-    spec = ScriptSpec(**{"python": PYTHON, **asked.fields})
+    spec = read_spec({"python": PYTHON, **asked.fields})
     template = "work-queue"
     if spec.launch:
         template = "train-multi-node"

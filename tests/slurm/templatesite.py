@@ -14,7 +14,7 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.slurm.render.kinds import PROGRAMS
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import read_spec
 from tests.integration.realrun import HANG_S
 from tests.slurm.rehearsal import wait_until
 
@@ -101,7 +101,7 @@ class Site:
         if template not in PROGRAMS:
             standard["run"] = ODD
         cluster = replace(load_cluster("generic"), **site or {})
-        text = render_script(ScriptSpec(**{**standard, **fields}), cluster, template)
+        text = render_script(read_spec({**standard, **fields}), cluster, template)
         path = self.cwd / f"{template}.sbatch"
         path.write_text(text, encoding="utf-8")
         return path

@@ -13,7 +13,7 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.directives import directive_text
 from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def script(
 ) -> Path:
     """A rendered script; unless ``hold`` is False, its job is never started."""
     passed = (*fields.pop("sbatch", ()), *(["hold"] if hold else []))
-    spec = ScriptSpec(**{"python": "/opt/python", "run": "x", "sbatch": passed, **fields})
+    spec = read_spec({"python": "/opt/python", "run": "x", "sbatch": passed, **fields})
     path = directory / "x.sbatch"
     path.write_text(render_script(spec, SITE, template), encoding="utf-8")
     return path

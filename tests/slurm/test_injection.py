@@ -12,8 +12,9 @@ import pytest
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.run import Run
+from hpc_toolkit.slurm.allowlist import QUANTITIES
 from hpc_toolkit.slurm.render import script as render
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 from tests.hostile import ODD_BUT_FINE
 from tests.slurm import injection
 from tests.slurm.injection import DIRECTIVES, PLACES, TEXTS
@@ -124,7 +125,8 @@ def test_every_field_and_every_key_is_a_place() -> None:
     fields = {
         name
         for name, field in ScriptSpec.__dataclass_fields__.items()
-        if "int" not in str(field.type) and "bool" not in str(field.type).split(" |")[0]
+        if (name in QUANTITIES or "int" not in str(field.type))
+        and "bool" not in str(field.type).split(" |")[0]
     }
     words = {place.name.replace("-", "_") for place in PLACES}
     same = {"modules": "module", "command": "program", "env": "env value"}
@@ -356,7 +358,7 @@ def test_a_line_too_many_is_found(
     bench = Bench(lab, tmp_path)
     monkeypatch.setattr("hpc_toolkit.slurm.render.spec.check_request", lambda _: None)
     fields = {**bench.asked(Plan()).fields, "account": "x\n#SBATCH --error=canary # y"}
-    spec = ScriptSpec(**fields)
+    spec = read_spec(fields)
     with pytest.raises(HpcToolkitError, match="would not stay on one line"):
         render.render_script(spec, injection.LAB, "command")
     unquoted(monkeypatch, "directive")

@@ -83,7 +83,7 @@ def test_show_with_origin_names_the_file_of_every_value(
     assert shown["nodes"] == (str(user / "lab.toml"), "4")
     assert shown["gpus_per_node"] == ("clusters/lab.toml", "4")
     assert shown["defaults.qos"] == (str(user / "lab.toml"), "q")
-    assert shown["defaults.time"] == ("$HPCTK_TIME", "0:10:00")
+    assert shown["defaults.time"] == ("$HPCTK_TIME", "00:10:00")
 
 
 def test_show_tells_units_and_what_a_partition_gives(user: Path) -> None:

@@ -37,7 +37,7 @@ def test_an_old_slurm_with_select_linear_is_described() -> None:
     assert (site.cpus_per_node, site.mem_per_node_mib) == (32, 190000 - 2048)
     assert (site.gpu_request, site.max_walltime_s) == ("gres", 1800)
     assert (site.max_array_size, site.shrink_jobs) == (10001, False)
-    assert site.defaults == (("time", "00:30:00"),)
+    assert site.defaults == (("time", 1800),)
     assert not site.choose_partition
     assert "does not share out memory" in text
     assert site.mem_style == "none"

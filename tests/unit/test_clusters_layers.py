@@ -13,7 +13,7 @@ from hpc_toolkit.slurm.clusters import files
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import VARIABLES, cluster_names, load_cluster
 from hpc_toolkit.slurm.clusters.files import cluster_files, user_directory
-from hpc_toolkit.slurm.clusters.keys import DEFAULT_OPTIONS
+from hpc_toolkit.slurm.clusters.keys import DEFAULT_OPTIONS, MEMORY_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def test_tables_are_merged_key_by_key_and_lists_are_replaced(layers: Layers) -> 
 
     assert lab.modules == ("c",)
     assert dict(lab.env) == {"A": "1", "B": "2"}
-    assert dict(lab.defaults) == {"time": "0:30:00", "qos": "q"}
+    assert dict(lab.defaults) == {"time": 1800, "qos": "q"}
     assert lab.written("defaults") == f"{user}, clusters/lab.toml: defaults"
     assert lab.written("defaults.time") == "clusters/lab.toml: defaults.time"
 
@@ -185,7 +185,8 @@ def test_every_option_with_a_default_has_a_variable(monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as patched:
             patched.setenv(variable, "7")
             value = dict(load_cluster("generic").defaults)[option]
-            assert value == (7 if option == "cpus_per_task" else "7"), variable
+            numbers = {"time": 420} | dict.fromkeys(("cpus_per_task", *MEMORY_OPTIONS), 7)
+            assert value == numbers.get(option, "7"), variable
 
 
 @pytest.mark.usefixtures("layers")

@@ -20,7 +20,7 @@ from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.grammar import PASSED
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 from tests.fakesbatch import KeptJobs, options
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def test_an_executor_asks_for_what_a_rendered_script_asks_for(site: str, folder:
     found = asked(folder, cluster, comment="a comment of words", wckey="project", **words)
 
     passed = ("comment=a comment of words", "wckey=project")
-    spec = ScriptSpec(python=sys.executable, sbatch=passed, **words)
+    spec = read_spec({"python": sys.executable, "sbatch": passed, **words})
     script = options(render_script(spec, cluster))
     own = {"signal", "output", "error", "time", "open-mode"}
     assert {key: value for key, value in found.items() if key not in own} == {

@@ -14,12 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.slurm.allowlist import QUANTITIES
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.rules import RIVALS, asked, option
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 from hpc_toolkit.slurm.render.training import prepared
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
@@ -32,7 +33,7 @@ GENERIC = replace(load_cluster("generic"), conda_base="/opt/conda", container_ru
 TEXT_FIELDS = [
     field.name
     for field in fields(ScriptSpec)
-    if re.fullmatch(r"str( \| None)?|bool \| str", str(field.type))
+    if field.name in QUANTITIES or re.fullmatch(r"str( \| None)?|bool \| str", str(field.type))
 ]
 LIST_FIELDS = [field.name for field in fields(ScriptSpec) if "tuple" in str(field.type)]
 NEEDS: dict[str, dict[str, Any]] = {
@@ -52,7 +53,7 @@ TRAIN = {"nodes": 2, "gpus_per_node": 4}
 def spec(**given_fields: Any) -> ScriptSpec:
     if "array" not in given_fields:
         given_fields.pop("array_offset", None)
-    return ScriptSpec(**{"python": PYTHON, **given_fields})
+    return read_spec({"python": PYTHON, **given_fields})
 
 
 def template_of(request: ScriptSpec) -> str:
@@ -126,7 +127,7 @@ def assert_reads_back(script: str, request: ScriptSpec) -> None:
     assert bash_accepts(script)
     full = complete(prepared(request, template_of(request), GENERIC), GENERIC)
     assert sbatch_options(script) == directives(full, GENERIC)
-    assert ScriptSpec(**read_header(script, "x").request) == request
+    assert read_spec(read_header(script, "x").request) == request
 
 
 def rendered_or_refused(given_fields: dict[str, Any]) -> ScriptSpec | HpcToolkitError:

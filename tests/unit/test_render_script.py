@@ -13,14 +13,14 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render import script as render_module
 from hpc_toolkit.slurm.render.file import origin
 from hpc_toolkit.slurm.render.script import render_script, template_names
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 
 PYTHON = "/opt/python"
 GENERIC = load_cluster("generic")
 
 
 def spec(**given_fields: Any) -> ScriptSpec:
-    return ScriptSpec(**{"python": PYTHON, **given_fields})
+    return read_spec({"python": PYTHON, **given_fields})
 
 
 def test_unknown_template_is_refused_with_the_near_miss() -> None:

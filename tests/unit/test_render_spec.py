@@ -13,7 +13,7 @@ from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, load_cluster, parse_cluster
 from hpc_toolkit.slurm.render.directives import complete, directive_text, directives, log_pattern
 from hpc_toolkit.slurm.render.limits import forbidden
-from hpc_toolkit.slurm.render.spec import ScriptSpec, command_line, read_command
+from hpc_toolkit.slurm.render.spec import ScriptSpec, command_line, read_command, read_spec
 
 PYTHON = "/opt/python"
 GENERIC = load_cluster("generic")
@@ -22,7 +22,7 @@ KILLARNEY = load_cluster("killarney")
 
 
 def spec(**fields: Any) -> ScriptSpec:
-    return ScriptSpec(**{"python": PYTHON, **fields})
+    return read_spec({"python": PYTHON, **fields})
 
 
 def options(request: ScriptSpec, cluster: Cluster = GENERIC) -> dict[str, str | None]:
@@ -298,12 +298,25 @@ def test_a_shorter_limit_has_its_own_warning_and_is_not_above_the_limit() -> Non
     found = options(spec(time="60", time_min="20"))
 
     assert (found["time-min"], found["signal"]) == ("00:20:00", "B:USR1@120")
-    with pytest.raises(RenderError, match="time-min: 2:00:00 is more than --time"):
+    with pytest.raises(RenderError, match="time-min: 02:00:00 is more than --time 01:00:00"):
         options(spec(time="1:00:00", time_min="2:00:00"))
 
 
+def test_times_and_memory_are_read_once_and_printed_in_one_form() -> None:
+    texts = {"time": "90", "time_min": "20min", "idle_exit": "500ms", "lease": "1min 30s"}
+    request = spec(**texts, mem_per_cpu="2048M")
+
+    assert (request.time, request.time_min, request.mem_per_cpu) == (5400, 1200, 2048)
+    assert (request.idle_exit, request.lease) == (1, 90)
+    assert "--time 01:30:00 --sbatch time-min=00:20:00 --idle-exit 1s --lease 90s" in " ".join(
+        command_line(request, "work-queue", "lab")
+    )
+    with pytest.raises(RenderError, match="--time: '4h' is not accepted"):
+        ScriptSpec(time="4h")  # type: ignore[arg-type] # a caller that has not read it
+
+
 def test_a_default_beyond_a_limit_is_refused_with_both_places() -> None:
-    site = Cluster(name="s", file="s.toml", max_walltime_s=3600, defaults=(("time", "2:00:00"),))
+    site = Cluster(name="s", file="s.toml", max_walltime_s=3600, defaults=(("time", 7200),))
 
     with pytest.raises(
         RenderError, match=r"--time \(s\.toml: defaults\.time\): 02:00:00 is more than s"
@@ -395,7 +408,7 @@ def test_ranks_without_a_number_of_cpus_count_as_one_cpu_each(partition: str | N
 @pytest.mark.parametrize(
     ("defaults", "message"),
     [
-        ((("mem", "9G"),), r"memory per node \(s\.toml: defaults\.mem\): 9G is more than s has"),
+        ((("mem", 9216),), r"memory per node \(s\.toml: defaults\.mem\): 9G is more than s has"),
         (
             (("cpus_per_task", 9),),
             r"--cpus-per-task \(s\.toml: defaults\.cpus_per_task\): 9 is more than s has",
@@ -549,4 +562,4 @@ def test_command_line_names_what_differs_from_the_default() -> None:
         " --python /opt/python --setup 'a b' --env 'A=b c'"
     )
     assert read_command(words)[:2] == ("work-queue", "lab")
-    assert ScriptSpec(**read_command(words)[2]) == request
+    assert read_spec(read_command(words)[2]) == request

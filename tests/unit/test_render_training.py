@@ -12,7 +12,7 @@ from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.kinds import TRAININGS
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import read_spec
 from tests.scripttext import batch_options, batch_program
 
 GENERIC, LAB, KILLARNEY = (load_cluster(name) for name in ("generic", "lab", "killarney"))
@@ -22,7 +22,7 @@ TWO_NODES: dict[str, Any] = {"nodes": 2, "gpus_per_node": 4}
 
 def script(template: str = "train-multi-node", cluster: Any = LAB, **fields: Any) -> str:
     given = {"python": "/p/python", "command": SCRIPT, "job_name": "job", **fields}
-    return render_script(ScriptSpec(**given), cluster, template)
+    return render_script(read_spec(given), cluster, template)
 
 
 def option(text: str, name: str) -> str | None:

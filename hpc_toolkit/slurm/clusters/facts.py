@@ -140,6 +140,7 @@ class Cluster(Limits):
     """Slurm's MaxArraySize: the highest index of an array is one less."""
     shrink_jobs: bool = False
     """Whether a running job may give nodes back."""
+    # As in a ScriptSpec: times in seconds, memory in MiB.
     defaults: tuple[tuple[str, str | int], ...] = ()
     """Values of sbatch options that a request leaves open."""
     facts: tuple[tuple[str, str], ...] = ()

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.allowlist import (
-    PATTERNS,
+    COUNTS,
+    QUANTITIES,
     check_bind,
     check_count,
     check_module,
     check_text,
     check_variable,
     matches,
+    read_quantity,
     setup_words,
 )
 from hpc_toolkit.system import tomltable as t
-from hpc_toolkit.system.quantities import parse_mem_mib, parse_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,19 +99,20 @@ def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Converter for the value of an sbatch option, as text."""
+    """Converter for the value of an sbatch option into that of a request."""
 
     name: str
     """A field of ``ScriptSpec``."""
 
-    def __call__(self, value: object, where: str) -> str:
+    def __call__(self, value: object, where: str) -> str | int:
+        if self.name in QUANTITIES:
+            return read_quantity(t.text(value, where), self.name, where)
+        if self.name in COUNTS:
+            number = t.count(value, where)
+            _allowed(check_count, number, self.name, where)
+            return number
         text = t.text(value, where)
-        if self.name in PATTERNS:
-            _allowed(check_text, text, self.name, where)
-        elif self.name == "time":
-            parse_walltime(text, where=where)
-        else:
-            parse_mem_mib(text, where=where, zero=self.name == "mem")
+        _allowed(check_text, text, self.name, where)
         return text
 
 
@@ -121,12 +123,6 @@ def amount(value: object, where: str) -> float:
     if 0 <= value <= MAX_AMOUNT:  # false for nan
         return float(value)
     raise t.wrong(where, value, f"a number from 0 to {MAX_AMOUNT}")
-
-
-def cpus_per_task(value: object, where: str) -> int:
-    found = t.count(value, where)
-    _allowed(check_count, found, "cpus_per_task", where)
-    return found
 
 
 def defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
@@ -194,10 +190,7 @@ def _table(value: object, keys: dict[str, t.Key], where: str) -> dict[str, Any]:
     return t.convert(value, keys, where)
 
 
-DEFAULT_KEYS: dict[str, t.Key] = {
-    **{option: (option, Option(option)) for option in DEFAULT_OPTIONS},
-    "cpus_per_task": ("cpus_per_task", cpus_per_task),
-}
+DEFAULT_KEYS: dict[str, t.Key] = {option: (option, Option(option)) for option in DEFAULT_OPTIONS}
 
 IDENTIFY_KEYS: dict[str, t.Key] = {
     "slurm_cluster": ("slurm_cluster", t.word),

@@ -61,7 +61,7 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     t.flag: {"type": "boolean"},
     t.count: {"type": "integer"},
     t.count_or_zero: {"type": "integer"},
-    keys.cpus_per_task: {"type": "integer"},
+    keys.Option("cpus_per_task"): {"type": "integer"},
     keys.amount: {"type": "number"},
     **dict.fromkeys((t.texts, keys.binds, keys.directories, keys.modules, keys.commands), _TEXTS),
     **dict.fromkeys((t.pairs, keys.exports, keys.nccl), _PAIRS),

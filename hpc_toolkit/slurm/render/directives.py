@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
 from hpc_toolkit.slurm.clusters.keys import MEMORY_OPTIONS
 from hpc_toolkit.slurm.clusters.partitions import (
     Needs,
@@ -24,16 +25,10 @@ from hpc_toolkit.slurm.render.shares import (
     memory_share,
     ranks,
 )
-from hpc_toolkit.system.quantities import (
-    HOUR_S,
-    format_mem,
-    format_walltime,
-    parse_mem_mib,
-    parse_walltime,
-)
+from hpc_toolkit.system.quantities import HOUR_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
@@ -41,7 +36,7 @@ if TYPE_CHECKING:
 Directive = tuple[str, str | None]
 """A long option of sbatch without its dashes, and its value; None if the option takes no value."""
 
-FALLBACK_TIME = "1:00:00"
+FALLBACK_TIME_S = HOUR_S
 FALLBACK_SIGNAL_S = 300
 """Seconds before the time limit at which ranks start to drain, for limits of an hour or more."""
 
@@ -61,14 +56,13 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     full, sources = _with_defaults(spec, cluster)
     full = replace(
         full,
-        time=format_walltime(parse_walltime(full.time or FALLBACK_TIME)),
+        time=full.time or FALLBACK_TIME_S,
         output=log_pattern(full),
         **_ranks(full, cluster),
     )
     if not (full.signal or full.plain) and (full.launch or not full.command):
         # Not for other programs: the signal ends a program that does not handle it.
-        shortest = full.time_min or full.time or FALLBACK_TIME
-        full = replace(full, signal=_signal(parse_walltime(shortest)))
+        full = replace(full, signal=_signal(full.time_min or full.time or FALLBACK_TIME_S))
     check_limits(full, cluster, sources)
     if cluster.choose_partition and not full.partition:
         full = replace(full, partition=choose_partition(cluster, _needs(full, None, sources)).name)
@@ -133,18 +127,12 @@ def log_pattern(spec: ScriptSpec) -> str:
     return spec.output or (ARRAY_LOG if spec.array else LOG)
 
 
-_CANONICAL: dict[str, Callable[[str], str]] = {
-    "time-min": lambda text: format_walltime(parse_walltime(text)),
-    "array": lambda text: parse_array(text, "--array").text,
-    "mem": lambda text: format_mem(parse_mem_mib(text, zero=True)),
-    "mem-per-cpu": lambda text: format_mem(parse_mem_mib(text)),
-    "mem-per-gpu": lambda text: format_mem(parse_mem_mib(text)),
-}
-
-
 def _value(full: ScriptSpec, name: str) -> Any:
-    value = getattr(full, name.replace("-", "_"))
-    return _CANONICAL[name](value) if name in _CANONICAL and value is not None else value
+    field = name.replace("-", "_")
+    value = getattr(full, field)
+    if value is not None and field in QUANTITIES:
+        return show_quantity(value, field)
+    return parse_array(value, "--array").text if value and field == "array" else value
 
 
 def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict[str, str]]:
@@ -167,7 +155,7 @@ def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict
 
 
 def _memory(spec: ScriptSpec) -> bool:
-    return any(getattr(spec, name) for name in MEMORY_OPTIONS)
+    return any(getattr(spec, name) is not None for name in MEMORY_OPTIONS)
 
 
 def _ranks(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
@@ -219,7 +207,7 @@ def _needs(full: ScriptSpec, gpu_type: str | None, sources: Mapping[str, str]) -
         gpus_per_node=full.gpus_per_node,
         cpus=cpus(full),
         mem_mib=memory_mib(full),
-        time_s=parse_walltime(full.time or FALLBACK_TIME),
+        time_s=full.time or FALLBACK_TIME_S,
         gpu_type=full.gpu_type or gpu_type,
         sources={keys[name]: source for name, source in sources.items() if name in keys},
     )

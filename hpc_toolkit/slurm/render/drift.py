@@ -11,7 +11,7 @@ from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.file import Header, origin, read_header, read_script
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import read_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def check_drift(path: Path) -> Drift:
     reasons = ["edited by hand"] if edited else []
     try:
         cluster = load_cluster(header.cluster)
-        spec = ScriptSpec(**header.request)
+        spec = read_spec(header.request)
         rendered = render_script(spec, cluster, header.template)
     except HpcToolkitError as error:
         reasons.append(f"its request is refused now: {error.message}")

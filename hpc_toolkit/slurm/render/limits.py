@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.render.grammar import parse_array
 from hpc_toolkit.slurm.render.rules import option
-from hpc_toolkit.system.quantities import parse_walltime
+from hpc_toolkit.system.quantities import format_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,15 +55,15 @@ def forbidden(cluster: Cluster, directory: Path) -> str | None:
 
 
 def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
-    time_s = parse_walltime(full.time or "0")
-    shortest_s = parse_walltime(full.time_min) if full.time_min else time_s
-    said = sources.get("time", "--time")
-    if shortest_s > time_s:
-        msg = f"{option('time_min')}: {full.time_min} is more than {said} {full.time}"
+    assert full.time
+    shortest_s = full.time_min or full.time
+    said = f"{sources.get('time', '--time')} {format_walltime(full.time)}"
+    if shortest_s > full.time:
+        msg = f"{option('time_min')}: {format_walltime(shortest_s)} is more than {said}"
         raise RenderError(msg, hint="Slurm lowers the limit, it never raises it")
     warning_s = int((full.signal or "@0").rpartition("@")[2])
     if warning_s >= shortest_s:
-        msg = f"{option('signal')}: {warning_s} s before the end do not fit into {said} {full.time}"
+        msg = f"{option('signal')}: {warning_s} s before the end do not fit into {said}"
         raise RenderError(msg, hint="warn later, or ask for more time")
 
 

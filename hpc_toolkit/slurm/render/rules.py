@@ -25,7 +25,6 @@ from hpc_toolkit.slurm.render.grammar import (
     check_passed,
     parse_array,
 )
-from hpc_toolkit.system.quantities import parse_duration, parse_mem_mib, parse_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,15 +52,8 @@ _OF_GPUS = (
 )
 _FLAGS = ("isolate_gpus", "oversubscribe", "requeue", "kill_on_invalid_dep", "plain")
 _GRAMMARS: dict[str, Callable[[str, str], object]] = {
-    "time": lambda text, where: parse_walltime(text, where=where),
-    "time_min": lambda text, where: parse_walltime(text, where=where),
     "array": parse_array,
     "dependency": check_dependency,
-    "mem": lambda text, where: parse_mem_mib(text, where=where, zero=True),
-    "mem_per_cpu": lambda text, where: parse_mem_mib(text, where=where),
-    "mem_per_gpu": lambda text, where: parse_mem_mib(text, where=where),
-    "idle_exit": lambda text, where: parse_duration(text, where=where),
-    "lease": lambda text, where: parse_duration(text, where=where),
 }
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.system.quantities import format_mem, parse_mem_mib
-
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
@@ -35,10 +33,10 @@ def cpus(full: ScriptSpec) -> int:
 def memory_mib(full: ScriptSpec) -> int:
     """Return the memory that the request takes on each node, in MiB; 0 for all of it."""
     if full.mem_per_cpu:
-        return parse_mem_mib(full.mem_per_cpu) * cpus(full)
+        return full.mem_per_cpu * cpus(full)
     if full.mem_per_gpu:
-        return parse_mem_mib(full.mem_per_gpu) * full.gpus_per_node
-    return parse_mem_mib(full.mem or "0", zero=True)
+        return full.mem_per_gpu * full.gpus_per_node
+    return full.mem or 0
 
 
 def cpus_share(full: ScriptSpec, site: Cluster) -> int:
@@ -60,7 +58,7 @@ def memory_share(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
     else:
         return {}
     if site.mem_style == "mem-per-gpu" and per_gpu:
-        return {"mem_per_gpu": format_mem(per_gpu)}
+        return {"mem_per_gpu": per_gpu}
     if site.mem_style == "mem":
-        return {"mem": format_mem(max(1, per_node))}
-    return {"mem_per_cpu": format_mem(max(1, per_node // cpus(full)))}
+        return {"mem": max(1, per_node)}
+    return {"mem_per_cpu": max(1, per_node // cpus(full))}

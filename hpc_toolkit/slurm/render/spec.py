@@ -9,11 +9,12 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError, near_miss
+from hpc_toolkit.slurm.allowlist import QUANTITIES, read_quantity, show_quantity
 from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED
 from hpc_toolkit.slurm.render.rules import asked, check_request, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from dataclasses import Field
 
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class ScriptSpec:
     """One job script, in sbatch's terms; None leaves the value to the cluster's file.
 
-    Raises RenderError or ConfigError for a value that no cluster could accept.
+    Times are whole seconds and memory is MiB; ``read_spec`` reads what users write. Raises
+    RenderError or ConfigError for a value that no cluster could accept.
     """
 
     job_name: str = "work-queue"
@@ -62,31 +64,31 @@ class ScriptSpec:
     """CPUs of each rank; by default its share of the node's."""
     cpus_per_gpu: int | None = None
     """CPUs per GPU, shared by the ranks of a node."""
-    mem: str | None = None
-    """Memory of each node in sbatch's notation; "0" is all of it. Excludes the next two options."""
-    mem_per_cpu: str | None = None
-    """Memory per CPU."""
-    mem_per_gpu: str | None = None
-    """Memory per GPU."""
+    mem: int | None = None
+    """MiB of each node; 0 is all of its memory. Excludes the next two options."""
+    mem_per_cpu: int | None = None
+    """MiB per CPU."""
+    mem_per_gpu: int | None = None
+    """MiB per GPU."""
     exclusive: bool | str = False
     """Whether to keep other jobs off the nodes: True for all jobs, or only for those of another
     "user", "mcs" label or "topo" block (Slurm 24.05)."""
     oversubscribe: bool = False
     """Whether other jobs may use the same CPUs."""
-    time: str | None = None
-    """Time limit in Slurm's grammar."""
-    time_min: str | None = None
-    """Shortest limit that Slurm may lower ``time`` to in order to start earlier."""
+    time: int | None = None
+    """Time limit in seconds."""
+    time_min: int | None = None
+    """Shortest limit, in seconds, that Slurm may lower ``time`` to in order to start earlier."""
     signal: str | None = None
     """``B:USR1@seconds``: how long before the time limit the script is warned, up to a minute
     earlier."""
     requeue: bool = True
     """Whether the job may start again: by Slurm after a failure, by its script while items are
     left."""
-    idle_exit: str | None = None
-    """How long a rank waits for work before it leaves: ``hpctk work --idle-exit``."""
-    lease: str | None = None
-    """Silence after which a rank counts as dead: ``hpctk work --lease``."""
+    idle_exit: int | None = None
+    """Seconds that a rank waits for work before it leaves: ``hpctk work --idle-exit``."""
+    lease: int | None = None
+    """Seconds of silence after which a rank counts as dead: ``hpctk work --lease``."""
     max_restarts: int = 10
     """Number of restarts after which the script stops requeueing its job."""
     array: str | None = None
@@ -168,10 +170,26 @@ class ScriptSpec:
         check_request(self)
 
 
+def read_spec(values: Mapping[str, Any]) -> ScriptSpec:
+    """The request with these fields, times and memory as users write them: "4h", "480G".
+
+    Raises RenderError or ConfigError.
+    """
+    read = {
+        name: read_quantity(value, name, option(name))
+        for name, value in values.items()
+        if name in QUANTITIES and value is not None
+    }
+    return ScriptSpec(**{**values, **read})
+
+
 def command_line(spec: ScriptSpec, template: str, cluster: str) -> list[str]:
     """Return the words of the command that renders this script again."""
     argv = ["hpctk", "render", template, "--cluster", cluster]
-    values = asked(spec)
+    values: dict[str, Any] = {
+        name: show_quantity(value, name) if name in QUANTITIES else value
+        for name, value in asked(spec).items()
+    }
     words = values.pop("command", ())
     for name, value in values.items():
         passed = name.replace("_", "-")
@@ -192,7 +210,7 @@ def command_line(spec: ScriptSpec, template: str, cluster: str) -> list[str]:
 def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
     """The template, the cluster and the fields of a ``command_line`` that was split into words.
 
-    ``ScriptSpec(**fields)`` is the request. Raises RenderError for an option that this version does
+    ``read_spec(fields)`` is the request. Raises RenderError for an option that this version does
     not know, and ValueError for words that are not such a command.
     """
     known = {option(field.name): field for field in fields(ScriptSpec)}
@@ -239,7 +257,7 @@ def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
         try:
             found[field.name] = _read_value(field, value) if equals else True
         except ValueError:
-            found[field.name] = value  # ScriptSpec refuses it and names the range
+            found[field.name] = value  # read_spec refuses it and names the range
     return found | ({"sbatch": tuple(passed)} if passed else {})
 
 
@@ -261,4 +279,5 @@ def _read_value(field: Field[Any], text: str, before: tuple[Any, ...] = ()) -> A
         return (*before, text)
     if isinstance(field.default, bool):
         return {"yes": True, "no": False}.get(text, text)
-    return int(text) if "int" in str(field.type).split(" | ") else text
+    is_count = "int" in str(field.type).split(" | ") and field.name not in QUANTITIES
+    return int(text) if is_count else text

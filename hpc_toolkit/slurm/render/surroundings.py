@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import setup_words
+from hpc_toolkit.slurm.allowlist import setup_words, show_quantity
 from hpc_toolkit.slurm.render.shares import cpus_of_rank, ranks
 
 if TYPE_CHECKING:
@@ -103,10 +103,11 @@ def _values(
         "gpus": (_gpus_of_a_task(full, given), 0),
         "max-restarts": (full.max_restarts, MAX_RESTARTS),
         "array-offset": (full.array_offset, 0),
-        "idle-exit": (full.idle_exit, None),
-        "lease": (full.lease, None),
     }
     yield from ((name, value) for name, (value, usual) in standard.items() if value != usual)
+    for name in ("idle_exit", "lease"):
+        if seconds := getattr(full, name):
+            yield name.replace("_", "-"), show_quantity(seconds, name)
     # Not in an array, whose last element scontrol would take for all of them.
     several = full.nodes > 1 and not (full.array or full.container)
     if template == "work-queue" and cluster.shrink_jobs and several:

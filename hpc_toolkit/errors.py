@@ -52,7 +52,7 @@ class ConfigError(HpcToolkitError):
     """A value in a configuration file, an option or an environment variable is not usable."""
 
 
-class RenderError(HpcToolkitError):
+class RenderError(ConfigError):
     """A script cannot be rendered from these values."""
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.allowlist import (
     COUNTS,
     QUANTITIES,
@@ -24,6 +24,8 @@ from hpc_toolkit.system import tomltable as t
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from hpc_toolkit.errors import HpcToolkitError
 
 GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task"]
 MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
@@ -69,7 +71,7 @@ def _each(check: Callable[..., object]) -> Callable[[object, str], tuple[str, ..
     def convert(value: object, where: str) -> tuple[str, ...]:
         found = t.texts(value, where)
         for entry in found:
-            _allowed(check, entry, where)
+            check(entry, where)
         return found
 
     return convert
@@ -84,7 +86,7 @@ directories = _each(_matching(DIRECTORY, "an absolute path, or one below ~"))
 def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
     found = t.pairs(value, where)
     for name, text in found:
-        _allowed(check_variable, name, text, where)
+        check_variable(name, text, where)
     return found
 
 
@@ -109,10 +111,10 @@ class Option:
             return read_quantity(t.text(value, where), self.name, where)
         if self.name in COUNTS:
             number = t.count(value, where)
-            _allowed(check_count, number, self.name, where)
+            check_count(number, self.name, where)
             return number
         text = t.text(value, where)
-        _allowed(check_text, text, self.name, where)
+        check_text(text, self.name, where)
         return text
 
 
@@ -175,13 +177,6 @@ def key_problems(table: dict[str, Any], file: str) -> list[HpcToolkitError]:
                     errors += t.problems(entry, PARTITION_KEYS, place)
         found += errors or t.problems({key: value}, KEYS, file)
     return found
-
-
-def _allowed(check: Callable[..., object], *args: object) -> None:
-    try:
-        check(*args)
-    except HpcToolkitError as error:
-        raise ConfigError(error.message, hint=error.hint) from None
 
 
 def _table(value: object, keys: dict[str, t.Key], where: str) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from hpc_toolkit.slurm.clusters.files import (
     with_earlier,
 )
 from hpc_toolkit.slurm.clusters.keys import (
-    DEFAULT_KEYS,
     DEFAULT_OPTIONS,
     KEYS,
     MEMORY_OPTIONS,
+    Option,
     key_problems,
 )
 from hpc_toolkit.system import tomltable as t
@@ -296,9 +296,8 @@ class MergedFacts:
             if text:
                 where = f"${variable}"
                 number = option == "cpus_per_task" and re.fullmatch("[0-9]{1,9}", text)
-                value = int(text) if number else text
-                _, check = DEFAULT_KEYS[option]
-                self.set_inner("defaults", option, check(value, where), Origin(file=where, key=""))
+                value = Option(option)(int(text) if number else text, where)
+                self.set_inner("defaults", option, value, Origin(file=where, key=""))
 
     def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:
         pairs: dict[str, Any] = self.values.setdefault(field, {})

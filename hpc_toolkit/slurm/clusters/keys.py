@@ -127,17 +127,33 @@ def amount(value: object, where: str) -> float:
     raise t.wrong(where, value, f"a number from 0 to {MAX_AMOUNT}")
 
 
-def defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
-    found = tuple(_table(value, DEFAULT_KEYS, where).items())
-    memory = [name for name, _ in found if name in MEMORY_OPTIONS]
-    if len(memory) > 1:
-        msg = f"{where}: {' and '.join(memory)} exclude each other"
-        raise ConfigError(msg, hint="Slurm takes one memory option")
-    return found
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Converter for an inner table, into pairs of its keys and their values."""
+
+    keys: dict[str, t.Key]
+    rivals: tuple[str, ...] = ()
+    """Keys of which only one may be there."""
+
+    def __call__(self, value: object, where: str) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, dict):
+            raise t.wrong(where, value, "a table")
+        found = t.convert(value, self.keys, where)
+        both = [key for key in found if key in self.rivals]
+        if len(both) > 1:
+            msg = f"{where}: {' and '.join(both)} exclude each other"
+            raise ConfigError(msg, hint="Slurm takes one memory option")
+        return tuple(found.items())
 
 
-def identify(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    return tuple(_table(value, IDENTIFY_KEYS, where).items())
+defaults = Table({option: (option, Option(option)) for option in DEFAULT_OPTIONS}, MEMORY_OPTIONS)
+identify = Table(
+    {
+        "slurm_cluster": ("slurm_cluster", t.word),
+        "env": ("env", variable),
+        "hostname": ("hostname", t.text),
+    }
+)
 
 
 def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
@@ -168,8 +184,9 @@ def key_problems(table: dict[str, Any], file: str) -> list[HpcToolkitError]:
     found = []
     for key, value in table.items():
         where, errors = f"{file}: {key}", []
-        if key in _TABLES and isinstance(value, dict):
-            errors = t.problems(value, _TABLES[key], where)
+        _, convert = KEYS.get(key, (key, None))
+        if isinstance(convert, Table) and isinstance(value, dict):
+            errors = t.problems(value, convert.keys, where)
         if key == "partitions" and isinstance(value, list):
             for number, entry in enumerate(value, 1):
                 if isinstance(entry, dict):
@@ -178,22 +195,6 @@ def key_problems(table: dict[str, Any], file: str) -> list[HpcToolkitError]:
         found += errors or t.problems({key: value}, KEYS, file)
     return found
 
-
-def _table(value: object, keys: dict[str, t.Key], where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise t.wrong(where, value, "a table")
-    return t.convert(value, keys, where)
-
-
-DEFAULT_KEYS: dict[str, t.Key] = {option: (option, Option(option)) for option in DEFAULT_OPTIONS}
-
-IDENTIFY_KEYS: dict[str, t.Key] = {
-    "slurm_cluster": ("slurm_cluster", t.word),
-    "env": ("env", variable),
-    "hostname": ("hostname", t.text),
-}
-
-_TABLES = {"defaults": DEFAULT_KEYS, "identify": IDENTIFY_KEYS}
 
 NODE_KEYS: dict[str, t.Key] = {
     "nodes": ("nodes", t.count),

@@ -144,16 +144,14 @@ def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
 
     Values that the partition does not state stay. ``written`` shows the origin of each value.
     """
-    stated = {
-        key: (name, getattr(partition, name))
-        for key, (name, _) in NODE_KEYS.items()
-        if getattr(partition, name) is not None
-    }
-    file = dict(cluster.origins).get("partitions", Origin(file=cluster.file, key="")).file
     origins = dict(cluster.origins)
-    for key in stated:
-        origins[key] = Origin(file=file, key=f"partitions.{partition.name}.{key}")
-    return replace(cluster, origins=tuple(origins.items()), **dict(stated.values()))
+    file = origins["partitions"].file if "partitions" in origins else cluster.file
+    stated = {}
+    for key, (name, _) in NODE_KEYS.items():
+        if getattr(partition, name) is not None:
+            stated[name] = getattr(partition, name)
+            origins[key] = Origin(file=file, key=f"partitions.{partition.name}.{key}")
+    return replace(cluster, origins=tuple(origins.items()), **stated)
 
 
 def _refusal(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> RenderError:

@@ -41,6 +41,8 @@ def _object(table: dict[str, t.Key], described: dict[str, str]) -> dict[str, Any
 def _schema(convert: Any) -> dict[str, Any]:
     if isinstance(convert, t.Choice):
         return {"enum": list(convert.choices)}
+    if isinstance(convert, keys.Table):
+        return _object(convert.keys, {})
     return _SCHEMAS.get(convert, _TEXT)
 
 
@@ -68,10 +70,8 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
 }
 """The schemas of converters; all others take text."""
 
-# Tables come last, because their schemas contain those of the converters above.
+# Its schema contains those of the converters above.
 _SCHEMAS |= {
-    keys.defaults: _object(keys.DEFAULT_KEYS, {}),
-    keys.identify: _object(keys.IDENTIFY_KEYS, {}),
     keys.partitions: {
         "type": "array",
         "items": {**_object(keys.PARTITION_KEYS, _docstrings("Partition")), "required": ["name"]},

@@ -88,7 +88,7 @@ class Batch:
         """
         code = subprocess.run(list(argv), check=False).returncode
         self.receive_all()
-        return code if code >= 0 else 128 - code
+        return shell_code(code)
 
     @property
     def running(self) -> bool:
@@ -123,7 +123,7 @@ class Batch:
                     self.job.log("srun still waits for a lost node: leaving")
                     raise JobEnd(CUT_SHORT)
         self.receive_all()
-        return code if code >= 0 else 128 - code
+        return shell_code(code)
 
     def _receive(self, number: int | None) -> None:
         if number == signal.SIGUSR1:
@@ -164,6 +164,11 @@ class Batch:
             if self.call(argv):
                 words = argv[4:] if argv[0] == "bash" else argv
                 self.job.log(f"teardown failed: {shlex.join(words)}")
+
+
+def shell_code(code: int) -> int:
+    """The exit code of a process, 128 + N for signal N, for which Python has -N."""
+    return code if code >= 0 else 128 - code
 
 
 def as_command(words: Sequence[str]) -> list[str]:

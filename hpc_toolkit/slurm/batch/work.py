@@ -26,6 +26,7 @@ from hpc_toolkit.slurm.batch.step import (
     Container,
     JobEnd,
     cpus_per_task,
+    shell_code,
 )
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.ranks import RankInfo
@@ -41,7 +42,6 @@ _HURRY_S = 1.0
 _LIVES = 5
 _LONG_S = 600.0
 """A life of this many seconds counts as success: a search takes days."""
-_ANOTHER = 75
 _LOOK_S = 30.0
 _TELL_S = 5.0
 
@@ -96,15 +96,8 @@ class WorkJob:
         step += request.container.srun_options(self._run)
         self._batch.start([*step, *self._hpctk("work", self._run, *request.options)])
         if request.campaign:
-            coordinator = [
-                sys.executable,
-                "-m",
-                "hpc_toolkit",
-                "campaign",
-                "coordinate",
-                self._run,
-                "--summary",
-            ]
+            words = ("campaign", "coordinate", self._run, "--summary")
+            coordinator = [sys.executable, "-m", "hpc_toolkit", *words]
             self._coordinator = CoordinatorProcess(coordinator, self._job.log, self._stop_ranks)
         elif request.shrink_every_s is not None and len(fit) > 1:
             self._shrink(request.shrink_every_s)
@@ -123,14 +116,16 @@ class WorkJob:
         )
         checks += self._hpctk("preflight", self._run, "--gpus", str(request.gpus))
         done = subprocess.run(checks, check=False, stdout=subprocess.PIPE)
-        report = done.stdout.decode(errors="replace").splitlines()
-        show(done.stdout.decode(errors="replace"))
+        report = done.stdout.decode(errors="replace")
+        show(report)
         self._batch.receive_all()
-        fit = [found[1] for line in report if (found := re.match(r"([^: ]+): ready: ", line))]
+        fit = [
+            found[1]
+            for line in report.splitlines()
+            if (found := re.match(r"([^: ]+): ready: ", line))
+        ]
         if not fit:
-            code = done.returncode
-            code = code if code >= 0 else 128 - code
-            self._restarts.checks_failed(code, "no node is fit for this job")
+            self._restarts.checks_failed(shell_code(done.returncode), "no node is fit for this job")
         return fit
 
     def _placement(self, fit: Sequence[str]) -> list[str]:
@@ -282,7 +277,7 @@ class CoordinatorProcess:
         if self._child is not None:
             self._child.terminate()
         elif self._code is None:
-            self._code = 143
+            self._code = CUT_SHORT
 
     def poll(self, *, ranks: bool) -> float | None:
         """Act on its end; the seconds after which to call again, None for at the end of a child.
@@ -293,7 +288,7 @@ class CoordinatorProcess:
         if self._child is not None and (code := self._child.poll()) is not None:
             self._child = None
             self._next = now
-            self._after(code if code >= 0 else 128 - code, now)
+            self._after(shell_code(code), now)
         if self._child is None and self._code is None and now >= self._next:
             self._start()
         if self._code is None:
@@ -304,8 +299,8 @@ class CoordinatorProcess:
         if now - self._began > _LONG_S:
             self._lives = _LIVES
         if self._stopped:
-            self._code = 143
-        elif code == _ANOTHER:
+            self._code = CUT_SHORT
+        elif code == LATER:
             self._log("another coordinator decides for this run; looking again, since it may end")
             self._next = now + _LOOK_S
         elif code > 128 and self._lives:

@@ -60,7 +60,7 @@ def check_template(spec: ScriptSpec, template: str) -> None:
     """Raise RenderError for options that the template ignores, and for missing required ones."""
     given = asked(spec)
     if spec.plain:
-        check_plain(spec, template)
+        _check_plain(template, given)
     elif spec.python is None:
         msg = "--python: nothing says which interpreter on the nodes has hpc_toolkit"
         raise RenderError(msg, hint="give its absolute path")
@@ -145,13 +145,12 @@ def _refuse(
             raise RenderError(msg, hint=hint)
 
 
-def check_plain(spec: ScriptSpec, template: str) -> None:
-    """Raise RenderError for a plain script that would need hpctk on the nodes."""
+def _check_plain(template: str, given: dict[str, Any]) -> None:
     if template not in TEMPLATES:
         msg = f"--plain: the template {template} needs hpctk on the nodes"
         raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(TEMPLATES)}")
     why = "a plain script has nothing that would do it"
-    _refuse(asked(spec), _NEED_HPCTK, why, "leave it out, or leave out --plain")
+    _refuse(given, _NEED_HPCTK, why, "leave it out, or leave out --plain")
 
 
 def plain_words(

@@ -83,7 +83,7 @@ def surroundings(
         env=(*cluster.env, *_network(full, cluster), *full.env),
         preparation=(*_modules(full, cluster), *_conda(full, cluster)),
         venv=(full.venv or "").rstrip("/"),
-        setup=_steps((*cluster.setup, *full.setup), "--setup"),
+        setup=_setup(full, cluster),
         teardown=tuple(setup_words(line, "--teardown") for line in full.teardown),
         threads=_threads(full, given, trained),
         batch=(
@@ -112,10 +112,9 @@ def _values(
     several = full.nodes > 1 and not (full.array or full.container)
     if template == "work-queue" and cluster.shrink_jobs and several:
         yield "shrink-every", "1min"
-    for line in (*cluster.node_setup, *full.node_setup):
-        yield "node-setup", shlex.join(setup_words(line, "--node-setup"))
-    for line in full.teardown:
-        yield "teardown", shlex.join(setup_words(line, "--teardown"))
+    commands = {"node-setup": (*cluster.node_setup, *full.node_setup), "teardown": full.teardown}
+    for name, lines in commands.items():
+        yield from ((name, shlex.join(setup_words(line, f"--{name}"))) for line in lines)
     if full.container is not None:
         yield from _container(full, cluster, template)
 
@@ -143,10 +142,9 @@ def _network(full: ScriptSpec, cluster: Cluster) -> tuple[tuple[str, str], ...]:
     return tuple(pair for pair in cluster.nccl if trains and pair[0].startswith("GLOO_"))
 
 
-def _steps(lines: tuple[str, ...], option: str) -> tuple[Step, ...]:
-    what = option.removeprefix("--")
-    words = [setup_words(line, option) for line in lines]
-    return tuple((step, f"{what} failed: {' '.join(step)}") for step in words)
+def _setup(full: ScriptSpec, cluster: Cluster) -> tuple[Step, ...]:
+    steps = [setup_words(line, "--setup") for line in (*cluster.setup, *full.setup)]
+    return tuple((words, f"setup failed: {' '.join(words)}") for words in steps)
 
 
 def _modules(full: ScriptSpec, cluster: Cluster) -> tuple[Step, ...]:

@@ -169,7 +169,7 @@ def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogP
 def _job_logs(run: Run, job: str) -> Iterator[_LogPart]:
     from hpc_toolkit.submit.jobs import known_jobs, log_files
 
-    known = [one.id for one in known_jobs(run.paths)]
+    known = [one.job for one in known_jobs(run.paths)]
     if job not in known and job.partition("_")[0] not in known:
         message = f"no job of {run.root} has the id {job!r}"
         hint = f"there are: {', '.join(known[-10:])}" if known else "none is known"

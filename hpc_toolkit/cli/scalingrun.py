@@ -224,8 +224,10 @@ def _cluster(given: str | None) -> str:
 
 def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
+    from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.submit.jobs import record_job
     from hpc_toolkit.submit.send import send
-    from hpc_toolkit.training.scaling.launches import note_job, prepare, refuse_twice
+    from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
 
     prepare(run.directory)
     if not force:
@@ -234,7 +236,7 @@ def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None
     try:
         for size, submission in jobs.items():
             for job in send(submission):
-                note_job(run.directory, job)
+                record_job(RunPaths(run.directory), job)
                 print(job.job, flush=True)
             left.remove(size)
     except (HpcToolkitError, KeyboardInterrupt):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
@@ -18,16 +16,16 @@ from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.progress import StatusDisplay, status_html
 from hpc_toolkit.results.status import living_workers
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir import files
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import UNKNOWN
+from hpc_toolkit.slurm.render.grammar import parse_array
 from hpc_toolkit.submit.cancellation import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,
-    KnownJob,
-    SubmittedJob,
+    RunJob,
     known_jobs,
     own_login,
+    read_jobs,
     record_job,
 )
 from hpc_toolkit.submit.standstill import lacks_workers, why
@@ -65,59 +63,8 @@ def _stand(run: Run, states: JobStates) -> Status:
     return now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Submission:
-    """The record of one call's jobs in the run directory, to find them again."""
-
-    cluster: str
-    """submitit's name: ``slurm`` or ``local``."""
-    folder: str
-    """Absolute path of submitit's folder."""
-    jobs: tuple[str, ...]
-    """Job ids; for a local job, the process id of its controller."""
-    tasks: int
-    """Tasks of each job, as submitit counts them."""
-    workers: int
-    """Workers of all these jobs."""
-    name: str = ""
-    """The jobs' name."""
-
-    def write(self, run: Run) -> None:
-        """Write the record, for :meth:`WorkerJobs.open` and for ``hpctk status``.
-
-        Raises:
-            OSError: it is not written, or not for both.
-        """
-        path = submission_folder(run) / f"jobs-{time.time_ns():020d}-{os.urandom(3).hex()}.json"
-        path.parent.mkdir(exist_ok=True)
-        files.write_new(path, [json.dumps(asdict(self)).encode()])
-        if self.cluster == LOCAL:
-            return
-        elements = Counter(job.partition("_")[0] for job in self.jobs)
-        for job, count in elements.items():
-            array = f"0-{count - 1}" if f"{job}_0" in self.jobs else None
-            record = SubmittedJob(
-                job=job,
-                name=self.name,
-                by=own_login(),
-                array=array,
-                cwd=self.folder,
-                log="%A_%a_0_log.out" if array else "%j_0_log.out",
-                submitted=round(time.time(), 3),
-            )
-            record_job(run.paths, record)
-
-    def reopen(self) -> list[Any]:
-        """The jobs as submitit's objects."""
-        import submitit
-
-        kind = submitit.LocalJob if self.cluster == LOCAL else submitit.SlurmJob
-        tasks = range(self.tasks)
-        return [kind(folder=self.folder, job_id=job, tasks=tasks) for job in self.jobs]
-
-
 def submission_folder(run: Run) -> Path:
-    """The directory of a run's submission records, and submitit's default folder."""
+    """submitit's default folder for a run's jobs."""
     return run.root.absolute() / "submitit"
 
 
@@ -135,20 +82,24 @@ class WorkerJobs:
     @classmethod
     def submitted(cls, run: Run, workers: int, executor: Any, jobs: list[Any]) -> WorkerJobs:
         """Record jobs that were just submitted, so that they can be found again."""
-        note = _Submission(
-            cluster=executor.cluster,
-            folder=str(executor.folder),
-            jobs=tuple(job.job_id for job in jobs),
-            tasks=jobs[0].num_tasks,
-            workers=workers,
-            # submitit's own default, if the executor was given none.
-            name=getattr(executor, "parameters", {}).get("job_name", "submitit"),
-        )
-        try:
-            note.write(run)
-        except OSError as error:
-            # The jobs are in the queue and will run; to fail now would hide their ids.
-            sys.stderr.write(f"warning: jobs {', '.join(note.jobs)} are not noted: {error}\n")
+        local = executor.cluster == LOCAL
+        elements = Counter(job.job_id.partition("_")[0] for job in jobs)
+        ids, now = {job.job_id for job in jobs}, round(time.time(), 3)
+        for job, count in elements.items():
+            array = f"0-{count - 1}" if f"{job}_0" in ids else None
+            record = RunJob(
+                job=job,
+                # submitit's own default, if the executor was given none.
+                name=getattr(executor, "parameters", {}).get("job_name", "submitit"),
+                by=own_login(),
+                array=array,
+                cwd=str(executor.folder),
+                log="%A_%a_0_log.out" if array else "%j_0_log.out",
+                submitted=now,
+                workers=workers // len(jobs),
+                local=local,
+            )
+            record_job(run.paths, record)
         return cls(run, jobs, workers=workers)
 
     @classmethod
@@ -159,15 +110,12 @@ class WorkerJobs:
             RunError: there are none.
         """
         run = run if isinstance(run, Run) else Run.open(run)
-        found = [
-            _Submission(**json.loads(files.read_fresh(path)))
-            for path in sorted(submission_folder(run).glob("jobs-*.json"))
-        ]
+        found = [(job, one) for job in read_jobs(run.paths) if job.workers for one in _reopen(job)]
         if not found:
             msg = f"{run.root}: no workers were submitted from a notebook"
             raise RunError(msg, hint="hpc_toolkit.notebook.submit_workers(run, n) does that")
-        jobs = [job for note in found for job in note.reopen()]
-        return cls(run, jobs, workers=sum(note.workers for note in found))
+        workers = sum(job.workers for job, _ in found)
+        return cls(run, [one for _, one in found], workers=workers)
 
     def states(self) -> dict[str, str]:
         """The state of every job, by its id: Slurm's word, or "unknown", which is not an error.
@@ -212,12 +160,10 @@ class WorkerJobs:
                     f"note: job {printable(job.job_id)} is not ours to end: 'hpctk drain "
                     f"{self.run.root}' asks all workers of the run to leave\n"
                 )
-        known = {job.id: job for job in known_jobs(self.run.paths)}
+        known = {job.job: job for job in known_jobs(self.run.paths)}
         ids = dict.fromkeys(job.partition("_")[0] for job in self._in_slurm())
         # Of a job that could not be recorded, only the id is known.
-        queued = queued_jobs(
-            known.get(one) or KnownJob(one, "", 0.0, SubmittedJob(job=one)) for one in ids
-        )
+        queued = queued_jobs(known.get(one) or RunJob(job=one) for one in ids)
         for job in queued:
             if job.foreign:
                 said = printable(f"note: job {job.record.id} is left alone: {job.foreign}")
@@ -332,6 +278,19 @@ def _ending(job: Any, record: JobRecord | None) -> str:
         parts.append(f"exit code {record.exit_code}")
     stderr = job.paths.stderr
     return "; ".join([", ".join(parts), *([f"see {stderr}"] if stderr.exists() else [])])
+
+
+def _reopen(job: RunJob) -> list[Any]:
+    """The job, or the elements of the array, as submitit's objects."""
+    import submitit
+
+    ids = [job.job]
+    if job.array is not None:
+        ids = [f"{job.job}_{at}" for part in parse_array(job.array, "").ranges for at in part]
+    kind = submitit.LocalJob if job.local else submitit.SlurmJob
+    # A local job is one task, which starts all workers.
+    tasks = range(1 if job.local else job.workers)
+    return [kind(folder=job.cwd, job_id=one, tasks=tasks) for one in ids]
 
 
 def is_local(job: Any) -> bool:

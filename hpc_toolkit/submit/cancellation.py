@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.slurm.records import JobRecord
-    from hpc_toolkit.submit.jobs import KnownJob
+    from hpc_toolkit.submit.jobs import RunJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> li
     jobs = known_jobs(paths)
     wanted = list(only or ())
     for one in wanted:
-        if one not in {job.id for job in jobs}:
-            known = ", ".join(job.id for job in jobs[-10:]) or "none is known"
+        if one not in {job.job for job in jobs}:
+            known = ", ".join(job.job for job in jobs[-10:]) or "none is known"
             message = f"--job {one}: no job of {paths.root}"
             raise ConfigError(message, hint=f"its jobs: {known}")
     # Workers name the elements of an array, perhaps many; to ask for the array is enough.
-    arrays = {job.id for job in jobs if job.submitted and job.submitted.array is not None}
-    outside = [job for job in jobs if job.id.partition("_")[0] not in arrays - {job.id}]
-    return queued_jobs([job for job in jobs if job.id in wanted] if wanted else outside)
+    arrays = {job.job for job in jobs if job.array is not None}
+    outside = [job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job}]
+    return queued_jobs([job for job in jobs if job.job in wanted] if wanted else outside)
 
 
-def queued_jobs(jobs: Iterable[KnownJob]) -> list[QueuedJob]:
+def queued_jobs(jobs: Iterable[RunJob]) -> list[QueuedJob]:
     """The jobs that are still in the queue; one query for each cluster.
 
     A job that differs from what is known of it, or that Slurm does not name, counts as foreign.
@@ -64,7 +64,7 @@ def queued_jobs(jobs: Iterable[KnownJob]) -> list[QueuedJob]:
     found = []
     wanted = list(jobs)
     for cluster in dict.fromkeys(job.cluster for job in wanted):
-        mine = {job.id: job for job in wanted if job.cluster == cluster}
+        mine = {job.job: job for job in wanted if job.cluster == cluster}
         for one, record in squeue(mine, cluster=cluster).items():
             if record.waiting or record.running:
                 found.append(QueuedJob(record, cluster, _foreign(mine[one], record)))
@@ -73,14 +73,14 @@ def queued_jobs(jobs: Iterable[KnownJob]) -> list[QueuedJob]:
     return [job for job in found if job.record.array not in whole - {job.record.id}]
 
 
-def _foreign(job: KnownJob, record: JobRecord) -> str:
+def _foreign(job: RunJob, record: JobRecord) -> str:
     """Why this may not be the job that is known; "" for the run's own."""
     if other := job.contradicts(record, user=own_login()):
         return other
     missing = ""
     if not record.name or not record.user:
         missing = "Slurm did not say whose it is"
-    elif job.submitted is None and not job.name:
+    elif not job.recorded and not job.name:
         missing = "its workers did not note its name, and no submission was noted"
     return f"{missing}; {job.by_hand}" if missing else ""
 

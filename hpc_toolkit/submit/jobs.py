@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import re
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -34,14 +35,15 @@ _SETTLED_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedJob:
-    """One job as it was submitted; the content of ``jobs/<job>.json``."""
+class RunJob:
+    """One job of a run; of a submitted one, the content of ``jobs/<job>.json``."""
 
     job: str
-    """Its id; for an array, the id of the array."""
+    """Its id; for an array, the id of the array. For a local job, the id of its process."""
     cluster: str = ""
     """The cluster that sbatch named; "" if it named none."""
     name: str = ""
+    """Its name; "" if unknown."""
     array: str | None = None
     """Its value of ``--array``."""
     script: str = ""
@@ -49,32 +51,23 @@ class SubmittedJob:
     argv: tuple[str, ...] = ()
     """The command that submitted it."""
     cwd: str = ""
-    """The job's directory."""
+    """The job's directory; for a job of a notebook, the folder of submitit."""
     log: str = ""
     """Its log in sbatch's notation, relative to ``cwd``."""
     excluded: tuple[str, ...] = ()
     """Nodes that were excluded because they had failed for this run."""
     submitted: float = 0.0
-    """Epoch seconds, for display."""
+    """Epoch seconds of its submission or of its first worker, for display and to sort by."""
     by: str = ""
     """Login name of the user who submitted it."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownJob:
-    """A job that the run's own files name."""
-
-    id: str
-    cluster: str
-    """Its cluster, or ""."""
-    since: float
-    """Epoch seconds of its submission or of its first worker, to sort by."""
-    submitted: SubmittedJob | None
-    """How it was submitted; None for a job that only its workers name."""
-    name: str = ""
-    """Its name; "" if unknown."""
+    workers: int = 0
+    """Workers of each of its elements if submitit submitted it; else 0."""
+    local: bool = False
+    """Whether submitit runs it as processes of one machine, without Slurm."""
+    recorded: bool = True
+    """Whether its submission was recorded; False for a job that only its workers name."""
     place: str = ""
-    """The cluster on which its workers ran; "" if unknown."""
+    """The cluster that its workers name if nothing else does; "" if unknown."""
 
     def contradicts(self, record: JobRecord, *, user: str = "") -> str:
         """Why ``record`` is of another job with the same id; "" if nothing indicates that.
@@ -83,7 +76,7 @@ class KnownJob:
         filesystem. ``user`` must own the job if no submission was recorded. A renamed job cannot
         be told from a foreign one, because nothing else shows that an id is ours.
         """
-        user = (self.submitted.by if self.submitted else "") or user
+        user = self.by or user
         if self.place and record.cluster not in ("", self.place):
             return f"this is a job of cluster {record.cluster}, not {self.place}"
         if user and record.user not in ("", user):
@@ -96,7 +89,7 @@ class KnownJob:
     def by_hand(self) -> str:
         """A phrase that says how its user can cancel it without hpctk."""
         on = f"--clusters={self.cluster} " if self.cluster else ""
-        return f"'scancel {on}{self.id}' takes it"
+        return f"'scancel {on}{self.job}' takes it"
 
 
 def own_login() -> str:
@@ -126,65 +119,66 @@ def keep_script(paths: RunPaths, name: str, script: str) -> Path:
     return path
 
 
-def record_job(paths: RunPaths, job: SubmittedJob) -> None:
-    """Record a job that Slurm has accepted.
-
-    Raises:
-        OSError: nothing is recorded; the job is in the queue anyway.
-    """
+def record_job(paths: RunPaths, job: RunJob) -> None:
+    """Record a submitted job; if that fails, print a warning, because the job will run anyway."""
     data = (json.dumps({"format": FORMAT, **asdict(job)}) + "\n").encode()
-    paths.jobs.mkdir(exist_ok=True)
     try:
-        files.write_new(paths.jobs / f"{job.job}.json", [data])
-    except FileExistsError:
-        # A reinstalled cluster counts job ids from the start again.
-        files.write_new(paths.jobs / f"{job.job}-{os.urandom(2).hex()}.json", [data])
+        paths.jobs.mkdir(exist_ok=True)
+        try:
+            files.write_new(paths.jobs / f"{job.job}.json", [data])
+        except FileExistsError:
+            # A reinstalled cluster counts job ids from the start again.
+            files.write_new(paths.jobs / f"{job.job}-{os.urandom(2).hex()}.json", [data])
+    except OSError as error:
+        sys.stderr.write(f"warning: job {job.job} is not noted in {paths.jobs}: {error}\n")
 
 
-def read_jobs(paths: RunPaths) -> list[SubmittedJob]:
+def read_jobs(paths: RunPaths) -> list[RunJob]:
     """Jobs that were submitted for this run, oldest first; unreadable records are skipped."""
     found = []
     for name in files.list_names(paths.jobs):
         if name.endswith(".json") and not name.startswith("."):
             job = _read_job(paths.jobs / name)
             found += [job] if job is not None else []
-    return sorted(found, key=lambda job: (job.submitted, job.job))
+    return sorted(found, key=_age)
 
 
-def _read_job(path: Path) -> SubmittedJob | None:
+def _age(job: RunJob) -> tuple[float, int, str]:
+    return job.submitted, len(job.job), job.job
+
+
+def _read_job(path: Path) -> RunJob | None:
     try:
         record: dict[str, Any] = json.loads(files.read_fresh(path))
-        values = {key: record[key] for key in SubmittedJob.__dataclass_fields__ if key in record}
+        values = {key: record[key] for key in RunJob.__dataclass_fields__ if key in record}
         for key in ("argv", "excluded"):
             values[key] = tuple(str(word) for word in values.get(key, ()))
-        job = SubmittedJob(**values)
+        job = RunJob(**values)
         usable = job_id(job.job) and re.fullmatch(r"[\w.-]*", job.cluster) is not None
         return replace(job, submitted=float(job.submitted)) if usable else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def known_jobs(paths: RunPaths) -> list[KnownJob]:
-    """The jobs that the run's own files name, oldest first."""
-    jobs: dict[tuple[str, str], KnownJob] = {}
-    for one in read_jobs(paths):
-        jobs[one.job, one.cluster] = KnownJob(one.job, one.cluster, one.submitted, one, one.name)
+def known_jobs(paths: RunPaths) -> list[RunJob]:
+    """The Slurm jobs that the run's own files name, oldest first."""
+    jobs = {(job.job, job.cluster): job for job in read_jobs(paths) if not job.local}
     named = {job for job, _ in jobs}
-    newest: dict[str, Presence] = {}
+    workers: dict[str, list[Presence]] = {}
     for name in files.list_names(paths.workers):
-        if not name.endswith(".json"):
-            continue
-        presence = read_presence(paths.workers / name)
-        job = presence.job if presence is not None else None
-        if presence is None or job is None or job in named or not job_id(job):
-            continue
-        before = jobs.get((job, ""))
-        since = min(presence.started, before.since) if before else presence.started
-        latest = newest.setdefault(job, presence)
-        if presence.started > latest.started:
-            latest = newest[job] = presence
-        jobs[job, ""] = KnownJob(job, "", since, None, latest.job_name, latest.cluster)
-    return sorted(jobs.values(), key=lambda job: (job.since, len(job.id), job.id))
+        presence = read_presence(paths.workers / name) if name.endswith(".json") else None
+        if presence is not None and presence.job is not None and presence.job not in named:
+            workers.setdefault(presence.job, []).append(presence)
+    for job in filter(job_id, workers):
+        started = sorted(workers[job], key=lambda presence: presence.started)
+        jobs[job, ""] = RunJob(
+            job=job,
+            name=started[-1].job_name,
+            submitted=started[0].started,
+            recorded=False,
+            place=started[-1].cluster,
+        )
+    return sorted(jobs.values(), key=_age)
 
 
 class JobStates:
@@ -209,35 +203,35 @@ class JobStates:
             return self._records
         self._asked = now
         jobs = known_jobs(self._paths)
-        open_jobs = [job for job in jobs if (job.id, job.cluster) not in self._ended]
+        open_jobs = [job for job in jobs if (job.job, job.cluster) not in self._ended]
         answers, named = dict(self._ended), _arrays(jobs)
         if ask:
             answers |= self._ask(open_jobs, named, now + _PATIENCE_S)
         self._ended |= {key: record for key, record in answers.items() if _settled(record)}
         why = "only the newest jobs are asked for" if ask else "Slurm was not asked"
         # Workers of an array name its elements; the array's own record covers these.
-        arrays = {job.id for job in jobs if job.submitted is not None}
+        arrays = {job.job for job in jobs if job.recorded}
         elements = _elements(answers)
         self._records = []
         for job in jobs:
-            one = answers.get((job.id, job.cluster))
-            one = one or JobRecord(id=job.id, state=UNKNOWN, reason=why)
+            one = answers.get((job.job, job.cluster))
+            one = one or JobRecord(id=job.job, state=UNKNOWN, reason=why)
             if job.contradicts(one):
-                one = JobRecord(id=job.id, state=UNKNOWN, reason=_CONTRADICTED)
+                one = JobRecord(id=job.job, state=UNKNOWN, reason=_CONTRADICTED)
             inside = one.array in arrays and one.id != one.array
             forgotten = one.state == UNKNOWN and _like_an_element(job, named)
-            if not inside and not forgotten and (job.submitted or job.id not in elements):
+            if not inside and not forgotten and (job.recorded or job.job not in elements):
                 self._records.append(one)
         return self._records
 
     def _ask(
-        self, open_jobs: list[KnownJob], named: dict[str, float], until: float
+        self, open_jobs: list[RunJob], named: dict[str, float], until: float
     ) -> dict[tuple[str, str], JobRecord]:
         """Ask Slurm: submitted jobs first, because the record of an array covers its elements."""
-        first = [job for job in open_jobs if job.submitted][-_MOST_ASKED:]
+        first = [job for job in open_jobs if job.recorded][-_MOST_ASKED:]
         found = _ask(first, until)
         elements = _elements(self._ended | found)
-        others = [job for job in open_jobs if not job.submitted and job.id not in elements]
+        others = [job for job in open_jobs if not job.recorded and job.job not in elements]
         others.sort(key=lambda job: not _like_an_element(job, named))
         room = _MOST_ASKED - len(first)
         return found | _ask(others[-room:] if room else [], until)
@@ -247,18 +241,18 @@ def _elements(records: dict[tuple[str, str], JobRecord]) -> set[str]:
     return {raw for record in records.values() for raw in record.raws}
 
 
-def _arrays(jobs: list[KnownJob]) -> dict[str, float]:
+def _arrays(jobs: list[RunJob]) -> dict[str, float]:
     """The names of submitted arrays, each with the time of its first submission."""
     found: dict[str, float] = {}
     for job in jobs:
-        if job.submitted is not None and job.submitted.array is not None and job.name:
-            found[job.name] = min(job.since, found.get(job.name, job.since))
+        if job.array is not None and job.name:
+            found[job.name] = min(job.submitted, found.get(job.name, job.submitted))
     return found
 
 
-def _like_an_element(job: KnownJob, arrays: dict[str, float]) -> bool:
+def _like_an_element(job: RunJob, arrays: dict[str, float]) -> bool:
     """Whether a job may belong to an array that Slurm no longer lists completely."""
-    return job.submitted is None and job.since >= arrays.get(job.name, float("inf"))
+    return not job.recorded and job.submitted >= arrays.get(job.name, float("inf"))
 
 
 def _settled(record: JobRecord) -> bool:
@@ -266,15 +260,15 @@ def _settled(record: JobRecord) -> bool:
     return record.ended and record.end is not None and time.time() - record.end > _SETTLED_S
 
 
-def _ask(jobs: list[KnownJob], until: float) -> dict[tuple[str, str], JobRecord]:
+def _ask(jobs: list[RunJob], until: float) -> dict[tuple[str, str], JobRecord]:
     if not jobs:
         return {}
     from hpc_toolkit.slurm.client import job_states
 
     found = {}
     for cluster in dict.fromkeys(job.cluster for job in jobs):
-        ids = [job.id for job in jobs if job.cluster == cluster]
-        since = min((job.since for job in jobs if job.since > 0), default=None)
+        ids = [job.job for job in jobs if job.cluster == cluster]
+        since = min((job.submitted for job in jobs if job.submitted > 0), default=None)
         left_s = max(0.0, until - time.monotonic())
         states = job_states(ids, cluster=cluster, since=since, timeout_s=left_s)
         for one, record in states.items():
@@ -299,7 +293,7 @@ def log_files(paths: RunPaths, wanted: str) -> list[Path]:
     return sorted({path for path in map(Path, job_outputs(wanted)) if path.is_file()})
 
 
-def _expand(cwd: Path, job: SubmittedJob, wanted: str) -> set[Path]:
+def _expand(cwd: Path, job: RunJob, wanted: str) -> set[Path]:
     """Files that match the log's pattern; a field that only Slurm knows matches anything."""
     import glob
 

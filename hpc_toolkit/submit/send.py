@@ -23,7 +23,7 @@ from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.render.file import log_directory, write_script
 from hpc_toolkit.slurm.render.limits import forbidden
-from hpc_toolkit.submit.jobs import JobStates, SubmittedJob, keep_script, own_login, record_job
+from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, own_login, record_job
 from hpc_toolkit.system.terminal import printable
 from hpc_toolkit.worker.pausing import pause_reason
 
@@ -103,7 +103,7 @@ def without_failed_nodes(submission: Submission, *, exclude: str | None = None) 
     )
 
 
-def send(submission: Submission) -> Iterator[SubmittedJob]:
+def send(submission: Submission) -> Iterator[RunJob]:
     """Submit, and yield each job when Slurm has accepted it; a yielded job is in the queue.
 
     If Slurm accepts a job only without the exclusion of failed nodes, they are not excluded. That,
@@ -149,12 +149,12 @@ def _make_log_directory(submission: Submission) -> None:
         raise ConfigError(message, hint=hint) from error
 
 
-def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJob:
+def _send_one(submission: Submission, script: Script, before: str) -> RunJob:
     run = submission.run
     _write(submission, script)
     argv = submission.argv(script, before)
     accepted = slurm.sbatch(argv)
-    job = SubmittedJob(
+    job = RunJob(
         job=accepted.job,
         cluster=accepted.cluster,
         name=submission.name,
@@ -168,11 +168,7 @@ def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJ
         by=own_login(),
     )
     if run is not None:
-        try:
-            record_job(run.paths, job)
-        except OSError as error:
-            # The job is in the queue and will run; to fail now would hide its id.
-            sys.stderr.write(f"warning: job {job.job} is not noted in {run.paths.jobs}: {error}\n")
+        record_job(run.paths, job)
     sys.stderr.writelines(f"{printable(line)}\n" for line in accepted.said)
     return job
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import SubmittedJob
+from hpc_toolkit.submit.jobs import RunJob
 from hpc_toolkit.training.scaling import collectives
 from hpc_toolkit.training.scaling.collectives import Timed
 from tests.scripttext import batch_program
@@ -306,9 +306,9 @@ def test_jobs_that_are_there_already_are_named_and_not_sent_twice(
     monkeypatch.chdir(tmp_path)
     sent: list[str] = []
 
-    def send(submission: Submission) -> Iterator[SubmittedJob]:
+    def send(submission: Submission) -> Iterator[RunJob]:
         sent.append(submission.name)
-        yield SubmittedJob(job=str(100 + len(sent)), name=submission.name)
+        yield RunJob(job=str(100 + len(sent)), name=submission.name)
 
     monkeypatch.setattr("hpc_toolkit.submit.send.send", send)
     states = {"101": "PENDING", "102": "COMPLETED"}
@@ -334,11 +334,11 @@ def test_jobs_that_sbatch_refuses_leave_a_word_on_what_is_missing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def send(submission: Submission) -> Iterator[SubmittedJob]:
+    def send(submission: Submission) -> Iterator[RunJob]:
         if submission.name.endswith("-2"):
             message = "sbatch refused"
             raise RunError(message)
-        yield SubmittedJob(job="7", name=submission.name)
+        yield RunJob(job="7", name=submission.name)
 
     monkeypatch.setattr("hpc_toolkit.submit.send.send", send)
 

@@ -20,7 +20,7 @@ from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
-from hpc_toolkit.submit.jobs import SubmittedJob, read_jobs, record_job
+from hpc_toolkit.submit.jobs import RunJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun, empty_campaign
 
@@ -572,7 +572,7 @@ def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Pr
     line = pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended)
     programs.answer("squeue", line)
     programs.answer("scontrol", "n5")
-    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+    record_job(run.paths, RunJob(job="7", name="work-queue"))
 
     result = call()
 
@@ -587,7 +587,7 @@ def test_a_node_that_a_requeued_job_lost_is_left_out_while_it_is_down(
 ) -> None:
     programs.answer("scontrol", "NodeName=n3 State=DOWN* X=1\nNodeName=n4 State=IDLE X=1")
     programs.answer("squeue", pending_line("7", RestartCnt="0" if noted else "1"))
-    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+    record_job(run.paths, RunJob(job="7", name="work-queue"))
     if noted:
         failing_node(run, "w", "n3", time.time() - 60, "requeue")
     else:
@@ -612,7 +612,7 @@ def test_a_node_that_failed_under_an_earlier_start_is_known_by_the_accounting(
     )
     programs.answer("squeue", "")
     programs.answer("scontrol", "n5")
-    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+    record_job(run.paths, RunJob(job="7", name="work-queue"))
 
     assert "job 7 ended with NODE_FAIL" in call().stderr
     assert sent(programs)[0][1] == "--exclude=n5"
@@ -623,7 +623,7 @@ def test_of_two_failures_of_a_node_the_later_counts(run: ToyRun, programs: Progr
     ended = str(int(time.time()) - 90000)
     programs.answer("squeue", pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended))
     programs.answer("scontrol", "n5")
-    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+    record_job(run.paths, RunJob(job="7", name="work-queue"))
 
     assert "it failed under worker w" in call().stderr
     assert sent(programs)[0][1] == "--exclude=n5"
@@ -639,7 +639,7 @@ def test_of_the_nodes_of_a_lost_job_those_that_are_down_are_left_out(
         'case "$*" in *hostnames*) printf "n1\\nn2\\n";; '
         '*) printf "NodeName=n1 State=IDLE X=1\\nNodeName=n2 State=DOWN* X=1\\n";; esac',
     )
-    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+    record_job(run.paths, RunJob(job="7", name="work-queue"))
 
     call()
 

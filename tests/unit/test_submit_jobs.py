@@ -22,7 +22,7 @@ from hpc_toolkit.submit import jobs as jobs_module
 from hpc_toolkit.submit.cancellation import cancelable_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,
-    SubmittedJob,
+    RunJob,
     keep_script,
     known_jobs,
     log_files,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from tests.toyrun import ToyRun
 
-JOB = SubmittedJob(
+JOB = RunJob(
     job="7",
     name="work-queue",
     script="jobs/work-queue-0.sbatch",
@@ -83,6 +83,14 @@ def test_a_run_without_submissions_has_no_jobs(toy: ToyRun) -> None:
     assert known_jobs(toy.paths) == []
 
 
+def test_slurm_is_asked_nothing_of_a_notebooks_local_job(toy: ToyRun) -> None:
+    local = replace(JOB, workers=2, local=True)
+
+    record_job(toy.paths, local)
+
+    assert (read_jobs(toy.paths), known_jobs(toy.paths)) == ([local], [])
+
+
 def test_an_id_that_comes_again_keeps_both_notes(toy: ToyRun) -> None:
     later = replace(JOB, submitted=200.0)
 
@@ -91,7 +99,7 @@ def test_an_id_that_comes_again_keeps_both_notes(toy: ToyRun) -> None:
 
     assert read_jobs(toy.paths) == [JOB, later]
     (known,) = known_jobs(toy.paths)
-    assert known.submitted == later
+    assert known == later
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,10 @@ def test_workers_name_the_jobs_that_were_submitted_by_hand(toy: ToyRun) -> None:
     toy.worker("d", job=None)
     toy.worker("e", job="; rm -rf /")
 
-    assert [(job.id, job.since) for job in known_jobs(toy.paths)] == [("9", 50.0), ("7", 100.0)]
+    assert [(job.job, job.submitted) for job in known_jobs(toy.paths)] == [
+        ("9", 50.0),
+        ("7", 100.0),
+    ]
 
 
 def test_status_asks_slurm_nothing_where_no_job_is_known(toy: ToyRun, programs: Programs) -> None:

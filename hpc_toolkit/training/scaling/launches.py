@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import PASSING, ConfigError, RunError
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.records import UNKNOWN
-from hpc_toolkit.submit.jobs import JobStates, read_jobs, record_job
+from hpc_toolkit.submit.jobs import JobStates, read_jobs
 from hpc_toolkit.training.scaling.records import DIRECTORY
 from hpc_toolkit.training.scaling.settings import cases
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hpc_toolkit.submit.jobs import SubmittedJob
     from hpc_toolkit.training.scaling.settings import Settings, Variation
 
 LEAST_FREE = 16 * 2**20
@@ -195,12 +193,3 @@ def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
         message = f"{directory}: its jobs are there already: {told}"
         hint = f"wait for them; 'scancel {ids}' takes them back; --force submits once more"
         raise RunError(message, hint=hint)
-
-
-def note_job(directory: Path, job: SubmittedJob) -> None:
-    """Record a job's id below the directory; print a warning on stderr if that fails."""
-    try:
-        record_job(RunPaths(directory), job)
-    except OSError as error:
-        # The job is in the queue and will run; an error here would hide its id.
-        sys.stderr.write(f"warning: job {job.job} is not noted in {directory}: {error}\n")

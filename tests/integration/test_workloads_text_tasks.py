@@ -15,7 +15,14 @@ from hpc_toolkit.science.workloads import corpora, embeddings
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, quiet_transformers
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 from hpc_toolkit.science.workloads.onepass import BatchSize
-from hpc_toolkit.science.workloads.text_tasks import TASKS, TEXT_SETS, Kind, TextTasks, texts
+from hpc_toolkit.science.workloads.text_tasks import (
+    SCORERS,
+    TASKS,
+    TEXT_SETS,
+    Kind,
+    TextTasks,
+    texts,
+)
 from tests.tinymodels import alone, cut
 
 if TYPE_CHECKING:
@@ -58,7 +65,7 @@ def test_task_gives_a_score_with_its_error_as_strict_json(
     assert -1 <= value["score"] <= 1
     assert 0 <= value["stderr"] < 0.2
     assert value["n"] >= 300
-    assert (value["metric"], value["kind"]) == (TASKS[name].metric, TASKS[name].kind)
+    assert (value["metric"], value["kind"]) == (SCORERS[TASKS[name].kind][0], TASKS[name].kind)
 
 
 def test_scores_are_the_same_in_another_context_and_order(

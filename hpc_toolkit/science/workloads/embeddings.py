@@ -114,7 +114,8 @@ class SharedEmbeddings:
         self.forwards = 0
         """Number of forward passes over a list of texts so far."""
         self._max_tokens = max_tokens
-        self._size = size
+        self.size = size
+        """The size of the next batches."""
         self._final_norm = final_norm
         self._kept: OrderedDict[str, list[np.ndarray]] = OrderedDict()
         self._directory = directory
@@ -133,17 +134,11 @@ class SharedEmbeddings:
         rows.flags.writeable = False
         return rows
 
-    def halve(self) -> bool:
-        """Halve the batches from now on; return False if they hold only one text already."""
-        smaller = self._size.halved()
-        self._size = smaller or self._size
-        return smaller is not None
-
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the embeddings of all layers from one forward pass."""
         ids = tokenize(self.loaded, texts, self._max_tokens)
         self.forwards += 1
-        return pooled(self.loaded, ids, size=self._size, final_norm=self._final_norm)
+        return pooled(self.loaded, ids, size=self.size, final_norm=self._final_norm)
 
     def _parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
         width = int(self.loaded.model.config.hidden_size)
@@ -281,10 +276,10 @@ class EmbeddedTexts(OfCheckpoints):
 
         Return False at one text each, and if the model alone does not fit.
         """
-        if context is None:
+        if context is None or not self.halve():
             return False
-        self.halve()
-        return context.halve()
+        context.size = self._size
+        return True
 
     def _identity(self, loaded: LoadedModel) -> Mapping[str, Any]:
         import transformers

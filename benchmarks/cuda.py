@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 TITLE = "The metrics stage on a GPU"
 
 ABSENT = (
-    "Not run on a GPU yet: torch saw none on the machine of the other sections. "
-    "`python benchmarks/cuda.py --write` where there is one replaces this."
+    "Not measured yet: the machine of the other sections has no GPU. "
+    "Run `python benchmarks/cuda.py --write` on a machine with a GPU to replace this line."
 )
 
 

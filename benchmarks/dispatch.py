@@ -78,8 +78,8 @@ def compare(
         loads.append(sum(one.loads for one in many))
         print(f"seed {seed}: {speedups[-1]:.1f}x, ideal {ideal[-1]:.1f}x", file=sys.stderr)
     about = (
-        f"{PULLS} pulls of {entrant.label} in {asks} on {GPUS} workers against 1, {seeds} seeds, "
-        f"{load_s:g} s to load a checkpoint."
+        f"{PULLS} pulls of {entrant.label} in {asks} on {GPUS} workers compared with 1, {seeds} "
+        f"seeds, {load_s:g} s to load a checkpoint."
     )
     head = ["", "median", "lowest", "highest"]
     rows = [

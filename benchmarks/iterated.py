@@ -240,11 +240,11 @@ def measure(size: Size, root: Path) -> tuple[list[str], bool]:
     whole = len(truth) == size.items and truth == numbers_of(root / "calm") and deaths == 1
     ideal_s = size.items * size.seconds / size.workers
     lines = [
-        f"{size.items} items of {size.seconds:g} s on {size.workers} workers: at best",
+        f"{size.items} items of {size.seconds:g} s on {size.workers} workers take at least",
         f"{ideal_s:.1f} s.",
         "",
         *table(
-            ["run", "seconds", "beside the pool"],
+            ["run", "seconds", "relative to the pool"],
             [
                 ["process pool of Python, nothing written", f"{pool_s:.1f}", "1.00"],
                 ["hpctk, no fault", f"{calm_s:.1f}", f"{calm_s / pool_s:.2f}"],
@@ -254,8 +254,8 @@ def measure(size: Size, root: Path) -> tuple[list[str], bool]:
         "",
         *table(["fault", "items", "until it ran again", "time lost"], faults),
         "",
-        "Until it ran again: from the end of the attempt, or from its start where it has none.",
-        f"Verified: {verified}: whole. The monitor took {sampled} samples.",
+        "Until it ran again: from the end of the attempt, or from its start if it did not end.",
+        f"`gather --check`: {verified}: complete. The monitor took {sampled} samples.",
         "New runs from the snapshots:",
         "",
         *table(["results in it", "time for the rest", "numbers"], again),

@@ -37,8 +37,8 @@ WIDE = (64, 1024)
 """Prompts and features of a layer of a larger model, timed in one round."""
 
 REMARK = """\
-Processor time is that of this process alone, whatever else runs. A metric of one small matrix a
-layer (InfoNCE, TwoNN, CKA) gains nothing: its loops are products of matrices as well."""
+Processor time is measured for this process only. A metric that needs one small matrix per layer
+(InfoNCE, TwoNN, CKA) gains nothing, because its loops are matrix products, too."""
 
 BY_DEFINITION = {"anisotropy", "effective_rank", "two_nn", "linear_cka"}
 """Those whose loops are ours; they stay out of the sum."""
@@ -124,12 +124,13 @@ def ways(
 
 
 def wide() -> str:
-    """What of a larger model's layer differs: all that is published, and LiDAR."""
+    """Timings for one layer of a larger model: all metrics together, and LiDAR."""
     rows = {row[0]: row for row in timing_rows(*WIDE, rounds=1)}
     (_, _, a, b, ratio, _), lidar = rows["together"], rows["lidar"]
     return (
-        f"With {WIDE[0]} prompts and {WIDE[1]} features, one round: together {a} ms against {b} ms "
-        f"a layer, {ratio} times; LiDAR alone {lidar[2]} against {lidar[3]} ms."
+        f"With {WIDE[0]} prompts and {WIDE[1]} features, one round: all metrics together take "
+        f"{a} ms instead of {b} ms per layer, a ratio of {ratio}; LiDAR alone takes {lidar[2]} "
+        f"instead of {lidar[3]} ms."
     )
 
 

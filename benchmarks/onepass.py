@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 TITLE = "One pass against layer by layer"
 
 REMARK = """\
-Resident sets show the memory roughly; tests count it by tensor. Layer by layer: the model loaded
-anew for each layer and cut off there; the differences are from that, one prompt at a time. Models
-cut off cost half of a whole one on average, so where the forward pass is all, the ratio is
-(L + 1) / 2 for L blocks, 3.5 on MiniLM, and more where loading counts."""
+Resident sets show the memory roughly; tests count it by tensor. Layer by layer: the model is loaded
+again for each layer and truncated there; the differences are from this method, one prompt at a
+time. A truncated model costs half of a complete one on average. So if only the forward pass takes
+time, the ratio is (L + 1) / 2 for L blocks, 3.5 on MiniLM; it is higher if loading takes time."""
 
 Values = Sequence[dict[str, float] | np.ndarray]
 Way = Callable[[Path, list[list[int]]], tuple[int, Values]]
@@ -89,8 +89,8 @@ def main() -> None:
     lines = [
         facts(),
         "",
-        f"{len(prompts)} prompts, batches of 16, all layers behind the final norm.",
-        f"Best of {chosen.rounds} rounds in turn; MiB are the growth of the resident set.",
+        f"{len(prompts)} prompts, batches of 16, the final norm applied to all layers.",
+        f"Best of {chosen.rounds} rounds; MiB are the growth of the resident set.",
         f"Load average of the machine afterwards: {os.getloadavg()[1]:.0f}.",
         "",
         *table(

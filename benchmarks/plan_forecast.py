@@ -309,13 +309,13 @@ def main() -> None:
         facts(),
         "",
         f"{WORKERS} workers; each run was planned once, when {SHARE:.0%} of its items had ended,",
-        "with what its directory held then. Errors are those of the median, as shares of the time",
-        "that the rest took.",
+        "from the contents of its directory at that moment. Errors are errors of the median, as",
+        "shares of the time that the rest took.",
         "",
         *table(HEAD, rows),
         "",
-        "Promised of the real runs: median error at most 20 %, each inside its interval; "
-        + ("kept." if kept else "MISSED."),
+        "Target for the real runs: median error at most 20 %, each inside its interval; "
+        + ("met." if kept else "MISSED."),
     ]
     print("\n".join(lines))
     if options.write:

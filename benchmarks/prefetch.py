@@ -104,11 +104,12 @@ def compare(scratch: Path, checkpoints: int, size: int, compute_s: float, rounds
     reader = Alone(root=str(root), compute_s=0.0)
     warm = [reader.load(path.name)[1] for path in [*root.iterdir()] * 2][checkpoints:]
     about = (
-        f"{checkpoints} checkpoints of {size} MB, {compute_s:g} s of waiting for each, one worker, "
-        f"{rounds} rounds. The first checkpoint of a run, which is never prefetched, counts in the "
-        f"whole run and not among the loads. In memory one takes {statistics.median(warm):.3f} s."
+        f"{checkpoints} checkpoints of {size} MB, each followed by {compute_s:g} s of waiting, one "
+        f"worker, {rounds} rounds. The first checkpoint of a run is never prefetched: it counts in "
+        "the complete run but not among the loads. A checkpoint that is in memory takes "
+        f"{statistics.median(warm):.3f} s to read."
     )
-    head = ["", "load, median", "loads", "whole run, median", "runs"]
+    head = ["", "load, median", "loads", "complete run, median", "runs"]
     rows = [[kind, *spread(loads[kind]), *spread(walls[kind])] for kind in kinds]
     return [about, "", *table(head, rows)]
 

@@ -54,7 +54,7 @@ def main() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
     about = (
         f"{options.repeats} rounds of {options.max_steps} steps, default model (decoder-4x128), "
-        "8 samples of 128 tokens a step for all ranks together, gloo, one thread a rank."
+        "8 samples of 128 tokens per step for all ranks together, gloo, one thread per rank."
     )
     lines = [about, "", *page(found, ours, plain)]
     print("\n".join(lines))

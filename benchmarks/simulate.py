@@ -117,16 +117,16 @@ def main() -> None:
     lines = [
         facts(),
         "",
-        "The bound is (one load and one forward pass a checkpoint + all layers) / workers; neither",
-        "dead time nor redone work is taken off. The last five columns are shares of all worker",
-        f"seconds. {REQUEUE_S:.0f} s after its last worker left a preempted job starts again;",
-        "killed workers are back only then, or when it is said. Four workers a host, default",
-        "heartbeat and lease.",
+        "The lower bound is (one load and one forward pass per checkpoint + all layers) /",
+        "workers; lost time and repeated work are not subtracted. The last five columns are",
+        f"shares of all worker seconds. A preempted job starts again {REQUEUE_S:.0f} s after its",
+        "last worker has exited; killed workers return with it unless the row states another",
+        "time. Four workers per host, default heartbeat and lease.",
         "",
         *table(HEAD + wastes, rows),
         "",
-        f"Promised undisturbed: {MOST_RATIO} of the bound, {MOST_LOADS} loads a checkpoint; "
-        + ("kept." if near else "MISSED."),
+        f"Target without disturbances: {MOST_RATIO} of the bound, {MOST_LOADS} loads per "
+        "checkpoint; " + ("met." if near else "MISSED."),
     ]
     print("\n".join(lines))
     if options.write:

@@ -148,9 +148,9 @@ def stormy(base: Path, items: int, workers: int) -> str:
     work_s, _ = work(root, workers)
     assert gathered(root)[0] == {"done": items}
     return (
-        f"{items:,} items and {kills} kills: `status --json` {status_s:.2f} s at once after the "
-        f"last, {told['done']:,} done in it and in the rows; the rest took {work_s:.1f} s, and "
-        "every item is there once."
+        f"{items:,} items and {kills} kills: `status --json` takes {status_s:.2f} s directly after "
+        f"the last kill and counts {told['done']:,} items done, as the rows do; the rest of the "
+        f"run takes {work_s:.1f} s, and every item has one row."
     )
 
 

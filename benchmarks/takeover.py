@@ -35,11 +35,11 @@ from hpc_toolkit.rundir.files import filesystem_of
 _LIMIT_S = 2.0
 _ITEM_S = 0.1
 _SHARED = [
-    "On the shared filesystems all others wait, and look seldom. Not proven: no `doctor` looked at",
-    "the run, or locks do not reach the other host. Dead node: with proven locks, the host's link",
-    "was cut, and then its client of the filesystem and all workers were killed: the server still",
-    "held their locks. Where Slurm tells of a dead node it is seen sooner: see 'A queue on a real",
-    "Slurm'.",
+    "On the shared filesystems all other workers wait, and so look rarely. Not proven: `hpctk",
+    "doctor` did not check the run, or locks do not reach the other host. Dead node: with proven",
+    "locks, the host's link is cut, then its filesystem client and all its workers are killed;",
+    "the server still holds their locks. If Slurm reports a dead node, the takeover is faster:",
+    "see 'A queue on a real Slurm'.",
 ]
 
 

@@ -202,8 +202,9 @@ def main() -> None:
     lines = [
         facts(Path(options.dir or tempfile.gettempdir())),
         "",
-        f"{title}; rounds, in which the queues take turns: {options.repeats}. Ours with the start",
-        f"of all workers, the others without; a drain is cut after {options.cap:.0f} s.",
+        f"{title}; the queues run in turn, {options.repeats} rounds. The time of hpctk includes",
+        "the start of its workers, the other times do not. A queue is stopped after",
+        f"{options.cap:.0f} s.",
         "",
         *table(["queue", "items/s, median", "range", "hpctk is", "lost", "run twice"], rows),
         "",

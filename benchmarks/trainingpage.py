@@ -27,11 +27,11 @@ def page(steps: int, rows: int, found: dict[str, Any]) -> list[str]:
     if "trees" in found:
         lines += trees_page(rows, found["trees"])
     bad = missed(found)
-    return [*lines, f"Promised: MISSED: {'; '.join(bad)}." if bad else "Promised: kept."]
+    return [*lines, f"Targets: MISSED: {'; '.join(bad)}." if bad else "Targets: met."]
 
 
 def losses_page(steps: int, found: list[dict[str, Any]]) -> list[str]:
-    head = ["model", "job", "end", "requeued", "steps", "made twice", "largest difference"]
+    head = ["model", "job", "end", "requeued", "steps", "repeated", "largest difference"]
     rows = [
         [
             row.model,
@@ -46,9 +46,9 @@ def losses_page(steps: int, found: list[dict[str, Any]]) -> list[str]:
         for row in one["jobs"]
     ]
     lines = [
-        f"Losses of {steps} steps (gloo, SGD, float32, batch 8) beside those of one process",
-        "without Slurm, in nats; promised is 1e-5. The two of train-multi-node that nobody",
-        "disturbed ran at once on the same nodes.",
+        f"Losses of {steps} steps (gloo, SGD, float32, batch 8) compared with one process",
+        "without Slurm, in nats; the target is 1e-5. The two undisturbed jobs of train-multi-node",
+        "ran at the same time on the same nodes.",
         "",
         *table(head, rows),
         "",
@@ -56,7 +56,7 @@ def losses_page(steps: int, found: list[dict[str, Any]]) -> list[str]:
     for one in found:
         restart: Restart | None = one["restart"]
         lines.append(
-            f"- {one['model']}: {one['together']} steps of task-per-gpu were made while"
+            f"- {one['model']}: {one['together']} steps of task-per-gpu ran while"
             f" task-per-node trained; {told(restart)}."
         )
     return [*lines, ""]
@@ -64,10 +64,10 @@ def losses_page(steps: int, found: list[dict[str, Any]]) -> list[str]:
 
 def told(restart: Restart | None) -> str:
     if restart is None:
-        return "after the rank was killed no step was made again"
+        return "after the rank was killed, no further step was made"
     return (
-        f"{restart.seconds:.1f} s after the rank was killed the next step was made; {restart.again}"
-        f" steps made again, {restart.lost} of them older than the last checkpoint"
+        f"the next step was made {restart.seconds:.1f} s after the rank was killed; {restart.again}"
+        f" steps were repeated, {restart.lost} of them older than the last checkpoint"
     )
 
 
@@ -87,14 +87,14 @@ def restarts_page(found: dict[str, list[Restart | None]]) -> list[str]:
         )
     ours, theirs = (median_s(found[name]) for name in (OURS, THEIRS))
     ratio = (
-        f" Where it trained on, torchrun takes {theirs / ours:.2f} times as long."
+        f" When its training continued, torchrun took {theirs / ours:.2f} times as long."
         if ours and theirs
         else ""
     )
-    head = ["launcher", "trained on", "next step after, median", "range", "steps made again"]
+    head = ["launcher", "continued", "next step after, median", "range", "steps repeated"]
     return [
-        "A rank of two is killed, without Slurm, model `plain`, the launchers in turns; one that",
-        f"makes no step within {HANGS_S:g} s is not waited for.{ratio}",
+        "One of two ranks is killed, without Slurm, model `plain`, alternating between the",
+        f"launchers. A launcher that makes no step within {HANGS_S:g} s is ended.{ratio}",
         "",
         *table([*head, "lost beyond the checkpoint"], rows),
         "",
@@ -135,8 +135,9 @@ def trees_page(rows: int, found: list[dict[str, Any]]) -> list[str]:
         "test error",
     ]
     return [
-        f"Trees by train-cpu, 200 rounds, {rows:,} rows of which four fifths are learned from,",
-        "medians of the turns. Seconds include the making of the data; busy cores, of growing.",
+        f"Trees trained by train-cpu, 200 rounds, {rows:,} rows, four fifths of them for training;",
+        "medians of all turns. Seconds include the generation of the data; busy cores are",
+        "measured while trees grow.",
         "",
         *table(head, cells),
         "",

@@ -151,4 +151,4 @@ def test_the_page_names_what_was_missed(part: Any) -> None:
 
     cores = part("trainingjobs").CORES
     jobs = f"plain, train-cpu, {cores} cores; xgboost: 3 threads on 1 cores"
-    assert page[-1] == f"Promised: MISSED: {jobs}."
+    assert page[-1] == f"Targets: MISSED: {jobs}."

@@ -25,6 +25,7 @@ FORMAT = 1
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _KEYS = {"format", "settings", "start"}
 """Keys that identify a lab's lab.json, whichever version wrote it."""
+_BEGINNING = b'{"format": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,11 @@ class LabRecord:
 def labs_home() -> Path:
     """Return the directory of the labs that were started without --dir."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    home = state if state.is_absolute() else Path("~/.local/state")
+    try:
+        home = state if state.is_absolute() else Path.home() / ".local/state"
+    except RuntimeError:
+        message = "this user has no home directory for labs"
+        raise ConfigError(message, hint="give --dir, or set HOME or XDG_STATE_HOME") from None
     return home / "hpctk/labs"
 
 
@@ -64,7 +69,7 @@ def lab_paths(name: str, directory: Path | None) -> LabPaths:
 
 def known_labs() -> Iterator[LabPaths]:
     """Yield the labs below labs_home(); directories that --name could not name are skipped."""
-    for record in sorted(labs_home().expanduser().glob("*/lab.json")):
+    for record in sorted(labs_home().glob("*/lab.json")):
         with contextlib.suppress(ConfigError):
             yield lab_paths(record.parent.name, None)
 
@@ -111,10 +116,13 @@ def is_lab(paths: LabPaths) -> bool:
     if paths.record.name not in names:
         # An 'up' that was killed before it wrote lab.json has only locked the directory.
         return bool(names) and names <= {paths.lock.name, *left} and _empty(paths.lock)
+    text = read_fresh(paths.record)
     try:
-        content: Any = json.loads(read_fresh(paths.record))
+        content: Any = json.loads(text)
     except ValueError:
-        return False
+        # Truncated by a full disk: a lab if nothing else is in the directory.
+        own = {path.name for path in (*paths.written(), paths.record, paths.lock)}
+        return names <= own | left and text[: len(_BEGINNING)] == _BEGINNING[: len(text)]
     return isinstance(content, dict) and content.keys() >= _KEYS
 
 

@@ -108,7 +108,11 @@ def submit(paths: LabPaths, script: Path, arguments: Sequence[str]) -> tuple[str
             the script has ``#SBATCH --wait``.
     """
     # Absolute, so that sbatch takes no script for an option; the arguments go to the script.
-    done = finished(paths, "sbatch", "--parsable", str(script.absolute()), *arguments)
+    try:
+        done = finished(paths, "sbatch", "--parsable", str(script.absolute()), *arguments)
+    except HpcToolkitError as error:
+        hint = "the job may be queued: 'hpctk lab exec squeue' shows it, 'scancel' removes it"
+        raise HpcToolkitError(error.message, hint=hint) from None
     if done.code != 0:
         message = " ".join(done.stderr.split()) or "sbatch failed"
         raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")

@@ -109,7 +109,8 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
 
     outcome = launching.launch(request, replace=True)
     if outcome.error is not None:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller: >&-
+            sys.stdout.flush()
         show_error(outcome.error)
     # Nothing is left that taking down in good order would keep.
     gc.disable()

@@ -164,8 +164,11 @@ except HpcToolkitError as error:
 print("code", hpc_toolkit.launch({str(plain)!r}, "fail", 7, nproc_per_node=2, run_dir="run"))
 """
     python = hpctk.start(first=call + "raise SystemExit")
-    command = hpctk("launch", "--nproc-per-node", 2, plain, "fail")
+    words = ("launch", "--nproc-per-node", 2, plain, "fail")
+    without_stdout = hpctk.start(*words, 7, first="import sys; sys.stdout = None")
+    command = hpctk(*words)
 
+    assert without_stdout.ended().code == 7
     told = python.ended()
     assert "launch has no option 'nproc'\n" in told.out
     assert told.out.endswith("code 7\n")

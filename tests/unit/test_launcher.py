@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import hpc_toolkit
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.training.launch import agent
 from hpc_toolkit.training.launch import launch as launching
 from hpc_toolkit.training.launch.agent import watch
 from hpc_toolkit.training.launch.meeting import Address
@@ -39,7 +40,7 @@ from hpc_toolkit.training.launch.plan import (
     make_plan,
     task_plan,
 )
-from hpc_toolkit.training.launch.ranks import Ranks, _File, cpus_near_gpu, make_next
+from hpc_toolkit.training.launch.ranks import Ranks, _File, _Terminal, cpus_near_gpu, make_next
 from hpc_toolkit.training.launch.rendezvous import Ending, Place
 from tests.integration.realrun import wait_until
 from tests.manualclock import ManualClock
@@ -579,6 +580,46 @@ def test_lines_appear_complete_with_their_rank_and_the_rest_at_the_end(tmp_path:
     copied.copy(last=True)
 
     assert shown.getvalue() == "[rank 0] step 7\n[rank 0] now\n[rank 0] \ufffd\n"
+
+
+def test_a_closed_stream_stops_no_other_and_characters_it_lacks_are_replaced(
+    tmp_path: Path,
+) -> None:
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    path, raw = tmp_path / "out", io.BytesIO()
+    path.write_bytes("für\n".encode())
+    terminal = _Terminal()
+    terminal.follow(path, "", Gone())
+    terminal.follow(path, "[rank 0] ", io.TextIOWrapper(raw, encoding="ascii"))
+
+    terminal.start()
+    terminal.end()
+
+    assert raw.getvalue() == b"[rank 0] f?r\n"
+
+
+def test_a_long_line_without_an_end_is_shown_and_forgotten(tmp_path: Path) -> None:
+    shown, path = io.StringIO(), tmp_path / "out"
+    path.write_bytes(b"x" * (3 << 20))
+    copied = _File(path, "", shown)
+
+    copied.copy()
+    assert len(shown.getvalue()) == (1 << 20) + 1
+    copied.copy(last=True)
+    assert shown.getvalue().count("x") == 3 << 20
+
+
+def test_a_launch_under_nohup_ignores_the_end_of_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with agent.signals(lambda _: None, last=False):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert callable(signal.getsignal(signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_launch_of_a_name_has_a_directory_of_its_own(tmp_path: Path) -> None:

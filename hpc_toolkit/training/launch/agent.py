@@ -239,7 +239,9 @@ def signals(warn: Callable[[int], None], *, last: bool) -> Iterator[Callable[[],
     for number in WARNINGS:
         signal.signal(number, lambda number, _frame: warn(number))
     for number in ENDING:
-        signal.signal(number, end)
+        # nohup has SIGHUP ignored, so that the launch outlives the terminal.
+        if number != signal.SIGHUP or before[number] is not signal.SIG_IGN:
+            signal.signal(number, end)
     try:
         yield ignore
     finally:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _COPY_EVERY_S = 0.1
 _CHUNK_BYTES = 1 << 20
+"""Copied at once from each file, so that a rank that writes much does not hold up the others."""
 _AFTER_FAILURE_S = 5
 """How long the remaining ranks get to exit after one has failed; they cannot continue."""
 
@@ -107,7 +108,8 @@ class Ranks:
         file = opened.enter_context(path.open("wb"))
         if shown and plan.tee & stream:
             to = sys.stdout if stream == 1 else sys.stderr
-            self._terminal.follow(path, f"[rank {self._place.first + local}] ", to)
+            if to is not None:  # closed by the caller: >&-
+                self._terminal.follow(path, f"[rank {self._place.first + local}] ", to)
         return file
 
     def _log(self, local: int, stream: str) -> Path:
@@ -198,17 +200,29 @@ class _File:
         self._begun = b""
 
     def copy(self, *, last: bool = False) -> None:
-        """Copy new lines; the last line is incomplete and held back unless it is the ``last``."""
+        """Copy some new lines, or all if it is the ``last`` time.
+
+        Until then an incomplete line is held back, unless it is long.
+        """
         while chunk := self._file.read(_CHUNK_BYTES):
             *lines, self._begun = (self._begun + chunk).split(b"\n")
+            if len(self._begun) >= _CHUNK_BYTES:  # such as a progress bar without an end
+                lines, self._begun = [*lines, self._begun], b""
             self._write(lines)
+            if not last:
+                return
         if last:
             self._write([self._begun] if self._begun else [])
-            self._file.close()
+            self.close()
+
+    def close(self) -> None:
+        self._file.close()
 
     def _write(self, lines: list[bytes]) -> None:
+        encoding = self._to.encoding or "utf-8"
         for line in lines:
-            self._to.write(f"{self._prefix}{line.decode(errors='replace')}\n")
+            text = f"{self._prefix}{line.decode(errors='replace')}\n"
+            self._to.write(text.encode(encoding, "replace").decode(encoding))
         self._to.flush()
 
 
@@ -224,15 +238,18 @@ class _Terminal(threading.Thread):
         self._files.append(_File(path, prefix, to))
 
     def run(self) -> None:
-        # The terminal may be gone; the files have all output.
-        with suppress(OSError, ValueError):
-            while not self._over.wait(_COPY_EVERY_S):
-                self._copy()
-            self._copy(last=True)
+        while not self._over.wait(_COPY_EVERY_S):
+            self._copy()
+        self._copy(last=True)
 
     def _copy(self, *, last: bool = False) -> None:
-        for file in self._files:
-            file.copy(last=last)
+        for file in list(self._files):
+            try:
+                file.copy(last=last)
+            except (OSError, ValueError):
+                # The terminal may be gone; the files have all output.
+                self._files.remove(file)
+                file.close()
 
     def end(self) -> None:
         """Copy the rest, also incomplete lines."""

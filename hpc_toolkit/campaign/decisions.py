@@ -85,7 +85,9 @@ def read_decision(segment: Segment) -> Decision:
         tells = tuple(Observation.from_json(tell) for tell in record["tells"])
     except (ConfigError, TypeError) as error:
         raise damaged(segment.path, f"line 1: a tell of its decision: {error}") from error
-    arms, tasks = record["arms"], record["tasks"] or [[]] * len(record["arms"])
+    arms, tasks = record["arms"], record["tasks"]
+    if tasks is None:
+        tasks = [[]] * len(arms)
     if len(tasks) != len(arms):
         raise damaged(segment.path, f"line 1: tasks of {len(tasks)} pulls for {len(arms)} arms")
     return Decision(

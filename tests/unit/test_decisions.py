@@ -54,6 +54,7 @@ def test_decisions_of_before_parts_are_read(tmp_path: Path) -> None:
         ({"tells": {}}, "'tells' of its decision is {}"),
         ({"arms": [1]}, r"'arms' of its decision is \[1\]"),
         ({"tasks": [["a"], ["b"]]}, "tasks of 2 pulls for 1 arms"),
+        ({"tasks": []}, "tasks of 0 pulls for 1 arms"),
         ({"tasks": ["a"]}, "'tasks' of its decision is"),
         ({"wall_s": -1}, "'wall_s' of its decision is -1"),
         ({"wall_s": "long"}, "'wall_s' of its decision is long"),

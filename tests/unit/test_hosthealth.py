@@ -24,12 +24,17 @@ from hpc_toolkit.worker.hosthealth import (
     judge,
     may_wait,
 )
+from hpc_toolkit.worker.unitlines import UnitLines
+from hpc_toolkit.worker.unitruns import Outcome
+from hpc_toolkit.worker.worker import Worker, WorkerOptions
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hpc_toolkit.queue.assignment import Assignment
 
 DONE, FAILED, OPEN, NONE = Opinion.DONE, Opinion.FAILED, Opinion.OPEN, Opinion.NONE
 
@@ -545,3 +550,28 @@ def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
     assert reader.health == [given]
     reader.poll()
     assert reader.health == [given]
+
+
+@pytest.mark.parametrize(("hold", "generations"), [(True, 1), (False, 2)])
+def test_a_worker_that_holds_after_its_executor_died_claims_no_further_generation(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, hold: bool, generations: int
+) -> None:
+    toy, clock = ToyRun(fast_dir / "r", 1), ManualClock()
+    worker = Worker(toy.paths, toy.run.manifest, WorkerOptions(), clock)
+    assignment = worker._picker.fresh(("", None))
+    outcomes = iter([Outcome.DIED, Outcome.COMPLETE])
+
+    def run(found: Assignment) -> Outcome:
+        UnitLines(worker._member.journal, clock, found).release()
+        worker._runner._tally.failed += 1
+        return next(outcomes)
+
+    def judge(*_: object) -> None:
+        worker._host_watch.hold = hold
+
+    monkeypatch.setattr(worker._runner, "run", run)
+    monkeypatch.setattr(worker._pause, "judge", judge)
+
+    worker._work(assignment)
+
+    assert toy.stage().claims.generation(toy.unit_name(0)) == generations

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -262,7 +263,8 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
         wait_until(lambda: rehearsal.status()["complete"], "completion", limit_s=size.limit_s)
     finally:
         for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # Slurm may have ended it with the job
+                os.kill(pid, signal.SIGCONT)
     rehearsal.wait_for_end(job, limit_s=size.limit_s)
 
     found = rehearsal.measure()

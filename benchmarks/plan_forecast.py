@@ -7,7 +7,7 @@ directory holds then, and goes on to its end. Items only sleep; how long each do
 the directory does not hold it. Shapes:
 
 - lognormal: 800 items without groups, median 0.8 s, sigma 0.7;
-- groups: 160 groups of 5 items and 4 kin, which differ, 1 s to load each group;
+- groups: 160 groups of 5 items and 4 sets of sibling groups, which differ, 1 s to load each group;
 - growing: 700 items whose mean grows with their size, which is in the item; with a tail: 1 of 50
   takes 8 times as long;
 - sorted: the same in the order of size, so that the first 5 % are the smallest. No real run;
@@ -84,10 +84,10 @@ def grouped(seed: int) -> Shape:
     chance = random.Random(seed)
     items, seconds = [], []
     for n in range(160):
-        kin = n // 40
-        level = 0.35 * 1.6**kin * chance.lognormvariate(0.0, 0.15)
+        family = n // 40
+        level = 0.35 * 1.6**family * chance.lognormvariate(0.0, 0.15)
         for layer in range(5):
-            items.append({"checkpoint": f"model{'abcd'[kin]}@step{n % 40}", "layer": layer})
+            items.append({"checkpoint": f"model{'abcd'[family]}@step{n % 40}", "layer": layer})
             seconds.append(level * chance.lognormvariate(0.0, 0.25))
     return Shape(items, seconds, "checkpoint", 1.0)
 

@@ -152,13 +152,13 @@ def status_parts(
         parts += [f"{getattr(counts, key)} {key}" for key in named if getattr(counts, key)]
         opened = "" if counts.sealed else "  (open for more)"
         lines.append(f"  {name:<{width}}  {share} of {counts.total}: {', '.join(parts)}{opened}")
-    crew = [f"{now.workers.alive} alive"]
-    crew += [f"{now.draining} draining"] if now.draining else []
-    crew += [f"{now.workers.finished} finished"] if now.workers.finished else []
-    crew += [f"{now.workers.dead} dead"] if now.workers.dead else []
-    crew += [f"{now.deaths} deaths seen"] if now.deaths else []
-    crew += not_shown(now)
-    lines.append(f"  {'workers':<{width}}  {', '.join(crew)}")
+    workers = [f"{now.workers.alive} alive"]
+    workers += [f"{now.draining} draining"] if now.draining else []
+    workers += [f"{now.workers.finished} finished"] if now.workers.finished else []
+    workers += [f"{now.workers.dead} dead"] if now.workers.dead else []
+    workers += [f"{now.deaths} deaths seen"] if now.deaths else []
+    workers += not_shown(now)
+    lines.append(f"  {'workers':<{width}}  {', '.join(workers)}")
     lines += place_lines(now) if verbose else []
     lines += job_lines(jobs)
     if now.reason:

@@ -1,8 +1,9 @@
 """Durations of the items left: many draws, each from a model fitted to another resampling.
 
 The logarithm of an item's seconds is a mean, plus the effects of a word and a number of the item,
-plus the effects of its kin and its group, plus a residual. Each draw gives the seen items new
-weights (Bayesian bootstrap), fits the model, and gives every item left the residual of a seen item.
+plus the effects of its sibling groups and its group, plus a residual. Each draw gives the seen
+items new weights (Bayesian bootstrap), fits the model, and gives every item left the residual of a
+seen item.
 Decision 0030 explains the reasons, and what the intervals promise.
 """
 
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
     Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-_KIN_SD = 0.7
-"""How much kin and words differ if only one of them is known, as a standard deviation of
-logarithms: another model size may take twice or half as long."""
+_SIBLINGS_SD = 0.7
+"""How much sets of sibling groups, and words, differ if only one of them is known, as a standard
+deviation of logarithms: another model size may take twice or half as long."""
 _SLOPES = ((0.5, 0.0, 0.3), (0.5, 1.0, 0.3))
 """Prior of a slope, a mixture of (probability, mean, standard deviation): either the number matters
 little, or twice the number takes about twice as long."""
 _LEVEL_SD = 0.07
 """How far the mean of all items with one number is off the slope: standard deviation of a log."""
 _GROUP_SD = 0.15
-"""How far groups of one kin differ, likewise."""
+"""How far sibling groups differ, likewise."""
 _TAIL = (0.05, 0.7)
 """Bounds of the tail index: how much longer than all seen items the next one may be."""
 _TAIL_WEIGHT = 0.5
@@ -87,9 +88,9 @@ class Fit:
             return np.zeros(len(rest))
         of = self._traits.word[self._of]
         count = np.bincount(of, minlength=self._traits.words)
-        effect, _ = _effects(rest, of, self._weight, self._traits.words, _KIN_SD)
+        effect, _ = _effects(rest, of, self._weight, self._traits.words, _SIBLINGS_SD)
         unseen = count == 0
-        width = float(np.std(effect[~unseen])) if (~unseen).any() else _KIN_SD
+        width = float(np.std(effect[~unseen])) if (~unseen).any() else _SIBLINGS_SD
         effect[unseen] = self._chance.normal(0.0, width, int(unseen.sum()))
         self._words += effect
         return effect[of]
@@ -131,11 +132,11 @@ class Fit:
             return np.zeros(len(rest))
         of = found.group[self._of]
         if found.kins in (1, groups):
-            self._group = self._effects(rest, of, np.zeros(groups, dtype=np.int64), _KIN_SD)
+            self._group = self._effects(rest, of, np.zeros(groups, dtype=np.int64), _SIBLINGS_SD)
         else:
             one = np.zeros(found.kins, dtype=np.int64)
-            families = self._effects(rest, found.kin[of], one, _KIN_SD)[found.kin]
-            own = self._effects(rest - families[of], of, found.kin, _GROUP_SD)
+            families = self._effects(rest, found.siblings[of], one, _SIBLINGS_SD)[found.siblings]
+            own = self._effects(rest - families[of], of, found.siblings, _GROUP_SD)
             self._group = families + own
         return self._group[of]
 
@@ -334,7 +335,7 @@ class LearnedLengths:
         return Lengths(seconds, self._loads(chance), float(np.exp(fit.first)))
 
     def _loads(self, chance: np.random.Generator) -> dict[str, float]:
-        """Return mean seconds to load each group: the mean of its kin, else of all groups."""
+        """Return mean seconds to load each group: of its sibling groups, else of all groups."""
         traits_ = self._traits
         place = {key: number for number, key in enumerate(traits_.groups)}
         loads = [load for load in self._stage.loads if load.group in place]
@@ -342,10 +343,10 @@ class LearnedLengths:
             return dict.fromkeys(traits_.groups, 0.0)
         weight = chance.exponential(size=len(loads))
         seconds = np.array([load.seconds for load in loads])
-        family = traits_.kin[[place[load.group] for load in loads]]
+        family = traits_.siblings[[place[load.group] for load in loads]]
         total = np.bincount(family, weight * seconds, traits_.kins)
         count = np.bincount(family, weight, traits_.kins)
         mean = float(np.average(seconds, weights=weight))
         means = np.full(traits_.kins, mean)
         means[count > 0] = total[count > 0] / count[count > 0]
-        return {key: float(means[traits_.kin[number]]) for key, number in place.items()}
+        return {key: float(means[traits_.siblings[number]]) for key, number in place.items()}

@@ -160,7 +160,7 @@ class _Waiting:
         for job in jobs:
             self._groups.setdefault(job.key, deque()).append(job)
         self._left = {key: sum(job.seconds for job in of) for key, of in self._groups.items()}
-        # Like the queue: seconds per item among the kin, times the number of items of the group.
+        # Like the queue: seconds per item of the sibling groups, times the items of the group.
         totals: dict[str | None, list[float]] = {}
         for key, of in self._groups.items():
             total = totals.setdefault(siblings_key(key), [0.0, 1e-9])

@@ -45,8 +45,8 @@ class Traits:
     group: Ints
     """For each item, the index of its group in :attr:`groups`."""
     groups: tuple[str, ...]
-    kin: Ints
-    """For each group, the index of its kin."""
+    siblings: Ints
+    """For each group, the index of its set of sibling groups."""
     kins: int
     word: Ints
     """For each item, the index of its value under the key that separates kinds; else all 0."""
@@ -80,7 +80,7 @@ def traits(stage: StageWork, z: Floats) -> Traits:
     return Traits(
         group=np.array([numbers[key] for key in keys], dtype=np.int64),
         groups=tuple(numbers),
-        kin=np.array([family[families[key]] for key in numbers], dtype=np.int64),
+        siblings=np.array([family[families[key]] for key in numbers], dtype=np.int64),
         kins=len(family),
         word=word,
         words=int(word.max(initial=0)) + 1,

@@ -101,7 +101,9 @@ def grouped(levels: dict[str, float], seen: dict[str, int], each: int = 10) -> S
 
 
 def test_a_group_that_nobody_began_takes_what_its_kin_takes() -> None:
-    levels = {f"{kin}@step{n}": level for kin, level in (("a", 2.0), ("b", 20.0)) for n in range(4)}
+    levels = {
+        f"{family}@step{n}": level for family, level in (("a", 2.0), ("b", 20.0)) for n in range(4)
+    }
     stage = grouped(levels, {"a@step0": 10, "a@step1": 10, "b@step0": 10, "b@step1": 10})
 
     found = dict(zip([item["model"] for item in stage.left], means(stage), strict=True))
@@ -111,7 +113,9 @@ def test_a_group_that_nobody_began_takes_what_its_kin_takes() -> None:
 
 
 def test_what_is_not_known_of_a_kin_widens_the_interval() -> None:
-    levels = {f"{kin}@step{n}": level for kin, level in (("a", 2.0), ("b", 2.0)) for n in range(4)}
+    levels = {
+        f"{family}@step{n}": level for family, level in (("a", 2.0), ("b", 2.0)) for n in range(4)
+    }
     both = Forecaster(run_of(grouped(levels, {"a@step0": 10, "b@step0": 10}))).forecast(
         1, simulated=False
     )

@@ -71,5 +71,6 @@ def test_time_is_told_for_each_metric_and_for_what_is_published(
 
     ways[1] = ("lidar", lambda layer: 1.0, lambda layer: 8.0)
     assert (
-        "together 3.0 ms against 12.0 ms a layer, 4.0 times; LiDAR alone 1.00" in benchmark.wide()
+        "together take 3.0 ms instead of 12.0 ms per layer, a ratio of 4.0; LiDAR alone takes 1.00"
+        in benchmark.wide()
     )

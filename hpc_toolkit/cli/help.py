@@ -31,6 +31,7 @@ MOVED = {
     "conduct": "campaign coordinate",
     "verify": "gather --check",
     "lab list": "lab status --all",
+    "lab sinfo": "lab exec sinfo",
 }
 """Old names of commands, and what replaces them."""
 

@@ -200,6 +200,6 @@ def test_the_benchmark_has_a_line_with_and_one_without(
     lines = importlib.import_module("prefetch").compare(tmp_path, 3, 1, 0.01, 1)
 
     about, _, _, _, without, with_it = lines
-    assert about.startswith("3 checkpoints of 1 MB, 0.01 s of waiting for each, one worker")
+    assert about.startswith("3 checkpoints of 1 MB, each followed by 0.01 s of waiting, one worker")
     assert without.startswith("| without prefetch | 0.")
     assert with_it.startswith("| with prefetch | 0.")

@@ -77,7 +77,7 @@ def test_without_a_gpu_it_is_said_that_there_was_none_and_no_figure_of_one_is_lo
     cuda["write_absence"](results)
 
     said = results.read_text()
-    assert "kept\n\n## The metrics stage on a GPU\nNot run on a GPU yet: torch saw none" in said
+    assert "kept\n\n## The metrics stage on a GPU\nNot measured yet: the machine" in said
     measured = said.replace(cuda["ABSENT"], "12 s on a GPU")
     results.write_text(measured)
     cuda["write_absence"](results)

@@ -15,6 +15,9 @@ NEWSLURM = exec $(PY) -m tests.slurm.slurmroot --suite $(SUITE)
 CODE = hpc_toolkit tests benchmarks examples
 ALL = demo,dev,oracles
 
+# Without compiled files each of the tests' many processes would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-files test-fuse test-nfs test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
 
 demo:
@@ -32,7 +35,7 @@ test: lint
 SMALL = not soak and not alone
 SLOWER = --ignore=tests/unit --ignore=tests/model
 test-files:
-	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 2 --durations=10
+	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 2 --dist worksteal --durations=10
 test-fuse:
 	$(PYTEST) tests/sharedfs -m "not nfs and $(SMALL)" --durations=10
 test-nfs:

@@ -1,6 +1,7 @@
 # make demo    set up, then run the whole example campaign here: local workers, no Slurm
 # make test    set up, then everything that must pass, every scenario at reduced size
 # make check   the quick tier: format, lint, types, unit tests
+# make local   make check, then the quick tests with real processes on the local disk; needs no root
 # make soak    every scenario at full size, and all tests of jobs on a newer Slurm
 # make newslurm SUITE=sid    all tests of jobs on the Slurm of another Debian release
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
@@ -18,7 +19,7 @@ ALL = demo,dev,oracles
 # Without compiled files each of the tests' many processes would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-files test-fuse test-nfs test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
+.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
 
 demo:
 	@.ci/setup demo
@@ -55,6 +56,9 @@ newslurm:
 
 check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2
+
+local: check
+	$(PYTEST) tests/integration tests/faults -m "not slow and $(SMALL)" -q -n 2 --dist worksteal
 
 lint:
 	@.ci/setup $(ALL)

@@ -13,18 +13,17 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.documents import PACKAGE, REPOSITORY, USER_DOCS, Block, read_blocks
+from tests.documents import REPOSITORY, USER_DOCS, Block, read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 WORKER = re.compile(r"\b[\w-]+-\d+-[0-9a-f]{6}\b")
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
@@ -108,16 +107,6 @@ def test_blocks_of_a_document_do_and_print_what_it_says(name: str, tmp_path: Pat
     assert ran
 
 
-def test_a_console_block_that_prints_something_else_is_noticed(tmp_path: Path) -> None:
-    shell = Shell(tmp_path, tmp_path)
-
-    shell.run_block(Block(1, "console", "$ echo 3 items of n1-12-0a1b2c\n7 items of vm-3-ffffff\n"))
-    with pytest.raises(AssertionError, match="echo done"):
-        shell.run_block(Block(1, "console", "$ echo done\nfailed\n"))
-    with pytest.raises(AssertionError, match="exit code 3"):
-        shell.run_block(Block(1, "sh", "exit 3\n"))
-
-
 def test_i7_status_changes_nothing_below_the_run(tmp_path: Path) -> None:
     shell = Shell(tmp_path, tmp_path)
     (tmp_path / "items.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
@@ -139,12 +128,3 @@ def everything_below(root: Path) -> dict[str, tuple[int, int, bytes]]:
         data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         found[str(path)] = (told.st_ctime_ns, told.st_size, data)
     return found
-
-
-def test_hpctk_of_the_documents_is_this_checkout(tmp_path: Path) -> None:
-    shell = Shell(tmp_path, tmp_path)
-
-    where = shell.run(sys.executable, "-c", "import hpc_toolkit; print(hpc_toolkit.__file__)")
-
-    assert Path(where.strip()).parent == PACKAGE
-    assert shutil.which("hpctk", path=shell.environ["PATH"]) == str(tmp_path / "hpctk")

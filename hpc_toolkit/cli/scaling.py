@@ -112,7 +112,7 @@ def analyze(
         sys.stdout.write(printable_lines(as_markdown(judged, notes)))
     for path in out or []:
         _write(path, judged, notes)
-    if min_efficiency is not None and any(verdict.below for _, verdict, _ in judged):
+    if min_efficiency is not None and any(verdict.below for _, verdict in judged):
         raise typer.Exit(1)
 
 
@@ -122,7 +122,6 @@ def _judged(
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
     from hpc_toolkit.training.scaling.prices import priced
     from hpc_toolkit.training.scaling.records import read_source
-    from hpc_toolkit.training.scaling.tables import check_claims
 
     judged: list[Judged] = []
     notes: list[str] = []
@@ -131,8 +130,7 @@ def _judged(
         notes += left_out
         for series in found:
             comparison = compare(priced(series, **prices))
-            verdict = judge(comparison, FAIR if minimum is None else minimum)
-            judged.append((comparison, verdict, check_claims(comparison)))
+            judged.append((comparison, judge(comparison, FAIR if minimum is None else minimum)))
     return judged, notes
 
 
@@ -145,7 +143,7 @@ def _write(path: Path, judged: list[Judged], notes: list[str]) -> None:
     elif path.suffix == ".md":
         text = as_markdown(judged, notes)
     else:
-        text = scaling_svg([one for one, _, _ in judged], judged[0][1].minimum)
+        text = scaling_svg([one for one, _ in judged], judged[0][1].minimum)
     write_out(path, text)
 
 

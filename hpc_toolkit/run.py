@@ -56,8 +56,7 @@ class Run:
     def open(cls, root: str | Path) -> Run:
         """Open an existing run; methods that execute or change it also check that it is trusted.
 
-        Raises:
-            RunError: not a run, damaged, or of a newer format.
+        Raises RunError: not a run, damaged, or of a newer format.
         """
         return cls(Path(root), read_manifest(Path(root)))
 
@@ -90,8 +89,7 @@ class Run:
             max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
             open_end: leave the run open for more items; otherwise it is sealed.
 
-        Raises:
-            ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
+        Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
         stage = StageSpec(
             name="items",
@@ -128,8 +126,7 @@ class Run:
             changes: fields of :class:`StageSpec` that replace those of the snapshot.
             open_end: whether items can be added; None: as when the snapshot was taken.
 
-        Raises:
-            ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
+        Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
         from hpc_toolkit.results.restoring import import_results, note_origin
 
@@ -147,9 +144,8 @@ class Run:
     def add(self, items: list[Item], *, stage: str = "items") -> None:
         """Add items to an open stage; each must be new.
 
-        Raises:
-            ItemsError: a duplicate, an empty list, or a missing group key.
-            RunError: the stage is sealed, or belongs to a campaign.
+        Raises ItemsError: a duplicate, an empty list, or a missing group key; RunError: the stage
+        is sealed, or belongs to a campaign.
         """
         from hpc_toolkit.worker.command import check_placeholders
 
@@ -163,8 +159,7 @@ class Run:
     def seal(self) -> None:
         """Seal every stage: no more items can be added.
 
-        Raises:
-            RunError: the run is a campaign, which its coordinator seals.
+        Raises RunError: the run is a campaign, which its coordinator seals.
         """
         self._refuse_campaign()
         self._trust()
@@ -187,11 +182,9 @@ class Run:
         If ``workers`` is None, this process is the only worker; inside an srun step it takes its
         share of the node's GPUs (:func:`hpc_toolkit.system.gpus.rank_environment`). Otherwise a
         pool starts ``workers`` processes, binds each to its ``shares`` of this machine, and
-        replaces those that are killed; if this process has threads, as in a notebook, the pool
-        runs in a fresh interpreter.
-
-        Raises:
-            HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
+        replaces those that are killed; if this process has threads, as in a notebook, the pool runs
+        in a fresh interpreter. Raises HpcToolkitError: the run is paused, its code cannot be
+        loaded, or its disk is full.
         """
         from hpc_toolkit.worker.pool import Pool, work_elsewhere
         from hpc_toolkit.worker.worker import WorkerOptions, start_worker
@@ -224,8 +217,7 @@ class Run:
     def results(self, *, stage: str | None = None, partial: bool = False) -> list[Row]:
         """One row per item, in the items' order; publishes the table of a complete stage.
 
-        Raises:
-            NotCompleteError: items are pending, and ``partial`` is not set.
+        Raises NotCompleteError: items are pending, and ``partial`` is not set.
         """
         return self.table(stage=stage, partial=partial).rows
 
@@ -240,10 +232,8 @@ class Run:
     def snapshot(self) -> Snapshot:
         """The items and results so far, even while workers run.
 
-        This publishes the table of a complete run, as :meth:`results` does.
-
-        Raises:
-            RunError: the run is a campaign.
+        This publishes the table of a complete run, as :meth:`results` does. Raises RunError: the
+        run is a campaign.
         """
         from hpc_toolkit.results.snapshots import make_snapshot
 
@@ -357,8 +347,7 @@ def create_run(
         sealed: whether to seal every stage.
         fill: adds files before the directory gets its name, while no other process knows it.
 
-    Raises:
-        RunError: the directory exists or cannot be made, or its filesystem has no symlinks.
+    Raises RunError: the directory exists or cannot be made, or its filesystem has no symlinks.
     """
     hint = "'hpctk work' continues it; 'hpctk add' adds items; or use another name"
     exists = RunError(f"{root} exists", hint=hint)

@@ -51,11 +51,7 @@ _ITEMS_A_UNIT = 1000
 
 
 def arm_of(item: Item) -> str:
-    """The arm of an item of the tasks stage.
-
-    Raises:
-        RunError: the item names no arm, or no task.
-    """
+    """The arm of an item of the tasks stage. Raises RunError: the item names no arm, or no task."""
     try:
         _, arm = item["task"], f"{item['checkpoint']}/layer{item['layer']}"
     except KeyError as error:
@@ -99,10 +95,9 @@ class Coordinator:
     def run(self) -> None:
         """Run all stages to their end.
 
-        Raises:
-            TryAgainLaterError: another coordinator decides.
-            ConfigError: metrics that the search uses were not measured.
-            RunError: a stage failed, or the policy does not repeat its recorded asks.
+        Raises TryAgainLaterError: another coordinator decides; ConfigError: metrics that the search
+        uses were not measured; RunError: a stage failed, or the policy does not repeat its recorded
+        asks.
         """
         if self._campaign.prepare is not None:
             self._finish(PREPARE, list(self._campaign.prepare.items))

@@ -63,8 +63,7 @@ class Decision:
 def read_decisions(segments: Iterable[Segment]) -> list[Decision]:
     """Read the decision of every segment that has one, in order.
 
-    Raises:
-        RunError: one is damaged; names the file.
+    Raises RunError: one is damaged; names the file.
     """
     return [read_decision(segment) for segment in segments if segment.decision is not None]
 
@@ -72,8 +71,7 @@ def read_decisions(segments: Iterable[Segment]) -> list[Decision]:
 def read_decision(segment: Segment) -> Decision:
     """Read the decision of a segment that has one.
 
-    Raises:
-        RunError: as :func:`read_decisions` does.
+    Raises RunError: as :func:`read_decisions` does.
     """
     assert segment.decision is not None
     record = {**_LEFT_OUT, **segment.decision}

@@ -49,8 +49,7 @@ def make_campaign_run(
         path: directories from which its workloads are imported.
         file: name of the settings in error messages.
 
-    Raises:
-        ConfigError: the search cannot work.
+    Raises ConfigError: the search cannot work.
     """
     campaign = campaign.asked_in(ROUNDS)
     try_search(campaign, file)
@@ -69,8 +68,7 @@ def make_campaign_run(
 def campaign_of(run: Run) -> Campaign:
     """The campaign's current settings.
 
-    Raises:
-        RunError: the run is a plain list of items, or its settings are damaged.
+    Raises RunError: the run is a plain list of items, or its settings are damaged.
     """
     if run.manifest.campaign is None:
         message = f"{run.root} is not a campaign"
@@ -82,10 +80,8 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     """Check that ``campaign`` equals an existing run's, or update the settings that may change.
 
     Keys that end the search may change until it is over, other keys of the search until its first
-    decision. ``file`` names the settings in error messages.
-
-    Raises:
-        ConfigError: names the settings that changed.
+    decision. ``file`` names the settings in error messages. Raises ConfigError: names the settings
+    that changed.
     """
     stage = run.view.stages[TASKS]
     stage.poll_log()
@@ -129,8 +125,7 @@ class LocalWorkers:
     ) -> int:
         """Work until everything is done; return the exit code of the workers.
 
-        Raises:
-            HpcToolkitError: the coordinator or a worker could not go on.
+        Raises HpcToolkitError: the coordinator or a worker could not go on.
         """
 
         def tick() -> None:

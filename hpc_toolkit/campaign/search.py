@@ -63,8 +63,7 @@ def recorded_search(campaign: Campaign) -> dict[str, Any]:
 def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
     """The campaign with the [search] of its first decision and its own budgets.
 
-    Raises:
-        RunError: the search in that decision is damaged.
+    Raises RunError: the search in that decision is damaged.
     """
     first = decisions[0].search if decisions else None
     if first is None:
@@ -93,8 +92,7 @@ def make_tasks(campaign: Campaign) -> TaskSet:
 def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> MetricColumns:
     """The metrics that the search uses, from the rows of the metrics stage.
 
-    Raises:
-        ConfigError: no row has one of the metrics, or too few rows have it.
+    Raises ConfigError: no row has one of the metrics, or too few rows have it.
     """
     table = make_arms(campaign)
     found: dict[str, dict[str, float | None]] = {arm: {} for arm in table.ids}
@@ -122,8 +120,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
 def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
     """The campaign's policy, before any tell.
 
-    Raises:
-        ConfigError: unknown policy, or unknown options.
+    Raises ConfigError: unknown policy, or unknown options.
     """
     made = _arguments(campaign)
     return make_policy(
@@ -157,8 +154,7 @@ def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
 def try_search(campaign: Campaign, file: str) -> None:
     """Make the policy and ask it once, so that an error is reported before anything runs.
 
-    Raises:
-        ConfigError: names ``file`` and the key.
+    Raises ConfigError: names ``file`` and the key.
     """
     search = campaign.search
     key, given = "policy", dict[str, Any]()

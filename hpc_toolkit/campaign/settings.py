@@ -116,8 +116,7 @@ class Campaign:
     def from_json(cls, record: dict[str, Any], file: str = "campaign") -> Campaign:
         """Read the output of :meth:`to_json`; ``file`` names it in error messages.
 
-        Raises:
-            AttributeError, ConfigError: the record is not valid.
+        Raises AttributeError, ConfigError: the record is not valid.
         """
         table = _given(record)
         for name in {PREPARE, METRICS, TASKS} & table.keys():
@@ -165,8 +164,7 @@ class ArmFacts:
 def read_campaign(path: Path) -> Campaign:
     """Read a campaign's TOML file.
 
-    Raises:
-        ConfigError: names the file and the key, and the nearest known key for an unknown one.
+    Raises ConfigError: names the file and the key, and the nearest known key for an unknown one.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -186,8 +184,7 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
         paths: the paths of its run.
         first: the settings in run.json.
 
-    Raises:
-        RunError: they are damaged.
+    Raises RunError: they are damaged.
     """
     data = read_fresh(paths.campaign)
     update = bool(data) or os.path.lexists(paths.campaign)

@@ -207,8 +207,7 @@ def without_retired(record: dict[str, Any]) -> dict[str, Any]:
 def search_table(value: object, where: str, *, ends: bool = True) -> Search:
     """Convert the TOML table; with ``ends`` false it need not say when the search ends.
 
-    Raises:
-        ConfigError: names the key.
+    Raises ConfigError: names the key.
     """
     search = read_table(Search, value, where, _SEARCH)
     endless = all(getattr(search, name) is None for name in BUDGETS)

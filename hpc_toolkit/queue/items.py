@@ -22,8 +22,7 @@ _HINT = 'write one object a line, such as {"seed": 1}'
 def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
     """Parse JSON lines; blank lines are skipped.
 
-    Raises:
-        ItemsError: a line is not a JSON object; the message names the line.
+    Raises ItemsError: a line is not a JSON object; the message names the line.
     """
     items = []
     for number, line in enumerate(lines, 1):
@@ -74,9 +73,8 @@ def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -
         group_by: the key that every item must have.
         taken: canonical bytes of the stage's items; the new items are added to it.
 
-    Raises:
-        ItemsError: the list is empty, or an item is a duplicate, lacks the group's key or is not
-            JSON. The message counts items from 0.
+    Raises ItemsError: the list is empty, or an item is a duplicate, lacks the group's key or is not
+    JSON. The message counts items from 0.
     """
     if not items:
         message = "the list of items is empty"
@@ -169,9 +167,8 @@ class Segment:
     def __init__(self, path: Path, entry: int) -> None:
         """Read the header.
 
-        Raises:
-            FileNotFoundError, ValueError: the file is not there, or its end is missing.
-            AttributeError, LookupError, TypeError: the header is complete but not valid.
+        Raises FileNotFoundError, ValueError: the file is not there, or its end is missing;
+        AttributeError, LookupError, TypeError: the header is complete but not valid.
         """
         self.path = path
         self.entry = entry
@@ -206,8 +203,7 @@ class Segment:
     def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
         """The JSON of a unit's items, without newlines; ``fd``: an open descriptor of this file.
 
-        Raises:
-            RunError: lines are damaged; the message names the first one.
+        Raises RunError: lines are damaged; the message names the first one.
         """
         index = self._index[unit.first]
         start = self._body + self._table[index][2]
@@ -261,11 +257,7 @@ class Segment:
         return self.units[bisect_right(self._table, item, key=lambda row: row[0]) - 1]
 
     def items(self) -> Iterator[bytes]:
-        """The JSON of every item, by position.
-
-        Raises:
-            RunError: as :meth:`lines` does.
-        """
+        """The JSON of every item, by position. Raises RunError: as :meth:`lines` does."""
         with self.path.open("rb") as file:
             for unit in self.units:
                 yield from self.lines(unit, fd=file.fileno())
@@ -319,9 +311,8 @@ def _check_kinds(header: dict[str, Any]) -> None:
 def _parse_header(line: bytes) -> dict[str, Any]:
     """Parse and check the header of a segment, so that users need no further checks.
 
-    Raises:
-        ValueError: the line is not JSON, for example because a part is not visible yet.
-        LookupError, TypeError: the line is JSON but not the header of a segment.
+    Raises ValueError: the line is not JSON, for example because a part is not visible yet;
+    LookupError, TypeError: the line is JSON but not the header of a segment.
     """
     try:
         header: dict[str, Any] = json.loads(line)

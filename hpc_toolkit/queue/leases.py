@@ -326,8 +326,7 @@ class WorkerLock:
     def release(self) -> None:
         """Release the lock before the process ends; do nothing if it was not taken.
 
-        Raises:
-            OSError: the file server refused.
+        Raises OSError: the file server refused.
         """
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)

@@ -137,9 +137,8 @@ class StageLog:
     def show(self, number: int) -> None:
         """Write into ``head`` that the log has ``number`` entries; it never shows fewer again.
 
-        Raises:
-            ProbeTimeoutError: the file server has not answered yet. As after any lost write of
-                ``head``, other processes list the log within a minute.
+        Raises ProbeTimeoutError: the file server has not answered yet. As after any lost write of
+        ``head``, other processes list the log within a minute.
         """
         self._write_head(_ENTRY, (number - 1) * len(_ENTRY))
 
@@ -171,8 +170,7 @@ class StageLog:
     def refuse_hidden(self) -> None:
         """Raise if an entry is hidden, for callers that need every entry.
 
-        Raises:
-            TryAgainLaterError: an entry cannot be read yet.
+        Raises TryAgainLaterError: an entry cannot be read yet.
         """
         if self.hidden:
             hint = "try again in a minute; 'hpctk doctor' shows whether it is lost"
@@ -181,9 +179,8 @@ class StageLog:
     def _read(self, target: str) -> None:
         """Read the next entry.
 
-        Raises:
-            FileNotFoundError, ValueError: its payload is missing or incomplete.
-            RunError: its payload is complete but not valid, or its kind is unknown.
+        Raises FileNotFoundError, ValueError: its payload is missing or incomplete; RunError: its
+        payload is complete but not valid, or its kind is unknown.
         """
         number = self.length + 1
         kind = target.partition("/")[0]
@@ -212,8 +209,7 @@ class StageLog:
     def table_header(self) -> tuple[int, dict[int, set[int]]]:
         """Number of rows of the latest table, and the failed positions of each segment.
 
-        Raises:
-            RunError: the table's first line is damaged.
+        Raises RunError: the table's first line is damaged.
         """
         assert self.table is not None
         target = self.table[1]
@@ -255,8 +251,7 @@ class StageLog:
     def add_segment(self, lines: list[bytes]) -> bool:
         """Write a segment and try to add it; False if another process was faster.
 
-        Raises:
-            RunError: the stage is sealed.
+        Raises RunError: the stage is sealed.
         """
         if self.sealed:
             message = f"stage {self.paths.name!r} of {self.paths.root.parent.parent} is sealed"
@@ -284,8 +279,7 @@ class StageLog:
     def _follow(self) -> None:
         """Read the entry that won the number tried, ours or another's; it may become visible late.
 
-        Raises:
-            TryAgainLaterError: the entry stays invisible.
+        Raises TryAgainLaterError: the entry stays invisible.
         """
         import time
 
@@ -307,8 +301,7 @@ def damaged(path: Path, what: str) -> RunError:
 def _checked(paths: StagePaths, target: str, *more: type[Exception]) -> Iterator[None]:
     """Turn errors from an invalid payload into one that names it; ``more``: further error types.
 
-    Raises:
-        RunError: the payload is not valid.
+    Raises RunError: the payload is not valid.
     """
     kinds: tuple[type[Exception], ...] = (
         AttributeError,
@@ -326,8 +319,7 @@ def _checked(paths: StagePaths, target: str, *more: type[Exception]) -> Iterator
 def _check_end(file: BinaryIO) -> None:
     """Reject a table whose last line is incomplete.
 
-    Raises:
-        ValueError: the last line is incomplete, or the table is empty.
+    Raises ValueError: the last line is incomplete, or the table is empty.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))

@@ -148,8 +148,7 @@ class PresenceFile:
                 30 s. A new state is always sent.
             changes: fields of :class:`Presence`.
 
-        Raises:
-            OSError: the write or the sync failed; the changes may be in the file or not.
+        Raises OSError: the write or the sync failed; the changes may be in the file or not.
         """
         state = self.presence.state
         beat = self.presence.heartbeat + 1

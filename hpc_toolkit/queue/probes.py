@@ -52,8 +52,7 @@ class Probes:
             worker: the worker whose file it is; for HEAD, the offset that is written.
             call: the look; its exceptions are raised here.
 
-        Raises:
-            ProbeTimeoutError: there is no answer yet.
+        Raises ProbeTimeoutError: there is no answer yet.
         """
         if self.limit_s is None:
             return call()

@@ -227,8 +227,7 @@ class RunView:
     def line(self, ref: Ref) -> dict[str, Any] | None:
         """Read one journal line back; None if it is damaged now.
 
-        Raises:
-            OSError: the journal cannot be read.
+        Raises OSError: the journal cannot be read.
         """
         lines = read_lines(self.paths.journal(ref.worker), ref.start, ref.end)
         return next((line.record for line in lines), None)
@@ -262,8 +261,7 @@ class RunView:
     def refuse_unreadable(self) -> None:
         """Raise if a journal is unreadable, for callers that need every journal.
 
-        Raises:
-            OSError: the error of the first journal that could not be read.
+        Raises OSError: the error of the first journal that could not be read.
         """
         for error in self.unreadable.values():
             raise error

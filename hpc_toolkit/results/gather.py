@@ -65,9 +65,8 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
         name: name of the stage.
         partial: accept pending items; they have no row, and no table is published with them.
 
-    Raises:
-        NotCompleteError: items are pending, and ``partial`` is not set.
-        OSError: a journal cannot be read, no table is published, and ``partial`` is not set.
+    Raises NotCompleteError: items are pending, and ``partial`` is not set; OSError: a journal
+    cannot be read, no table is published, and ``partial`` is not set.
     """
     stage = view.stages[name]
     while True:

@@ -42,10 +42,8 @@ def note_origin(manifest: Manifest, snapshot: Snapshot) -> None:
 def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
     """Write the files of a worker named ``import-...`` that did these items and finished.
 
-    No other process may know the run's directory yet.
-
-    Raises:
-        RunError: a value cannot be stored as JSON.
+    No other process may know the run's directory yet. Raises RunError: a value cannot be stored as
+    JSON.
     """
     done = {canonical(row["item"]): row for row in rows if row["state"] == "done"}
     if not done:

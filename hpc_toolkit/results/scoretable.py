@@ -104,8 +104,7 @@ class _Cells:
 def read_score_table(path: Path) -> ScoreTable:
     """Read a ``.csv``, ``.csv.gz`` or ``.parquet`` file; the arms keep the file's order.
 
-    Raises:
-        ConfigError: the file is not a valid score table; the message names line and column.
+    Raises ConfigError: the file is not a valid score table; the message names line and column.
     """
     if not path.name.endswith(_ENDINGS):
         message = f"{path}: not a table of scores"

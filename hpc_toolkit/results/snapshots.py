@@ -112,8 +112,7 @@ def given_items(log: StageLog) -> list[Item]:
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Write a snapshot; a reader sees the complete old file or the complete new one.
 
-    Raises:
-        OSError: it cannot be written; the old file stays.
+    Raises OSError: it cannot be written; the old file stays.
     """
     files.replace_file(path, snapshot.to_lines())
 
@@ -121,8 +120,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 def read_snapshot(path: Path) -> Snapshot:
     """Read what :func:`write_snapshot` wrote.
 
-    Raises:
-        RunError: the file is missing, not a snapshot, damaged, or of a newer format.
+    Raises RunError: the file is missing, not a snapshot, damaged, or of a newer format.
     """
     try:
         record = json.loads(path.read_bytes())
@@ -190,8 +188,7 @@ class Snapshots:
             done, so that each snapshot has its own file.
         every: done items from one snapshot to the next; None: only :meth:`take` takes one.
 
-    Raises:
-        ConfigError: ``every`` is below 1.
+    Raises ConfigError: ``every`` is below 1.
     """
 
     def __init__(

@@ -50,11 +50,7 @@ def row_fault(row: object) -> str:
 
 
 def check_rows(rows: list[Row]) -> None:
-    """Refuse rows of a damaged table.
-
-    Raises:
-        RunError: a row is not valid.
-    """
+    """Refuse rows of a damaged table. Raises RunError: a row is not valid."""
     for number, row in enumerate(rows):
         if fault := row_fault(row):
             message = f"row {number} of the published table is damaged: {fault}"
@@ -77,21 +73,15 @@ def write_table(path: Path, rows: list[Row]) -> None:
     values' keys with the prefix ``value.``. A column of the last two kinds gets the prefix
     ``hpctk.`` if any item has a key of the same name. Values that are neither numbers nor text are
     written as JSON. An npz holds one array per column, float64 (NaN if a row lacks it) or text; it
-    is read without pickle.
-
-    Raises:
-        ConfigError: the suffix is unknown, or a package that the format needs is not installed.
+    is read without pickle. Raises ConfigError: the suffix is unknown, or a package that the format
+    needs is not installed.
     """
     writer = writer_for(path)
     replace_file(path, writer(rows))
 
 
 def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
-    """The writer for a file's suffix.
-
-    Raises:
-        ConfigError: the suffix is unknown.
-    """
+    """The writer for a file's suffix. Raises ConfigError: the suffix is unknown."""
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         message = f"{path}: unknown format {path.suffix!r}"
@@ -164,9 +154,8 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
 def read_parquet(path: Path) -> dict[str, list[Any]]:
     """The columns of a Parquet file by name; an empty cell is None.
 
-    Raises:
-        ConfigError: pyarrow is not installed.
-        OSError, ValueError: the file is missing, or not a Parquet file.
+    Raises ConfigError: pyarrow is not installed; OSError, ValueError: the file is missing, or not a
+    Parquet file.
     """
     try:
         import pyarrow.parquet as pq
@@ -200,9 +189,7 @@ _WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
 def read_rows(path: Path) -> list[Row]:
     """Read the rows that ``hpctk gather -o FILE.jsonl`` wrote.
 
-    Raises:
-        ConfigError: another suffix.
-        RunError: the file is missing, or contains no gathered rows.
+    Raises ConfigError: another suffix; RunError: the file is missing, or contains no gathered rows.
     """
     hint = "'hpctk gather RUN -o FILE.jsonl' writes them"
     if path.suffix != ".jsonl":

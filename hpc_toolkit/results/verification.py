@@ -49,11 +49,7 @@ class Range:
 
     @classmethod
     def parse(cls, text: str) -> Range:
-        """Read ``mean=-1:1``; an end may be left out.
-
-        Raises:
-            ConfigError: it is not a range.
-        """
+        """Read ``mean=-1:1``; an end may be left out. Raises ConfigError: it is not a range."""
         name, equals, ends = text.partition("=")
         least, colon, most = ends.partition(":")
         try:
@@ -177,10 +173,8 @@ class Recomputation:
     def check(self, stage: StageSpec, rows: list[Row]) -> tuple[int, list[Problem]]:
         """Recompute results; return how many, and a problem for each that differs.
 
-        Nothing is recorded. The items run one by one, each in a call of its own.
-
-        Raises:
-            WorkloadError: the stage's code cannot be loaded.
+        Nothing is recorded. The items run one by one, each in a call of its own. Raises
+        WorkloadError: the stage's code cannot be loaded.
         """
         done = [row for row in rows if row["state"] == "done"]
         drawn = random.Random(0).sample(done, min(self.count, len(done)))

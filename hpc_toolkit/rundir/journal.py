@@ -79,8 +79,7 @@ class JournalWriter:
     def sync(self) -> None:
         """Commit everything appended so far.
 
-        Raises:
-            OSError: treat unsynced bytes as lost; a second call that succeeds proves nothing.
+        Raises OSError: treat unsynced bytes as lost; a second call that succeeds proves nothing.
         """
         if self.dirty:
             os.fdatasync(self._fd)
@@ -140,8 +139,7 @@ class JournalReader:
     def open(self) -> int:
         """Open the journal for reading; return the descriptor.
 
-        Raises:
-            OSError: it cannot be opened.
+        Raises OSError: it cannot be opened.
         """
         return os.open(self.path, os.O_RDONLY)
 
@@ -153,8 +151,7 @@ class JournalReader:
         Args:
             open_file: replaces :meth:`open`, for callers that limit how long opening may take.
 
-        Raises:
-            OSError: the journal cannot be read now.
+        Raises OSError: the journal cannot be read now.
         """
         try:
             fd = (open_file or self.open)() if self._fd is None else self._fd

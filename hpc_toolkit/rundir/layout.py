@@ -122,8 +122,7 @@ class StageSpec:
     def __post_init__(self) -> None:
         """Reject a name that is not valid as a directory of the run.
 
-        Raises:
-            ValueError: the name is not valid.
+        Raises ValueError: the name is not valid.
         """
         if not _STAGE_NAME.fullmatch(self.name):
             message = f"{self.name!r} is not a valid stage name: use letters, digits, '_' and '-'"
@@ -177,8 +176,7 @@ def _stage_record(stage: StageSpec) -> dict[str, Any]:
 def read_manifest(root: Path) -> Manifest:
     """Read ``root/run.json``.
 
-    Raises:
-        RunError: ``root`` is not a run, or run.json is unreadable, damaged or too new.
+    Raises RunError: ``root`` is not a run, or run.json is unreadable, damaged or too new.
     """
     path = root / "run.json"
     try:
@@ -224,8 +222,7 @@ def _expect(value: Any, *kinds: type | None) -> Any:
 def parse_manifest(record: dict[str, Any]) -> Manifest:
     """Build a manifest from the JSON object in run.json.
 
-    Raises:
-        KeyError, TypeError, AttributeError, ValueError: the object is not a manifest.
+    Raises KeyError, TypeError, AttributeError, ValueError: the object is not a manifest.
     """
     stages = tuple(
         StageSpec(
@@ -254,8 +251,7 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
 def check_trust(root: Path) -> str:
     """Reject a run whose workload another user could have set; return a warning or "".
 
-    Raises:
-        RunError: everybody can write to the run, or its owner is neither this user nor root.
+    Raises RunError: everybody can write to the run, or its owner is neither this user nor root.
     """
     for path in (root, root / "run.json"):
         info = path.stat()
@@ -275,8 +271,7 @@ def check_trust(root: Path) -> str:
 def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
     """The run for a command: the argument, else $HPCTK_RUN, else the only run below ./runs.
 
-    Raises:
-        ConfigError: neither is given, and ./runs does not have exactly one run.
+    Raises ConfigError: neither is given, and ./runs does not have exactly one run.
     """
     named = given or (os.environ if environ is None else environ).get("HPCTK_RUN")
     if named:

@@ -27,8 +27,7 @@ def write_proof(path: Path, record: dict[str, Any]) -> None:
         record: has ``sides`` as :meth:`hpc_toolkit.doctor.sides.Side.to_json` returns them, and
             ``locks_proven``.
 
-    Raises:
-        OSError: the record could not be written; an older record stays.
+    Raises OSError: the record could not be written; an older record stays.
     """
     files.replace_file(path, [json.dumps({"format": _FORMAT, **record}, indent=2).encode() + b"\n"])
 

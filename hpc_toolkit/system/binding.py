@@ -35,11 +35,7 @@ class Shares:
     """Bytes that each process of the worker's executor may allocate."""
 
     def __post_init__(self) -> None:
-        """Reject invalid shares.
-
-        Raises:
-            ConfigError: names the option.
-        """
+        """Reject invalid shares. Raises ConfigError: names the option."""
         if self.cpus is not None and self.cpus < 1:
             message = f"--cpus-per-worker must be at least 1, got {self.cpus}"
             raise ConfigError(message, hint="leave it out to bind no CPUs")
@@ -158,10 +154,8 @@ def place_workers(machine: Machine, shares: Shares, workers: int) -> list[Place]
     """Assign resources to each worker; no CPU is assigned twice.
 
     A worker's CPUs come from one NUMA node if any node has enough left: the node of its GPU if
-    possible, else the node with the most CPUs left.
-
-    Raises:
-        ConfigError: the workers need more than this process may use of the machine.
+    possible, else the node with the most CPUs left. Raises ConfigError: the workers need more than
+    this process may use of the machine.
     """
     _refuse_cpus(machine, shares, workers)
     _refuse_memory(machine, shares, workers)
@@ -222,11 +216,7 @@ def _refuse_memory(machine: Machine, shares: Shares, workers: int) -> None:
 
 
 def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tuple[str, ...] | None:
-    """The GPUs of one worker.
-
-    Raises:
-        ConfigError: there are too few GPUs for all workers.
-    """
+    """The GPUs of one worker. Raises ConfigError: there are too few GPUs for all workers."""
     each = shares.gpus
     if each is None:
         return None

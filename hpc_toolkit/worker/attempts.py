@@ -110,8 +110,7 @@ def _message(error: BaseException) -> str:
 def _strict_json(value: Any) -> str:
     """Encode a result as strict JSON.
 
-    Raises:
-        TypeError, ValueError: names the path of the value that is not JSON.
+    Raises TypeError, ValueError: names the path of the value that is not JSON.
     """
     if type(value) is not dict:
         message = f"a result must be a dict, not {type(value).__name__}"

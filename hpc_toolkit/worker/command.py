@@ -56,9 +56,8 @@ _CONTEXTS = {
 def placeholders(command: str) -> list[str]:
     """The item keys that a command uses.
 
-    Raises:
-        WorkloadError: a placeholder is not a plain ``{key}``, or is in a context where the shell
-            would not read its quoted value as one word and might execute it.
+    Raises WorkloadError: a placeholder is not a plain ``{key}``, or is in a context where the shell
+    would not read its quoted value as one word and might execute it.
     """
     keys: list[str] = []
     context = ""
@@ -88,8 +87,7 @@ def placeholders(command: str) -> list[str]:
 def check_placeholders(items: list[dict[str, Any]], command: str | None) -> None:
     """Refuse items that lack a key that the command needs.
 
-    Raises:
-        ItemsError: names the first item, counted from 0, and the key.
+    Raises ItemsError: names the first item, counted from 0, and the key.
     """
     keys = placeholders(command) if command is not None else []
     for number, item in enumerate(items):
@@ -114,8 +112,7 @@ def _context_after(text: str, context: str) -> str:
 def fill(command: str, item: dict[str, Any]) -> str:
     """Fill in the command for one item; every value becomes exactly one shell word.
 
-    Raises:
-        PermanentError: the item lacks a key.
+    Raises PermanentError: the item lacks a key.
     """
     parts = []
     for text, key, _, _ in string.Formatter().parse(command):

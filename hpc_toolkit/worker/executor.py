@@ -61,8 +61,7 @@ class Executor:
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
         """Send a request; ``lines`` are its items as JSON.
 
-        Raises:
-            BrokenPipeError: the child is gone.
+        Raises BrokenPipeError: the child is gone.
         """
         self._stop[0] = 0
         # One array: parsing many short texts one by one takes six times as long.

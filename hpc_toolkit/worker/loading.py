@@ -62,8 +62,7 @@ class FunctionWorkload:
 def load_workload(spec: WorkloadSpec) -> Workload:
     """Import and construct the code of a stage.
 
-    Raises:
-        WorkloadError: it cannot be found, imported or constructed; the message says where.
+    Raises WorkloadError: it cannot be found, imported or constructed; the message says where.
     """
     if spec.command is not None:
         from hpc_toolkit.worker.command import CommandWorkload
@@ -99,8 +98,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 def check_stage(stage: StageSpec) -> None:
     """Refuse a stage that cannot work; this imports its code.
 
-    Raises:
-        ConfigError, WorkloadError: what is wrong.
+    Raises ConfigError, WorkloadError: what is wrong.
     """
     work = stage.workload
     if (work.function is None) == (work.command is None):

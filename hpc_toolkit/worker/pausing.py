@@ -55,8 +55,7 @@ class PauseRule:
 def parse_max_failures(text: str) -> tuple[float, bool]:
     """Parse ``N`` or ``P%`` into (number, whether it is a percentage of all items).
 
-    Raises:
-        ConfigError: it is neither.
+    Raises ConfigError: it is neither.
     """
     number, percent = text.removesuffix("%"), text.endswith("%")
     try:

@@ -41,8 +41,7 @@ _BARREN_LIVES = 5
 class Pool:
     """Forks workers and watches them; the parent runs no item and claims nothing.
 
-    Raises:
-        ConfigError: this machine has fewer resources than the workers' ``shares`` need.
+    Raises ConfigError: this machine has fewer resources than the workers' ``shares`` need.
     """
 
     def __init__(
@@ -72,8 +71,7 @@ class Pool:
         Args:
             on_tick: called a few times a second, to show progress.
 
-        Raises:
-            HpcToolkitError: the first error that a worker reported.
+        Raises HpcToolkitError: the first error that a worker reported.
         """
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write, self._error_read):

@@ -135,9 +135,8 @@ class UnitRunner:
     def run(self, assignment: Assignment) -> Outcome:
         """Attempt each pending item of the unit once.
 
-        Raises:
-            OSError: the journal could not be written or synced; the worker must end.
-            WorkloadError: the code cannot be loaded; the unit was released.
+        Raises OSError: the journal could not be written or synced; the worker must end;
+        WorkloadError: the code cannot be loaded; the unit was released.
         """
         lines = UnitLines(self._journal, self._clock, assignment)
         self._counted, self._tally = self.counts, lines.tally

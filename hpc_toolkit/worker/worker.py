@@ -178,8 +178,7 @@ class Worker:
     def _work(self, assignment: Assignment | None) -> None:
         """Run a unit, again after each death of its executor.
 
-        Raises:
-            PausedError: too many items failed.
+        Raises PausedError: too many items failed.
         """
         self._idle_since = None
         self._pacing.worked()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _TAIL = 2000
-_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS_APART_S = 2.0
 """Seconds until all processes of a step have a signal: Slurm signals one after the other."""
 
@@ -185,7 +185,7 @@ class CommandWorkload:
         number = -code if code < 0 else code - 128
         if number <= 0:
             return False
-        end = time.monotonic() + (_SIGNALS_APART_S if number in _ASKED_TO_END else 0)
+        end = time.monotonic() + (_SIGNALS_APART_S if number in _STOP_SIGNALS else 0)
         while not self._asked_to_stop and time.monotonic() < end:
             time.sleep(0.01)
         return self._asked_to_stop

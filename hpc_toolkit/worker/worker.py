@@ -94,7 +94,9 @@ class Worker:
             restarted=rank.restart > 0,
         )
         every_s = self._pacing.judge_s
-        self._host_watch = HostWatch(view, liveness, clock, own.presence, every_s)
+        self._host_watch = HostWatch(
+            view=view, liveness=liveness, clock=clock, own=own.presence, every_s=every_s
+        )
         self._pause = PauseRule(self._host_watch, clock, every_s)
         self._wake_fd, self._wake_write = os.pipe()
         self._runner = UnitRunner(

@@ -251,11 +251,11 @@ class Ward:
         self.view = self.toy.view()
         self.liveness = Liveness(self.toy.paths, self.clock, host="a", boot="none", lease_s=1e6)
         self.watch = HostWatch(
-            self.view,
-            self.liveness,
-            self.clock,
-            self.me.presence.presence,
-            EVERY_S,
+            view=self.view,
+            liveness=self.liveness,
+            clock=self.clock,
+            own=self.me.presence.presence,
+            every_s=EVERY_S,
         )
 
     def worker(self, name: str, host: str) -> ToyWorker:

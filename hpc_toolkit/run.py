@@ -199,7 +199,13 @@ class Run:
             raise ConfigError(message, hint="one per core, or one per GPU, is usual")
         if len(os.listdir("/proc/self/task")) > 1:
             return work_elsewhere(self.root, workers, options, on_tick, shares)
-        pool = Pool(self.paths, self.manifest, options, workers=workers, shares=shares)
+        pool = Pool(
+            paths=self.paths,
+            manifest=self.manifest,
+            options=options,
+            workers=workers,
+            shares=shares,
+        )
         return pool.run(on_tick)
 
     def status(self) -> Status:

@@ -31,7 +31,7 @@ _SIGNALS_APART_S = 2.0
 """Seconds until all processes of a step have a signal: Slurm signals one after the other."""
 
 
-# What opens and what closes a shell context in which a quoted value is not one word.
+# Opens or closes a shell context in which a quoted value is not one word.
 _OPENING = re.compile(r"""\\.?|['"`]|\(\(|<<<|<<|\$$|(?:^|(?<=\s))\#""", re.DOTALL)
 _CLOSING = {
     "'": re.compile("'"),

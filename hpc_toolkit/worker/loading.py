@@ -76,9 +76,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         except Exception as error:
             message = f"{spec.function}({spec.options}): {type(error).__name__}: {error}"
             raise WorkloadError(message, hint="check the workload's options") from error
-        if not (
-            callable(getattr(workload, "load", None)) and callable(getattr(workload, "run", None))
-        ):
+        if not all(callable(getattr(workload, name, None)) for name in ("load", "run")):
             message = f"{spec.function} has no methods load(group) and run(context, items)"
             raise WorkloadError(message)
         on_oom = getattr(workload, "on_oom", None)
@@ -200,11 +198,7 @@ def prefetch_of(workload: object) -> Callable[[Any], object] | None:
 
 
 class Prefetch:
-    """Calls ``prefetch`` for the group that was named last; nothing waits for it.
-
-    The thread is a daemon: neither the end of a request nor the end of the process waits for a call
-    that takes long or never returns. An exception becomes a line in the log.
-    """
+    """Calls ``prefetch`` for the group that was named last, in a daemon: nothing waits for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -212,24 +206,16 @@ class Prefetch:
         self._open = self._runs = False
 
     def open(self) -> None:
-        """Allow calls; to be called once a group is loaded.
-
-        Two threads that import torch or the like for the first time may find a half-initialized
-        module.
-        """
+        """Allow calls, once a group is loaded: two threads must not import torch at once."""
         with self._lock:
             self._open = True
             self._start()
 
     def name(self, workload: object, group: Any, *, loads: Any = None) -> None:
-        """Name the group to prefetch once the running call has returned.
+        """Name the group to prefetch once the running call has returned; None: not known.
 
-        It replaces a group that was named and not begun.
-
-        Args:
-            workload: nothing is done if it has no ``prefetch``.
-            group: None if the next group is not known.
-            loads: the group that is being loaded now, for which a prefetch is too late.
+        It replaces a group that was named and not begun. ``loads`` is the group that is being
+        loaded now, for which a prefetch is too late.
         """
         prefetch = prefetch_of(workload)
         if prefetch is None:

@@ -84,8 +84,7 @@ def pause_reason(stage: StageView) -> str:
 
 def _count(stage: StageView) -> tuple[int, int, int, int]:
     """(done, items with a failure that counts and no result, failed, total)."""
-    done = hurt = failed = total = 0
-    state = stage.state
+    state, done, hurt, failed, total = stage.state, 0, 0, 0, 0
     for unit in state.units.values():
         total += unit.unit.count
         if unit.clean is not None:

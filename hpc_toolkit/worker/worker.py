@@ -33,7 +33,6 @@ from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
 from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
 
 if TYPE_CHECKING:
-    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
     from hpc_toolkit.rundir.proof import Proof
@@ -80,7 +79,18 @@ class Worker:
         limit_s = None if own.local else LIMIT_S
         self._view = view = RunView(paths, manifest, local=own.local, limit_s=limit_s)
         view.readers[own.name] = own.journal.reader()
-        self._liveness = liveness = _liveness(view, clock, own.presence, lease_s, proof)
+        self._liveness = liveness = Liveness(
+            paths,
+            clock,
+            host=own.presence.host,
+            boot=own.presence.boot,
+            lease_s=lease_s,
+            job=own.presence.job,
+            restart=own.presence.restart,
+            cluster=own.presence.cluster,
+            locks_proven=proof.locks,
+            probes=view.probes,
+        )
         self._control = ControlReader(paths)
         self._slurm = SlurmLiveness(paths.root, clock)
         self._picker = Picker(
@@ -166,16 +176,13 @@ class Worker:
             if assignment is not None:
                 self._work(assignment)
             elif self._picker.reported_complete or (holds and self._view.complete):
-                self._report_complete()
+                # A hint in ``head`` that saves waiting workers reading all journals.
+                with suppress(OSError):
+                    for stage in self._view.stages.values():
+                        stage.log.report_complete()
                 return EXIT_COMPLETE
             else:
                 self._wait()
-
-    def _report_complete(self) -> None:
-        """Note completion in ``head``: a hint that saves waiting workers reading all journals."""
-        with suppress(OSError):
-            for stage in self._view.stages.values():
-                stage.log.report_complete()
 
     def _work(self, assignment: Assignment | None) -> None:
         """Run a unit, again after each death of its executor.
@@ -193,9 +200,7 @@ class Worker:
                 self._pause.judge(self._stage, self._runner.counts)
             if self._pause.reason:
                 self._leave(self._pause.reason)
-                hint = (
-                    "see 'hpctk status'; fix the cause, run 'hpctk retry' and start workers again"
-                )
+                hint = "see 'hpctk status'; fix the cause, run 'hpctk retry', start workers again"
                 raise PausedError(self._pause.reason, hint=hint)
             if outcome is Outcome.STOPPED:
                 self._drain.request("no time for another item", 0.0)
@@ -246,22 +251,6 @@ class Worker:
         self._runner.close()
         self._slurm.close()
         self._member.finish(self._runner.counts, reason)
-
-
-def _liveness(view: RunView, clock: Clock, own: Presence, lease_s: float, proof: Proof) -> Liveness:
-    """This worker's view of which other workers are alive."""
-    return Liveness(
-        view.paths,
-        clock,
-        host=own.host,
-        boot=own.boot,
-        lease_s=lease_s,
-        job=own.job,
-        restart=own.restart,
-        cluster=own.cluster,
-        locks_proven=proof.locks,
-        probes=view.probes,
-    )
 
 
 def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:

@@ -128,7 +128,7 @@ class Run:
 
         Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
-        from hpc_toolkit.results.restoring import import_results, note_origin
+        from hpc_toolkit.results.snapshots import import_results, note_origin
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
         manifest = _checked(root, stage, snapshot.items)
@@ -325,9 +325,8 @@ def _add_items(log: StageLog, items: list[Item], group_by: str | None) -> None:
 
 def _checked(root: str | Path, stage: StageSpec, items: list[Item]) -> Manifest:
     """The manifest of a new run; refuse a stage or items that cannot work."""
-    from hpc_toolkit.results.provenance import collect_provenance
     from hpc_toolkit.worker.command import check_placeholders
-    from hpc_toolkit.worker.loading import check_stage
+    from hpc_toolkit.worker.loading import check_stage, collect_provenance
 
     check_stage(stage)
     check_items(items, group_by=stage.group_by, taken=set())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import Policy
 from hpc_toolkit.bandit.rewards import check_scalariser
-from hpc_toolkit.bandit.rules.baselines import RandomOrder
+from hpc_toolkit.bandit.rule import RandomOrder
 from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Halving, Racing

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import LARGEST_NUMBER, TaskSet
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Proposal, TaskSet
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.policy import Proposal
 
 
 TIE_DECIMALS = 12
@@ -203,3 +202,15 @@ def first_best(values: NDArray[np.float64] | Sequence[float]) -> int:
     Without the rounding, the last bit of a sum would decide between symmetric arms.
     """
     return int(np.argmax(np.round(values, TIE_DECIMALS)))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomOrder(Rule):
+    """All arms in a random order, which depends only on the seed."""
+
+    name: ClassVar[str] = "random"
+
+    def choose(self, history: History, n: int) -> list[Proposal]:
+        order = np.random.default_rng([history.seed]).permutation(len(history.table.arms))
+        free = [int(index) for index in order if index not in history.taken]
+        return [Proposal(history.table.ids[i], None, "random order") for i in free[:n]]

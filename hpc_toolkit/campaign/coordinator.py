@@ -27,10 +27,10 @@ from hpc_toolkit.campaign.search import (
 )
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.errors import RunError, TryAgainLaterError
-from hpc_toolkit.queue.follower import Follower
 from hpc_toolkit.queue.items import Item, encode_segment
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.units import MAX_UNIT
+from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.results.gather import gather, unit_rows
 from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.rundir.files import is_local, replace_file

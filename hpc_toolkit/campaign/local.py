@@ -16,12 +16,11 @@ from hpc_toolkit.campaign.search import as_decided, try_search
 from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, read_settings
 from hpc_toolkit.campaign.tables import BUDGETS, ROUNDS
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.results.provenance import collect_provenance
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.processes import die_with_parent
-from hpc_toolkit.worker.loading import check_stage
+from hpc_toolkit.worker.loading import check_stage, collect_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -291,3 +291,38 @@ def code_hash(spec: WorkloadSpec) -> str | None:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return None
+
+
+def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
+    """Versions of hpctk, Python and packages, the git commit, and a hash of each stage's code."""
+    from datetime import UTC, datetime
+    from importlib import metadata
+
+    from hpc_toolkit import __version__
+
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hpctk": __version__,
+        "python": sys.version.split()[0],
+        "git_commit": _git_commit(),
+        "code": {stage.name: code_hash(stage.workload) for stage in stages},
+        "packages": sorted(
+            {f"{dist.name}=={dist.version}" for dist in metadata.distributions() if dist.name}
+        ),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit that is checked out here, read from ``.git`` without running git."""
+    from pathlib import Path
+
+    for directory in (Path.cwd(), *Path.cwd().parents):
+        head = directory / ".git" / "HEAD"
+        if not head.is_file():
+            continue
+        text = head.read_text(encoding="utf-8").strip()
+        if not text.startswith("ref: "):
+            return text
+        ref = directory / ".git" / text.removeprefix("ref: ")
+        return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
+    return None

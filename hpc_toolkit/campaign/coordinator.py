@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit import Pull
     from hpc_toolkit.campaign.decisions import MetricColumns
-    from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.run import Run
 
@@ -174,13 +173,10 @@ class Coordinator:
     def _check(self, decision: Decision) -> None:
         again = self._search.again(len(decision.pulls))
         if tuple(again) != decision.pulls:
-            message = (
-                f"decision {decision.number} was {_said(decision.pulls)}; "
-                f"the policy says {_said(again)} now"
-            )
-            raise RunError(
-                message, hint="go on with the version and the settings that began this campaign"
-            )
+            was, now = _said(decision.pulls), _said(again)
+            message = f"decision {decision.number} was {was}; the policy says {now} now"
+            hint = "go on with the version and the settings that began this campaign"
+            raise RunError(message, hint=hint)
 
     def _decide(self) -> None:
         """Search, and then ask for everything that is left if the campaign is exhaustive."""
@@ -190,15 +186,10 @@ class Coordinator:
             if not pulls:
                 break
             self._add(SEARCH, pulls)
-        if self._campaign.search.exhaustive and not decisions.exhausted:
-            self._exhaust()
-
-    def _exhaust(self) -> None:
-        decisions = self._search.decisions
-        left = left_over(decisions.asked, self._search.arms.ids, self._campaign.tasks.names)
-        if not left:
+        if not self._campaign.search.exhaustive or decisions.exhausted:
             return
-        told = self._results_of(decisions.waiting)
+        left = left_over(decisions.asked, self._search.arms.ids, self._campaign.tasks.names)
+        told = self._results_of(decisions.waiting) if left else None
         if told is not None:
             self._search.tell(told)
             self._add(EXHAUSTIVE, left)
@@ -279,8 +270,11 @@ class Coordinator:
     def _units_of(self, entry: int) -> dict[str, set[str]]:
         """For each arm, the names of the units of a segment that contain its items."""
         if entry not in self._units:
-            segment = self._stage.log.segments[entry]
-            self._units[entry] = _units_by_arm(segment)
+            segment, found = self._stage.log.segments[entry], dict[str, set[str]]()
+            for position, line in enumerate(segment.items()):
+                name = segment.unit_of(position).name
+                found.setdefault(arm_of(json.loads(line)), set()).add(name)
+            self._units[entry] = found
         return self._units[entry]
 
     def _write_trials(self) -> None:
@@ -294,14 +288,6 @@ class Coordinator:
         self._untold = False
         path = self._run.paths.trials
         replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
-
-
-def _units_by_arm(segment: Segment) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for position, line in enumerate(segment.items()):
-        name = segment.unit_of(position).name
-        found.setdefault(arm_of(json.loads(line)), set()).add(name)
-    return found
 
 
 def _said(pulls: Sequence[Pull]) -> str:
@@ -324,9 +310,7 @@ def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
         stderr = number(row["value"].get("stderr"))
         if stderr is not None and stderr >= 0:
             stderrs[task] = stderr
-    return Observation(
-        arm=arm, scores=scores, stderrs=stderrs, seconds=seconds, failed=tuple(failed)
-    )
+    return Observation(arm, scores, stderrs, seconds, tuple(failed))
 
 
 def score_of(row: dict[str, Any]) -> float | None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.worker.worker import WorkerOptions
 
 _LIVES = 5
@@ -42,13 +41,8 @@ def make_campaign_run(
 ) -> Run:
     """Create the run of a campaign; the coordinator adds its items.
 
-    Args:
-        root: the run directory, which must not exist.
-        campaign: its settings.
-        path: directories from which its workloads are imported.
-        file: name of the settings in error messages.
-
-    Raises ConfigError: the search cannot work.
+    Its workloads are imported from the directories ``path``; ``file`` names the settings in error
+    messages. Raises ConfigError if the search cannot work.
     """
     campaign = campaign.asked_in(ROUNDS)
     try_search(campaign, file)
@@ -79,8 +73,7 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     """Check that ``campaign`` equals an existing run's, or update the settings that may change.
 
     Keys that end the search may change until it is over, other keys of the search until its first
-    decision. ``file`` names the settings in error messages. Raises ConfigError: names the settings
-    that changed.
+    decision. Raises ConfigError that names the settings that changed.
     """
     stage = run.view.stages[TASKS]
     stage.poll_log()
@@ -91,7 +84,9 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     if not changed:
         return
     message = f"{run.root} was made with other settings: {', '.join(changed)}"
-    allowed = _changeable(decisions, sealed=stage.log.sealed)
+    allowed = tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
+    if stage.log.sealed:
+        allowed = ()
     if not all(key.startswith(allowed) for key in changed):
         listed = ", ".join(sorted(f"{key}*" if key.endswith(".") else key for key in allowed))
         hint = f"only {listed} can change now" if allowed else "the search is over"
@@ -100,13 +95,6 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
         raise ConfigError(message, hint="--update takes it over")
     try_search(campaign, file)
     replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
-
-
-def _changeable(decisions: list[Decision], *, sealed: bool) -> tuple[str, ...]:
-    """Prefixes of the settings that may still change after these decisions."""
-    if sealed:
-        return ()
-    return tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
 
 
 class LocalWorkers:
@@ -122,10 +110,7 @@ class LocalWorkers:
     def work(
         self, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None = None
     ) -> int:
-        """Work until everything is done; return the exit code of the workers.
-
-        Raises HpcToolkitError: the coordinator or a worker could not go on.
-        """
+        """Work until everything is done; return the exit code of the workers."""
 
         def tick() -> None:
             if self._watch():

@@ -118,17 +118,9 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
 
 
 def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
-    """The campaign's policy, before any tell.
-
-    Raises ConfigError: unknown policy, or unknown options.
-    """
-    made = _arguments(campaign)
-    return make_policy(
-        campaign.search.policy,
-        arms,
-        campaign.seed,
-        **{name: value for given in made.values() for name, value in given.items()},
-    )
+    """The campaign's policy, before any tell. Raises ConfigError for an unknown name or option."""
+    given = {name: value for part in _arguments(campaign).values() for name, value in part.items()}
+    return make_policy(campaign.search.policy, arms, campaign.seed, **given)
 
 
 def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
@@ -152,10 +144,7 @@ def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
 
 
 def try_search(campaign: Campaign, file: str) -> None:
-    """Make the policy and ask it once, so that an error is reported before anything runs.
-
-    Raises ConfigError: names ``file`` and the key.
-    """
+    """Make the policy and ask it once: a ConfigError names the key before anything runs."""
     search = campaign.search
     key, given = "policy", dict[str, Any]()
     try:
@@ -223,10 +212,8 @@ class CampaignSearch:
     ) -> list[Pull]:
         """The next ask; empty when the search has ended, and ``ended`` says why.
 
-        Args:
-            results_of: returns the results of pulls; if it returns None, this returns no ask and
-                sets no reason.
-            wall_s: returns the seconds that the search has lasted.
+        ``results_of`` returns the results of pulls; if it returns None, this returns no ask and
+        sets no reason. ``wall_s`` returns the seconds that the search has lasted.
         """
         due = self.due()
         while True:
@@ -238,7 +225,7 @@ class CampaignSearch:
             self.ended = self._policy.stop(waiting, wall_s=wall_s())
             if self.ended is not None:
                 return []
-            pulls = self._pulls(ask_within(self._policy, self._number(), waiting))
+            pulls = self._pulls(ask_within(self._policy, self._most(), waiting))
             if pulls:
                 return pulls
             if not waiting:
@@ -246,11 +233,10 @@ class CampaignSearch:
                 return []
             due = waiting[:1]
 
-    def _number(self) -> int:
+    def _most(self) -> int:
         if self._search.policy in TASK_RULES:
             return len(self.arms.arms)
-        first = not self.decisions.asked
-        return self._search.pending if self._together or first else 1
+        return self._search.pending if self._together or not self.decisions.asked else 1
 
     def _pulls(self, proposals: Sequence[Proposal]) -> list[Pull]:
         """The pulls in one form that can be compared: empty ``tasks`` for all tasks."""

@@ -178,13 +178,9 @@ def read_campaign(path: Path) -> Campaign:
 
 
 def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
-    """A campaign's current settings: those of its last update, else ``first``.
+    """A campaign's current settings: those of its last update, else ``first``, from run.json.
 
-    Args:
-        paths: the paths of its run.
-        first: the settings in run.json.
-
-    Raises RunError: they are damaged.
+    Raises RunError if they are damaged.
     """
     data = read_fresh(paths.campaign)
     update = bool(data) or os.path.lexists(paths.campaign)
@@ -193,11 +189,10 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
     except (AttributeError, ConfigError, RecursionError, ValueError) as error:
         path = paths.campaign if update else paths.manifest
         message = f"{path} is damaged: {error}"
-        again = (
-            "move it away: the settings in run.json hold then, until 'hpctk campaign run FILE "
-            "--update'"
-        )
-        hint = again if update else "restore it from a backup; nothing else can replace it"
+        hint = "restore it from a backup; nothing else can replace it"
+        if update:
+            again = "until 'hpctk campaign run FILE --update'"
+            hint = f"move it away: the settings in run.json hold then, {again}"
         raise RunError(message, hint=hint) from error
 
 
@@ -215,24 +210,23 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     return campaign
 
 
-def _model(value: object, where: str) -> Model:
-    return read_table(Model, value, where, _MODEL)
-
+_FROM_0 = a_number(0, math.inf, "a whole number from 0", whole=True)
 
 _MODEL: dict[str, Converter] = {
     "name": word,
     "layers": count,
     "size": a_number(1e-9, 1e30, "a positive number"),
-    "steps": a_list(
-        a_number(0, math.inf, "a whole number from 0", whole=True), "a list of training steps"
-    ),
+    "steps": a_list(_FROM_0, "a list of training steps"),
     "checkpoint": text,
 }
 
 _CAMPAIGN: dict[str, Converter] = {
     "name": word,
-    "seed": a_number(0, math.inf, "a whole number from 0", whole=True),
-    "models": a_list(_model, "one or more [[models]] tables"),
+    "seed": _FROM_0,
+    "models": a_list(
+        lambda value, where: read_table(Model, value, where, _MODEL),
+        "one or more [[models]] tables",
+    ),
     "prepare": prepare_table,
     "metrics": metrics_table,
     "tasks": tasks_table,

@@ -196,7 +196,7 @@ def test_generators_of_the_package_name_their_stream() -> None:
                 if "Stream." not in words and "stream" not in words:
                     unnamed.append((path.name, words))
 
-    assert unnamed == [("baselines.py", "[history.seed]")]
+    assert unnamed == [("rule.py", "[history.seed]")]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hpc_toolkit.campaign.local import campaign_of, make_campaign_run, resume_ca
 from hpc_toolkit.campaign.search import try_search
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign, read_settings
 from hpc_toolkit.campaign.tables import NO_OPTIONS
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import NOOP, Played, toy
 
@@ -165,6 +165,9 @@ def test_new_campaigns_ask_in_rounds_and_older_ones_over_a_window(tmp_path: Path
         del record["tasks"][key]
 
     assert read_settings(run.paths, record).search.asks == "window"
+    record["search"]["group_pulls"] = True
+    with pytest.raises(RunError, match=r"began with search\.group_pulls, which this version"):
+        read_settings(run.paths, record)
 
 
 def test_file_that_does_not_say_how_asks_follow_takes_the_run_up_as_it_is(tmp_path: Path) -> None:

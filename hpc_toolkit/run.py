@@ -116,17 +116,11 @@ class Run:
         changes: dict[str, Any] | None = None,
         open_end: bool | None = None,
     ) -> Run:
-        """Create a run from a snapshot's items; items that were done stay done.
+        """Create a run from a snapshot's items; items that were done stay done, others are pending.
 
-        Failed items are pending, with all of their attempts.
-
-        Args:
-            root: the directory, which must not exist.
-            snapshot: the snapshot to start from.
-            changes: fields of :class:`StageSpec` that replace those of the snapshot.
-            open_end: whether items can be added; None: as when the snapshot was taken.
-
-        Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
+        ``changes`` are fields of :class:`StageSpec` that replace those of the snapshot.
+        ``open_end`` says whether items can be added; None: as when the snapshot was taken.
+        Raises as :meth:`create` does.
         """
         from hpc_toolkit.results.snapshots import import_results, note_origin
 
@@ -144,8 +138,7 @@ class Run:
     def add(self, items: list[Item], *, stage: str = "items") -> None:
         """Add items to an open stage; each must be new.
 
-        Raises ItemsError: a duplicate, an empty list, or a missing group key; RunError: the stage
-        is sealed, or belongs to a campaign.
+        Raises ItemsError for the items, and RunError if the stage is sealed or a campaign's.
         """
         from hpc_toolkit.worker.command import check_placeholders
 
@@ -157,10 +150,7 @@ class Run:
             _add_items(StageLog(self.paths.stage(stage)), items, spec.group_by)
 
     def seal(self) -> None:
-        """Seal every stage: no more items can be added.
-
-        Raises RunError: the run is a campaign, which its coordinator seals.
-        """
+        """Seal every stage: no more items can be added. RunError for a campaign."""
         self._refuse_campaign()
         self._trust()
         for stage in self.manifest.stages:
@@ -223,7 +213,7 @@ class Run:
     def results(self, *, stage: str | None = None, partial: bool = False) -> list[Row]:
         """One row per item, in the items' order; publishes the table of a complete stage.
 
-        Raises NotCompleteError: items are pending, and ``partial`` is not set.
+        Raises NotCompleteError if items are pending, and ``partial`` is not set.
         """
         return self.table(stage=stage, partial=partial).rows
 
@@ -236,10 +226,9 @@ class Run:
             return gather(self.view, name, partial=partial)
 
     def snapshot(self) -> Snapshot:
-        """The items and results so far, even while workers run.
+        """The items and results so far, even while workers run; RunError for a campaign.
 
-        This publishes the table of a complete run, as :meth:`results` does. Raises RunError: the
-        run is a campaign.
+        This publishes the table of a complete run, as :meth:`results` does.
         """
         from hpc_toolkit.results.snapshots import make_snapshot
 
@@ -345,14 +334,9 @@ def create_run(
 ) -> Run:
     """Create a run directory completely, or not at all.
 
-    Args:
-        root: the directory, which must not exist.
-        manifest: the contents of run.json.
-        items: the initial items by stage, already checked.
-        sealed: whether to seal every stage.
-        fill: adds files before the directory gets its name, while no other process knows it.
-
-    Raises RunError: the directory exists or cannot be made, or its filesystem has no symlinks.
+    ``items`` are the initial items by stage, already checked. ``fill`` adds files before the
+    directory gets its name, while no other process knows it. Raises RunError if the directory
+    exists or cannot be made, or if its filesystem has no symlinks.
     """
     hint = "'hpctk work' continues it; 'hpctk add' adds items; or use another name"
     exists = RunError(f"{root} exists", hint=hint)

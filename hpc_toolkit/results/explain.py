@@ -32,11 +32,8 @@ def retry_failed(
 ) -> int:
     """Give the failed items of a stage a full budget of attempts (rule R10); return how many.
 
-    This includes pending items that have failed so far.
-
-    Args:
-        match: only items whose JSON or last error contains this text.
-        only: only this item.
+    This includes pending items that have failed so far. ``match``: only items whose JSON or last
+    error contains this text.
     """
     while True:
         view.poll()
@@ -135,6 +132,7 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
     state = stage.state.units[unit.name]
     history = state.histories.get(found.position)
     floor = stage.state.floor(unit.entry, found.position)
+    kept = ("type", "generation", "at", "seconds", "value", "error", "traceback", "log")
     return {
         "item": found.item,
         "stage": stage.paths.name,
@@ -143,13 +141,16 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
         "state": str(stage.state.item_state(state, found.position)),
         "claims": [
             {
-                "generation": generation,
-                "worker": _owner(stage, unit.name, generation),
-                "released": generation in state.released,
+                "generation": n,
+                "worker": _owner(stage, unit, n),
+                "released": n in state.released,
             }
-            for generation in range(1, stage.claims.generation(unit.name) + 1)
+            for n in range(1, stage.claims.generation(unit.name) + 1)
         ],
-        "attempts": [_attempt(line, worker) for worker, line in _lines(view, unit, found)],
+        "attempts": [
+            {"worker": worker, **{key: line[key] for key in kept if key in line}}
+            for worker, line in _lines(view, unit, found)
+        ],
         "deaths": [
             {
                 "generation": generation,
@@ -165,16 +166,11 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
     }
 
 
-def _owner(stage: StageView, unit: str, generation: int) -> str | None:
+def _owner(stage: StageView, unit: Unit, generation: int) -> str | None:
     try:
-        return stage.claims.owner(unit, generation)
+        return stage.claims.owner(unit.name, generation)
     except OSError:
         return None
-
-
-def _attempt(line: dict[str, Any], worker: str) -> dict[str, Any]:
-    kept = ("type", "generation", "at", "seconds", "value", "error", "traceback", "log")
-    return {"worker": worker, **{key: line[key] for key in kept if key in line}}
 
 
 def _lines(view: RunView, unit: Unit, found: FoundItem) -> Iterator[tuple[str, dict[str, Any]]]:

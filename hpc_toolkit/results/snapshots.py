@@ -95,25 +95,20 @@ def _array(key: str, values: list[Any], end: bytes) -> Iterator[bytes]:
 
 
 def make_snapshot(manifest: Manifest, log: StageLog, rows: list[Row]) -> Snapshot:
-    """The snapshot of a plain run: the items of its log, and the rows that it has now."""
-    return Snapshot(
-        taken=datetime.now(UTC).isoformat(timespec="seconds"),
-        hpctk=__version__,
-        sealed=log.sealed,
-        manifest=manifest,
-        items=given_items(log),
-        rows=rows,
-    )
-
-
-def given_items(log: StageLog) -> list[Item]:
-    """All items of a stage, in the order in which they were given."""
+    """The snapshot of a plain run: the items of its log, as given, and the rows that it has now."""
     found: list[Item] = []
     for segment in log.segments.values():
         items = [json.loads(line) for line in segment.items()]
         order = segment.order or range(len(items))
         found += [item for _, item in sorted(zip(order, items, strict=True), key=lambda at: at[0])]
-    return found
+    return Snapshot(
+        taken=datetime.now(UTC).isoformat(timespec="seconds"),
+        hpctk=__version__,
+        sealed=log.sealed,
+        manifest=manifest,
+        items=found,
+        rows=rows,
+    )
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
@@ -125,10 +120,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read what :func:`write_snapshot` wrote.
-
-    Raises RunError: the file is missing, not a snapshot, damaged, or of a newer format.
-    """
+    """Read what :func:`write_snapshot` wrote; RunError if that fails."""
     try:
         record = json.loads(path.read_bytes())
         if record["kind"] != KIND:
@@ -187,15 +179,9 @@ class Snapshots:
     """Takes snapshots of a run while workers run, one each time ``every`` more items are done.
 
     It looks once a second, so several steps share a snapshot if results come faster. If a snapshot
-    cannot be written, it is skipped and the work goes on.
-
-    Args:
-        status, take: read the status of the run, and take its snapshot.
-        pattern: path of the file; ``{done}`` in it is replaced by the number of items that are
-            done, so that each snapshot has its own file.
-        every: done items from one snapshot to the next; None: only :meth:`take` takes one.
-
-    Raises ConfigError: ``every`` is below 1.
+    cannot be written, it is skipped and the work goes on. ``{done}`` in ``pattern``, the path of
+    the file, becomes the number of items that are done. If ``every`` is None, only :meth:`take`
+    takes one.
     """
 
     def __init__(
@@ -307,9 +293,8 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
                     record = _unit_run(f"{stage.name}/{unit.name}", found, journal.size, at)
                 except ValueError as error:
                     message = f"a result of the snapshot is none that a run can have: {error}"
-                    raise RunError(
-                        message, hint="'hpctk gather --check FILE.json' may name it"
-                    ) from error
+                    hint = "'hpctk gather --check FILE.json' may name it"
+                    raise RunError(message, hint=hint) from error
                 journal.append(record)
     journal.sync()
     # Last, as when a worker exits: the presence file says that all lines are written.
@@ -322,27 +307,18 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
 def _unit_run(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
     """The journal lines of one unit run: a result for each position, and the release."""
     named: dict[str, Any] = {"unit": unit, "generation": 1}
-    lines = b"".join(
-        encode_line(
-            {
-                "type": "done",
-                **named,
-                "item": position,
-                "at": at,
-                "seconds": row["seconds"],
-                "from": {"worker": row["worker"], "attempts": row["attempts"]},
-                "value": row["value"],
-            }
-        )
+    records = (
+        {
+            "type": "done",
+            **named,
+            "item": position,
+            "at": at,
+            "seconds": row["seconds"],
+            "from": {"worker": row["worker"], "attempts": row["attempts"]},
+            "value": row["value"],
+        }
         for position, row in found.items()
     )
-    return lines + release_line(
-        start,
-        lines,
-        **named,
-        lines=len(found),
-        done=len(found),
-        failed=0,
-        seconds=round(sum(row["seconds"] for row in found.values()), 6),
-        at=at,
-    )
+    lines, seconds = b"".join(map(encode_line, records)), sum(r["seconds"] for r in found.values())
+    counts = {"lines": len(found), "done": len(found), "failed": 0}
+    return lines + release_line(start, lines, **named, **counts, seconds=round(seconds, 6), at=at)

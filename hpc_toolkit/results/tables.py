@@ -76,8 +76,7 @@ def write_table(path: Path, rows: list[Row]) -> None:
     is read without pickle. Raises ConfigError: the suffix is unknown, or a package that the format
     needs is not installed.
     """
-    writer = writer_for(path)
-    replace_file(path, writer(rows))
+    replace_file(path, writer_for(path)(rows))
 
 
 def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:

@@ -80,10 +80,7 @@ def group_key(value: Any) -> str | None:
 class FreshUnits:
     """The units that no worker has claimed, as far as one worker knows.
 
-    Args:
-        seed: seed of the random choices.
-        rank, world_size: of the worker. Its own share is one in world_size of the units
-            without a group, and one in world_size of the groups.
+    The worker's own share is one in ``world_size`` of the units without a group, and of the groups.
     """
 
     def __init__(self, seed: str, rank: int = 0, world_size: int = 1) -> None:
@@ -149,10 +146,8 @@ class FreshUnits:
     ) -> Unit | None:
         """Remove and return the unit to try next; None if none is left.
 
-        Args:
-            loaded: key of the group whose context is loaded.
-            weight_of: expected seconds of one item of a group; larger if it should be begun early.
-            kind_of: number of a unit's kind; low numbers should be begun early.
+        ``weight_of``: expected seconds of one item of a group; larger if it should be begun early.
+        ``kind_of``: number of a unit's kind; low numbers should be begun early.
         """
         if self._groups:
             return self._choose_group(loaded, weight_of, kind_of)
@@ -177,7 +172,10 @@ class FreshUnits:
             key = self._next_group
         else:
             fresh = [key for key in self._groups if self._is_fresh(key)]
-            longest = self._longest(fresh or self._earliest(kind_of), weight_of)
+            kinds = {key: kind_of(units[0]) for key, units in self._groups.items()}
+            first = min(kinds.values())
+            earliest = [key for key, kind in kinds.items() if kind == first]
+            longest = self._longest(fresh or earliest, weight_of)
             own = [key for key in longest if self._is_own(key)] if fresh else []
             key = self._random.choice(own or longest)
         units = self._groups[key]
@@ -199,9 +197,3 @@ class FreshUnits:
         weights = {key: weight_of(key) * sum(u.count for u in self._groups[key]) for key in keys}
         longest = max(weights.values())
         return [key for key, weight in weights.items() if weight == longest]
-
-    def _earliest(self, kind_of: Callable[[Unit], int]) -> list[str]:
-        """The groups whose next unit is of the earliest kind."""
-        kinds = {key: kind_of(units[0]) for key, units in self._groups.items()}
-        first = min(kinds.values())
-        return [key for key, kind in kinds.items() if kind == first]

@@ -41,12 +41,8 @@ class Assignment:
 class Picker:
     """Decides which unit one worker claims next, and claims it.
 
-    Args:
-        view, liveness, clock: of this worker.
-        worker: its name.
-        shared: whether other hosts use the filesystem, so that reading a journal is expensive.
-        rank, world_size: of the worker in its job.
-        restarted: whether its job ran before, so that units were probably left half done.
+    ``shared``: other hosts use the filesystem, so that reading a journal is expensive.
+    ``restarted``: the worker's job ran before, so that units were probably left half done.
     """
 
     def __init__(
@@ -89,12 +85,7 @@ class Picker:
         """Metadata operations of the last scan, approximately."""
 
     def next(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
-        """Claim a unit; None if none can be found now.
-
-        Args:
-            loaded: stage and group of the loaded context.
-            pacing: when the looks that cost most are due.
-        """
+        """Claim a unit; None if none can be found now. ``loaded``: the loaded (stage, group)."""
         found = None
         if self.help_first or self._restarted:
             found = self._half_done(loaded, pacing)
@@ -190,14 +181,12 @@ class Picker:
         """Whether every stage is complete, as this or another worker saw (rule R9)."""
         return all(s.complete or s.log.reported_complete for s in self._view.stages.values())
 
-    def notice_deaths(self, at_most: int | None = None) -> bool:
-        """Whether a worker died since the last call; also counts the living workers.
+    def notice_deaths(self, at_most: int | None = None) -> None:
+        """Set :attr:`help_first` if a worker died since the last call; count the living workers.
 
-        Args:
-            at_most: look at this many workers. Those that were silent at the last look are looked
-                at again, so together the workers see every death, and none has to look at all.
+        ``at_most``: look at this many workers. Those that were silent at the last look are looked
+        at again, so together the workers see every death, and none has to look at all.
         """
-        died = False
         names = self._liveness.names()
         looked = names if at_most is None or at_most >= len(names) else self._some(names, at_most)
         alive = 0
@@ -208,15 +197,13 @@ class Picker:
                 self._gone.discard(worker)  # it was silent but not dead
             elif not verdict.finished and worker not in self._gone:
                 self._gone.add(worker)
-                died = self.help_first = True
+                self.help_first = True
         if len(looked) == len(names):
             self.living = alive
         else:
-            left = sum(
-                name not in self._gone for name in names if not self._liveness.is_final(name)
-            )
-            self.living = round(left * (alive + 1) / (len(looked) + 1))
-        return died
+            left = [name for name in names if not self._liveness.is_final(name)]
+            share = (alive + 1) / (len(looked) + 1)
+            self.living = round(len(set(left) - self._gone) * share)
 
     def _some(self, names: list[str], count: int) -> list[str]:
         """Workers without a heartbeat between the last two looks, and others at random."""
@@ -262,7 +249,13 @@ class Picker:
             for name in self._random.sample(names, at_most):
                 self._view.poll_journal(name)
         self._view.poll_claims()
-        return self._take_free(_is_begun)
+
+        def is_begun(stage: StageView, name: str) -> bool:
+            # A unit of which no line was read may be open only because of that.
+            unit = stage.state.units[name]
+            return bool(unit.histories or unit.released)
+
+        return self._take_free(is_begun)
 
     def take_released(self) -> Assignment | None:
         """Like :meth:`takeover`, but only among units that this worker knows to be released.
@@ -274,15 +267,11 @@ class Picker:
     def _read_owners(self) -> int:
         """Read journals of workers that hold open units and made progress; return how many."""
         read = 0
-        for owner in sorted(self._holders()):
+        stages = self._view.stages.values()
+        for owner in sorted({one for stage in stages for one in stage.holders(stage.state.open)}):
             self._verdict(owner)
             read += self._view.poll_if_moved(owner, self._liveness.progress(owner))
         return read
-
-    def _holders(self) -> set[str]:
-        """Workers that hold an open unit of any stage."""
-        stages = self._view.stages.values()
-        return {owner for stage in stages for owner in stage.holders(stage.state.open)}
 
     def _verdict(self, owner: str) -> Verdict:
         """Judge an owner, with one look per scan."""
@@ -351,9 +340,3 @@ class Picker:
             size = self._view.read_size(owner)
             up_to_date &= not self._liveness.is_behind(owner, size)
         return up_to_date
-
-
-def _is_begun(stage: StageView, name: str) -> bool:
-    """Whether a line of a unit was read; if not, the unit may be open only because of that."""
-    unit = stage.state.units[name]
-    return bool(unit.histories or unit.released)

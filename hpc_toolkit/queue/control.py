@@ -117,7 +117,8 @@ class ControlReader:
                 elif record["request"] == _DEATHS:
                     notices += _notices(record["workers"])
                 elif record["request"] == _SICK:
-                    self.health.append(_health_notice(record))
+                    said = {key: kind(record[key]) for key, kind in _KINDS.items()}
+                    self.health.append(HealthNotice(**said))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
                 continue
             self._read.add(name)
@@ -131,12 +132,4 @@ def _notices(workers: dict[str, dict[str, Any]]) -> list[DeathNotice]:
     ]
 
 
-def _health_notice(record: dict[str, Any]) -> HealthNotice:
-    return HealthNotice(
-        host=str(record["host"]),
-        worker=str(record["worker"]),
-        whole=bool(record["whole"]),
-        sure=bool(record["sure"]),
-        at=float(record["at"]),
-        reason=str(record["reason"]),
-    )
+_KINDS = {"host": str, "worker": str, "whole": bool, "sure": bool, "at": float, "reason": str}

@@ -66,15 +66,10 @@ def canonical(item: Item) -> bytes:
 
 
 def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -> None:
-    """Reject lists that cannot be run.
+    """Reject a list that is empty, or has a duplicate, an item without the group's key or not JSON.
 
-    Args:
-        items: the new items.
-        group_by: the key that every item must have.
-        taken: canonical bytes of the stage's items; the new items are added to it.
-
-    Raises ItemsError: the list is empty, or an item is a duplicate, lacks the group's key or is not
-    JSON. The message counts items from 0.
+    ``taken`` are the canonical bytes of the stage's items; the new items are added to it. The
+    message of the ItemsError counts items from 0.
     """
     if not items:
         message = "the list of items is empty"
@@ -87,9 +82,8 @@ def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -
             key = canonical(item)
         except (TypeError, ValueError) as error:
             message = f"item {number} is not plain JSON: {error}"
-            raise ItemsError(
-                message, hint="use strings, finite numbers, lists and objects"
-            ) from error
+            hint = "use strings, finite numbers, lists and objects"
+            raise ItemsError(message, hint=hint) from error
         if key in taken:
             message = f"item {number} is there twice: {key.decode()[:200]}"
             raise ItemsError(message, hint="remove it, or distinguish the two by another key")
@@ -106,11 +100,10 @@ def encode_segment(
 ) -> list[bytes]:
     """The lines of a segment: a header, then the items, with items of one group next to each other.
 
-    ``unit_size``: maximum items per unit, 1 to :data:`MAX_UNIT`; small if items take long.
-    ``kinds``: the kind of each item, if kinds that appear first should be begun first. Items of one
-    kind are then next to each other in their group. The header's ``units`` are [first item, count,
-    byte offset after the header, group]; ``order``, present if items were moved, is the given
-    position of each item.
+    ``unit_size``: maximum items per unit, 1 to :data:`MAX_UNIT`. ``kinds``: the kind of each item,
+    if kinds that appear first should be begun first; items of one kind are then next to each other
+    in their group. The header's ``units`` are [first item, count, byte offset after the header,
+    group]; ``order``, present if items were moved, is the given position of each item.
     """
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
     of_kind = [numbers[kind] for kind in kinds or ()]
@@ -148,17 +141,13 @@ def _arrange(
 ) -> tuple[list[int] | None, list[Any], list[int]]:
     if group_by is None:
         return None, [], sorted(range(len(items)), key=of_kind.__getitem__)
-    numbers: dict[str, int] = {}
-    labels: list[Any] = []
-    groups = []
-    for item in items:
-        key = json.dumps(item[group_by], sort_keys=True)
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            labels.append(item[group_by])
-        groups.append(numbers[key])
-    order = sorted(range(len(items)), key=lambda index: (groups[index], of_kind[index]))
-    return [groups[index] for index in order], labels, order
+    keys = [json.dumps(item[group_by], sort_keys=True) for item in items]
+    labels: dict[str, Any] = {}
+    for key, item in zip(keys, items, strict=True):
+        labels.setdefault(key, item[group_by])
+    numbers = {key: number for number, key in enumerate(labels)}
+    order = sorted(range(len(items)), key=lambda index: (numbers[keys[index]], of_kind[index]))
+    return [numbers[keys[index]] for index in order], list(labels.values()), order
 
 
 class Segment:
@@ -296,10 +285,7 @@ class UnitReader:
                 os.close(self._fd)
 
 
-def _check_kinds(header: dict[str, Any]) -> None:
-    kinds, count = header.get("kinds"), header["count"]
-    if kinds is None:
-        return  # only segments of a search have kinds
+def _check_kinds(kinds: object, count: int) -> None:
     if not isinstance(kinds, list) or any(type(kind) is not int for kind in kinds):
         message = "its kinds are not a list of numbers"
         raise TypeError(message)
@@ -309,10 +295,10 @@ def _check_kinds(header: dict[str, Any]) -> None:
 
 
 def _parse_header(line: bytes) -> dict[str, Any]:
-    """Parse and check the header of a segment, so that users need no further checks.
+    """Parse and check the header of a segment.
 
-    Raises ValueError: the line is not JSON, for example because a part is not visible yet;
-    LookupError, TypeError: the line is JSON but not the header of a segment.
+    Raises ValueError for a line that is not JSON, for example because a part is not visible yet;
+    LookupError or TypeError for JSON that is not the header of a segment.
     """
     try:
         header: dict[str, Any] = json.loads(line)
@@ -335,7 +321,8 @@ def _parse_header(line: bytes) -> dict[str, Any]:
     if first != count or (order is not None and len(order) != count):
         message = f"its units or their order are not those of {count!r} items"
         raise LookupError(message)
-    _check_kinds(header)
+    if header.get("kinds") is not None:  # only segments of a search have kinds
+        _check_kinds(header["kinds"], count)
     for name, value, kind in [("decision", decision, dict), ("group_by", header["group_by"], str)]:
         if value is not None and not isinstance(value, kind):
             message = f"its {name} is {type(value).__name__}"

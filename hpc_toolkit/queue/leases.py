@@ -282,12 +282,8 @@ class Liveness:
 def _order(presence: Presence) -> tuple[int, str, int, str]:
     """Sort key: older jobs first, then lower ranks."""
     number = (presence.job or "").partition("_")[0]
-    return (
-        int(number) if number.isdigit() else 0,
-        presence.job or "",
-        presence.rank,
-        presence.worker,
-    )
+    job = int(number) if number.isdigit() else 0
+    return job, presence.job or "", presence.rank, presence.worker
 
 
 def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None:
@@ -324,10 +320,7 @@ class WorkerLock:
                 return
 
     def release(self) -> None:
-        """Release the lock before the process ends; do nothing if it was not taken.
-
-        Raises OSError: the file server refused.
-        """
+        """Release the lock before the process ends; OSError if the file server refuses."""
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
@@ -168,10 +168,7 @@ class StageLog:
         return f"{number} names {self.hidden}, which is missing or incomplete"
 
     def refuse_hidden(self) -> None:
-        """Raise if an entry is hidden, for callers that need every entry.
-
-        Raises TryAgainLaterError: an entry cannot be read yet.
-        """
+        """Raise TryAgainLaterError if an entry is hidden, for callers that need every entry."""
         if self.hidden:
             hint = "try again in a minute; 'hpctk doctor' shows whether it is lost"
             raise TryAgainLaterError(self.waits_for, hint=hint)
@@ -260,8 +257,8 @@ class StageLog:
 
     def add_retry(self, floors: list[tuple[int, int, int]]) -> bool:
         """Try to lift failures up to a generation: (entry, position, floor) of each item."""
-        record: dict[str, Any] = {"format": 1, "floors": floors}
-        return self._publish("retries", ".json", [json.dumps(record).encode()])
+        record = json.dumps({"format": 1, "floors": floors}).encode()
+        return self._publish("retries", ".json", [record])
 
     def add_table(self, chunks: Iterable[bytes]) -> bool:
         """Try to publish a results table."""
@@ -277,10 +274,7 @@ class StageLog:
         return False
 
     def _follow(self) -> None:
-        """Read the entry that won the number tried, ours or another's; it may become visible late.
-
-        Raises TryAgainLaterError: the entry stays invisible.
-        """
+        """Read the entry that won the number tried; it may become visible late."""
         import time
 
         for _ in range(_TRIES):
@@ -298,29 +292,16 @@ def damaged(path: Path, what: str) -> RunError:
 
 
 @contextmanager
-def _checked(paths: StagePaths, target: str, *more: type[Exception]) -> Iterator[None]:
-    """Turn errors from an invalid payload into one that names it; ``more``: further error types.
-
-    Raises RunError: the payload is not valid.
-    """
-    kinds: tuple[type[Exception], ...] = (
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        *more,
-    )
+def _checked(paths: StagePaths, target: str, more: type[Exception] = TypeError) -> Iterator[None]:
+    """Turn these errors, and ``more``, from an invalid payload into a RunError that names it."""
     try:
         yield
-    except kinds as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, more) as error:
         raise damaged(paths.root / target, f"{type(error).__name__}: {error}") from error
 
 
 def _check_end(file: BinaryIO) -> None:
-    """Reject a table whose last line is incomplete.
-
-    Raises ValueError: the last line is incomplete, or the table is empty.
-    """
+    """Raise ValueError if a table is empty or its last line incomplete."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if file.read() != b"\n":

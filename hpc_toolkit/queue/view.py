@@ -75,16 +75,11 @@ class StageView:
         for entry in segments:
             self.state.add_units(self.log.segments[entry].units)
         if failed is not None:
-            self._publish(failed)
+            assert self.log.table is not None
+            number, at = self.log.table[0], self.log.retried_at
+            self.state.publish(failed, lambda entry, item: at.get((entry, item), 0) > number)
         if retried:
             self.state.refresh_floors()
-
-    def _publish(self, failed: dict[int, set[int]]) -> None:
-        assert self.log.table is not None
-        number = self.log.table[0]
-        self.state.publish(
-            failed, lambda entry, item: self.log.retried_at.get((entry, item), 0) > number
-        )
 
     def add(self, worker: str, found: Line | UnitRun) -> None:
         """Add the next line or unit run of a worker's journal."""
@@ -152,11 +147,9 @@ class RunView:
         local: bool = False,
         limit_s: float | None = None,
     ) -> None:
-        """View the run in ``paths``.
+        """``local``: the run is on a filesystem of this kernel alone, where claims are cheaper.
 
-        Args:
-            local: the run is on a filesystem of this kernel alone, where claims are cheaper.
-            limit_s: maximum seconds for a look at another worker's file; None: no limit.
+        ``limit_s``: maximum seconds for a look at another worker's file; None: no limit.
         """
         self.paths = paths
         self.probes = Probes(limit_s)
@@ -219,11 +212,8 @@ class RunView:
 
     def await_journals(self) -> None:
         """Read the journals for which the file server has not answered, however long it takes."""
-        while unanswered := [
-            worker
-            for worker, error in self.unreadable.items()
-            if isinstance(error, ProbeTimeoutError)
-        ]:
+        timeouts = ProbeTimeoutError
+        while unanswered := [w for w, e in self.unreadable.items() if isinstance(e, timeouts)]:
             self.probes.wait()
             for worker in unanswered:
                 self.poll_journal(worker)
@@ -263,10 +253,7 @@ class RunView:
         return [worker for worker, size in sizes if size > self.read_size(worker)]
 
     def refuse_unreadable(self) -> None:
-        """Raise if a journal is unreadable, for callers that need every journal.
-
-        Raises OSError: the error of the first journal that could not be read.
-        """
+        """Raise the error of the first unreadable journal, for callers that need every journal."""
         for error in self.unreadable.values():
             raise error
 
@@ -281,10 +268,9 @@ class RunView:
                 continue
             stage.add(worker, found)
             if record["type"] == "done" or isinstance(found, UnitRun):
+                done = record["done"] if isinstance(found, UnitRun) else 1
                 pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
-                pace.append(
-                    (record["done"] if isinstance(found, UnitRun) else 1, record["seconds"])
-                )
+                pace.append((done, record["seconds"]))
 
     @property
     def complete(self) -> bool:

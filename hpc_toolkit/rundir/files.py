@@ -42,12 +42,10 @@ def create_name(path: Path, target: str, *, twin: Path | None = None) -> str:
     the name, and all of them get the winner's target. The caller won iff the returned target is its
     own. If targets name their creator, a reply that is lost on the network does no harm.
 
-    Args:
-        twin: a symlink with this target that the caller created before. If possible, ``path``
-            becomes a hard link to it, which costs a fraction of a new inode. Use it only on
-            filesystems of this kernel, because link(2) sometimes fails on others.
-
-    Raises FileNotFoundError: the filesystem reports the name as taken, but it stays invisible.
+    ``twin`` is a symlink with this target that the caller created before. If possible, ``path``
+    becomes a hard link to it, which costs a fraction of a new inode. Use it only on filesystems of
+    this kernel, because link(2) sometimes fails on others. Raises FileNotFoundError if the
+    filesystem reports the name as taken, but it stays invisible.
     """
     for _ in range(_TRIES):
         try:
@@ -65,7 +63,7 @@ def create_name(path: Path, target: str, *, twin: Path | None = None) -> str:
 def _linked(twin: Path, path: Path) -> bool:
     """Hard-link the symlink ``twin`` as ``path``; False if that is not possible.
 
-    Raises FileExistsError: the name is taken.
+    Raises FileExistsError if the name is taken.
     """
     try:
         os.link(twin, path, follow_symlinks=False)
@@ -78,10 +76,7 @@ def _linked(twin: Path, path: Path) -> bool:
 
 
 def read_name(path: Path, *, tries: int = 50) -> str:
-    """Return the target of a symlink that is known to exist.
-
-    Raises FileNotFoundError: the symlink stays invisible.
-    """
+    """Return the target of a symlink that exists; FileNotFoundError if it stays invisible."""
     import time
 
     for _ in range(tries):
@@ -122,10 +117,7 @@ def show_names(path: Path) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``, continuing after short writes.
-
-    Raises OSError: an unknown part of the data is in the file.
-    """
+    """Write all of ``data``, continuing after short writes; after an OSError a part is written."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -209,10 +201,7 @@ def publish_directory(staging: Path, final: Path) -> None:
 
 
 def move_file(path: Path, to: Path) -> None:
-    """Rename a file within one filesystem; both directories are synced when this returns.
-
-    Raises FileExistsError: the new name is taken.
-    """
+    """Rename a file and sync both directories; FileExistsError if the new name is taken."""
     if to.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to))
     path.rename(to)
@@ -291,7 +280,7 @@ def open_or_create(path: Path | str, flags: int) -> int:
 def list_names(path: Path) -> list[str]:
     """Names in a directory; none if it does not exist. May be a minute old on NFS.
 
-    Raises RunError: a file is in the place of the directory.
+    Raises RunError if a file is in the place of the directory.
     """
     try:
         return os.listdir(path)

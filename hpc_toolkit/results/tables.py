@@ -150,21 +150,6 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
     yield buffer.getvalue()
 
 
-def read_parquet(path: Path) -> dict[str, list[Any]]:
-    """The columns of a Parquet file by name; an empty cell is None.
-
-    Raises ConfigError: pyarrow is not installed; OSError, ValueError: the file is missing, or not a
-    Parquet file.
-    """
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        message = "reading Parquet needs pyarrow, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
-    columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
-    return columns
-
-
 def _parquet(rows: list[Row]) -> Iterator[bytes]:
     try:
         import pyarrow as pa

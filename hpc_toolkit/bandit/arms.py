@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -67,8 +66,16 @@ class ArmTable:
             raise ConfigError(message, hint="give at least one arm")
         refuse_repeats("arm id", self.ids)
         refuse_repeats("feature name", self.feature_names)
+        names = self.feature_names
         for arm in self.arms:
-            _check_arm(arm, self.feature_names)
+            if len(arm.features) != len(names):
+                count = len(arm.features)
+                message = f"arm {arm.id!r} has {count} features, the table names {len(names)}"
+                raise ConfigError(message, hint=f"give one number for each of: {', '.join(names)}")
+            for name, value in zip(names, arm.features, strict=True):
+                if abs(value) > LARGEST_NUMBER:
+                    message = f"arm {arm.id!r}: feature {name!r} is {value}"
+                    raise ConfigError(message, hint="use NaN for a value that is not known")
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
@@ -97,16 +104,6 @@ class ArmTable:
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {arm_id: index for index, arm_id in enumerate(self.ids)}
-
-
-def _check_arm(arm: Arm, names: tuple[str, ...]) -> None:
-    if len(arm.features) != len(names):
-        message = f"arm {arm.id!r} has {len(arm.features)} features, the table names {len(names)}"
-        raise ConfigError(message, hint=f"give one number for each of: {', '.join(names)}")
-    for name, value in zip(names, arm.features, strict=True):
-        if not math.isnan(value) and abs(value) > LARGEST_NUMBER:
-            message = f"arm {arm.id!r}: feature {name!r} is {value}"
-            raise ConfigError(message, hint="use NaN for a value that is not known")
 
 
 def _standardise(features: NDArray[np.float64], names: tuple[str, ...]) -> Standardised:

@@ -43,7 +43,7 @@ class ResultArrays:
         self._told = np.zeros(shape, np.bool_)
 
     def take(self, arm: int, observation: Observation) -> None:
-        """Add one observation, whose tasks :func:`check_tasks` accepted."""
+        """Add one observation of tasks of the set."""
         if self._open:
             self._widen({*observation.scores, *observation.failed})
         for array, numbers in (
@@ -69,14 +69,8 @@ class ResultArrays:
                 asked[arm] = True
             else:
                 asked[arm, [self.tasks.index(task) for task in pull.tasks]] = True
-        return TaskResults(
-            tasks=self.tasks,
-            scores=_read_only(self._scores),
-            stderrs=_read_only(self._stderrs),
-            seconds=_read_only(self._seconds),
-            told=_read_only(self._told),
-            asked=_read_only(asked),
-        )
+        arrays = (self._scores, self._stderrs, self._seconds, self._told, asked)
+        return TaskResults(self.tasks, *map(_read_only, arrays))
 
     def _widen(self, names: set[str]) -> None:
         new = names.difference(self.tasks.names)
@@ -111,18 +105,9 @@ def merged(known: Observation, more: Observation) -> Observation:
     )
 
 
-def check_tasks(observation: Observation, tasks: TaskSet) -> None:
-    """Raise ConfigError for an observation of a task that is not in the set."""
-    for task in (*observation.scores, *observation.failed, *observation.seconds):
-        tasks.index(task)
-
-
 def _told_of(observation: Observation, task: str) -> tuple[float | None, ...]:
-    return (
-        observation.scores.get(task),
-        observation.stderrs.get(task),
-        observation.seconds.get(task),
-    )
+    given = (observation.scores, observation.stderrs, observation.seconds)
+    return tuple(numbers.get(task) for numbers in given)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -176,7 +161,8 @@ class Policy:
         """
         index = self.arms.index(observation.arm)
         if self.tasks is not None:
-            check_tasks(observation, self.tasks)
+            for task in (*observation.scores, *observation.failed, *observation.seconds):
+                self.tasks.index(task)  # a ConfigError for an unknown one
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
         self._arrays.take(index, observation)
@@ -185,10 +171,9 @@ class Policy:
     def best(self) -> Recommendation | None:
         """Return the best arm told so far; None while no arm has a reward."""
         history = self._history(())
+        results, scalariser = history.results, self.scalariser
         for found in self._finalists(history):
-            rewards = rewards_of(
-                history.results, found.arms, tasks=found.tasks, scalariser=self.scalariser
-            )
+            rewards = rewards_of(results, found.arms, tasks=found.tasks, scalariser=scalariser)
             if rewards:
                 break
         else:
@@ -196,7 +181,7 @@ class Policy:
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
         top = order[0] if found.leader is None else found.leader
         ties = [i for i in order if i != top and _is_tie(rewards[top], rewards[i])]
-        names = [history.results.tasks.names[task] for task in found.tasks]
+        names = [results.tasks.names[task] for task in found.tasks]
         told = self._tells[top]
         return Recommendation(
             arm=self.arms.ids[top],
@@ -206,7 +191,7 @@ class Policy:
             failed=tuple(name for name in names if name in told.failed),
             scalariser=WORDS[self.scalariser],
             tasks=tuple(name for name in names if name in told.scores),
-            dropped=tuple(history.results.tasks.names[task] for task in sorted(found.dropped)),
+            dropped=tuple(results.tasks.names[task] for task in sorted(found.dropped)),
         )
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:

@@ -55,7 +55,8 @@ def with_metrics(
         if name not in known:
             message = f"no arm has a metric {name!r}"
             raise ConfigError(message, hint=near_miss(name, known))
-        values = [_number(rows.get(arm, {}).get(name)) for arm in table.ids]
+        given = (rows.get(arm, {}).get(name) for arm in table.ids)
+        values = [math.nan if value is None else float(value) for value in given]
         if sum(map(math.isnan, values)) <= MOST_GAPS * len(values):
             columns[METRIC_PREFIX + name] = values
     arms = [
@@ -77,7 +78,3 @@ def columns(table: ArmTable, wanted: str) -> NDArray[np.float64]:
         raise ConfigError(message, hint="use features = 'geometry'")
     keep = {"geometry": (False,), "metrics": (True,), "all": (False, True)}[wanted]
     return table.standardised.values[:, [metric in keep for metric in measured]]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

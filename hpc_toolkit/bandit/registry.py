@@ -60,8 +60,12 @@ def make_policy(
         raise ConfigError(message, hint="give at least one task, or no task set")
     check_scalariser(scalariser, tasks)
     check_stop(stop, tasks_known=tasks is not None)
-    if name in TASK_RULES:
-        _check_task_rule(name, tasks, scalariser)
+    if name in TASK_RULES and tasks is None:
+        message = f"policy {name!r} needs the tasks of the bandit"
+        raise ConfigError(message, hint="give make_policy the task set")
+    if name == Racing.name and scalariser != "mean":
+        message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
+        raise ConfigError(message, hint="take the scalariser 'mean', or another policy")
     known = [option.name for option in fields(rule_type)]
     for option in options:
         if option not in known:
@@ -78,12 +82,8 @@ def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str,
     initial arms: the results of part of a round come too late to choose the rest of it.
     Raises ConfigError for an unknown policy.
     """
-    found = dict(options)
-    if "initial" not in found:
-        for option in fields(_rule_type(name)):
-            if option.name == "initial" and isinstance(option.default, int):
-                found["initial"] = max(option.default, size)
-    return found
+    initial: Any = getattr(_rule_type(name), "__dataclass_fields__", {}).get("initial")
+    return {**({"initial": max(initial.default, size)} if initial else {}), **options}
 
 
 def _rule_type(name: str) -> type[Rule]:
@@ -92,12 +92,3 @@ def _rule_type(name: str) -> type[Rule]:
         message = f"unknown policy {name!r}"
         raise ConfigError(message, hint=near_miss(name, list(known)))
     return known[name]
-
-
-def _check_task_rule(name: str, tasks: TaskSet | None, scalariser: str) -> None:
-    if tasks is None:
-        message = f"policy {name!r} needs the tasks of the bandit"
-        raise ConfigError(message, hint="give make_policy the task set")
-    if name == Racing.name and scalariser != "mean":
-        message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
-        raise ConfigError(message, hint="take the scalariser 'mean', or another policy")

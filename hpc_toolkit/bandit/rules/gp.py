@@ -42,22 +42,12 @@ class Ask:
     chosen: int
     """How many arms this ask has chosen already."""
 
-    def generator(self, stream: Stream) -> np.random.Generator:
-        """Return the generator for the next choice."""
-        return drawn(self.history, stream, self.chosen)
-
     @cached_property
     def surfaces(self) -> Surfaces:
         """Draws over the arms without results, from the posterior at the first use."""
         untold = np.ones(len(self.free), dtype=np.bool_)
         untold[[*self.history.scored, *self.history.failed]] = False
         return Surfaces(self.posterior, untold)
-
-    def known(self) -> NDArray[np.bool_]:
-        """Return shape (n_arms,): True for arms told with a reward, pending, or chosen."""
-        known = ~self.free
-        known[list(self.history.failed)] = False
-        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +139,9 @@ class GpEi(GpRule):
     name: ClassVar[str] = "gp-ei"
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
-        best = float(ask.posterior.mean[ask.known()].max())
+        known = ~ask.free  # told with a reward, pending, or chosen
+        known[list(ask.history.failed)] = False
+        best = float(ask.posterior.mean[known].max())
         improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
         index = first_best_of(improvement, ask.free)
         return index, ask.scale.spread * math.exp(improvement[index])
@@ -169,7 +161,8 @@ class GpTs(GpRule):
     def _pick(self, ask: Ask) -> tuple[int, float]:
         # Surfaces include pending arms, so that they do not depend on which arms are pending.
         surface = np.full(len(ask.free), -np.inf)
-        surface[ask.surfaces.arms] = ask.surfaces.draw(ask.generator(Stream.GP_SAMPLE))
+        generator = drawn(ask.history, Stream.GP_SAMPLE, ask.chosen)
+        surface[ask.surfaces.arms] = ask.surfaces.draw(generator)
         if not ask.free[ask.surfaces.arms].any():
             surface = ask.posterior.mean
         index = first_best_of(surface, ask.free)

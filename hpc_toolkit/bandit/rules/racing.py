@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -90,14 +91,40 @@ def proposals(
     return found
 
 
-def pilot_proposals(history: History, pilot: int, n: int) -> list[Proposal]:
-    """Propose the pilot on its tasks not asked for yet; nothing while it is being evaluated."""
-    reason = "tells how long each task takes"
-    return proposals(history, [pilot], range(len(history.results.tasks.names)), reason, n)
+@dataclass(frozen=True, slots=True)
+class _Contest(Rule):
+    """A rule that first times the tasks on a pilot arm where their durations are not known."""
+
+    def choose(self, history: History, n: int) -> list[Proposal]:
+        order = task_order(history)
+        if order.pilot is not None:
+            # Nothing while the pilot is being evaluated.
+            tasks = range(len(history.results.tasks.names))
+            return proposals(history, [order.pilot], tasks, "tells how long each task takes", n)
+        rung = self._rung(history, order)
+        return rung.proposals(self._reason(rung, len(order.tasks)), n)
+
+    def finalists(self, history: History) -> Finalists | None:
+        order = task_order(history)
+        if order.pilot is not None:
+            return None
+        rung = self._rung(history, order)
+        return self._last(rung) if rung.counted and rung.arms.size else None
+
+    @abstractmethod
+    def _rung(self, history: History, order: TaskOrder) -> Rung:
+        """The open rung with its arms; the last one when the contest is over."""
+
+    @abstractmethod
+    def _reason(self, rung: Rung, tasks: int) -> str:
+        """Why the rung's arms are asked for, of all ``tasks``."""
+
+    def _last(self, rung: Rung) -> Finalists | None:
+        return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
 
 
 @dataclass(frozen=True, slots=True)
-class Racing(Rule):
+class Racing(_Contest):
     """Evaluate the cheapest tasks first; arms that fall too far behind the leader drop out.
 
     Once all remaining arms were told on k of K tasks, with k at least ``first``, arm a drops out
@@ -123,34 +150,25 @@ class Racing(Rule):
     block: int = number_option(1, low=1)
     """Number of tasks between one check and the next."""
 
-    def choose(self, history: History, n: int) -> list[Proposal]:
-        order = task_order(history)
-        if order.pilot is not None:
-            return pilot_proposals(history, order.pilot, n)
-        rung = self._rung(history, order.tasks)
-        reason = f"{len(rung.arms)} arms left after {rung.done} of {len(order.tasks)} tasks"
-        return rung.proposals(reason, n)
+    def _reason(self, rung: Rung, tasks: int) -> str:
+        return f"{len(rung.arms)} arms left after {rung.done} of {tasks} tasks"
 
-    def finalists(self, history: History) -> Finalists | None:
-        order = task_order(history)
-        if order.pilot is not None:
-            return None
-        rung = self._rung(history, order.tasks)
+    def _last(self, rung: Rung) -> Finalists | None:
         rung.arms = rung.arms[comparable(rung.scores)]
-        if not rung.counted or not rung.arms.size:
+        if not rung.arms.size:
             return None
         leader = int(rung.arms[best_row(rung.scores)])
         return Finalists(tuple(rung.arms.tolist()), rung.counted, leader, rung.dropped)
 
-    def _rung(self, history: History, order: tuple[int, ...]) -> Rung:
-        rung, look = Rung(history, order), self.first
+    def _rung(self, history: History, order: TaskOrder) -> Rung:
+        rung, look, tasks = Rung(history, order.tasks), self.first, len(order.tasks)
         while len(rung.arms) > 1 or not rung.counted:
             missing = max(look - len(rung.counted), 1)
-            if rung.done == len(order) or not rung.reach(min(rung.done + missing, len(order))):
+            if rung.done == tasks or not rung.reach(min(rung.done + missing, tasks)):
                 break
-            if len(rung.counted) >= look or rung.done == len(order):
+            if len(rung.counted) >= look or rung.done == tasks:
                 if rung.counted:
-                    left = survivors(rung.scores, len(order) - len(rung.dropped), self.c)
+                    left = survivors(rung.scores, tasks - len(rung.dropped), self.c)
                     rung.arms = rung.arms[left]
                 look = len(rung.counted) + self.block
         return rung
@@ -179,7 +197,7 @@ def comparable(scores: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 @dataclass(frozen=True, slots=True)
-class Halving(Rule):
+class Halving(_Contest):
     """Evaluate all arms on a few cheap tasks, then the best 1/``eta`` on more tasks, and so on.
 
     This is sequential halving (Karnin, Koren and Somekh 2013, "Almost optimal exploration in
@@ -207,24 +225,10 @@ class Halving(Rule):
     """The budget, as a share of the duration of all arms on all tasks. The first rung takes one
     task even if the budget is too small for it; the last rung takes at most all tasks."""
 
-    def choose(self, history: History, n: int) -> list[Proposal]:
-        order = task_order(history)
-        if order.pilot is not None:
-            return pilot_proposals(history, order.pilot, n)
-        rung = self._rung(history, order)
-        return rung.proposals(f"rung of {len(rung.arms)} arms on {rung.until} tasks", n)
-
-    def finalists(self, history: History) -> Finalists | None:
-        order = task_order(history)
-        if order.pilot is not None:
-            return None
-        rung = self._rung(history, order)
-        if not rung.counted or not rung.arms.size:
-            return None
-        return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
+    def _reason(self, rung: Rung, tasks: int) -> str:
+        return f"rung of {len(rung.arms)} arms on {rung.until} tasks"
 
     def _rung(self, history: History, order: TaskOrder) -> Rung:
-        """Return the open rung with its arms; if all rungs are done, the last one."""
         rung, purse = Rung(history, order.tasks), _Purse(history, order, self.share)
         sizes = self.sizes(len(rung.arms))
         for place, size in enumerate(sizes, start=1):

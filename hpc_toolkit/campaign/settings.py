@@ -19,7 +19,6 @@ from hpc_toolkit.campaign.tables import (
     Search,
     Work,
     a_list,
-    a_number,
     metrics_table,
     prepare_table,
     read_table,
@@ -30,7 +29,7 @@ from hpc_toolkit.campaign.tables import (
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir.files import read_fresh
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
-from hpc_toolkit.system.tomltable import count, text, word
+from hpc_toolkit.system.tomltable import count, number_from, text, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,12 +209,12 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     return campaign
 
 
-_FROM_0 = a_number(0, math.inf, "a whole number from 0", whole=True)
+_FROM_0 = number_from(0, math.inf, "a whole number from 0", whole=True)
 
 _MODEL: dict[str, Converter] = {
     "name": word,
     "layers": count,
-    "size": a_number(1e-9, 1e30, "a positive number"),
+    "size": number_from(1e-9, 1e30, "a positive number"),
     "steps": a_list(_FROM_0, "a list of training steps"),
     "checkpoint": text,
 }

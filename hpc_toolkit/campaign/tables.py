@@ -13,6 +13,7 @@ from hpc_toolkit.system.tomltable import (
     duration_h,
     duration_s,
     flag,
+    number_from,
     text,
     word,
     wrong,
@@ -82,18 +83,6 @@ def a_table(value: object, where: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     raise wrong(where, value, "a table")
-
-
-def a_number(low: float, high: float, wanted: str, *, whole: bool = False) -> Converter:
-    """A converter for a number of this range, which ``wanted`` describes to users."""
-
-    def convert_number(value: Any, where: str) -> Any:
-        # type() instead of isinstance(), which would accept true as a number.
-        if type(value) in ((int,) if whole else (int, float)) and low <= value <= high:
-            return value
-        raise wrong(where, value, wanted)
-
-    return convert_number
 
 
 def a_list(convert_one: Converter, wanted: str) -> Converter:
@@ -236,10 +225,10 @@ def _options(value: object, where: str) -> dict[str, Any]:
 _SEARCH: dict[str, Converter] = {
     "policy": word,
     "budget": count,
-    "evaluations": a_number(1, 2**31, "a whole number from 1", whole=True),
+    "evaluations": number_from(1, 2**31, "a whole number from 1", whole=True),
     "gpu_hours": duration_h,
     "wall_hours": duration_h,
-    "win_probability": a_number(0, 1, "a probability, 0 to 1"),
+    "win_probability": number_from(0, 1, "a probability, 0 to 1"),
     "pending": count,
     "asks": _asks,
     "exhaustive": flag,

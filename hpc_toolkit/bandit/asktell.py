@@ -29,23 +29,16 @@ TIE_STDERRS = 2.0
 
 
 class ResultArrays:
-    """The scores of all arms on a set of tasks.
+    """The scores of all arms on a set of tasks."""
 
-    Without a given task set, ``tasks`` are the tasks told so far, sorted by name, so that their
-    order does not depend on the order of the tells.
-    """
-
-    def __init__(self, n_arms: int, tasks: TaskSet | None) -> None:
-        self._open = tasks is None
-        self.tasks = TaskSet(()) if tasks is None else tasks
-        shape = (n_arms, len(self.tasks.names))
+    def __init__(self, n_arms: int, tasks: TaskSet) -> None:
+        self.tasks = tasks
+        shape = (n_arms, len(tasks.names))
         self._scores, self._stderrs, self._seconds = (np.full(shape, math.nan) for _ in range(3))
         self._told = np.zeros(shape, np.bool_)
 
     def take(self, arm: int, observation: Observation) -> None:
         """Add one observation of tasks of the set."""
-        if self._open:
-            self._widen({*observation.scores, *observation.failed})
         for array, numbers in (
             (self._scores, observation.scores),
             (self._stderrs, observation.stderrs),
@@ -60,30 +53,13 @@ class ResultArrays:
     def results(self, pending: Iterable[tuple[int, Pull]] = ()) -> TaskResults:
         """Return the results, with these pulls of arms marked as asked for.
 
-        Raises ConfigError for a pull of a task that is not in the set. Without a given task set, a
-        pull covers all tasks of its arm.
+        Raises ConfigError for a pull of a task that is not in the set.
         """
         asked = self._told.copy()
         for arm, pull in pending:
-            if self._open or not pull.tasks:
-                asked[arm] = True
-            else:
-                asked[arm, [self.tasks.index(task) for task in pull.tasks]] = True
+            asked[arm, [self.tasks.index(task) for task in pull.tasks or self.tasks.names]] = True
         arrays = (self._scores, self._stderrs, self._seconds, self._told, asked)
         return TaskResults(self.tasks, *map(_read_only, arrays))
-
-    def _widen(self, names: set[str]) -> None:
-        new = names.difference(self.tasks.names)
-        if not new:
-            return
-        tasks = TaskSet(tuple(sorted({*self.tasks.names, *new})))
-        places = [tasks.index(name) for name in self.tasks.names]
-        wide = ResultArrays(len(self._told), tasks)
-        for name in ("_scores", "_stderrs", "_seconds", "_told"):
-            array = getattr(wide, name)
-            array[:, places] = getattr(self, name)
-            setattr(self, name, array)
-        self.tasks = tasks
 
 
 def merged(known: Observation, more: Observation) -> Observation:
@@ -128,7 +104,7 @@ class Policy:
     arms: ArmTable
     rule: Rule
     seed: int
-    tasks: TaskSet | None = None
+    tasks: TaskSet
     scalariser: str = "mean"
     stop_rules: StopRules | None = None
 
@@ -160,9 +136,8 @@ class Policy:
         Telling a task again is harmless if its result is equal, else an error.
         """
         index = self.arms.index(observation.arm)
-        if self.tasks is not None:
-            for task in (*observation.scores, *observation.failed, *observation.seconds):
-                self.tasks.index(task)  # a ConfigError for an unknown one
+        for task in (*observation.scores, *observation.failed, *observation.seconds):
+            self.tasks.index(task)  # a ConfigError for an unknown one
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
         self._arrays.take(index, observation)
@@ -208,13 +183,8 @@ class Policy:
         pulls = [Pull(pull) if isinstance(pull, str) else pull for pull in pending]
         indices = [self.arms.index(pull.arm) for pull in pulls]
         results = self._arrays.results(zip(indices, pulls, strict=True))
-        if self.tasks is None:
-            # Without a task set, the first tell completes an arm.
-            whole = sorted(self._tells)
-            waiting = set(indices) - self._tells.keys()
-        else:
-            whole = np.flatnonzero(results.told.all(axis=1)).tolist()
-            waiting = set(np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist())
+        whole = np.flatnonzero(results.told.all(axis=1)).tolist()
+        waiting = np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist()
         if self._rewards is None:
             self._rewards = rewards_of(results, whole, scalariser=self.scalariser)
         rewards = self._rewards
@@ -224,7 +194,7 @@ class Policy:
             scored=tuple(rewards),
             rewards=np.array([reward.mean for reward in rewards.values()], dtype=np.float64),
             failed=tuple(index for index in whole if index not in rewards),
-            pending=tuple(sorted(waiting)),
+            pending=tuple(waiting),
             results=results,
             scalariser=self.scalariser,
         )

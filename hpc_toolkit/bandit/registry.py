@@ -6,19 +6,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import Policy
+from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.bandit.rewards import check_scalariser
 from hpc_toolkit.bandit.rule import RandomOrder
 from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Halving, Racing
-from hpc_toolkit.bandit.stopping import check_stop
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.policy import TaskSet
     from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.bandit.stopping import StopRules
 
@@ -28,7 +27,10 @@ RULES: dict[str, type[Rule]] = {
 """To add a policy, write its rule in ``rules/`` and add it here."""
 
 TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
-"""Rules that ask for an arm's tasks in parts, and therefore need the task set."""
+"""Rules that ask for an arm's tasks in parts."""
+
+ONE_TASK = TaskSet(("task",))
+"""The tasks of a search in which an evaluation has one score."""
 
 
 def make_policy(
@@ -36,17 +38,15 @@ def make_policy(
     arms: ArmTable,
     seed: int,
     *,
-    tasks: TaskSet | None = None,
+    tasks: TaskSet = ONE_TASK,
     scalariser: str = "mean",
     stop: StopRules | None = None,
     **options: Any,
 ) -> Policy:
     """Create a policy without any results.
 
-    Without ``tasks``, a pull is for all tasks of an arm, and one tell with tasks of any names
-    completes it. With ``tasks``, an arm is complete when all of them were told, in any number of
-    tells. ``scalariser`` turns an arm's scores into one reward. ``stop`` are the rules that the
-    policy's method ``stop`` checks.
+    An arm is complete when all ``tasks`` were told, in any number of tells. ``scalariser`` turns an
+    arm's scores into one reward. ``stop`` are the rules that the policy's method ``stop`` checks.
 
     Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a
     seed that is not a whole number from 0; and for arguments that do not fit together.
@@ -55,14 +55,10 @@ def make_policy(
     if type(seed) is not int or seed < 0:
         message = f"seed is {seed!r}"
         raise ConfigError(message, hint="a whole number, 0 or more")
-    if tasks is not None and not tasks.names:
+    if not tasks.names:
         message = "the task set is empty"
-        raise ConfigError(message, hint="give at least one task, or no task set")
+        raise ConfigError(message, hint="give at least one task")
     check_scalariser(scalariser, tasks)
-    check_stop(stop, tasks_known=tasks is not None)
-    if name in TASK_RULES and tasks is None:
-        message = f"policy {name!r} needs the tasks of the bandit"
-        raise ConfigError(message, hint="give make_policy the task set")
     if name == Racing.name and scalariser != "mean":
         message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
         raise ConfigError(message, hint="take the scalariser 'mean', or another policy")

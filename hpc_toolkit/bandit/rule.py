@@ -110,7 +110,6 @@ class TaskResults:
     """
 
     tasks: TaskSet
-    """The columns. If the bandit has no task set: the tasks told so far, sorted by name."""
     scores: NDArray[np.float64]
     """NaN where there is no score: not told, or failed."""
     stderrs: NDArray[np.float64]
@@ -129,7 +128,6 @@ class History:
     decision depends on the order in which results arrived.
 
     When every task of an arm was told, the arm is scored if it has a reward, and failed otherwise.
-    If the bandit has no task set, the first tell of an arm decides this.
     """
 
     table: ArmTable

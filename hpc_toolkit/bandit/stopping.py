@@ -11,7 +11,6 @@ from hpc_toolkit.bandit.durations import seconds_spent
 from hpc_toolkit.bandit.odds import win_odds
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER
 from hpc_toolkit.bandit.rule import checked_number
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ class StopRules:
     pulls: int | None = None
     """Different arms that were asked for, on any tasks; failed arms count as well."""
     evaluations: int | None = None
-    """Evaluations of an arm on a task. Needs the bandit's task set: otherwise the number of tasks
-    of an arm is unknown until the arm is told."""
+    """Evaluations of an arm on a task."""
     gpu_s: float | None = None
     """Worker seconds: told durations plus the expected durations of pending evaluations."""
     wall_s: float | None = None
@@ -61,8 +59,7 @@ class StopRules:
         ``judged`` are the arms that the policy's rule still has in the running, if it reports them.
         """
         if self.pulls is not None:
-            asks = history.results.asked
-            asked = int(asks.any(axis=1).sum()) if asks.size else len(history.taken)
+            asked = int(history.results.asked.any(axis=1).sum())
             if asked >= self.pulls:
                 return f"asked for {asked} arms, the budget is {self.pulls}"
         if self.evaluations is not None:
@@ -83,10 +80,3 @@ class StopRules:
                 bound = f"{self.win_probability:.2g} is asked for"
                 return f"no other arm is the best with a probability above {highest:.2g}, {bound}"
         return None
-
-
-def check_stop(stop: StopRules | None, *, tasks_known: bool) -> None:
-    """Raise ConfigError for a budget in evaluations without a known task set."""
-    if stop is not None and stop.evaluations is not None and not tasks_known:
-        message = "a budget in evaluations needs the tasks of the bandit"
-        raise ConfigError(message, hint="give make_policy the task set, or a budget in pulls")

@@ -212,6 +212,6 @@ def test_searches_that_may_be_recorded_ask_as_they_always_did(name: str, asked: 
     for _ in asked:
         arm = policy.ask(1)[0].arm
         found.append(LINE.index(arm))
-        policy.tell(Observation(arm, {"x": math.sin(LINE.index(arm))}))
+        policy.tell(Observation(arm, {"task": math.sin(LINE.index(arm))}))
 
     assert found == asked

@@ -138,8 +138,7 @@ class Racing(_Contest):
     quantile of a known error: larger is safer and more expensive. Two arms are not compared on a
     task that failed for either; an arm with more failed tasks than scores drops out. A task that
     cannot compare the arms (see ``odds.silent_tasks``) counts in neither k nor K, and the next
-    cheapest task replaces it. The rule needs the bandit's task set, and compares arms only by
-    their mean over the tasks.
+    cheapest task replaces it. Arms are compared by their mean over the tasks.
     """
 
     name: ClassVar[str] = "racing"
@@ -213,7 +212,7 @@ class Halving(_Contest):
     Arms of a rung are compared by their reward over its tasks; ties go to the lower index. An arm
     with more failed tasks than scores drops out. A task that cannot compare the arms (see
     ``odds.silent_tasks``) does not count, and the rung adds as many others as the budget pays
-    for. The rule needs the bandit's task set.
+    for.
     """
 
     name: ClassVar[str] = "halving"

@@ -17,14 +17,13 @@ from hpc_toolkit.bandit.registry import TASK_RULES, round_options
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
 from hpc_toolkit.campaign.tables import BUDGETS, search_table, without_retired
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.system.quantities import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpc_toolkit.bandit import Observation, Policy, Proposal
     from hpc_toolkit.campaign.settings import Campaign
-
-_HOUR_S = 3600.0
 
 
 def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTable:
@@ -119,12 +118,6 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
 
 def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
     """The campaign's policy, before any tell. Raises ConfigError for an unknown name or option."""
-    given = {name: value for part in _arguments(campaign).values() for name, value in part.items()}
-    return make_policy(campaign.search.policy, arms, campaign.seed, **given)
-
-
-def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
-    """The arguments of ``make_policy``, by the key of the [search] table that sets them."""
     search = campaign.search
     options = dict(search.options)
     if search.in_rounds and search.policy not in TASK_RULES:
@@ -132,32 +125,31 @@ def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
     stop = StopRules(
         pulls=search.budget,
         evaluations=search.evaluations,
-        gpu_s=None if search.gpu_hours is None else search.gpu_hours * _HOUR_S,
-        wall_s=None if search.wall_hours is None else search.wall_hours * _HOUR_S,
+        gpu_s=None if search.gpu_hours is None else search.gpu_hours * HOUR_S,
+        wall_s=None if search.wall_hours is None else search.wall_hours * HOUR_S,
         win_probability=search.win_probability,
     )
-    return {
-        "policy": {"tasks": make_tasks(campaign), "stop": stop},
-        "scalariser": {"scalariser": search.scalariser},
-        "options": options,
-    }
+    return make_policy(
+        search.policy,
+        arms,
+        campaign.seed,
+        tasks=make_tasks(campaign),
+        scalariser=search.scalariser,
+        stop=stop,
+        **options,
+    )
 
 
 def try_search(campaign: Campaign, file: str) -> None:
-    """Make the policy and ask it once: a ConfigError names the key before anything runs."""
+    """Make the policy and ask it once, so that a ConfigError comes before anything runs."""
     search = campaign.search
-    key, given = "policy", dict[str, Any]()
     try:
         # The metrics are not measured yet; zeros are good enough for this check.
         zeros: list[float | None] = [0.0 for _ in campaign.arms()]
         arms = make_arms(campaign, dict.fromkeys(search.metrics, zeros))
-        tried = _arguments(campaign)
-        for key in tried:
-            given |= tried[key]
-            make_policy(search.policy, arms, campaign.seed, **given)
         policy_of(campaign, arms).ask(1)
     except ConfigError as error:
-        message = f"{file}: search: {key}: {error.message}"
+        message = f"{file}: search: {error.message}"
         raise ConfigError(message, hint=error.hint) from error
     if search.metrics and search.options.get("features", "geometry") == "geometry":
         message = f"{file}: search: metrics: nothing uses them"

@@ -22,7 +22,7 @@ from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
 from hpc_toolkit.rundir.layout import Manifest, parse_manifest
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.ranks import boot_id, host_name
+from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -260,17 +260,10 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
         return
     name = f"import-{os.getpid()}-{os.urandom(3).hex()}"
     at = round(SystemClock().wall(), 3)
-    presence = Presence(
-        worker=name,
-        host=host_name(),
-        boot=boot_id(),
-        pid=os.getpid(),
-        rank=0,
-        job=None,
+    presence = replace(
+        Presence.here(name, RankInfo(), interval_s=0.0, at=at),
         state=FINISHED,
         done=len(done),
-        started=at,
-        at=at,
         note="a snapshot's results",
     )
     paths.worker_lock(name).touch()

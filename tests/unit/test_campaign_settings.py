@@ -104,16 +104,16 @@ def test_only_tasks_have_kinds() -> None:
 @pytest.mark.parametrize(
     ("search", "says"),
     [
-        ({**BUDGET, "policy": "gp-uct"}, "search: policy: unknown policy 'gp-uct'"),
-        ({"budget": 6, "policy": "x", "asks": "window"}, "search: policy: unknown policy 'x'"),
-        ({**BUDGET, "scalariser": "median"}, "search: scalariser: unknown scalariser 'median'"),
-        ({**BUDGET, "scalariser": "mean-kind"}, "search: scalariser: .* needs the kind of every"),
-        ({**BUDGET, "options": {"bet": 2}}, "search: options: policy 'gp-ucb' has no option 'bet'"),
-        ({**BUDGET, "options": {"beta": "x"}}, "search: options: gp-ucb: beta is 'x'"),
-        ({**BUDGET, "options": {"features": "metrics"}}, "search: options: the arms have no metri"),
+        ({**BUDGET, "policy": "gp-uct"}, "search: unknown policy 'gp-uct'"),
+        ({"budget": 6, "policy": "x", "asks": "window"}, "search: unknown policy 'x'"),
+        ({**BUDGET, "scalariser": "median"}, "search: unknown scalariser 'median'"),
+        ({**BUDGET, "scalariser": "mean-kind"}, "search: .* needs the kind of every"),
+        ({**BUDGET, "options": {"bet": 2}}, "search: policy 'gp-ucb' has no option 'bet'"),
+        ({**BUDGET, "options": {"beta": "x"}}, "search: gp-ucb: beta is 'x'"),
+        ({**BUDGET, "options": {"features": "metrics"}}, "search: the arms have no metri"),
         (
             {"policy": "racing", "scalariser": "mean-rank"},
-            "search: scalariser: policy 'racing' comp",
+            "search: policy 'racing' comp",
         ),
         ({**BUDGET, "metrics": ["entropy"]}, "search: metrics: nothing uses them"),
     ],
@@ -196,7 +196,7 @@ def test_search_may_change_until_its_first_decision(
     with pytest.raises(ConfigError, match=r"other settings: search\.metrics\s") as refused:
         resume_campaign(run, fixed, update=False)
     assert refused.value.hint == "--update takes it over"
-    with pytest.raises(ConfigError, match=r"toy.toml: search: options: .* no option 'x'"):
+    with pytest.raises(ConfigError, match=r"toy.toml: search: .* no option 'x'"):
         resume_campaign(run, toy({**BUDGET, "options": {"x": 1}}), update=True, file="toy.toml")
     resume_campaign(run, fixed, update=True)
 

@@ -153,7 +153,7 @@ def test_fresh_begins_the_groups_that_take_longest_as_others_of_their_kin_did(
 def test_fresh_keeps_to_the_loaded_group_where_it_is_told_to(fast_dir: Path) -> None:
     picker = grouped_picker(fast_dir / "r")
     loaded = ("first", json.dumps("b"))
-    other = Picker(picker._view, FakeLiveness(), ManualClock(), "other")  # type: ignore[arg-type]
+    other = Picker(picker.view, FakeLiveness(), ManualClock(), "other")  # type: ignore[arg-type]
     assert other.fresh(loaded) is not None
 
     found = [picker.fresh(loaded, elsewhere=False) for _ in range(4)]

@@ -29,13 +29,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
 
-ENOUGH_AGAIN = 2
-"""Items finished elsewhere that prove a host sick if it was sick within the last day."""
 HOLD_S = 300.0
 """Longest hold in seconds; then the worker goes on until as much has failed again."""
 _MOST = 32
 """Other workers whose journals one reads: if hundreds read all of them, the rest would stall."""
-_RECENT_S = 86400.0
 _STARTING_S = 60.0
 """Workers of one host start within this time; earlier failures on the host do not count."""
 _TWO = 2
@@ -77,7 +74,6 @@ def judge(
     *,
     others: bool,
     limit: int = CONSECUTIVE_FAILURES,
-    enough: int = CONSECUTIVE_FAILURES,
 ) -> Health:
     """Judge whether a host, or one worker, is sick.
 
@@ -86,9 +82,8 @@ def judge(
         opinions: the outcome of each of these items elsewhere.
         others: whether a living worker elsewhere does not fail itself.
         limit: weight of failures in a row that makes the host a suspect.
-        enough: number of items finished elsewhere that prove the host sick.
     """
-    if sum(opinions[key] is Opinion.DONE for key in failed) >= enough:
+    if sum(opinions[key] is Opinion.DONE for key in failed) >= CONSECUTIVE_FAILURES:
         return Health.SICK
     waiting = any(opinions[key] is Opinion.OPEN for key in failed)
     # Items that also failed elsewhere do not count against the host.
@@ -97,10 +92,9 @@ def judge(
 
 
 def may_wait(here: tuple[int, str], there: tuple[int, str]) -> bool:
-    """Whether host ``here`` may wait for host ``there``; two hosts never wait for each other.
+    """Whether a host may wait for another, by their failed items in a row, and their names.
 
-    Args:
-        here, there: the number of items that failed in a row on each host, and its name.
+    Two hosts never wait for each other.
     """
     return there < here and there[0] < CONSECUTIVE_FAILURES
 
@@ -158,7 +152,7 @@ class HostWatch(FailureCount):
         self._sample: list[str] = []
         self._looked: list[str] = []
         self._noticed = 0
-        self._enough = self._limit = CONSECUTIVE_FAILURES
+        self._limit = CONSECUTIVE_FAILURES
         self._waited_for: tuple[bool, set[Key]] = (True, set())
         self._held_until: float | None = None
         self._next_check = -math.inf
@@ -237,18 +231,10 @@ class HostWatch(FailureCount):
     def take(self, notices: list[HealthNotice]) -> bool:
         """Process the new notices of a growing list; whether another host asks for an opinion."""
         new, self._noticed = notices[self._noticed :], len(notices)
-        asked = False
-        for notice in new:
-            if notice.host != self.own.host:
-                asked |= not notice.sure
-                continue
+        elsewhere = [notice for notice in new if notice.host != self.own.host]
+        if len(elsewhere) < len(new):
             self._next_check = -math.inf
-            # The notice's time is from this host's own clock.
-            if notice.sure and notice.whole and self.clock.wall() - notice.at < _RECENT_S:
-                self._enough = ENOUGH_AGAIN
-                self._limit = min(self._limit, ENOUGH_AGAIN)
-                self.check_at = min(self.check_at, ENOUGH_AGAIN)
-        return asked
+        return not all(notice.sure for notice in elsewhere)
 
     def _judge(self, *, whole: bool) -> tuple[Health, dict[Key, int]]:
         """The health of the host (``whole``) or of this worker alone, and what failed in a row."""
@@ -256,10 +242,10 @@ class HostWatch(FailureCount):
         failed = self._failed_in_a_row(here, self.own.started - _STARTING_S)
         if whole is self._waited_for[0] and not self._waited_for[1] <= failed.keys():
             # A waited-for item is not among them: a result came since.
-            self._waited_for, self._limit = (True, set()), self._enough
+            self._waited_for, self._limit = (True, set()), CONSECUTIVE_FAILURES
         opinions = {key: self._opinion(key, here) for key in failed}
         others = sum(failed.values()) >= self._limit and self._others(len(failed))
-        health = judge(failed, opinions, others=others, limit=self._limit, enough=self._enough)
+        health = judge(failed, opinions, others=others, limit=self._limit)
         return health, failed
 
     def _ask_others(self, whole: bool, failed: dict[Key, int]) -> bool:
@@ -274,7 +260,7 @@ class HostWatch(FailureCount):
         # No other host tried the items: all may be busy for hours, and this host may be well.
         self._held_until = None
         self._waited_for = (whole, set(failed))
-        self._limit = sum(failed.values()) + self._enough
+        self._limit = sum(failed.values()) + CONSECUTIVE_FAILURES
         return False
 
     def _subject(self, whole: bool) -> str:

@@ -10,8 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, ask_within, make_policy
-from hpc_toolkit.bandit.arms import METRIC_PREFIX
-from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features, with_metrics
+from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, METRIC_PREFIX, geometry_features, with_metrics
 from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.features import GEOMETRY_NAMES, columns, geometry_features, with_metrics
+from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, columns, geometry_features, with_metrics
 from hpc_toolkit.errors import ConfigError
 
 NAN = math.nan

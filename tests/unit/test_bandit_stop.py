@@ -21,8 +21,8 @@ from hpc_toolkit.bandit import (
     ask_within,
     make_policy,
 )
+from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.bandit.asktell import ResultArrays
-from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks, win_odds
 from hpc_toolkit.bandit.rule import Finalists, History
 from hpc_toolkit.errors import ConfigError

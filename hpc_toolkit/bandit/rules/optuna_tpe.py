@@ -12,7 +12,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.rule import Stream, drawn
-from hpc_toolkit.bandit.rules.guided import Guided, first_best_of, free_arms
+from hpc_toolkit.bandit.rules.gp import Guided, first_best_of, free_arms
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

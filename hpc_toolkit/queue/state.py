@@ -6,7 +6,7 @@ the others are kept item by item. This module itself reads and writes no files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -114,8 +114,7 @@ class History:
         counting = [generation for generation in self.failures if generation > floor]
         if not counting:
             return None
-        permanent = [generation for generation in counting if generation in self.permanent]
-        return self.failures[max(permanent or counting)]
+        return self.failures[max(self.permanent.intersection(counting) or counting)]
 
 
 @dataclass(slots=True)
@@ -241,17 +240,8 @@ class StageState:
                 self.consecutive_failures.note_failure(
                     worker, state.unit.name, record["item"], record["at"], died=True
                 )
-            state.deaths.setdefault(
-                generation,
-                Death(
-                    item=record["item"],
-                    explained=record["explained"],
-                    host=record["host"],
-                    alone=record["alone"],
-                    worker=record["worker"],
-                    evidence=record["evidence"],
-                ),
-            )
+            told = {one.name: record[one.name] for one in fields(Death)}
+            state.deaths.setdefault(generation, Death(**told))
         else:
             self._add_attempt(state, worker, line)
 

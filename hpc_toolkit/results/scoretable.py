@@ -149,10 +149,9 @@ def _csv_cells(path: Path) -> _Cells:
     except csv.Error as error:
         message = f"{path}, line {reader.line_num}: {error}"
         raise ConfigError(message, hint="it must be CSV with commas and one header line") from error
-    for name in header:
-        if header.count(name) > 1:
-            message = f"{path}, line 1: column {name!r} occurs {header.count(name)} times"
-            raise ConfigError(message, hint="every column has a name of its own")
+    if twice := [name for name in header if header.count(name) > 1]:
+        message = f"{path}, line 1: column {twice[0]!r} occurs {header.count(twice[0])} times"
+        raise ConfigError(message, hint="every column has a name of its own")
     for cells, line in zip(rows, lines, strict=True):
         if len(cells) != len(header):
             message = f"{path}, {line}: {len(cells)} cells, the header has {len(header)}"

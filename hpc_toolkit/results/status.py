@@ -110,7 +110,9 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
-    rate = sum(_rate(view, worker) for worker in alive)
+    # Per worker: items done, and the seconds that they took.
+    paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
+    rate = sum(done / seconds for done, seconds in paces if seconds > 0)
     left = sum(counts.pending + counts.leased for counts in stages.values())
     last = list(view.stages.values())[-1].log
     return Status(
@@ -212,18 +214,12 @@ def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
 
 def _is_leased(stage: StageView, unit: str, alive: set[str]) -> bool:
     generation = stage.claims.generation(unit)
-    if generation == 0 or generation in stage.state.units[unit].released:
+    if generation == 0 or stage.is_released(unit):
         return False
     try:
         return stage.claims.owner(unit, generation) in alive
     except OSError:
         return True
-
-
-def _rate(view: RunView, worker: str) -> float:
-    pace = view.pace.get(worker, ())
-    seconds = sum(seconds for _, seconds in pace)
-    return sum(done for done, _ in pace) / seconds if seconds > 0 else 0.0
 
 
 def _reason(

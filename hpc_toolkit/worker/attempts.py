@@ -126,10 +126,7 @@ def _message(error: BaseException) -> str:
 
 
 def _strict_json(value: Any) -> str:
-    """Encode a result as strict JSON.
-
-    Raises TypeError, ValueError: names the path of the value that is not JSON.
-    """
+    """Encode a result as strict JSON; an error names the path of the value that is not JSON."""
     if type(value) is not dict:
         message = f"a result must be a dict, not {type(value).__name__}"
         raise TypeError(message)
@@ -156,12 +153,10 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plai
 def _find_problem(value: Any, path: str) -> str | None:
     """Describe the first part of a value that is not JSON; None if all of it is."""
     if isinstance(value, dict | list | tuple):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        places = (
-            (inner, f"{path}.{key}" if isinstance(value, dict) else f"{path}[{key}]")
-            for key, inner in pairs
-        )
-        return next(filter(None, (_find_problem(inner, where) for inner, where in places)), None)
+        pairs = [(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
+        if isinstance(value, dict):
+            pairs = [(inner, f"{path}.{key}") for key, inner in value.items()]
+        return next(filter(None, (_find_problem(*pair) for pair in pairs)), None)
     if isinstance(value, float) or getattr(value, "ndim", None) == 0:
         number = float(value)
         return None if math.isfinite(number) else f"{path} is {number}, which JSON does not have"

@@ -64,10 +64,7 @@ class Pool:
     def run(self, on_tick: Callable[[], None] | None = None) -> int:
         """Run until every worker has exited; the exit code (see :mod:`hpc_toolkit.worker.worker`).
 
-        Args:
-            on_tick: called a few times a second, to show progress.
-
-        Raises HpcToolkitError: the first error that a worker reported.
+        ``on_tick`` is called a few times a second. Raises the first error that a worker reported.
         """
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write, self._error_read):

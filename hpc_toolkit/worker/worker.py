@@ -185,10 +185,7 @@ class Worker:
                 self._wait()
 
     def _work(self, assignment: Assignment | None) -> None:
-        """Run a unit, again after each death of its executor.
-
-        Raises PausedError: too many items failed.
-        """
+        """Run a unit, again after each death of its executor."""
         self._idle_since = None
         self._pacing.worked()
         while assignment is not None:
@@ -247,7 +244,6 @@ class Worker:
         self._picker.help_first |= self._host_watch.take(self._control.health)
 
     def _leave(self, reason: str) -> None:
-        """End the executor and the query of Slurm, and report that this worker has finished."""
         self._runner.close()
         self._slurm.close()
         self._member.finish(self._runner.counts, reason)
@@ -263,11 +259,7 @@ def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
 
 
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
-    """Run one worker until nothing is left to do; return the exit code.
-
-    Raises:
-        HpcToolkitError: the run is paused, its code cannot be loaded, or it cannot be written to.
-    """
+    """Run one worker until nothing is left to do; return the exit code."""
     try:
         worker = Worker(paths, manifest, options, clock)
     except OSError as error:

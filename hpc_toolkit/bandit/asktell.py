@@ -63,10 +63,7 @@ class ResultArrays:
 
 
 def merged(known: Observation, more: Observation) -> Observation:
-    """Merge two observations of one arm.
-
-    Raises ConfigError if they disagree on a task.
-    """
+    """Merge two observations of one arm; ConfigError if they disagree on a task."""
     for task in {*known.scores, *known.failed} & {*more.scores, *more.failed}:
         if _told_of(known, task) != _told_of(more, task):
             message = f"arm {more.arm!r} was told before with another result of task {task!r}"

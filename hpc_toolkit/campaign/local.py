@@ -59,10 +59,7 @@ def make_campaign_run(
 
 
 def campaign_of(run: Run) -> Campaign:
-    """The campaign's current settings.
-
-    Raises RunError: the run is a plain list of items, or its settings are damaged.
-    """
+    """The campaign's current settings; RunError for a plain list of items."""
     if run.manifest.campaign is None:
         message = f"{run.root} is not a campaign"
         raise RunError(message, hint="'hpctk campaign run CAMPAIGN.toml' makes one")

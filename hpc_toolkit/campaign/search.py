@@ -59,10 +59,7 @@ def recorded_search(campaign: Campaign) -> dict[str, Any]:
 
 
 def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
-    """The campaign with the [search] of its first decision and its own budgets.
-
-    Raises RunError: the search in that decision is damaged.
-    """
+    """The campaign with the [search] of its first decision and its own budgets."""
     first = decisions[0].search if decisions else None
     if first is None:
         return campaign

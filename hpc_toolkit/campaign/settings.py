@@ -113,10 +113,7 @@ class Campaign:
 
     @classmethod
     def from_json(cls, record: dict[str, Any], file: str = "campaign") -> Campaign:
-        """Read the output of :meth:`to_json`; ``file`` names it in error messages.
-
-        Raises AttributeError, ConfigError: the record is not valid.
-        """
+        """Read the output of :meth:`to_json`; AttributeError or ConfigError if it is not valid."""
         table = _given(record)
         for name in {PREPARE, METRICS, TASKS} & table.keys():
             table[name] = _given(table[name], "items", "names", "kinds", "seconds")
@@ -161,10 +158,7 @@ class ArmFacts:
 
 
 def read_campaign(path: Path) -> Campaign:
-    """Read a campaign's TOML file.
-
-    Raises ConfigError: names the file and the key, and the nearest known key for an unknown one.
-    """
+    """Read a campaign's TOML file; a ConfigError names the file and the key."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -20,10 +20,7 @@ _HINT = 'write one object a line, such as {"seed": 1}'
 
 
 def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
-    """Parse JSON lines; blank lines are skipped.
-
-    Raises ItemsError: a line is not a JSON object; the message names the line.
-    """
+    """Parse JSON lines; blank lines are skipped. An ItemsError names the line."""
     items = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -204,10 +204,7 @@ class StageLog:
             raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
 
     def table_header(self) -> tuple[int, dict[int, set[int]]]:
-        """Number of rows of the latest table, and the failed positions of each segment.
-
-        Raises RunError: the table's first line is damaged.
-        """
+        """Number of rows of the latest table, and the failed positions of each segment."""
         assert self.table is not None
         target = self.table[1]
         with _checked(self.paths, target, ValueError):
@@ -246,10 +243,7 @@ class StageLog:
         return target
 
     def add_segment(self, lines: list[bytes]) -> bool:
-        """Write a segment and try to add it; False if another process was faster.
-
-        Raises RunError: the stage is sealed.
-        """
+        """Write a segment and try to add it; False if another process was faster."""
         if self.sealed:
             message = f"stage {self.paths.name!r} of {self.paths.root.parent.parent} is sealed"
             raise RunError(message, hint="make the run with --open to add items while it runs")

@@ -219,10 +219,7 @@ class RunView:
                 self.poll_journal(worker)
 
     def line(self, ref: Ref) -> dict[str, Any] | None:
-        """Read one journal line back; None if it is damaged now.
-
-        Raises OSError: the journal cannot be read.
-        """
+        """Read one journal line back; None if it is damaged now, OSError if it cannot be read."""
         lines = read_lines(self.paths.journal(ref.worker), ref.start, ref.end)
         return next((line.record for line in lines), None)
 

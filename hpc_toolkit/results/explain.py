@@ -69,10 +69,7 @@ def item_json(stage: StageView, unit: Unit, position: int) -> str:
 
 
 def find_item(view: RunView, text: str) -> FoundItem:
-    """Find the one item that a text identifies: its number from 0, its JSON, or part of its JSON.
-
-    Raises ItemsError: no item matches, or more than one.
-    """
+    """Find the one item of this number from 0, JSON, or part of its JSON; else ItemsError."""
     view.poll()
     found = list(_matches(view, text))
     exact = [match for match in found if match.item == _object(text)]

@@ -112,10 +112,7 @@ def make_snapshot(manifest: Manifest, log: StageLog, rows: list[Row]) -> Snapsho
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot; a reader sees the complete old file or the complete new one.
-
-    Raises OSError: it cannot be written; the old file stays.
-    """
+    """Write a snapshot; a reader, also after an OSError, sees the old file or the new one."""
     files.replace_file(path, snapshot.to_lines())
 
 

@@ -171,10 +171,7 @@ _WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows that ``hpctk gather -o FILE.jsonl`` wrote.
-
-    Raises ConfigError: another suffix; RunError: the file is missing, or contains no gathered rows.
-    """
+    """Read the rows that ``hpctk gather -o FILE.jsonl`` wrote; else ConfigError or RunError."""
     hint = "'hpctk gather RUN -o FILE.jsonl' writes them"
     if path.suffix != ".jsonl":
         message = f"{path}: results are a run, a snapshot in .json, or rows in .jsonl"

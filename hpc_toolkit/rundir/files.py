@@ -329,10 +329,7 @@ def filesystem_of(path: Path) -> str:
 
 
 def symlink_refusal(directory: Path) -> str:
-    """Why symlinks cannot be created in ``directory``; "" if they can.
-
-    Raises OSError: the answer is unknown for now, for example because the disk is full.
-    """
+    """Why symlinks cannot be created in ``directory``; "" if they can, OSError if unknown."""
     probe = directory / f".probe-{os.urandom(8).hex()}"
     try:
         os.symlink("probe", probe)

@@ -85,10 +85,7 @@ def placeholders(command: str) -> list[str]:
 
 
 def check_placeholders(items: list[dict[str, Any]], command: str | None) -> None:
-    """Refuse items that lack a key that the command needs.
-
-    Raises ItemsError: names the first item, counted from 0, and the key.
-    """
+    """Raise an ItemsError that names an item, from 0, without a key that the command needs."""
     keys = placeholders(command) if command is not None else []
     for number, item in enumerate(items):
         for key in keys:
@@ -110,10 +107,7 @@ def _context_after(text: str, context: str) -> str:
 
 
 def fill(command: str, item: dict[str, Any]) -> str:
-    """Fill in the command for one item; every value becomes exactly one shell word.
-
-    Raises PermanentError: the item lacks a key.
-    """
+    """Fill in the command; each value becomes one shell word. PermanentError for a missing key."""
     parts = []
     for text, key, _, _ in string.Formatter().parse(command):
         parts.append(text)

@@ -61,10 +61,7 @@ class Executor:
         self.ended = os.pidfd_open(self.pid)
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
-        """Send a request; ``lines`` are its items as JSON.
-
-        Raises BrokenPipeError: the child is gone.
-        """
+        """Send a request with its items as JSON lines; BrokenPipeError if the child is gone."""
         self._stop[0] = 0
         # One array: parsing many short texts one by one takes six times as long.
         body = b"[%s]" % b",".join(lines)

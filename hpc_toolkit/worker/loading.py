@@ -60,10 +60,7 @@ class FunctionWorkload:
 
 
 def load_workload(spec: WorkloadSpec) -> Workload:
-    """Import and construct the code of a stage.
-
-    Raises WorkloadError: it cannot be found, imported or constructed; the message says where.
-    """
+    """Import and construct the code of a stage; a WorkloadError says why that failed."""
     if spec.command is not None:
         from hpc_toolkit.worker.command import CommandWorkload
 
@@ -94,10 +91,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 
 
 def check_stage(stage: StageSpec) -> None:
-    """Refuse a stage that cannot work; this imports its code.
-
-    Raises ConfigError, WorkloadError: what is wrong.
-    """
+    """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code."""
     work = stage.workload
     if (work.function is None) == (work.command is None):
         message = "a run needs either a workload or a command"

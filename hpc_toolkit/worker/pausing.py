@@ -53,10 +53,7 @@ class PauseRule:
 
 
 def parse_max_failures(text: str) -> tuple[float, bool]:
-    """Parse ``N`` or ``P%`` into (number, whether it is a percentage of all items).
-
-    Raises ConfigError: it is neither.
-    """
+    """Parse ``N`` or ``P%`` into (number, whether it is a percentage); else ConfigError."""
     number, percent = text.removesuffix("%"), text.endswith("%")
     try:
         value = float(number) if percent else int(number)

@@ -85,7 +85,6 @@ class ArmTable:
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """Arm ids by index."""
         return tuple(arm.id for arm in self.arms)
 
     @cached_property
@@ -96,7 +95,6 @@ class ArmTable:
 
     @cached_property
     def standardised(self) -> Standardised:
-        """The features that kernels and distances use."""
         return _standardise(self.features, self.feature_names)
 
     def index(self, arm_id: str) -> int:

@@ -38,7 +38,6 @@ class ResultArrays:
         self._told = np.zeros(shape, np.bool_)
 
     def take(self, arm: int, observation: Observation) -> None:
-        """Add one observation of tasks of the set."""
         for array, numbers in (
             (self._scores, observation.scores),
             (self._stderrs, observation.stderrs),

@@ -72,7 +72,6 @@ class TaskSet:
             raise ConfigError(message, hint=near_miss(str(task), list(self.names))) from None
 
     def part(self, indices: Sequence[int]) -> TaskSet:
-        """Return the tasks at ``indices``, in that order."""
         return TaskSet(
             names=tuple(self.names[index] for index in indices),
             seconds=tuple(self.seconds[index] for index in indices) if self.seconds else (),

@@ -81,7 +81,6 @@ def checked_number(
 def number_option(
     default: float, *, low: float = 0, high: float = LARGEST_NUMBER, hint: str = ""
 ) -> Any:
-    """Declare an option that is a number; an integer if the default is one."""
     whole = isinstance(default, int)
     kind = "a whole number" if whole else "a number"
     limits = f", {low:g} or more" if high == LARGEST_NUMBER else f" from {low:g} to {high:g}"
@@ -91,7 +90,6 @@ def number_option(
 
 
 def word_option(default: str, known: Sequence[str]) -> Any:
-    """Declare an option that is one of some words."""
 
     def check(where: str, value: object) -> object:
         if value in known:

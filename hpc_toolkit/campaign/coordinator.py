@@ -140,7 +140,6 @@ class Coordinator:
             time.sleep(pause_s)
 
     def _replay(self, rows: list[dict[str, Any]]) -> None:
-        """Replay every recorded decision, and check that the policy makes it again."""
         self._stage.log.hold_head()
         self._stage.poll_log()
         decisions = self._recorded()
@@ -160,7 +159,6 @@ class Coordinator:
         self._since = monotonic()
 
     def _recorded(self) -> list[Decision]:
-        """All decisions in the log, as far as it was read."""
         for entry in self._decision_entries():
             if entry not in self._decided:
                 self._decided[entry] = read_decision(self._stage.log.segments[entry])
@@ -179,7 +177,6 @@ class Coordinator:
             raise RunError(message, hint=hint)
 
     def _decide(self) -> None:
-        """Search, and then ask for everything that is left if the campaign is exhaustive."""
         decisions = self._search.decisions
         while not decisions.exhausted:
             pulls = self._search.advance(self._results_of, self._wall_s)
@@ -198,7 +195,6 @@ class Coordinator:
         return self._searched_s + monotonic() - self._since
 
     def _add(self, why: str, pulls: Sequence[Pull]) -> None:
-        """Add a decision with its tells to the log, together with the items of its pulls."""
         number = self._search.decisions.entries + 1
         decision = Decision(
             why=why,

@@ -59,7 +59,6 @@ class Decision:
 
 
 def read_decisions(segments: Iterable[Segment]) -> list[Decision]:
-    """Read the decision of every segment that has one, in order."""
     return [read_decision(segment) for segment in segments if segment.decision is not None]
 
 
@@ -136,7 +135,6 @@ class Decisions:
 
     @property
     def waiting(self) -> list[Pull]:
-        """The pulls that were asked for and not told, oldest first."""
         return self.asked[len(self.told) :]
 
     def take(self, decision: Decision) -> None:

@@ -59,7 +59,6 @@ def recorded_search(campaign: Campaign) -> dict[str, Any]:
 
 
 def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
-    """The campaign with the [search] of its first decision and its own budgets."""
     first = decisions[0].search if decisions else None
     if first is None:
         return campaign
@@ -75,7 +74,6 @@ def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
 
 
 def make_tasks(campaign: Campaign) -> TaskSet:
-    """The campaign's evaluation tasks."""
     work = campaign.tasks
     return TaskSet(
         work.names,
@@ -182,7 +180,6 @@ class CampaignSearch:
         self.fresh = []
 
     def again(self, number: int) -> list[Pull]:
-        """Ask the policy for ``number`` pulls, whatever the budget."""
         return self._pulls(self._policy.ask(number, self.decisions.waiting))
 
     def due(self) -> list[Pull]:

@@ -107,7 +107,6 @@ class Campaign:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as run.json keeps them."""
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return record
 

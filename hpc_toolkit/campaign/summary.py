@@ -87,7 +87,6 @@ class Summary:
     which published series have had under two names."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self)
 
 
@@ -101,12 +100,10 @@ class _Evaluations:
 
     @property
     def total(self) -> int:
-        """Evaluations of all arms on all tasks."""
         return len(self.arms.arms) * len(self.campaign.tasks.names)
 
     @property
     def complete(self) -> bool:
-        """Whether all arms were evaluated on all tasks."""
         return self.total == sum(len(found) for found in self.rows.values())
 
     def rows_of(self, pull: Pull) -> list[dict[str, Any]] | None:
@@ -120,7 +117,6 @@ class _Evaluations:
         return [row for found in arms for row in found.values() if score_of(row) is None]
 
     def best(self) -> Recommendation | None:
-        """The best arm by the results of all arms."""
         search = self.campaign.search
         tasks = make_tasks(self.campaign)
         judge = make_policy("random", self.arms, 0, tasks=tasks, scalariser=search.scalariser)
@@ -242,7 +238,6 @@ def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> s
 
 
 def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
-    """Groups of checkpoints that have equal metrics in all their layers."""
     layers: dict[str, dict[int, list[tuple[str, float]]]] = {}
     for row in gather(view, METRICS, partial=True).rows:
         # Whole numbers, such as counts, may agree by chance.

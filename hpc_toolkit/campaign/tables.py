@@ -79,7 +79,6 @@ def read_table(
 
 
 def a_table(value: object, where: str) -> dict[str, Any]:
-    """A table with any keys."""
     if isinstance(value, dict):
         return value
     raise wrong(where, value, "a table")

@@ -43,7 +43,6 @@ class Durations:
         self._all = (0, 0.0)
 
     def add(self, group: str | None, items: int, seconds: float) -> None:
-        """Add a unit run that finished ``items`` items in ``seconds``."""
         if items <= 0:
             return
         for key in {group, siblings_key(group)}:
@@ -68,7 +67,6 @@ class Durations:
 
     @property
     def known(self) -> bool:
-        """Whether any duration was learned."""
         return self._all[0] > 0
 
 
@@ -108,7 +106,6 @@ class FreshUnits:
                 self._numbers.setdefault(key, len(self._numbers))
 
     def prune(self, is_claimed: Callable[[Unit], bool]) -> None:
-        """Remove the units that any worker has claimed."""
         self._own = deque(unit for unit in self._own if not is_claimed(unit))
         self._plain = deque(unit for unit in self._plain if not is_claimed(unit))
         for key, units in list(self._groups.items()):
@@ -186,7 +183,6 @@ class FreshUnits:
         return unit
 
     def _is_fresh(self, key: str | None) -> bool:
-        """Whether no worker has begun a group, as far as this worker knows."""
         return key in self._groups and key not in self._begun
 
     def _is_own(self, key: str) -> bool:

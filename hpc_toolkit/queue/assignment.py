@@ -290,7 +290,6 @@ class Picker:
         return None
 
     def again(self, last: Assignment) -> Assignment | None:
-        """Claim the next generation of a unit that this worker just released."""
         self._owners.clear()
         name = last.unit.name
         # Earlier owners may have written meanwhile that an item of this unit kills.

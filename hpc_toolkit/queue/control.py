@@ -37,7 +37,6 @@ class DeathNotice:
 
     @property
     def final(self) -> bool:
-        """Whether the notice alone proves a death."""
         return self.explained != SUSPENDED
 
 
@@ -78,13 +77,11 @@ def ask_to_drain(paths: RunPaths, workers: list[str]) -> None:
 
 
 def give_notice(paths: RunPaths, notices: list[DeathNotice]) -> None:
-    """Tell all workers what Slurm reported."""
     found = {n.worker: {"heartbeat": n.heartbeat, "explained": n.explained} for n in notices}
     _write(paths, _DEATHS, found)
 
 
 def give_health_notice(paths: RunPaths, notice: HealthNotice) -> None:
-    """Tell all workers that a host or worker is sick, or may be."""
     _write(paths, _SICK, [notice.worker], **asdict(notice))
 
 

@@ -249,11 +249,9 @@ class Segment:
                 yield from self.lines(unit, fd=file.fileno())
 
     def group_of(self, unit: Unit) -> Any:
-        """Group value of a unit's first item; None without groups."""
         return self.groups[unit.group] if unit.group >= 0 else None
 
     def kind_of(self, unit: Unit) -> int:
-        """Kind number of a unit's first item; 0 if the segment has no kinds."""
         return self._kinds[unit.first] if self._kinds else 0
 
 
@@ -265,7 +263,6 @@ class UnitReader:
         self._fd = -1
 
     def lines(self, segment: Segment, unit: Unit) -> list[bytes]:
-        """The lines of :meth:`Segment.lines`."""
         if segment is self._segment:
             # After a server outage the descriptor may be stale while the path still works.
             with suppress(OSError):

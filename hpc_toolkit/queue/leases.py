@@ -122,7 +122,6 @@ class Liveness:
         return verdict
 
     def progress(self, worker: str) -> object:
-        """The progress in a worker's presence file as last read; None if it was unreadable."""
         return self._seen[worker].progress
 
     def is_behind(self, worker: str, size: int) -> bool:
@@ -146,7 +145,6 @@ class Liveness:
         return None if presence is None else presence.heartbeat
 
     def is_final(self, worker: str) -> bool:
-        """Whether the verdict about a worker can no longer change."""
         return self._seen[worker].final is not None
 
     def take_notice(self, notice: DeathNotice) -> None:

@@ -255,7 +255,6 @@ class StageLog:
         return self._publish("retries", ".json", [record])
 
     def add_table(self, chunks: Iterable[bytes]) -> bool:
-        """Try to publish a results table."""
         return self._publish("results", ".jsonl", chunks)
 
     def _publish(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> bool:
@@ -280,7 +279,6 @@ class StageLog:
 
 
 def damaged(path: Path, what: str) -> RunError:
-    """The error for a file of a stage that is complete but not valid."""
     hint = f"restore it from a backup; 'hpctk doctor {path.parents[3]}' shows what else is damaged"
     return RunError(f"{path} is damaged: {what}", hint=hint)
 

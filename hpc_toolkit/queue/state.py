@@ -41,11 +41,9 @@ class FailureTracker(dict[str, ConsecutiveFailures]):
     """The failures in a row of every worker that wrote an attempt."""
 
     def of(self, worker: str) -> ConsecutiveFailures:
-        """The failures of a worker; created if the worker is new."""
         return self.setdefault(worker, ConsecutiveFailures())
 
     def note_done(self, worker: str, at: float) -> None:
-        """Record a result, which ends the failures before it."""
         failures = self.of(worker)
         if at < failures.done_at:
             return  # a unit run is being read a second time
@@ -54,7 +52,6 @@ class FailureTracker(dict[str, ConsecutiveFailures]):
             failures.failed = {item: one for item, one in failures.failed.items() if one[0] > at}
 
     def note_failure(self, worker: str, unit: str, item: int, at: float, *, died: bool) -> None:
-        """Record that an item failed or killed its executor."""
         failures = self.of(worker)
         if at < failures.done_at:
             return
@@ -106,7 +103,6 @@ class History:
         return ItemState.PENDING
 
     def attempts(self, floor: int) -> int:
-        """Number of failed generations that count."""
         return sum(generation > floor for generation in self.failures)
 
     def last_failure(self, floor: int) -> Ref | None:
@@ -203,7 +199,6 @@ class StageState:
         return self._open
 
     def add(self, worker: str, found: Line | UnitRun) -> None:
-        """Add the next line or unit run of a worker's journal."""
         record = found.record if isinstance(found, Line) else found.release
         name = record["unit"].rpartition("/")[2]
         state = self.units.get(name)
@@ -291,7 +286,6 @@ class StageState:
         return history.state(floor=floor, max_attempts=self.max_attempts)
 
     def floor(self, entry: int, item: int) -> int:
-        """The generation up to which an item's failures were lifted."""
         return self._floors.get((entry, item), 0)
 
     def pending(self, unit: str) -> list[int]:

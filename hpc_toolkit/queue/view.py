@@ -82,7 +82,6 @@ class StageView:
             self.state.refresh_floors()
 
     def add(self, worker: str, found: Line | UnitRun) -> None:
-        """Add the next line or unit run of a worker's journal."""
         self.state.add(worker, found)
         record = found.record if isinstance(found, Line) else found.release
         if record["type"] == "release":
@@ -95,7 +94,6 @@ class StageView:
         return group_key(self.log.segments[unit.entry].group_of(unit))
 
     def kind_of(self, unit: Unit) -> int:
-        """Kind number of a unit's first item; 0 if the segment has no kinds."""
         return self.log.segments[unit.entry].kind_of(unit)
 
     @property
@@ -108,7 +106,6 @@ class StageView:
         return self.state.units[name].unit
 
     def is_released(self, name: str) -> bool:
-        """Whether the newest generation of a claimed unit was released."""
         return self.claims.generation(name) in self.state.units[name].released
 
     def owner(self, name: str, generation: int) -> str:
@@ -131,7 +128,6 @@ class StageView:
         }
 
     def states(self, unit: UnitState) -> Iterator[tuple[int, ItemState]]:
-        """The state of every item of a unit."""
         for item in unit.unit.items:
             yield item, self.state.item_state(unit, item)
 
@@ -235,7 +231,6 @@ class RunView:
         return presence_of(self.paths, worker, self.probes)
 
     def presences(self) -> dict[str, Presence | None]:
-        """The presence of every worker by name; None if it cannot be read."""
         listed = sorted(files.list_names(self.paths.workers))
         names = [name.removesuffix(".json") for name in listed if name.endswith(".json")]
         return {name: self.presence(name) for name in names}

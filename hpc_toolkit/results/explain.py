@@ -63,7 +63,6 @@ def _floors(
 
 
 def item_json(stage: StageView, unit: Unit, position: int) -> str:
-    """An item as its line in the segment."""
     segment = stage.log.segments[unit.entry]
     return segment.lines(unit)[position - unit.first].decode()
 

@@ -291,7 +291,6 @@ def list_names(path: Path) -> list[str]:
 
 
 def misplaced(error: NotADirectoryError) -> RunError:
-    """The error for a file that is in the place of a run's directory."""
     from pathlib import Path
 
     named = Path(str(error.filename2 or error.filename))

@@ -135,7 +135,6 @@ class JournalReader:
         return self._offset + self.torn_bytes
 
     def open(self) -> int:
-        """Open the journal for reading; return the descriptor."""
         return os.open(self.path, os.O_RDONLY)
 
     def poll(self, open_file: Callable[[], int] | None = None) -> Iterator[Line | UnitRun]:

@@ -32,7 +32,6 @@ class StagePaths:
         self.head = root / "head"
 
     def entry(self, number: int) -> Path:
-        """Path of log entry ``number``, counted from 1."""
         return self.log / f"{number:06d}"
 
     def make(self) -> None:
@@ -81,7 +80,6 @@ class RunPaths:
         return self.logs / f"monitor-{host.replace('/', '-')}-{pid}.jsonl"
 
     def make(self, stages: list[str]) -> None:
-        """Create the directories of a run below an existing, empty root."""
         for path in (self.workers, self.journals, self.logs, self.control, self.bandit):
             path.mkdir()
         for name in stages:
@@ -272,5 +270,4 @@ def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
 
 
 def all_runs() -> list[Path]:
-    """The runs below ./runs, by name."""
     return sorted(path.parent for path in Path("runs").glob("*/run.json"))

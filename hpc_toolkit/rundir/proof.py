@@ -29,7 +29,6 @@ def write_proof(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_proof(path: Path) -> dict[str, Any] | None:
-    """Read the record; None if there is no readable record."""
     try:
         record = json.loads(files.read_fresh(path))
     except (OSError, RecursionError, ValueError):

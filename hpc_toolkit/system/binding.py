@@ -48,7 +48,6 @@ class Shares:
             raise ConfigError(message, hint="such as --memory-per-worker 4G")
 
     def __bool__(self) -> bool:
-        """Whether any share was requested."""
         return (self.cpus, self.gpus, self.memory_bytes) != (None, None, None)
 
     @property
@@ -63,7 +62,6 @@ class Shares:
         return max(1, gpus * self.sharing // max(1, int(self.gpus or 1)))
 
     def to_options(self) -> list[str]:
-        """These shares as options of 'hpctk work'."""
         size = self.memory_bytes and f"{self.memory_bytes}B"
         named = {"cpus": self.cpus, "gpus": self.gpus, "memory": size}
         given = [(name, str(one)) for name, one in named.items() if one is not None]
@@ -88,7 +86,6 @@ class Place:
     """Bytes that each process of its executor may allocate; None: hpctk sets no limit."""
 
     def __str__(self) -> str:
-        """Describe the resources for people."""
         parts = []
         if self.cpus:
             named = "NUMA node " if len(self.nodes) == 1 else "NUMA nodes "

@@ -34,7 +34,6 @@ class Machine:
 
     @property
     def cpus(self) -> int:
-        """Number of CPUs that may be used."""
         return sum(map(len, self.nodes.values()))
 
 

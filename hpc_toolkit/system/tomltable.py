@@ -55,7 +55,6 @@ def problems(table: dict[str, Any], keys: dict[str, Key], file: str) -> list[Hpc
 
 
 def wrong(where: str, value: object, wanted: str) -> ConfigError:
-    """The error for a value that is not ``wanted``."""
     try:
         shown = repr(value)
     except ValueError:
@@ -108,7 +107,6 @@ count_or_zero: Callable[[Any, str], int] = number_from(
 
 
 def date(value: object, where: str) -> str:
-    """A TOML date, as ISO 8601 text."""
     if type(value) is dt.date:
         return value.isoformat()
     raise wrong(where, value, "a date such as 2026-01-31, without quotes")
@@ -143,7 +141,6 @@ def _duration(value: object, unit_s: int, most: float, units: str, where: str) -
 
 
 def texts(value: object, where: str) -> tuple[str, ...]:
-    """A list of printable lines."""
     if isinstance(value, list):
         return tuple(text(entry, where) for entry in value)
     raise wrong(where, value, "a list of texts")

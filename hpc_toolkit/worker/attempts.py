@@ -69,7 +69,6 @@ class Report:
         self._since = time.monotonic()
 
     def result(self, value: Any) -> None:
-        """Report the result of the next item."""
         try:
             text = _strict_json(value)
         except (TypeError, ValueError) as error:
@@ -79,7 +78,6 @@ class Report:
             self._report(DONE, "done", f'"value":{text}')
 
     def failure(self, error: BaseException) -> None:
-        """Report why the next item has no result."""
         permanent = isinstance(error, PermanentError)
         fields = json.dumps(
             {
@@ -140,7 +138,6 @@ def _strict_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a numpy or torch scalar to a Python scalar."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     message = f"{type(value).__name__} is not JSON"

@@ -310,7 +310,6 @@ class HostWatch(FailureCount):
         return self._hosts[worker]
 
     def _workers_on(self, host: str) -> set[str]:
-        """Workers of a host that wrote an attempt."""
         stages = self.view.stages.values()
         names = {name for stage in stages for name in stage.state.consecutive_failures}
         return {name for name in names if self._host_of(name) == host}

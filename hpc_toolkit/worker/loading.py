@@ -186,7 +186,6 @@ def _compiled(module: ModuleType) -> tuple[int, int] | None:
 
 
 def prefetch_of(workload: object) -> Callable[[Any], object] | None:
-    """The workload's ``prefetch`` method; None if it has none."""
     found = getattr(workload, "prefetch", None)
     return found if callable(found) else None
 

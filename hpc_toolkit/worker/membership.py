@@ -86,7 +86,6 @@ class Membership:
 
     @property
     def presence(self) -> Presence:
-        """What other workers can read about this one."""
         return self._file.presence
 
     def beat_if_due(self, counts: Counts, drain: Drain) -> None:

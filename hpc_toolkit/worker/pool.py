@@ -210,7 +210,6 @@ def work_elsewhere(
 
 
 def local_environment(slot: int, workers: int) -> dict[str, str]:
-    """Environment of local worker ``slot``: its rank, its GPU, its share of the cores."""
     found = {"RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(workers)}
     gpus = visible_gpus()
     if gpus:

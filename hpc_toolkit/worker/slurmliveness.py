@@ -111,7 +111,6 @@ class SlurmLiveness:
             )
 
     def close(self) -> None:
-        """End the child process if it still runs."""
         if self._child is None or self._child.poll() is not None:
             return
         import subprocess

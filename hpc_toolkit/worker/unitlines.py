@@ -53,7 +53,6 @@ class UnitLines:
         return self._assignment.stage.paths.name
 
     def append(self, data: bytes) -> None:
-        """Write complete lines of this unit run."""
         self._journal.append(data)
         self._written.append(data)
 
@@ -101,7 +100,6 @@ class UnitLines:
         self._failure("permanent", item, error, 0.0)
 
     def timed_out(self, item: int, limit_s: float) -> None:
-        """Fail an attempt that took too long."""
         self.tally.failed += 1
         error = f"took longer than the timeout of {format_duration(limit_s)}"
         self._failure("failed", item, error, limit_s)
@@ -119,7 +117,6 @@ class UnitLines:
         self.append(encode_line(record))
 
     def release(self) -> None:
-        """Release the unit, after all lines of the unit run (rule R5)."""
         failed = self.tally.failed + self.tally.permanent
         facts = {
             "unit": self._assignment.name,

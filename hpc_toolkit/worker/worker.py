@@ -126,7 +126,6 @@ class Worker:
         self._idle_since: float | None = None
 
     def run(self) -> int:
-        """Work until the run is complete or a stop is requested; return the exit code."""
         self._install_signals()
         try:
             code = self._main()

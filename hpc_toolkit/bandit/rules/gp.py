@@ -108,7 +108,6 @@ class Scale:
         return self.centre + self.spread * float(value)
 
     def expects(self, mean: float, sd: float) -> str:
-        """Describe the model's prediction for one arm to users."""
         return f"expects {self.to_reward(mean):.4g} +- {self.spread * float(sd):.2g}"
 
 

@@ -134,7 +134,6 @@ def _space(ranks: NDArray[np.intp]) -> dict[str, optuna.distributions.BaseDistri
 
 
 def _ranks(points: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the rank of each value among the distinct values of its column."""
     ranks = [np.unique(np.round(column, 12), return_inverse=True)[1] for column in points.T]
     return np.array(ranks, dtype=np.intp).reshape(-1, len(points)).T
 

@@ -286,13 +286,6 @@ def test_stop_rule_with_an_unusable_value_is_refused(given: dict[str, Any], clai
         StopRules(**given)
 
 
-def test_budget_may_be_a_whole_number_written_as_a_float() -> None:
-    stop = StopRules(pulls=1.0)  # type: ignore[arg-type]
-    policy = make_policy("random", line(2), 0, stop=stop)
-
-    assert policy.stop(["a0"]) == "asked for 1 arms, the budget is 1"
-
-
 @given(
     scores=arrays.arrays(
         np.float64, st.tuples(st.integers(1, 6), st.integers(1, 6)),

@@ -128,17 +128,11 @@ class Racing(_Contest):
     """Evaluate the cheapest tasks first; arms that fall too far behind the leader drop out.
 
     Once all remaining arms were told on k of K tasks, with k at least ``first``, arm a drops out
-    if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``. Mean and standard
-    deviation (with k - 1 degrees of freedom) are of the paired differences over the k tasks. The
-    last factor is the finite population correction of survey sampling, since there are only K
-    tasks. See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002 for a paired
-    bound. The race ends with one arm, or after all tasks with the exact mean.
-
-    The tasks are not a random sample, and arms are checked after every task, so ``c`` is not a
-    quantile of a known error: larger is safer and more expensive. Two arms are not compared on a
-    task that failed for either; an arm with more failed tasks than scores drops out. A task that
-    cannot compare the arms (see ``odds.silent_tasks``) counts in neither k nor K, and the next
-    cheapest task replaces it. Arms are compared by their mean over the tasks.
+    if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``, over paired differences
+    (see ``odds.gaps``). See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002. The
+    race ends with one arm, or after all tasks with the exact mean. Arms are checked after every
+    task, so ``c`` is not a quantile of a known error. An arm with more failed tasks than scores
+    drops out, and a task that cannot compare the arms counts in neither k nor K.
     """
 
     name: ClassVar[str] = "racing"
@@ -200,19 +194,12 @@ class Halving(_Contest):
     """Evaluate all arms on a few cheap tasks, then the best 1/``eta`` on more tasks, and so on.
 
     This is sequential halving (Karnin, Koren and Somekh 2013, "Almost optimal exploration in
-    multi-armed bandits") in which each rung adds tasks. Every rung gets the same part of the budget
-    and adds as many tasks, cheapest first, as that pays for; the rest goes to the next rung.
-
-    The budget is ``share`` of the expected duration of all arms on all tasks. If a pilot arm gave
-    the expected durations, its evaluations are part of the budget, and the arms' mean slowness
-    relative to the pilot on the first rung rescales the budget. Finished evaluations count with
-    their told durations; an arm's coming ones are scaled by its slowness so far. No rung is
-    expected to exceed its part of the budget, except by the first task, but it may exceed it.
-
-    Arms of a rung are compared by their reward over its tasks; ties go to the lower index. An arm
-    with more failed tasks than scores drops out. A task that cannot compare the arms (see
-    ``odds.silent_tasks``) does not count, and the rung adds as many others as the budget pays
-    for.
+    multi-armed bandits") in which each rung adds tasks, cheapest first, for an equal part of the
+    budget. The budget is ``share`` of the expected duration of all arms on all tasks; it includes a
+    pilot's evaluations, and the first rung rescales it by the arms' slowness relative to the pilot.
+    A rung may exceed its part. Arms are compared by their reward over the rung's tasks; ties go to
+    the lower index. An arm with more failed tasks than scores drops out, and a task that cannot
+    compare the arms is replaced.
     """
 
     name: ClassVar[str] = "halving"

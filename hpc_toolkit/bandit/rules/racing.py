@@ -128,7 +128,7 @@ class Racing(_Contest):
     """Evaluate the cheapest tasks first; arms that fall too far behind the leader drop out.
 
     Once all remaining arms were told on k of K tasks, with k at least ``first``, arm a drops out
-    if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``, over paired differences
+    if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``, by paired differences
     (see ``odds.gaps``). See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002. The
     race ends with one arm, or after all tasks with the exact mean. Arms are checked after every
     task, so ``c`` is not a quantile of a known error. An arm with more failed tasks than scores

@@ -68,10 +68,9 @@ class StageLog:
         Reading stops before an entry whose payload is not completely visible yet. Such an entry is
         tried again by the next call, never skipped.
 
-        Args:
-            hinted: if ``head`` shows no new entry, believe it, so the call costs one ``open``. One
-                look in 60 lists the log anyway, because a process can die between adding an entry
-                and writing ``head``. That look then writes ``head`` for the other readers.
+        If ``hinted``, believe ``head`` if it shows no new entry, so the call costs one ``open``.
+        One look in 60 lists the log anyway, because a process can die between adding an entry and
+        writing ``head``. That look then writes ``head`` for the other readers.
         """
         before = self.length
         self._looks += hinted

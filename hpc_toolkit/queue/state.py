@@ -175,9 +175,8 @@ class StageState:
     def publish(self, failed: dict[int, set[int]], retried: Callable[[int, int], bool]) -> None:
         """Apply a results table, which decides the states of its items.
 
-        Args:
-            failed: the failed positions of every segment that the table covers.
-            retried: whether a retry after the table names an item (entry, position).
+        ``failed`` are the failed positions of every segment that the table covers. ``retried``
+        tells whether a retry after the table names an item (entry, position).
         """
         self._published = failed
         self._retried = retried

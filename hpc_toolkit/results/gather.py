@@ -60,9 +60,7 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
     """Gather a stage: read its latest table, or publish one if the stage is complete without one.
 
     ``partial`` accepts pending items; they have no row, and no table is published with them.
-
-    Raises NotCompleteError: items are pending, and ``partial`` is not set; OSError: a journal
-    cannot be read, no table is published, and ``partial`` is not set.
+    Otherwise raises NotCompleteError, or OSError if a journal cannot be read.
     """
     stage = view.stages[name]
     while True:

@@ -166,10 +166,9 @@ class Recomputation:
     """Keys that are not compared at any depth, such as times."""
 
     def check(self, stage: StageSpec, rows: list[Row]) -> tuple[int, list[Problem]]:
-        """Recompute results; return how many, and a problem for each that differs.
+        """Recompute results one by one, recording nothing; return how many, and those that differ.
 
-        Nothing is recorded. The items run one by one, each in a call of its own. Raises
-        WorkloadError: the stage's code cannot be loaded.
+        Raises WorkloadError if the stage's code cannot be loaded.
         """
         done = [row for row in rows if row["state"] == "done"]
         drawn = random.Random(0).sample(done, min(self.count, len(done)))

@@ -145,7 +145,7 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
         ],
         "attempts": [
             {"worker": worker, **{key: line[key] for key in kept if key in line}}
-            for worker, line in _lines(view, unit, found)
+            for worker, line in attempts_of(view, found)
         ],
         "deaths": [
             {
@@ -169,9 +169,10 @@ def _owner(stage: StageView, unit: Unit, generation: int) -> str | None:
         return None
 
 
-def _lines(view: RunView, unit: Unit, found: FoundItem) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(worker, line) of every valid attempt at the item; reads all journals."""
-    name = f"{found.stage.paths.name}/{unit.name}"
+def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, Any]]]:
+    """(worker, journal line) of every attempt at an item, by generation; reads all journals."""
+    name = f"{found.stage.paths.name}/{found.unit.name}"
+    attempts = []
     for worker in sorted(view.readers):
         path = view.paths.journal(worker)
         for read in JournalReader(path).poll():
@@ -183,10 +184,5 @@ def _lines(view: RunView, unit: Unit, found: FoundItem) -> Iterator[tuple[str, d
                 if (record.get("unit"), record.get("item")) == (name, found.position) and (
                     record["type"] in ("done", "failed", "permanent")
                 ):
-                    yield worker, record
-
-
-def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, Any]]]:
-    """(worker, journal line) of every attempt at an item, in the order of generations."""
-    lines = _lines(view, found.unit, found)
-    return sorted(lines, key=lambda pair: (pair[1]["generation"], pair[0]))
+                    attempts.append((worker, record))
+    return sorted(attempts, key=lambda pair: (pair[1]["generation"], pair[0]))

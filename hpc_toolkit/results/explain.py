@@ -172,7 +172,7 @@ def _owner(stage: StageView, unit: Unit, generation: int) -> str | None:
 def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, Any]]]:
     """(worker, journal line) of every attempt at an item, by generation; reads all journals."""
     name = f"{found.stage.paths.name}/{found.unit.name}"
-    attempts = []
+    attempts: list[tuple[str, dict[str, Any]]] = []
     for worker in sorted(view.readers):
         path = view.paths.journal(worker)
         for read in JournalReader(path).poll():
@@ -180,9 +180,10 @@ def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, An
                 records = [read.record]
             else:
                 records = read_unit_run(path, read) if read.release["unit"] == name else []
-            for record in records:
-                if (record.get("unit"), record.get("item")) == (name, found.position) and (
-                    record["type"] in ("done", "failed", "permanent")
-                ):
-                    attempts.append((worker, record))
+            attempts += [
+                (worker, record)
+                for record in records
+                if (record.get("unit"), record.get("item")) == (name, found.position)
+                if record["type"] in ("done", "failed", "permanent")
+            ]
     return sorted(attempts, key=lambda pair: (pair[1]["generation"], pair[0]))

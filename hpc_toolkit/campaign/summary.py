@@ -142,11 +142,7 @@ class _Evaluations:
 def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     """Summarize what is finished so far; None while no arm has a reward and the search goes on."""
     # This reads the log, which the decisions are in.
-    table = gather(view, TASKS, partial=True).rows
-    check_rows(table)
-    rows: Rows = {}
-    for row in table:
-        rows.setdefault(arm_of(row["item"]), {})[row["item"]["task"]] = row
+    rows = _rows(view)
     log = view.stages[TASKS].log
     decisions = read_decisions(log.segments.values())
     campaign = as_decided(campaign, decisions)
@@ -160,13 +156,10 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     best = judge.best()
     if best is None and not log.sealed:
         return None
-    names = campaign.tasks.names
-    over = [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+    over = _compared(best, campaign)
     last = found.rewards([arm.id for arm in campaign.arms() if arm.is_last_layer], over)
     failures = found.failures()
     everything = found.best() if found.complete else None
-    # Over all tasks, also if the search compared it by fewer.
-    verified = found.rewards(arms.ids, names).get(best.arm) if everything and best else None
     return Summary(
         policy=campaign.search.policy,
         scalariser=WORDS[campaign.search.scalariser],
@@ -182,13 +175,33 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
         last_layer=max((_found(*one) for one in last.items()), key=_score, default=None),
         exhaustive=_found(everything.arm, everything) if everything else None,
         exhaustive_ties=list(everything.ties) if everything else [],
-        verified=_found(best.arm, verified) if best and verified else None,
+        verified=_verified(best, found) if everything else None,
         exhaustive_gpu_s=_seconds(map(dict.values, rows.values())) if found.complete else None,
         sequence=list(dict.fromkeys(pull.arm for pull in pulls)),
         failed_tasks=len(failures),
         failure=_said(failures[0]) if failures else None,
         same_metrics=_same_metrics(view, campaign),
     )
+
+
+def _rows(view: RunView) -> Rows:
+    table = gather(view, TASKS, partial=True).rows
+    check_rows(table)
+    rows: Rows = {}
+    for row in table:
+        rows.setdefault(arm_of(row["item"]), {})[row["item"]["task"]] = row
+    return rows
+
+
+def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
+    names = campaign.tasks.names
+    return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+
+
+def _verified(best: Recommendation | None, found: _Evaluations) -> Found | None:
+    """The reward of ``best`` over all tasks, also if the search compared it by fewer."""
+    rewards = found.rewards(found.arms.ids, found.campaign.tasks.names)
+    return _found(best.arm, rewards[best.arm]) if best and best.arm in rewards else None
 
 
 def _seconds(rows: Iterable[Iterable[dict[str, Any]]]) -> float:

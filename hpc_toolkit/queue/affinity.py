@@ -169,10 +169,7 @@ class FreshUnits:
             key = self._next_group
         else:
             fresh = [key for key in self._groups if self._is_fresh(key)]
-            kinds = {key: kind_of(units[0]) for key, units in self._groups.items()}
-            first = min(kinds.values())
-            earliest = [key for key, kind in kinds.items() if kind == first]
-            longest = self._longest(fresh or earliest, weight_of)
+            longest = self._longest(fresh or self._earliest(kind_of), weight_of)
             own = [key for key in longest if self._is_own(key)] if fresh else []
             key = self._random.choice(own or longest)
         units = self._groups[key]
@@ -193,3 +190,9 @@ class FreshUnits:
         weights = {key: weight_of(key) * sum(u.count for u in self._groups[key]) for key in keys}
         longest = max(weights.values())
         return [key for key, weight in weights.items() if weight == longest]
+
+    def _earliest(self, kind_of: Callable[[Unit], int]) -> list[str]:
+        """The groups whose next unit is of the earliest kind."""
+        kinds = {key: kind_of(units[0]) for key, units in self._groups.items()}
+        first = min(kinds.values())
+        return [key for key, kind in kinds.items() if kind == first]

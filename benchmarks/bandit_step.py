@@ -127,7 +127,7 @@ def late(took: list[float]) -> float:
 def policy_steps(steps: int, name: str) -> list[float]:
     """Seconds of asks and tells of a policy over the arms of the campaign, without any queue."""
     from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
-    from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features
+    from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, geometry_features
 
     names = [f"t{task}" for task in range(TASKS)]
     arms = []

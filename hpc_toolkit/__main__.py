@@ -1,6 +1,6 @@
 """``python -m hpc_toolkit`` is ``hpctk``."""
 
-from hpc_toolkit.imports import listed_imports
+from hpc_toolkit.system.imports import listed_imports
 
 with listed_imports():
     from hpc_toolkit.cli import main

@@ -56,8 +56,7 @@ class Run:
     def open(cls, root: str | Path) -> Run:
         """Open an existing run; methods that execute or change it also check that it is trusted.
 
-        Raises:
-            RunError: not a run, damaged, or of a newer format.
+        Raises RunError: not a run, damaged, or of a newer format.
         """
         return cls(Path(root), read_manifest(Path(root)))
 
@@ -90,8 +89,7 @@ class Run:
             max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
             open_end: leave the run open for more items; otherwise it is sealed.
 
-        Raises:
-            ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
+        Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
         stage = StageSpec(
             name="items",
@@ -118,20 +116,13 @@ class Run:
         changes: dict[str, Any] | None = None,
         open_end: bool | None = None,
     ) -> Run:
-        """Create a run from a snapshot's items; items that were done stay done.
+        """Create a run from a snapshot's items; items that were done stay done, others are pending.
 
-        Failed items are pending, with all of their attempts.
-
-        Args:
-            root: the directory, which must not exist.
-            snapshot: the snapshot to start from.
-            changes: fields of :class:`StageSpec` that replace those of the snapshot.
-            open_end: whether items can be added; None: as when the snapshot was taken.
-
-        Raises:
-            ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
+        ``changes`` are fields of :class:`StageSpec` that replace those of the snapshot.
+        ``open_end`` says whether items can be added; None: as when the snapshot was taken.
+        Raises as :meth:`create` does.
         """
-        from hpc_toolkit.results.restoring import import_results, note_origin
+        from hpc_toolkit.results.snapshots import import_results, note_origin
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
         manifest = _checked(root, stage, snapshot.items)
@@ -147,9 +138,7 @@ class Run:
     def add(self, items: list[Item], *, stage: str = "items") -> None:
         """Add items to an open stage; each must be new.
 
-        Raises:
-            ItemsError: a duplicate, an empty list, or a missing group key.
-            RunError: the stage is sealed, or belongs to a campaign.
+        Raises ItemsError for the items, and RunError if the stage is sealed or a campaign's.
         """
         from hpc_toolkit.worker.command import check_placeholders
 
@@ -161,11 +150,7 @@ class Run:
             _add_items(StageLog(self.paths.stage(stage)), items, spec.group_by)
 
     def seal(self) -> None:
-        """Seal every stage: no more items can be added.
-
-        Raises:
-            RunError: the run is a campaign, which its coordinator seals.
-        """
+        """Seal every stage: no more items can be added. RunError for a campaign."""
         self._refuse_campaign()
         self._trust()
         for stage in self.manifest.stages:
@@ -187,11 +172,9 @@ class Run:
         If ``workers`` is None, this process is the only worker; inside an srun step it takes its
         share of the node's GPUs (:func:`hpc_toolkit.system.gpus.rank_environment`). Otherwise a
         pool starts ``workers`` processes, binds each to its ``shares`` of this machine, and
-        replaces those that are killed; if this process has threads, as in a notebook, the pool
-        runs in a fresh interpreter.
-
-        Raises:
-            HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
+        replaces those that are killed; if this process has threads, as in a notebook, the pool runs
+        in a fresh interpreter. Raises HpcToolkitError: the run is paused, its code cannot be
+        loaded, or its disk is full.
         """
         from hpc_toolkit.worker.pool import Pool, work_elsewhere
         from hpc_toolkit.worker.worker import WorkerOptions, start_worker
@@ -206,7 +189,13 @@ class Run:
             raise ConfigError(message, hint="one per core, or one per GPU, is usual")
         if len(os.listdir("/proc/self/task")) > 1:
             return work_elsewhere(self.root, workers, options, on_tick, shares)
-        pool = Pool(self.paths, self.manifest, options, workers=workers, shares=shares)
+        pool = Pool(
+            paths=self.paths,
+            manifest=self.manifest,
+            options=options,
+            workers=workers,
+            shares=shares,
+        )
         return pool.run(on_tick)
 
     def status(self) -> Status:
@@ -224,8 +213,7 @@ class Run:
     def results(self, *, stage: str | None = None, partial: bool = False) -> list[Row]:
         """One row per item, in the items' order; publishes the table of a complete stage.
 
-        Raises:
-            NotCompleteError: items are pending, and ``partial`` is not set.
+        Raises NotCompleteError if items are pending, and ``partial`` is not set.
         """
         return self.table(stage=stage, partial=partial).rows
 
@@ -238,12 +226,9 @@ class Run:
             return gather(self.view, name, partial=partial)
 
     def snapshot(self) -> Snapshot:
-        """The items and results so far, even while workers run.
+        """The items and results so far, even while workers run; RunError for a campaign.
 
         This publishes the table of a complete run, as :meth:`results` does.
-
-        Raises:
-            RunError: the run is a campaign.
         """
         from hpc_toolkit.results.snapshots import make_snapshot
 
@@ -329,9 +314,8 @@ def _add_items(log: StageLog, items: list[Item], group_by: str | None) -> None:
 
 def _checked(root: str | Path, stage: StageSpec, items: list[Item]) -> Manifest:
     """The manifest of a new run; refuse a stage or items that cannot work."""
-    from hpc_toolkit.results.provenance import collect_provenance
     from hpc_toolkit.worker.command import check_placeholders
-    from hpc_toolkit.worker.loading import check_stage
+    from hpc_toolkit.worker.loading import check_stage, collect_provenance
 
     check_stage(stage)
     check_items(items, group_by=stage.group_by, taken=set())
@@ -350,15 +334,9 @@ def create_run(
 ) -> Run:
     """Create a run directory completely, or not at all.
 
-    Args:
-        root: the directory, which must not exist.
-        manifest: the contents of run.json.
-        items: the initial items by stage, already checked.
-        sealed: whether to seal every stage.
-        fill: adds files before the directory gets its name, while no other process knows it.
-
-    Raises:
-        RunError: the directory exists or cannot be made, or its filesystem has no symlinks.
+    ``items`` are the initial items by stage, already checked. ``fill`` adds files before the
+    directory gets its name, while no other process knows it. Raises RunError if the directory
+    exists or cannot be made, or if its filesystem has no symlinks.
     """
     hint = "'hpctk work' continues it; 'hpctk add' adds items; or use another name"
     exists = RunError(f"{root} exists", hint=hint)

@@ -173,15 +173,15 @@ MUTANTS = (
         "silence is measured from the wall clock of the heartbeat",
         "queue/leases.py",
         "        return now - seen.since < lease_s",
-        "        return presence is not None and self._clock.wall() - presence.at < lease_s",
+        "        return presence is not None and self.clock.wall() - presence.at < lease_s",
         ("test_queue_leases.py",),
     ),
     Mutant(
         "I4",
         "the observer's wall clock decides",
         "queue/leases.py",
-        "        now = self._clock.monotonic()\n        seen,",
-        "        now = self._clock.wall()\n        seen,",
+        "        now = self.clock.monotonic()\n        seen,",
+        "        now = self.clock.wall()\n        seen,",
         ("test_queue_leases.py",),
     ),
     Mutant(

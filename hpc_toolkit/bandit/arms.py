@@ -1,9 +1,12 @@
-"""The arms of a bandit: a fixed, finite list, each with a group and numeric features."""
+"""The arms of a bandit: a fixed, finite list, each with a group and numeric features.
+
+Features are geometry or measured metrics; a rule uses the standardised columns of some of them.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,10 +16,12 @@ from hpc_toolkit.bandit.policy import LARGEST_NUMBER, refuse_repeats
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
 METRIC_PREFIX = "metric:"
-"""Prefix of the names of measured features (see ``features.with_metrics``)."""
+"""Prefix of the names of measured features (see ``arms.with_metrics``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,19 @@ class ArmTable:
             raise ConfigError(message, hint="give at least one arm")
         refuse_repeats("arm id", self.ids)
         refuse_repeats("feature name", self.feature_names)
+        names = self.feature_names
         for arm in self.arms:
-            _check_arm(arm, self.feature_names)
+            if len(arm.features) != len(names):
+                count = len(arm.features)
+                message = f"arm {arm.id!r} has {count} features, the table names {len(names)}"
+                raise ConfigError(message, hint=f"give one number for each of: {', '.join(names)}")
+            for name, value in zip(names, arm.features, strict=True):
+                if abs(value) > LARGEST_NUMBER:
+                    message = f"arm {arm.id!r}: feature {name!r} is {value}"
+                    raise ConfigError(message, hint="use NaN for a value that is not known")
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """Arm ids by index."""
         return tuple(arm.id for arm in self.arms)
 
     @cached_property
@@ -83,7 +95,6 @@ class ArmTable:
 
     @cached_property
     def standardised(self) -> Standardised:
-        """The features that kernels and distances use."""
         return _standardise(self.features, self.feature_names)
 
     def index(self, arm_id: str) -> int:
@@ -97,16 +108,6 @@ class ArmTable:
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {arm_id: index for index, arm_id in enumerate(self.ids)}
-
-
-def _check_arm(arm: Arm, names: tuple[str, ...]) -> None:
-    if len(arm.features) != len(names):
-        message = f"arm {arm.id!r} has {len(arm.features)} features, the table names {len(names)}"
-        raise ConfigError(message, hint=f"give one number for each of: {', '.join(names)}")
-    for name, value in zip(names, arm.features, strict=True):
-        if not math.isnan(value) and abs(value) > LARGEST_NUMBER:
-            message = f"arm {arm.id!r}: feature {name!r} is {value}"
-            raise ConfigError(message, hint="use NaN for a value that is not known")
 
 
 def _standardise(features: NDArray[np.float64], names: tuple[str, ...]) -> Standardised:
@@ -126,3 +127,67 @@ def _standardise(features: NDArray[np.float64], names: tuple[str, ...]) -> Stand
     # The deviation of a constant column is rounding error; dividing by it would create noise.
     std = np.where(std <= 1e-12 * np.maximum(1.0, np.abs(mean)), 1.0, std)
     return Standardised((filled - mean) / std, tuple(column_names))
+
+
+GEOMETRY_NAMES = ("log_size", "log1p_step", "relative_depth")
+"""The names of the values of ``geometry_features``, in the same order."""
+
+MOST_GAPS = 0.5
+"""A metric that is missing for more than this share of the arms is left out."""
+
+FEATURES = ("geometry", "metrics", "all")
+"""The sets of columns that a rule can be configured to use."""
+
+
+def geometry_features(
+    *, size: float, step: int, layer: int, layers: int
+) -> tuple[float, float, float]:
+    """Return log(size), log(1 + step) and layer / layers.
+
+    ``size`` is either the number of parameters or the model's width; use the same for all arms.
+    ``layer`` runs from 0, the embeddings, to ``layers``, the output of the last block.
+    """
+    return math.log(size), math.log1p(step), layer / layers
+
+
+def with_metrics(
+    table: ArmTable, rows: Mapping[str, Mapping[str, float | None]], names: Sequence[str]
+) -> ArmTable:
+    """Return the table with one feature ``metric:<name>`` per metric appended.
+
+    ``rows`` maps an arm's id to its metrics. None, NaN and a missing entry are gaps. A metric that
+    more than half of the arms lack is left out: compare ``feature_names``. Raises ConfigError for
+    an unknown arm, a metric that no row names, a metric that the table already has, and whatever
+    ``ArmTable`` rejects.
+    """
+    for arm in rows:
+        table.index(arm)
+    known = sorted({name for row in rows.values() for name in row})
+    columns: dict[str, list[float]] = {}
+    for name in names:
+        if name not in known:
+            message = f"no arm has a metric {name!r}"
+            raise ConfigError(message, hint=near_miss(name, known))
+        given = (rows.get(arm, {}).get(name) for arm in table.ids)
+        values = [math.nan if value is None else float(value) for value in given]
+        if sum(map(math.isnan, values)) <= MOST_GAPS * len(values):
+            columns[METRIC_PREFIX + name] = values
+    arms = [
+        replace(arm, features=(*arm.features, *(column[index] for column in columns.values())))
+        for index, arm in enumerate(table.arms)
+    ]
+    return ArmTable(tuple(arms), (*table.feature_names, *columns))
+
+
+def columns(table: ArmTable, wanted: str) -> NDArray[np.float64]:
+    """Return shape (n_arms, n_columns): the standardised features of one of ``FEATURES``.
+
+    "geometry" selects all features that are not metrics, whatever their names. Raises ConfigError
+    for "metrics" if the table has none.
+    """
+    measured = [name.startswith(METRIC_PREFIX) for name in table.standardised.names]
+    if wanted == "metrics" and not any(measured):
+        message = "the arms have no metrics as features"
+        raise ConfigError(message, hint="use features = 'geometry'")
+    keep = {"geometry": (False,), "metrics": (True,), "all": (False, True)}[wanted]
+    return table.standardised.values[:, [metric in keep for metric in measured]]

@@ -29,23 +29,15 @@ TIE_STDERRS = 2.0
 
 
 class ResultArrays:
-    """The scores of all arms on a set of tasks.
+    """The scores of all arms on a set of tasks."""
 
-    Without a given task set, ``tasks`` are the tasks told so far, sorted by name, so that their
-    order does not depend on the order of the tells.
-    """
-
-    def __init__(self, n_arms: int, tasks: TaskSet | None) -> None:
-        self._open = tasks is None
-        self.tasks = TaskSet(()) if tasks is None else tasks
-        shape = (n_arms, len(self.tasks.names))
+    def __init__(self, n_arms: int, tasks: TaskSet) -> None:
+        self.tasks = tasks
+        shape = (n_arms, len(tasks.names))
         self._scores, self._stderrs, self._seconds = (np.full(shape, math.nan) for _ in range(3))
         self._told = np.zeros(shape, np.bool_)
 
     def take(self, arm: int, observation: Observation) -> None:
-        """Add one observation, whose tasks :func:`check_tasks` accepted."""
-        if self._open:
-            self._widen({*observation.scores, *observation.failed})
         for array, numbers in (
             (self._scores, observation.scores),
             (self._stderrs, observation.stderrs),
@@ -60,43 +52,17 @@ class ResultArrays:
     def results(self, pending: Iterable[tuple[int, Pull]] = ()) -> TaskResults:
         """Return the results, with these pulls of arms marked as asked for.
 
-        Raises ConfigError for a pull of a task that is not in the set. Without a given task set, a
-        pull covers all tasks of its arm.
+        Raises ConfigError for a pull of a task that is not in the set.
         """
         asked = self._told.copy()
         for arm, pull in pending:
-            if self._open or not pull.tasks:
-                asked[arm] = True
-            else:
-                asked[arm, [self.tasks.index(task) for task in pull.tasks]] = True
-        return TaskResults(
-            tasks=self.tasks,
-            scores=_read_only(self._scores),
-            stderrs=_read_only(self._stderrs),
-            seconds=_read_only(self._seconds),
-            told=_read_only(self._told),
-            asked=_read_only(asked),
-        )
-
-    def _widen(self, names: set[str]) -> None:
-        new = names.difference(self.tasks.names)
-        if not new:
-            return
-        tasks = TaskSet(tuple(sorted({*self.tasks.names, *new})))
-        places = [tasks.index(name) for name in self.tasks.names]
-        wide = ResultArrays(len(self._told), tasks)
-        for name in ("_scores", "_stderrs", "_seconds", "_told"):
-            array = getattr(wide, name)
-            array[:, places] = getattr(self, name)
-            setattr(self, name, array)
-        self.tasks = tasks
+            asked[arm, [self.tasks.index(task) for task in pull.tasks or self.tasks.names]] = True
+        arrays = (self._scores, self._stderrs, self._seconds, self._told, asked)
+        return TaskResults(self.tasks, *map(_read_only, arrays))
 
 
 def merged(known: Observation, more: Observation) -> Observation:
-    """Merge two observations of one arm.
-
-    Raises ConfigError if they disagree on a task.
-    """
+    """Merge two observations of one arm; ConfigError if they disagree on a task."""
     for task in {*known.scores, *known.failed} & {*more.scores, *more.failed}:
         if _told_of(known, task) != _told_of(more, task):
             message = f"arm {more.arm!r} was told before with another result of task {task!r}"
@@ -111,18 +77,9 @@ def merged(known: Observation, more: Observation) -> Observation:
     )
 
 
-def check_tasks(observation: Observation, tasks: TaskSet) -> None:
-    """Raise ConfigError for an observation of a task that is not in the set."""
-    for task in (*observation.scores, *observation.failed, *observation.seconds):
-        tasks.index(task)
-
-
 def _told_of(observation: Observation, task: str) -> tuple[float | None, ...]:
-    return (
-        observation.scores.get(task),
-        observation.stderrs.get(task),
-        observation.seconds.get(task),
-    )
+    given = (observation.scores, observation.stderrs, observation.seconds)
+    return tuple(numbers.get(task) for numbers in given)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -143,7 +100,7 @@ class Policy:
     arms: ArmTable
     rule: Rule
     seed: int
-    tasks: TaskSet | None = None
+    tasks: TaskSet
     scalariser: str = "mean"
     stop_rules: StopRules | None = None
 
@@ -175,8 +132,8 @@ class Policy:
         Telling a task again is harmless if its result is equal, else an error.
         """
         index = self.arms.index(observation.arm)
-        if self.tasks is not None:
-            check_tasks(observation, self.tasks)
+        for task in (*observation.scores, *observation.failed, *observation.seconds):
+            self.tasks.index(task)  # a ConfigError for an unknown one
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
         self._arrays.take(index, observation)
@@ -185,10 +142,9 @@ class Policy:
     def best(self) -> Recommendation | None:
         """Return the best arm told so far; None while no arm has a reward."""
         history = self._history(())
+        results, scalariser = history.results, self.scalariser
         for found in self._finalists(history):
-            rewards = rewards_of(
-                history.results, found.arms, tasks=found.tasks, scalariser=self.scalariser
-            )
+            rewards = rewards_of(results, found.arms, tasks=found.tasks, scalariser=scalariser)
             if rewards:
                 break
         else:
@@ -196,7 +152,7 @@ class Policy:
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
         top = order[0] if found.leader is None else found.leader
         ties = [i for i in order if i != top and _is_tie(rewards[top], rewards[i])]
-        names = [history.results.tasks.names[task] for task in found.tasks]
+        names = [results.tasks.names[task] for task in found.tasks]
         told = self._tells[top]
         return Recommendation(
             arm=self.arms.ids[top],
@@ -206,7 +162,7 @@ class Policy:
             failed=tuple(name for name in names if name in told.failed),
             scalariser=WORDS[self.scalariser],
             tasks=tuple(name for name in names if name in told.scores),
-            dropped=tuple(history.results.tasks.names[task] for task in sorted(found.dropped)),
+            dropped=tuple(results.tasks.names[task] for task in sorted(found.dropped)),
         )
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
@@ -223,13 +179,8 @@ class Policy:
         pulls = [Pull(pull) if isinstance(pull, str) else pull for pull in pending]
         indices = [self.arms.index(pull.arm) for pull in pulls]
         results = self._arrays.results(zip(indices, pulls, strict=True))
-        if self.tasks is None:
-            # Without a task set, the first tell completes an arm.
-            whole = sorted(self._tells)
-            waiting = set(indices) - self._tells.keys()
-        else:
-            whole = np.flatnonzero(results.told.all(axis=1)).tolist()
-            waiting = set(np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist())
+        whole = np.flatnonzero(results.told.all(axis=1)).tolist()
+        waiting = np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist()
         if self._rewards is None:
             self._rewards = rewards_of(results, whole, scalariser=self.scalariser)
         rewards = self._rewards
@@ -239,7 +190,7 @@ class Policy:
             scored=tuple(rewards),
             rewards=np.array([reward.mean for reward in rewards.values()], dtype=np.float64),
             failed=tuple(index for index in whole if index not in rewards),
-            pending=tuple(sorted(waiting)),
+            pending=tuple(waiting),
             results=results,
             scalariser=self.scalariser,
         )

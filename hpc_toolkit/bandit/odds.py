@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.features import columns
+from hpc_toolkit.bandit.arms import columns
 from hpc_toolkit.bandit.regression import Posterior, fit
 from hpc_toolkit.bandit.rule import first_best
 

@@ -72,7 +72,6 @@ class TaskSet:
             raise ConfigError(message, hint=near_miss(str(task), list(self.names))) from None
 
     def part(self, indices: Sequence[int]) -> TaskSet:
-        """Return the tasks at ``indices``, in that order."""
         return TaskSet(
             names=tuple(self.names[index] for index in indices),
             seconds=tuple(self.seconds[index] for index in indices) if self.seconds else (),
@@ -137,24 +136,23 @@ class Observation:
             numbers = _finite_numbers(f"arm {self.arm!r}: {name}", getattr(self, name))
             object.__setattr__(self, name, numbers)
         object.__setattr__(self, "failed", tuple(sorted(set(self.failed))))
-        self._check_tasks()
-
-    def _check_tasks(self) -> None:
         if not self.scores and not self.failed:
             message = f"arm {self.arm!r}: neither a score nor a failed task"
             raise ConfigError(message, hint="name the failed tasks of an arm without scores")
-        for name in ("stderrs", "seconds"):
-            negative = [task for task, number in getattr(self, name).items() if number < 0]
-            if negative:
-                message = f"arm {self.arm!r}: {name}[{negative[0]!r}] is negative"
-                raise ConfigError(message)
+        negative = [
+            f"{name}[{task!r}] is negative"
+            for name in ("stderrs", "seconds")
+            for task, number in getattr(self, name).items()
+            if number < 0
+        ]
         stray = sorted(set(self.stderrs) - set(self.scores))
-        if stray:
-            message = f"arm {self.arm!r}: task {stray[0]!r} has a standard error but no score"
-            raise ConfigError(message)
         both = sorted(set(self.failed) & set(self.scores))
-        if both:
-            message = f"arm {self.arm!r}: task {both[0]!r} has a score and is called failed"
+        for problem in (
+            *negative,
+            *(f"task {task!r} has a standard error but no score" for task in stray),
+            *(f"task {task!r} has a score and is called failed" for task in both),
+        ):
+            message = f"arm {self.arm!r}: {problem}"
             raise ConfigError(message)
 
     def to_json(self) -> dict[str, Any]:

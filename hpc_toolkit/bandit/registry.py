@@ -6,19 +6,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import Policy
+from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.bandit.rewards import check_scalariser
-from hpc_toolkit.bandit.rules.baselines import RandomOrder
+from hpc_toolkit.bandit.rule import RandomOrder
 from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Halving, Racing
-from hpc_toolkit.bandit.stopping import check_stop
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.policy import TaskSet
     from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.bandit.stopping import StopRules
 
@@ -28,7 +27,10 @@ RULES: dict[str, type[Rule]] = {
 """To add a policy, write its rule in ``rules/`` and add it here."""
 
 TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
-"""Rules that ask for an arm's tasks in parts, and therefore need the task set."""
+"""Rules that ask for an arm's tasks in parts."""
+
+ONE_TASK = TaskSet(("task",))
+"""The tasks of a search in which an evaluation has one score."""
 
 
 def make_policy(
@@ -36,17 +38,15 @@ def make_policy(
     arms: ArmTable,
     seed: int,
     *,
-    tasks: TaskSet | None = None,
+    tasks: TaskSet = ONE_TASK,
     scalariser: str = "mean",
     stop: StopRules | None = None,
     **options: Any,
 ) -> Policy:
     """Create a policy without any results.
 
-    Without ``tasks``, a pull is for all tasks of an arm, and one tell with tasks of any names
-    completes it. With ``tasks``, an arm is complete when all of them were told, in any number of
-    tells. ``scalariser`` turns an arm's scores into one reward. ``stop`` are the rules that the
-    policy's method ``stop`` checks.
+    An arm is complete when all ``tasks`` were told, in any number of tells. ``scalariser`` turns an
+    arm's scores into one reward. ``stop`` are the rules that the policy's method ``stop`` checks.
 
     Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a
     seed that is not a whole number from 0; and for arguments that do not fit together.
@@ -55,13 +55,13 @@ def make_policy(
     if type(seed) is not int or seed < 0:
         message = f"seed is {seed!r}"
         raise ConfigError(message, hint="a whole number, 0 or more")
-    if tasks is not None and not tasks.names:
+    if not tasks.names:
         message = "the task set is empty"
-        raise ConfigError(message, hint="give at least one task, or no task set")
+        raise ConfigError(message, hint="give at least one task")
     check_scalariser(scalariser, tasks)
-    check_stop(stop, tasks_known=tasks is not None)
-    if name in TASK_RULES:
-        _check_task_rule(name, tasks, scalariser)
+    if name == Racing.name and scalariser != "mean":
+        message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
+        raise ConfigError(message, hint="take the scalariser 'mean', or another policy")
     known = [option.name for option in fields(rule_type)]
     for option in options:
         if option not in known:
@@ -78,12 +78,8 @@ def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str,
     initial arms: the results of part of a round come too late to choose the rest of it.
     Raises ConfigError for an unknown policy.
     """
-    found = dict(options)
-    if "initial" not in found:
-        for option in fields(_rule_type(name)):
-            if option.name == "initial" and isinstance(option.default, int):
-                found["initial"] = max(option.default, size)
-    return found
+    initial: Any = getattr(_rule_type(name), "__dataclass_fields__", {}).get("initial")
+    return {**({"initial": max(initial.default, size)} if initial else {}), **options}
 
 
 def _rule_type(name: str) -> type[Rule]:
@@ -92,12 +88,3 @@ def _rule_type(name: str) -> type[Rule]:
         message = f"unknown policy {name!r}"
         raise ConfigError(message, hint=near_miss(name, list(known)))
     return known[name]
-
-
-def _check_task_rule(name: str, tasks: TaskSet | None, scalariser: str) -> None:
-    if tasks is None:
-        message = f"policy {name!r} needs the tasks of the bandit"
-        raise ConfigError(message, hint="give make_policy the task set")
-    if name == Racing.name and scalariser != "mean":
-        message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
-        raise ConfigError(message, hint="take the scalariser 'mean', or another policy")

@@ -129,7 +129,13 @@ def log_marginal_likelihoods(
     """Return log p(y | x) for each of ``tried``; ``x`` has shape (n, d) and ``y`` shape (n,)."""
     kernels = {scale: matern52(x, x, scale) for scale in {hyper.length_scale for hyper in tried}}
     stack = np.array([kernels[hyper.length_scale] for hyper in tried])
-    factors = _factors(stack, [hyper.noise for hyper in tried])
+    noises = [hyper.noise for hyper in tried]
+    try:
+        diagonal = np.array(noises)[:, None, None] * np.eye(stack.shape[1])
+        factors = np.asarray(np.linalg.cholesky(stack + diagonal), np.float64)
+    except np.linalg.LinAlgError:
+        # At least one matrix needs jitter; factor them singly, so that only that one gets it.
+        factors = np.array([cholesky(one, noise) for one, noise in zip(stack, noises, strict=True)])
     white = np.linalg.solve(factors, np.broadcast_to(y[:, None], (len(tried), len(y), 1)))
     diagonals = np.diagonal(factors, axis1=1, axis2=2)
     log_determinants = 2.0 * np.log(diagonals).sum(axis=1)
@@ -145,16 +151,6 @@ def fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> Hyperparameters:
     grid = [Hyperparameters(scale, noise) for scale, noise in product(LENGTH_SCALES, NOISES)]
     found = log_marginal_likelihoods(x, y, grid)
     return grid[first_best(np.round(found, LIKELIHOOD_DECIMALS))]
-
-
-def _factors(stack: NDArray[np.float64], noises: Sequence[float]) -> NDArray[np.float64]:
-    """Return the Cholesky factors of kernel matrices plus noise, in the shape of ``stack``."""
-    noise = np.array(noises)[:, None, None] * np.eye(stack.shape[1])
-    try:
-        return np.asarray(np.linalg.cholesky(stack + noise), np.float64)
-    except np.linalg.LinAlgError:
-        # At least one matrix needs jitter; factor them singly, so that only that one gets it.
-        return np.array([cholesky(one, level) for one, level in zip(stack, noises, strict=True)])
 
 
 class Surfaces:

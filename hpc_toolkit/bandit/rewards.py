@@ -91,12 +91,12 @@ def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[n
     return np.asarray(known / np.maximum(known.sum(axis=1, keepdims=True), 1), np.float64)
 
 
-def check_scalariser(name: str, tasks: TaskSet | None) -> None:
+def check_scalariser(name: str, tasks: TaskSet) -> None:
     """Raise ConfigError for an unknown name, and for a scalariser that these tasks do not allow."""
     if name not in SCALARISERS:
         message = f"unknown scalariser {name!r}"
         raise ConfigError(message, hint=near_miss(name, list(SCALARISERS)))
-    if name == "mean-kind" and (tasks is None or not tasks.kinds):
+    if name == "mean-kind" and not tasks.kinds:
         message = "the scalariser 'mean-kind' needs the kind of every task"
         raise ConfigError(message, hint="give the task set its kinds, or take 'mean'")
 

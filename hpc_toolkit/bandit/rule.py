@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import LARGEST_NUMBER, TaskSet
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Proposal, TaskSet
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.policy import Proposal
 
 
 TIE_DECIMALS = 12
@@ -82,7 +81,6 @@ def checked_number(
 def number_option(
     default: float, *, low: float = 0, high: float = LARGEST_NUMBER, hint: str = ""
 ) -> Any:
-    """Declare an option that is a number; an integer if the default is one."""
     whole = isinstance(default, int)
     kind = "a whole number" if whole else "a number"
     limits = f", {low:g} or more" if high == LARGEST_NUMBER else f" from {low:g} to {high:g}"
@@ -92,7 +90,6 @@ def number_option(
 
 
 def word_option(default: str, known: Sequence[str]) -> Any:
-    """Declare an option that is one of some words."""
 
     def check(where: str, value: object) -> object:
         if value in known:
@@ -111,7 +108,6 @@ class TaskResults:
     """
 
     tasks: TaskSet
-    """The columns. If the bandit has no task set: the tasks told so far, sorted by name."""
     scores: NDArray[np.float64]
     """NaN where there is no score: not told, or failed."""
     stderrs: NDArray[np.float64]
@@ -130,7 +126,6 @@ class History:
     decision depends on the order in which results arrived.
 
     When every task of an arm was told, the arm is scored if it has a reward, and failed otherwise.
-    If the bandit has no task set, the first tell of an arm decides this.
     """
 
     table: ArmTable
@@ -203,3 +198,15 @@ def first_best(values: NDArray[np.float64] | Sequence[float]) -> int:
     Without the rounding, the last bit of a sum would decide between symmetric arms.
     """
     return int(np.argmax(np.round(values, TIE_DECIMALS)))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomOrder(Rule):
+    """All arms in a random order, which depends only on the seed."""
+
+    name: ClassVar[str] = "random"
+
+    def choose(self, history: History, n: int) -> list[Proposal]:
+        order = np.random.default_rng([history.seed]).permutation(len(history.table.arms))
+        free = [int(index) for index in order if index not in history.taken]
+        return [Proposal(history.table.ids[i], None, "random order") for i in free[:n]]

@@ -11,7 +11,6 @@ from hpc_toolkit.bandit.durations import seconds_spent
 from hpc_toolkit.bandit.odds import win_odds
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER
 from hpc_toolkit.bandit.rule import checked_number
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ class StopRules:
     pulls: int | None = None
     """Different arms that were asked for, on any tasks; failed arms count as well."""
     evaluations: int | None = None
-    """Evaluations of an arm on a task. Needs the bandit's task set: otherwise the number of tasks
-    of an arm is unknown until the arm is told."""
+    """Evaluations of an arm on a task."""
     gpu_s: float | None = None
     """Worker seconds: told durations plus the expected durations of pending evaluations."""
     wall_s: float | None = None
@@ -40,19 +38,18 @@ class StopRules:
     ``odds.win_odds``)."""
 
     def __post_init__(self) -> None:
-        for name, high, hint in (
-            ("pulls", LARGEST_NUMBER, "a whole number, 0 or more"),
-            ("evaluations", LARGEST_NUMBER, "a whole number, 0 or more"),
-            ("gpu_s", LARGEST_NUMBER, "seconds, 0 or more"),
-            ("wall_s", LARGEST_NUMBER, "seconds, 0 or more"),
-            ("win_probability", 1.0, "a probability, 0 to 1; 0.05 is usual"),
+        for name, hint in (
+            ("pulls", "a whole number, 0 or more"),
+            ("evaluations", "a whole number, 0 or more"),
+            ("gpu_s", "seconds, 0 or more"),
+            ("wall_s", "seconds, 0 or more"),
+            ("win_probability", "a probability, 0 to 1; 0.05 is usual"),
         ):
             if (value := getattr(self, name)) is not None:
-                whole = name in ("pulls", "evaluations")
-                checked = checked_number(
-                    f"stop: {name}", value, low=0, high=high, whole=whole, hint=hint
-                )
-                object.__setattr__(self, name, checked)
+                high = 1.0 if name == "win_probability" else LARGEST_NUMBER
+                whole, where = name in ("pulls", "evaluations"), f"stop: {name}"
+                value = checked_number(where, value, low=0, high=high, whole=whole, hint=hint)
+                object.__setattr__(self, name, value)
 
     def reason(
         self, history: History, *, judged: Finalists | None = None, wall_s: float = 0.0
@@ -62,7 +59,7 @@ class StopRules:
         ``judged`` are the arms that the policy's rule still has in the running, if it reports them.
         """
         if self.pulls is not None:
-            asked = _arms_asked(history)
+            asked = int(history.results.asked.any(axis=1).sum())
             if asked >= self.pulls:
                 return f"asked for {asked} arms, the budget is {self.pulls}"
         if self.evaluations is not None:
@@ -80,21 +77,6 @@ class StopRules:
         if self.win_probability is not None:
             highest = float(np.max(win_odds(history, judged), initial=0.0))
             if highest <= self.win_probability:
-                return (
-                    f"no other arm is the best with a probability above {highest:.2g}, "
-                    f"{self.win_probability:.2g} is asked for"
-                )
+                bound = f"{self.win_probability:.2g} is asked for"
+                return f"no other arm is the best with a probability above {highest:.2g}, {bound}"
         return None
-
-
-def check_stop(stop: StopRules | None, *, tasks_known: bool) -> None:
-    """Raise ConfigError for a budget in evaluations without a known task set."""
-    if stop is not None and stop.evaluations is not None and not tasks_known:
-        message = "a budget in evaluations needs the tasks of the bandit"
-        raise ConfigError(message, hint="give make_policy the task set, or a budget in pulls")
-
-
-def _arms_asked(history: History) -> int:
-    if history.results.asked.size:
-        return int(history.results.asked.any(axis=1).sum())
-    return len(history.taken)

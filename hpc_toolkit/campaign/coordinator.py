@@ -27,10 +27,10 @@ from hpc_toolkit.campaign.search import (
 )
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.errors import RunError, TryAgainLaterError
-from hpc_toolkit.queue.follower import Follower
 from hpc_toolkit.queue.items import Item, encode_segment
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.units import MAX_UNIT
+from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.results.gather import gather, unit_rows
 from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.rundir.files import is_local, replace_file
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit import Pull
     from hpc_toolkit.campaign.decisions import MetricColumns
-    from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.run import Run
 
@@ -51,11 +50,7 @@ _ITEMS_A_UNIT = 1000
 
 
 def arm_of(item: Item) -> str:
-    """The arm of an item of the tasks stage.
-
-    Raises:
-        RunError: the item names no arm, or no task.
-    """
+    """The arm of an item of the tasks stage. Raises RunError: the item names no arm, or no task."""
     try:
         _, arm = item["task"], f"{item['checkpoint']}/layer{item['layer']}"
     except KeyError as error:
@@ -99,10 +94,9 @@ class Coordinator:
     def run(self) -> None:
         """Run all stages to their end.
 
-        Raises:
-            TryAgainLaterError: another coordinator decides.
-            ConfigError: metrics that the search uses were not measured.
-            RunError: a stage failed, or the policy does not repeat its recorded asks.
+        Raises TryAgainLaterError: another coordinator decides; ConfigError: metrics that the search
+        uses were not measured; RunError: a stage failed, or the policy does not repeat its recorded
+        asks.
         """
         if self._campaign.prepare is not None:
             self._finish(PREPARE, list(self._campaign.prepare.items))
@@ -146,7 +140,6 @@ class Coordinator:
             time.sleep(pause_s)
 
     def _replay(self, rows: list[dict[str, Any]]) -> None:
-        """Replay every recorded decision, and check that the policy makes it again."""
         self._stage.log.hold_head()
         self._stage.poll_log()
         decisions = self._recorded()
@@ -166,7 +159,6 @@ class Coordinator:
         self._since = monotonic()
 
     def _recorded(self) -> list[Decision]:
-        """All decisions in the log, as far as it was read."""
         for entry in self._decision_entries():
             if entry not in self._decided:
                 self._decided[entry] = read_decision(self._stage.log.segments[entry])
@@ -179,31 +171,22 @@ class Coordinator:
     def _check(self, decision: Decision) -> None:
         again = self._search.again(len(decision.pulls))
         if tuple(again) != decision.pulls:
-            message = (
-                f"decision {decision.number} was {_said(decision.pulls)}; "
-                f"the policy says {_said(again)} now"
-            )
-            raise RunError(
-                message, hint="go on with the version and the settings that began this campaign"
-            )
+            was, now = _said(decision.pulls), _said(again)
+            message = f"decision {decision.number} was {was}; the policy says {now} now"
+            hint = "go on with the version and the settings that began this campaign"
+            raise RunError(message, hint=hint)
 
     def _decide(self) -> None:
-        """Search, and then ask for everything that is left if the campaign is exhaustive."""
         decisions = self._search.decisions
         while not decisions.exhausted:
             pulls = self._search.advance(self._results_of, self._wall_s)
             if not pulls:
                 break
             self._add(SEARCH, pulls)
-        if self._campaign.search.exhaustive and not decisions.exhausted:
-            self._exhaust()
-
-    def _exhaust(self) -> None:
-        decisions = self._search.decisions
-        left = left_over(decisions.asked, self._search.arms.ids, self._campaign.tasks.names)
-        if not left:
+        if not self._campaign.search.exhaustive or decisions.exhausted:
             return
-        told = self._results_of(decisions.waiting)
+        left = left_over(decisions.asked, self._search.arms.ids, self._campaign.tasks.names)
+        told = self._results_of(decisions.waiting) if left else None
         if told is not None:
             self._search.tell(told)
             self._add(EXHAUSTIVE, left)
@@ -212,7 +195,6 @@ class Coordinator:
         return self._searched_s + monotonic() - self._since
 
     def _add(self, why: str, pulls: Sequence[Pull]) -> None:
-        """Add a decision with its tells to the log, together with the items of its pulls."""
         number = self._search.decisions.entries + 1
         decision = Decision(
             why=why,
@@ -284,8 +266,11 @@ class Coordinator:
     def _units_of(self, entry: int) -> dict[str, set[str]]:
         """For each arm, the names of the units of a segment that contain its items."""
         if entry not in self._units:
-            segment = self._stage.log.segments[entry]
-            self._units[entry] = _units_by_arm(segment)
+            segment, found = self._stage.log.segments[entry], dict[str, set[str]]()
+            for position, line in enumerate(segment.items()):
+                name = segment.unit_of(position).name
+                found.setdefault(arm_of(json.loads(line)), set()).add(name)
+            self._units[entry] = found
         return self._units[entry]
 
     def _write_trials(self) -> None:
@@ -299,14 +284,6 @@ class Coordinator:
         self._untold = False
         path = self._run.paths.trials
         replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
-
-
-def _units_by_arm(segment: Segment) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for position, line in enumerate(segment.items()):
-        name = segment.unit_of(position).name
-        found.setdefault(arm_of(json.loads(line)), set()).add(name)
-    return found
 
 
 def _said(pulls: Sequence[Pull]) -> str:
@@ -329,9 +306,7 @@ def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
         stderr = number(row["value"].get("stderr"))
         if stderr is not None and stderr >= 0:
             stderrs[task] = stderr
-    return Observation(
-        arm=arm, scores=scores, stderrs=stderrs, seconds=seconds, failed=tuple(failed)
-    )
+    return Observation(arm, scores, stderrs, seconds, tuple(failed))
 
 
 def score_of(row: dict[str, Any]) -> float | None:

@@ -44,37 +44,26 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values. ``tasks`` is left out if every pull is of all tasks."""
-        record: dict[str, Any] = {
+        some = any(pull.tasks for pull in self.pulls)
+        record = {
             "why": self.why,
             "number": self.number,
             "arms": [pull.arm for pull in self.pulls],
             "tells": [observation.to_json() for observation in self.tells],
             "wall_s": round(self.wall_s, 3),
+            "tasks": [list(pull.tasks) for pull in self.pulls] if some else None,
+            "metrics": self.metrics,
+            "search": self.search,
         }
-        if any(pull.tasks for pull in self.pulls):
-            record["tasks"] = [list(pull.tasks) for pull in self.pulls]
-        if self.metrics is not None:
-            record["metrics"] = self.metrics
-        if self.search is not None:
-            record["search"] = self.search
-        return record
+        return {key: value for key, value in record.items() if value is not None}
 
 
 def read_decisions(segments: Iterable[Segment]) -> list[Decision]:
-    """Read the decision of every segment that has one, in order.
-
-    Raises:
-        RunError: one is damaged; names the file.
-    """
     return [read_decision(segment) for segment in segments if segment.decision is not None]
 
 
 def read_decision(segment: Segment) -> Decision:
-    """Read the decision of a segment that has one.
-
-    Raises:
-        RunError: as :func:`read_decisions` does.
-    """
+    """Read the decision of a segment that has one. Raises RunError that names a damaged file."""
     assert segment.decision is not None
     record = {**_LEFT_OUT, **segment.decision}
     for key, is_good in _FORMS.items():
@@ -146,7 +135,6 @@ class Decisions:
 
     @property
     def waiting(self) -> list[Pull]:
-        """The pulls that were asked for and not told, oldest first."""
         return self.asked[len(self.told) :]
 
     def take(self, decision: Decision) -> None:

@@ -16,18 +16,16 @@ from hpc_toolkit.campaign.search import as_decided, try_search
 from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, read_settings
 from hpc_toolkit.campaign.tables import BUDGETS, ROUNDS
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.results.provenance import collect_provenance
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.processes import die_with_parent
-from hpc_toolkit.worker.loading import check_stage
+from hpc_toolkit.worker.loading import check_stage, collect_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.worker.worker import WorkerOptions
 
 _LIVES = 5
@@ -43,14 +41,8 @@ def make_campaign_run(
 ) -> Run:
     """Create the run of a campaign; the coordinator adds its items.
 
-    Args:
-        root: the run directory, which must not exist.
-        campaign: its settings.
-        path: directories from which its workloads are imported.
-        file: name of the settings in error messages.
-
-    Raises:
-        ConfigError: the search cannot work.
+    Its workloads are imported from the directories ``path``; ``file`` names the settings in error
+    messages. Raises ConfigError if the search cannot work.
     """
     campaign = campaign.asked_in(ROUNDS)
     try_search(campaign, file)
@@ -67,11 +59,7 @@ def make_campaign_run(
 
 
 def campaign_of(run: Run) -> Campaign:
-    """The campaign's current settings.
-
-    Raises:
-        RunError: the run is a plain list of items, or its settings are damaged.
-    """
+    """The campaign's current settings; RunError for a plain list of items."""
     if run.manifest.campaign is None:
         message = f"{run.root} is not a campaign"
         raise RunError(message, hint="'hpctk campaign run CAMPAIGN.toml' makes one")
@@ -82,10 +70,7 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     """Check that ``campaign`` equals an existing run's, or update the settings that may change.
 
     Keys that end the search may change until it is over, other keys of the search until its first
-    decision. ``file`` names the settings in error messages.
-
-    Raises:
-        ConfigError: names the settings that changed.
+    decision. Raises ConfigError that names the settings that changed.
     """
     stage = run.view.stages[TASKS]
     stage.poll_log()
@@ -96,7 +81,9 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     if not changed:
         return
     message = f"{run.root} was made with other settings: {', '.join(changed)}"
-    allowed = _changeable(decisions, sealed=stage.log.sealed)
+    allowed = tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
+    if stage.log.sealed:
+        allowed = ()
     if not all(key.startswith(allowed) for key in changed):
         listed = ", ".join(sorted(f"{key}*" if key.endswith(".") else key for key in allowed))
         hint = f"only {listed} can change now" if allowed else "the search is over"
@@ -105,13 +92,6 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
         raise ConfigError(message, hint="--update takes it over")
     try_search(campaign, file)
     replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
-
-
-def _changeable(decisions: list[Decision], *, sealed: bool) -> tuple[str, ...]:
-    """Prefixes of the settings that may still change after these decisions."""
-    if sealed:
-        return ()
-    return tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
 
 
 class LocalWorkers:
@@ -127,11 +107,7 @@ class LocalWorkers:
     def work(
         self, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None = None
     ) -> int:
-        """Work until everything is done; return the exit code of the workers.
-
-        Raises:
-            HpcToolkitError: the coordinator or a worker could not go on.
-        """
+        """Work until everything is done; return the exit code of the workers."""
 
         def tick() -> None:
             if self._watch():

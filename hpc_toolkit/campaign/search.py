@@ -10,21 +10,19 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, ask_within, make_policy
-from hpc_toolkit.bandit.arms import METRIC_PREFIX
-from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features, with_metrics
+from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, METRIC_PREFIX, geometry_features, with_metrics
 from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
 from hpc_toolkit.campaign.tables import BUDGETS, search_table, without_retired
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.system.quantities import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpc_toolkit.bandit import Observation, Policy, Proposal
     from hpc_toolkit.campaign.settings import Campaign
-
-_HOUR_S = 3600.0
 
 
 def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTable:
@@ -61,11 +59,6 @@ def recorded_search(campaign: Campaign) -> dict[str, Any]:
 
 
 def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
-    """The campaign with the [search] of its first decision and its own budgets.
-
-    Raises:
-        RunError: the search in that decision is damaged.
-    """
     first = decisions[0].search if decisions else None
     if first is None:
         return campaign
@@ -81,7 +74,6 @@ def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
 
 
 def make_tasks(campaign: Campaign) -> TaskSet:
-    """The campaign's evaluation tasks."""
     work = campaign.tasks
     return TaskSet(
         work.names,
@@ -93,8 +85,7 @@ def make_tasks(campaign: Campaign) -> TaskSet:
 def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> MetricColumns:
     """The metrics that the search uses, from the rows of the metrics stage.
 
-    Raises:
-        ConfigError: no row has one of the metrics, or too few rows have it.
+    Raises ConfigError: no row has one of the metrics, or too few rows have it.
     """
     table = make_arms(campaign)
     found: dict[str, dict[str, float | None]] = {arm: {} for arm in table.ids}
@@ -120,22 +111,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
 
 
 def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
-    """The campaign's policy, before any tell.
-
-    Raises:
-        ConfigError: unknown policy, or unknown options.
-    """
-    made = _arguments(campaign)
-    return make_policy(
-        campaign.search.policy,
-        arms,
-        campaign.seed,
-        **{name: value for given in made.values() for name, value in given.items()},
-    )
-
-
-def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
-    """The arguments of ``make_policy``, by the key of the [search] table that sets them."""
+    """The campaign's policy, before any tell. Raises ConfigError for an unknown name or option."""
     search = campaign.search
     options = dict(search.options)
     if search.in_rounds and search.policy not in TASK_RULES:
@@ -143,36 +119,31 @@ def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
     stop = StopRules(
         pulls=search.budget,
         evaluations=search.evaluations,
-        gpu_s=None if search.gpu_hours is None else search.gpu_hours * _HOUR_S,
-        wall_s=None if search.wall_hours is None else search.wall_hours * _HOUR_S,
+        gpu_s=None if search.gpu_hours is None else search.gpu_hours * HOUR_S,
+        wall_s=None if search.wall_hours is None else search.wall_hours * HOUR_S,
         win_probability=search.win_probability,
     )
-    return {
-        "policy": {"tasks": make_tasks(campaign), "stop": stop},
-        "scalariser": {"scalariser": search.scalariser},
-        "options": options,
-    }
+    return make_policy(
+        search.policy,
+        arms,
+        campaign.seed,
+        tasks=make_tasks(campaign),
+        scalariser=search.scalariser,
+        stop=stop,
+        **options,
+    )
 
 
 def try_search(campaign: Campaign, file: str) -> None:
-    """Make the policy and ask it once, so that an error is reported before anything runs.
-
-    Raises:
-        ConfigError: names ``file`` and the key.
-    """
+    """Make the policy and ask it once, so that a ConfigError comes before anything runs."""
     search = campaign.search
-    key, given = "policy", dict[str, Any]()
     try:
         # The metrics are not measured yet; zeros are good enough for this check.
         zeros: list[float | None] = [0.0 for _ in campaign.arms()]
         arms = make_arms(campaign, dict.fromkeys(search.metrics, zeros))
-        tried = _arguments(campaign)
-        for key in tried:
-            given |= tried[key]
-            make_policy(search.policy, arms, campaign.seed, **given)
         policy_of(campaign, arms).ask(1)
     except ConfigError as error:
-        message = f"{file}: search: {key}: {error.message}"
+        message = f"{file}: search: {error.message}"
         raise ConfigError(message, hint=error.hint) from error
     if search.metrics and search.options.get("features", "geometry") == "geometry":
         message = f"{file}: search: metrics: nothing uses them"
@@ -209,7 +180,6 @@ class CampaignSearch:
         self.fresh = []
 
     def again(self, number: int) -> list[Pull]:
-        """Ask the policy for ``number`` pulls, whatever the budget."""
         return self._pulls(self._policy.ask(number, self.decisions.waiting))
 
     def due(self) -> list[Pull]:
@@ -227,10 +197,8 @@ class CampaignSearch:
     ) -> list[Pull]:
         """The next ask; empty when the search has ended, and ``ended`` says why.
 
-        Args:
-            results_of: returns the results of pulls; if it returns None, this returns no ask and
-                sets no reason.
-            wall_s: returns the seconds that the search has lasted.
+        ``results_of`` returns the results of pulls; if it returns None, this returns no ask and
+        sets no reason. ``wall_s`` returns the seconds that the search has lasted.
         """
         due = self.due()
         while True:
@@ -242,7 +210,7 @@ class CampaignSearch:
             self.ended = self._policy.stop(waiting, wall_s=wall_s())
             if self.ended is not None:
                 return []
-            pulls = self._pulls(ask_within(self._policy, self._number(), waiting))
+            pulls = self._pulls(ask_within(self._policy, self._most(), waiting))
             if pulls:
                 return pulls
             if not waiting:
@@ -250,11 +218,10 @@ class CampaignSearch:
                 return []
             due = waiting[:1]
 
-    def _number(self) -> int:
+    def _most(self) -> int:
         if self._search.policy in TASK_RULES:
             return len(self.arms.arms)
-        first = not self.decisions.asked
-        return self._search.pending if self._together or first else 1
+        return self._search.pending if self._together or not self.decisions.asked else 1
 
     def _pulls(self, proposals: Sequence[Proposal]) -> list[Pull]:
         """The pulls in one form that can be compared: empty ``tasks`` for all tasks."""

@@ -19,7 +19,6 @@ from hpc_toolkit.campaign.tables import (
     Search,
     Work,
     a_list,
-    a_number,
     metrics_table,
     prepare_table,
     read_table,
@@ -30,7 +29,7 @@ from hpc_toolkit.campaign.tables import (
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir.files import read_fresh
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
-from hpc_toolkit.system.tomltable import count, text, word
+from hpc_toolkit.system.tomltable import count, number_from, text, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,17 +107,12 @@ class Campaign:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as run.json keeps them."""
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any], file: str = "campaign") -> Campaign:
-        """Read the output of :meth:`to_json`; ``file`` names it in error messages.
-
-        Raises:
-            AttributeError, ConfigError: the record is not valid.
-        """
+        """Read the output of :meth:`to_json`; AttributeError or ConfigError if it is not valid."""
         table = _given(record)
         for name in {PREPARE, METRICS, TASKS} & table.keys():
             table[name] = _given(table[name], "items", "names", "kinds", "seconds")
@@ -163,11 +157,7 @@ class ArmFacts:
 
 
 def read_campaign(path: Path) -> Campaign:
-    """Read a campaign's TOML file.
-
-    Raises:
-        ConfigError: names the file and the key, and the nearest known key for an unknown one.
-    """
+    """Read a campaign's TOML file; a ConfigError names the file and the key."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -180,14 +170,9 @@ def read_campaign(path: Path) -> Campaign:
 
 
 def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
-    """A campaign's current settings: those of its last update, else ``first``.
+    """A campaign's current settings: those of its last update, else ``first``, from run.json.
 
-    Args:
-        paths: the paths of its run.
-        first: the settings in run.json.
-
-    Raises:
-        RunError: they are damaged.
+    Raises RunError if they are damaged.
     """
     data = read_fresh(paths.campaign)
     update = bool(data) or os.path.lexists(paths.campaign)
@@ -196,11 +181,10 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
     except (AttributeError, ConfigError, RecursionError, ValueError) as error:
         path = paths.campaign if update else paths.manifest
         message = f"{path} is damaged: {error}"
-        again = (
-            "move it away: the settings in run.json hold then, until 'hpctk campaign run FILE "
-            "--update'"
-        )
-        hint = again if update else "restore it from a backup; nothing else can replace it"
+        hint = "restore it from a backup; nothing else can replace it"
+        if update:
+            again = "until 'hpctk campaign run FILE --update'"
+            hint = f"move it away: the settings in run.json hold then, {again}"
         raise RunError(message, hint=hint) from error
 
 
@@ -218,24 +202,23 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     return campaign
 
 
-def _model(value: object, where: str) -> Model:
-    return read_table(Model, value, where, _MODEL)
-
+_FROM_0 = number_from(0, math.inf, "a whole number from 0", whole=True)
 
 _MODEL: dict[str, Converter] = {
     "name": word,
     "layers": count,
-    "size": a_number(1e-9, 1e30, "a positive number"),
-    "steps": a_list(
-        a_number(0, math.inf, "a whole number from 0", whole=True), "a list of training steps"
-    ),
+    "size": number_from(1e-9, 1e30, "a positive number"),
+    "steps": a_list(_FROM_0, "a list of training steps"),
     "checkpoint": text,
 }
 
 _CAMPAIGN: dict[str, Converter] = {
     "name": word,
-    "seed": a_number(0, math.inf, "a whole number from 0", whole=True),
-    "models": a_list(_model, "one or more [[models]] tables"),
+    "seed": _FROM_0,
+    "models": a_list(
+        lambda value, where: read_table(Model, value, where, _MODEL),
+        "one or more [[models]] tables",
+    ),
     "prepare": prepare_table,
     "metrics": metrics_table,
     "tasks": tasks_table,

@@ -57,7 +57,6 @@ class Summary:
     evaluations: int
     """Evaluations of an arm on a task that the search made."""
     all_evaluations: int
-    """Evaluations of all arms on all tasks."""
     gpu_s: float
     """Duration of the search's evaluations, in seconds of one worker."""
     best: Found | None
@@ -88,7 +87,6 @@ class Summary:
     which published series have had under two names."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self)
 
 
@@ -102,12 +100,10 @@ class _Evaluations:
 
     @property
     def total(self) -> int:
-        """Evaluations of all arms on all tasks."""
         return len(self.arms.arms) * len(self.campaign.tasks.names)
 
     @property
     def complete(self) -> bool:
-        """Whether all arms were evaluated on all tasks."""
         return self.total == sum(len(found) for found in self.rows.values())
 
     def rows_of(self, pull: Pull) -> list[dict[str, Any]] | None:
@@ -121,7 +117,6 @@ class _Evaluations:
         return [row for found in arms for row in found.values() if score_of(row) is None]
 
     def best(self) -> Recommendation | None:
-        """The best arm by the results of all arms."""
         search = self.campaign.search
         tasks = make_tasks(self.campaign)
         judge = make_policy("random", self.arms, 0, tasks=tasks, scalariser=search.scalariser)
@@ -153,7 +148,7 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     campaign = as_decided(campaign, decisions)
     arms = make_arms(campaign, decisions[0].metrics if decisions else None)
     found = _Evaluations(campaign, arms, rows)
-    pulls = _chosen(decisions)
+    pulls = [pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls]
     searched = {pull: some for pull in pulls if (some := found.rows_of(pull)) is not None}
     judge = policy_of(campaign, arms)
     for pull, some in searched.items():
@@ -162,6 +157,7 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     if best is None and not log.sealed:
         return None
     over = _compared(best, campaign)
+    last = found.rewards([arm.id for arm in campaign.arms() if arm.is_last_layer], over)
     failures = found.failures()
     everything = found.best() if found.complete else None
     return Summary(
@@ -176,10 +172,10 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
         best=_found(best.arm, best) if best else None,
         tasks=over,
         ties=list(best.ties) if best else [],
-        last_layer=_best_last_layer(found, over),
+        last_layer=max((_found(*one) for one in last.items()), key=_score, default=None),
         exhaustive=_found(everything.arm, everything) if everything else None,
         exhaustive_ties=list(everything.ties) if everything else [],
-        verified=_verified(best, found),
+        verified=_verified(best, found) if everything else None,
         exhaustive_gpu_s=_seconds(map(dict.values, rows.values())) if found.complete else None,
         sequence=list(dict.fromkeys(pull.arm for pull in pulls)),
         failed_tasks=len(failures),
@@ -189,12 +185,23 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
 
 
 def _rows(view: RunView) -> Rows:
-    rows = gather(view, TASKS, partial=True).rows
-    check_rows(rows)
-    found: Rows = {}
-    for row in rows:
-        found.setdefault(arm_of(row["item"]), {})[row["item"]["task"]] = row
-    return found
+    table = gather(view, TASKS, partial=True).rows
+    check_rows(table)
+    rows: Rows = {}
+    for row in table:
+        rows.setdefault(arm_of(row["item"]), {})[row["item"]["task"]] = row
+    return rows
+
+
+def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
+    names = campaign.tasks.names
+    return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+
+
+def _verified(best: Recommendation | None, found: _Evaluations) -> Found | None:
+    """The reward of ``best`` over all tasks, also if the search compared it by fewer."""
+    rewards = found.rewards(found.arms.ids, found.campaign.tasks.names)
+    return _found(best.arm, rewards[best.arm]) if best and best.arm in rewards else None
 
 
 def _seconds(rows: Iterable[Iterable[dict[str, Any]]]) -> float:
@@ -207,39 +214,12 @@ def _said(row: dict[str, Any]) -> str:
     return f"{arm_of(row['item'])} on {row['item']['task']}: {str(gave)[:120]}"
 
 
-def _chosen(decisions: list[Decision]) -> list[Pull]:
-    """The pulls that the policy asked for, in order."""
-    return [pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls]
-
-
-def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
-    """The tasks on which the best arm was compared; all of them if there is none."""
-    names = campaign.tasks.names
-    return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
-
-
-def _best_last_layer(found: _Evaluations, tasks: list[str]) -> Found | None:
-    last = [arm.id for arm in found.campaign.arms() if arm.is_last_layer]
-    return _highest(found.rewards(last, tasks))
-
-
-def _verified(best: Recommendation | None, found: _Evaluations) -> Found | None:
-    """The reward of ``best`` among all arms over all tasks; None unless all were evaluated."""
-    if best is None or not found.complete:
-        return None
-    reward = found.rewards(found.arms.ids, found.campaign.tasks.names).get(best.arm)
-    return _found(best.arm, reward) if reward else None
-
-
-def _highest(rewards: dict[str, Reward]) -> Found | None:
-    if not rewards:
-        return None
-    arm = max(rewards, key=lambda one: rewards[one].mean)
-    return _found(arm, rewards[arm])
-
-
 def _found(arm: str, by: Reward | Recommendation) -> Found:
     return Found(arm=arm, score=by.mean, stderr=by.stderr)
+
+
+def _score(found: Found) -> float:
+    return found.score
 
 
 def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> str | None:
@@ -255,13 +235,9 @@ def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> s
         last_s = decision.wall_s
 
     def results_of(pulls: Sequence[Pull]) -> list[Observation] | None:
-        results = []
-        for pull in pulls:
-            rows = found.rows_of(pull)
-            if rows is None:
-                return None
-            results.append(observe(pull.arm, rows))
-        return results
+        rows = [(pull.arm, found.rows_of(pull)) for pull in pulls]
+        results = [observe(arm, some) for arm, some in rows if some is not None]
+        return results if len(results) == len(rows) else None
 
     search.advance(results_of, lambda: last_s)
     if search.ended is None and over:
@@ -275,7 +251,6 @@ def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> s
 
 
 def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
-    """Groups of checkpoints that have equal metrics in all their layers."""
     layers: dict[str, dict[int, list[tuple[str, float]]]] = {}
     for row in gather(view, METRICS, partial=True).rows:
         # Whole numbers, such as counts, may agree by chance.

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.system.tomltable import (
     convert,
     count,
     duration_h,
     duration_s,
     flag,
+    number_from,
     text,
     word,
     wrong,
@@ -78,22 +79,9 @@ def read_table(
 
 
 def a_table(value: object, where: str) -> dict[str, Any]:
-    """A table with any keys."""
     if isinstance(value, dict):
         return value
     raise wrong(where, value, "a table")
-
-
-def a_number(low: float, high: float, wanted: str, *, whole: bool = False) -> Converter:
-    """A converter for a number of this range, which ``wanted`` describes to users."""
-
-    def convert_number(value: Any, where: str) -> Any:
-        # type() instead of isinstance(), which would accept true as a number.
-        if type(value) in ((int,) if whole else (int, float)) and low <= value <= high:
-            return value
-        raise wrong(where, value, wanted)
-
-    return convert_number
 
 
 def a_list(convert_one: Converter, wanted: str) -> Converter:
@@ -130,18 +118,15 @@ _WORK: dict[str, Converter] = {
 
 
 def metrics_table(value: object, where: str) -> Work:
-    """Convert the table of the metrics stage."""
     return read_table(Work, value, where, _WORK)
 
 
 def prepare_table(value: object, where: str) -> Work:
-    """Convert the table of the prepare stage, which has items."""
     items = a_list(a_table, "a list of tables")
     return read_table(Work, value, where, {**_WORK, "items": items}, ("items",))
 
 
 def tasks_table(value: object, where: str) -> Work:
-    """Convert the table of the tasks stage, which has names and facts about each of them."""
     facts = {"kinds": _by_task(word), "seconds": _by_task(duration_s)}
     work = read_table(Work, value, where, {**_WORK, "names": _names, **facts}, ("names",))
     for key in facts:
@@ -200,29 +185,24 @@ class Search:
 
 
 def without_retired(record: dict[str, Any]) -> dict[str, Any]:
-    """Drop a key of an older version from a recorded search that did not use it."""
-    return {key: one for key, one in record.items() if key != "group_pulls" or one}
+    """Drop a key of an older version from a recorded search; RunError if the search used it."""
+    if record.get("group_pulls"):
+        message = "the campaign began with search.group_pulls, which this version does not have"
+        raise RunError(message, hint="go on with the version that began this campaign")
+    return {key: one for key, one in record.items() if key != "group_pulls"}
 
 
 def search_table(value: object, where: str, *, ends: bool = True) -> Search:
-    """Convert the TOML table; with ``ends`` false it need not say when the search ends.
-
-    Raises:
-        ConfigError: names the key.
-    """
+    """Convert the TOML table; with ``ends`` false it need not say when the search ends."""
     search = read_table(Search, value, where, _SEARCH)
-    endless = all(getattr(search, name) is None for name in BUDGETS)
-    if ends and endless and not _ends_by_itself(search):
-        message = f"{where}: nothing says when the search ends"
-        raise ConfigError(message, hint=f"give one of: {', '.join(BUDGETS)}")
+    if ends and all(getattr(search, name) is None for name in BUDGETS):
+        # This imports numpy, and most campaigns have a budget and do not need it.
+        from hpc_toolkit.bandit.registry import TASK_RULES
+
+        if search.policy not in TASK_RULES:
+            message = f"{where}: nothing says when the search ends"
+            raise ConfigError(message, hint=f"give one of: {', '.join(BUDGETS)}")
     return search
-
-
-def _ends_by_itself(search: Search) -> bool:
-    # This imports numpy, and most campaigns have a budget and do not need it.
-    from hpc_toolkit.bandit.registry import TASK_RULES
-
-    return search.policy in TASK_RULES
 
 
 def _asks(value: object, where: str) -> str:
@@ -241,21 +221,17 @@ def _options(value: object, where: str) -> dict[str, Any]:
     return table
 
 
-def _metrics(value: object, where: str) -> tuple[str, ...]:
-    return _names(value, where) if value != [] else ()
-
-
 _SEARCH: dict[str, Converter] = {
     "policy": word,
     "budget": count,
-    "evaluations": a_number(1, 2**31, "a whole number from 1", whole=True),
+    "evaluations": number_from(1, 2**31, "a whole number from 1", whole=True),
     "gpu_hours": duration_h,
     "wall_hours": duration_h,
-    "win_probability": a_number(0, 1, "a probability, 0 to 1"),
+    "win_probability": number_from(0, 1, "a probability, 0 to 1"),
     "pending": count,
     "asks": _asks,
     "exhaustive": flag,
     "scalariser": word,
-    "metrics": _metrics,
+    "metrics": lambda value, where: _names(value, where) if value != [] else (),
     "options": _options,
 }

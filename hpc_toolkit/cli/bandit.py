@@ -30,7 +30,7 @@ PANELS: Panels = {
     "Options": (
         Option(
             "table",
-            "Recorded scores (.csv, .csv.gz or .parquet), synthetic or synthetic:SEED.",
+            "Recorded scores (.csv or .csv.gz), synthetic or synthetic:SEED.",
             "FILE",
             default="synthetic",
         ),

@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 
-from hpc_toolkit.imports import listed_imports
+from hpc_toolkit.system.imports import listed_imports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

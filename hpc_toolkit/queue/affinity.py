@@ -43,7 +43,6 @@ class Durations:
         self._all = (0, 0.0)
 
     def add(self, group: str | None, items: int, seconds: float) -> None:
-        """Add a unit run that finished ``items`` items in ``seconds``."""
         if items <= 0:
             return
         for key in {group, siblings_key(group)}:
@@ -68,7 +67,6 @@ class Durations:
 
     @property
     def known(self) -> bool:
-        """Whether any duration was learned."""
         return self._all[0] > 0
 
 
@@ -80,10 +78,7 @@ def group_key(value: Any) -> str | None:
 class FreshUnits:
     """The units that no worker has claimed, as far as one worker knows.
 
-    Args:
-        seed: seed of the random choices.
-        rank, world_size: of the worker. Its own share is one in world_size of the units
-            without a group, and one in world_size of the groups.
+    The worker's own share is one in ``world_size`` of the units without a group, and of the groups.
     """
 
     def __init__(self, seed: str, rank: int = 0, world_size: int = 1) -> None:
@@ -111,7 +106,6 @@ class FreshUnits:
                 self._numbers.setdefault(key, len(self._numbers))
 
     def prune(self, is_claimed: Callable[[Unit], bool]) -> None:
-        """Remove the units that any worker has claimed."""
         self._own = deque(unit for unit in self._own if not is_claimed(unit))
         self._plain = deque(unit for unit in self._plain if not is_claimed(unit))
         for key, units in list(self._groups.items()):
@@ -149,10 +143,8 @@ class FreshUnits:
     ) -> Unit | None:
         """Remove and return the unit to try next; None if none is left.
 
-        Args:
-            loaded: key of the group whose context is loaded.
-            weight_of: expected seconds of one item of a group; larger if it should be begun early.
-            kind_of: number of a unit's kind; low numbers should be begun early.
+        ``weight_of``: expected seconds of one item of a group; larger if it should be begun early.
+        ``kind_of``: number of a unit's kind; low numbers should be begun early.
         """
         if self._groups:
             return self._choose_group(loaded, weight_of, kind_of)
@@ -188,7 +180,6 @@ class FreshUnits:
         return unit
 
     def _is_fresh(self, key: str | None) -> bool:
-        """Whether no worker has begun a group, as far as this worker knows."""
         return key in self._groups and key not in self._begun
 
     def _is_own(self, key: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.affinity import FreshUnits
@@ -38,41 +38,33 @@ class Assignment:
         return f"{self.stage.paths.name}/{self.unit.name}"
 
 
+@dataclass(eq=False)
 class Picker:
     """Decides which unit one worker claims next, and claims it.
 
-    Args:
-        view, liveness, clock: of this worker.
-        worker: its name.
-        shared: whether other hosts use the filesystem, so that reading a journal is expensive.
-        rank, world_size: of the worker in its job.
-        restarted: whether its job ran before, so that units were probably left half done.
+    ``shared``: other hosts use the filesystem, so that reading a journal is expensive.
+    ``restarted``: the worker's job ran before, so that units were probably left half done.
     """
 
-    def __init__(
-        self,
-        view: RunView,
-        liveness: Liveness,
-        clock: Clock,
-        worker: str,
-        *,
-        shared: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        restarted: bool = False,
-    ) -> None:
-        self._view = view
-        self._shared = shared
-        self._liveness = liveness
-        self._clock = clock
-        self._worker = worker
-        self._random = random.Random(worker)
-        self._fresh = {name: FreshUnits(worker, rank, world_size) for name in view.stages}
-        self._known = dict.fromkeys(view.stages, 0)
+    view: RunView
+    liveness: Liveness
+    clock: Clock
+    worker: str
+    _: KW_ONLY
+    shared: bool = False
+    rank: int = 0
+    world_size: int = 1
+    restarted: bool = False
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.worker)
+        self._fresh = {
+            name: FreshUnits(self.worker, self.rank, self.world_size) for name in self.view.stages
+        }
+        self._known = dict.fromkeys(self.view.stages, 0)
         self._listed_at = float("-inf")
         self._gone: set[str] = set()
         self._watched: dict[str, int | None] = {}
-        self._restarted = restarted
         self._scans = 0
         self._left_read = False
         self._owners: dict[str, Verdict] = {}
@@ -89,24 +81,19 @@ class Picker:
         """Metadata operations of the last scan, approximately."""
 
     def next(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
-        """Claim a unit; None if none can be found now.
-
-        Args:
-            loaded: stage and group of the loaded context.
-            pacing: when the looks that cost most are due.
-        """
+        """Claim a unit; None if none can be found now. ``loaded``: the loaded (stage, group)."""
         found = None
-        if self.help_first or self._restarted:
+        if self.help_first or self.restarted:
             found = self._half_done(loaded, pacing)
         return found or self._fresh_or_free(loaded, pacing)
 
     def _half_done(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
         # All workers count a half-done group as begun, and would leave it until the very end.
-        found = self.fresh(loaded, news=self._restarted, elsewhere=False)
-        if found is None and self._restarted:
+        found = self.fresh(loaded, news=self.restarted, elsewhere=False)
+        if found is None and self.restarted:
             # Units that the job had begun when it was interrupted; no worker remembers them.
             found = self.left_behind(pacing.looks_at_start)
-            self._restarted = found is not None
+            self.restarted = found is not None
         if found is None and self.help_first:
             found = self.takeover()
             self.help_first = found is not None  # it may have held more units
@@ -134,7 +121,7 @@ class Picker:
         the loaded group.
         """
         self.polled = 0
-        for name, stage in self._view.stages.items():
+        for name, stage in self.view.stages.items():
             if news:
                 self._take_in(name, stage)
             group = loaded[1] if loaded[0] == name else None
@@ -145,7 +132,7 @@ class Picker:
                     break
                 if stage.claims.generation(unit.name):
                     continue
-                if stage.claims.create(unit.name, 1, self._worker):
+                if stage.claims.create(unit.name, 1, self.worker):
                     return Assignment(stage, unit, 1)
                 self._list_claims()
         return None
@@ -157,10 +144,10 @@ class Picker:
         return units.next_group(stage.group_of(assignment.unit), stage.durations.precedence)
 
     def _take_in(self, name: str, stage: StageView) -> None:
-        if self._shared and stage.complete:
+        if self.shared and stage.complete:
             return  # only a retry can follow, and the next scan sees it
         self.polled += 1
-        stage.poll_log(hinted=self._shared and stage.log.length > 0)
+        stage.poll_log(hinted=self.shared and stage.log.length > 0)
         segments = stage.log.segments
         if len(segments) == self._known[name]:
             return
@@ -177,50 +164,46 @@ class Picker:
 
     def _list_claims(self) -> None:
         """List the claims after a lost race, but not once per race."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - self._listed_at < _LISTING_S:
             return
         self._listed_at = now
-        for name, stage in self._view.stages.items():
+        for name, stage in self.view.stages.items():
             stage.claims.refresh()
             self._prune(name, stage)
 
     @property
     def reported_complete(self) -> bool:
         """Whether every stage is complete, as this or another worker saw (rule R9)."""
-        return all(s.complete or s.log.reported_complete for s in self._view.stages.values())
+        return all(s.complete or s.log.reported_complete for s in self.view.stages.values())
 
-    def notice_deaths(self, at_most: int | None = None) -> bool:
-        """Whether a worker died since the last call; also counts the living workers.
+    def notice_deaths(self, at_most: int | None = None) -> None:
+        """Set :attr:`help_first` if a worker died since the last call; count the living workers.
 
-        Args:
-            at_most: look at this many workers. Those that were silent at the last look are looked
-                at again, so together the workers see every death, and none has to look at all.
+        ``at_most``: look at this many workers. Those that were silent at the last look are looked
+        at again, so together the workers see every death, and none has to look at all.
         """
-        died = False
-        names = self._liveness.names()
+        names = self.liveness.names()
         looked = names if at_most is None or at_most >= len(names) else self._some(names, at_most)
         alive = 0
         for worker in looked:
-            verdict = self._liveness.verdict(worker)
+            verdict = self.liveness.verdict(worker)
             alive += verdict.alive
             if verdict.alive:
                 self._gone.discard(worker)  # it was silent but not dead
             elif not verdict.finished and worker not in self._gone:
                 self._gone.add(worker)
-                died = self.help_first = True
+                self.help_first = True
         if len(looked) == len(names):
             self.living = alive
         else:
-            left = sum(
-                name not in self._gone for name in names if not self._liveness.is_final(name)
-            )
-            self.living = round(left * (alive + 1) / (len(looked) + 1))
-        return died
+            left = [name for name in names if not self.liveness.is_final(name)]
+            share = (alive + 1) / (len(looked) + 1)
+            self.living = round(len(set(left) - self._gone) * share)
 
     def _some(self, names: list[str], count: int) -> list[str]:
         """Workers without a heartbeat between the last two looks, and others at random."""
-        heartbeat, final = self._liveness.heartbeat, self._liveness.is_final
+        heartbeat, final = self.liveness.heartbeat, self.liveness.is_final
         kept = {
             name: heartbeat(name)
             for name, beat in self._watched.items()
@@ -235,16 +218,16 @@ class Picker:
     def takeover(self) -> Assignment | None:
         """Claim the next generation of a unit that is free and has a pending item."""
         self._owners.clear()
-        self._view.poll_claims()
-        if self._shared and self._scans % max(_FULL_EVERY, len(self._view.readers) // _FULL_EVERY):
-            self._view.poll_logs()
+        self.view.poll_claims()
+        if self.shared and self._scans % max(_FULL_EVERY, len(self.view.readers) // _FULL_EVERY):
+            self.view.poll_logs()
             journals = self._read_owners()
         else:
-            self._view.poll()
-            journals = len(self._view.readers)
+            self.view.poll()
+            journals = len(self.view.readers)
         self._scans += 1
         found = self._take_free()
-        self.operations = 4 * len(self._view.stages) + journals + PER_LOOK * len(self._owners)
+        self.operations = 4 * len(self.view.stages) + journals + PER_LOOK * len(self._owners)
         return found
 
     def left_behind(self, at_most: int) -> Assignment | None:
@@ -252,17 +235,23 @@ class Picker:
 
         Units that only other journals show as begun are left for other workers to find.
         """
-        names = self._liveness.names()
+        names = self.liveness.names()
         if len(names) <= at_most:
             return self.takeover()
         self._owners.clear()
         if not self._left_read:
             self._left_read = True
-            self._view.poll_logs()
+            self.view.poll_logs()
             for name in self._random.sample(names, at_most):
-                self._view.poll_journal(name)
-        self._view.poll_claims()
-        return self._take_free(_is_begun)
+                self.view.poll_journal(name)
+        self.view.poll_claims()
+
+        def is_begun(stage: StageView, name: str) -> bool:
+            # A unit of which no line was read may be open only because of that.
+            unit = stage.state.units[name]
+            return bool(unit.histories or unit.released)
+
+        return self._take_free(is_begun)
 
     def take_released(self) -> Assignment | None:
         """Like :meth:`takeover`, but only among units that this worker knows to be released.
@@ -274,26 +263,22 @@ class Picker:
     def _read_owners(self) -> int:
         """Read journals of workers that hold open units and made progress; return how many."""
         read = 0
-        for owner in sorted(self._holders()):
+        stages = self.view.stages.values()
+        for owner in sorted({one for stage in stages for one in stage.holders(stage.state.open)}):
             self._verdict(owner)
-            read += self._view.poll_if_moved(owner, self._liveness.progress(owner))
+            read += self.view.poll_if_moved(owner, self.liveness.progress(owner))
         return read
-
-    def _holders(self) -> set[str]:
-        """Workers that hold an open unit of any stage."""
-        stages = self._view.stages.values()
-        return {owner for stage in stages for owner in stage.holders(stage.state.open)}
 
     def _verdict(self, owner: str) -> Verdict:
         """Judge an owner, with one look per scan."""
         if owner not in self._owners:
-            self._owners[owner] = self._liveness.verdict(owner)
+            self._owners[owner] = self.liveness.verdict(owner)
         return self._owners[owner]
 
     def _take_free(
         self, among: Callable[[StageView, str], bool] = lambda _stage, _name: True
     ) -> Assignment | None:
-        for stage in self._view.stages.values():
+        for stage in self.view.stages.values():
             # Sorted, because the order of a set differs by process; chance must come from the seed.
             names = sorted(name for name in stage.state.open if stage.claims.generation(name) > 0)
             names = [name for name in names if among(stage, name)]
@@ -305,12 +290,11 @@ class Picker:
         return None
 
     def again(self, last: Assignment) -> Assignment | None:
-        """Claim the next generation of a unit that this worker just released."""
         self._owners.clear()
         name = last.unit.name
         # Earlier owners may have written meanwhile that an item of this unit kills.
         for generation in range(1, last.generation + 1):
-            self._view.poll_journal(last.stage.owner(name, generation))
+            self.view.poll_journal(last.stage.owner(name, generation))
         if name not in last.stage.state.open:
             return None
         return self._try_takeover(last.stage, name)
@@ -320,20 +304,20 @@ class Picker:
         unit = stage.unit(name)
         released = generation in stage.state.units[name].released
         owner = "" if released else stage.owner(name, generation)
-        if owner == self._worker:
+        if owner == self.worker:
             # Ours by a lost reply, or its run never began: if we skip it, no worker can run it.
             return Assignment(stage, unit, generation)
         verdict = None if released else self._verdict(owner)
         if verdict is not None and verdict.alive:
             return None
-        if verdict is not None or self._shared:
+        if verdict is not None or self.shared:
             # The owner may have written more between our last reading and its end.
             up_to_date = self._read_holders(stage, name, generation)
             if name not in stage.state.open or not up_to_date:
                 return None
             if generation in stage.state.units[name].released:
                 verdict = None  # it died after the release, so no item of this unit is suspect
-        if not stage.claims.create(name, generation + 1, self._worker):
+        if not stage.claims.create(name, generation + 1, self.worker):
             return None
         died = (owner, verdict) if verdict is not None and not verdict.finished else None
         return Assignment(stage, unit, generation + 1, died)
@@ -345,15 +329,9 @@ class Picker:
         newest. A copy that is too old would cause their results to be computed again.
         """
         up_to_date = True
-        for number in range(1 if self._shared else generation, generation + 1):
+        for number in range(1 if self.shared else generation, generation + 1):
             owner = stage.owner(name, number)
-            self._view.poll_journal(owner)
-            size = self._view.read_size(owner)
-            up_to_date &= not self._liveness.is_behind(owner, size)
+            self.view.poll_journal(owner)
+            size = self.view.read_size(owner)
+            up_to_date &= not self.liveness.is_behind(owner, size)
         return up_to_date
-
-
-def _is_begun(stage: StageView, name: str) -> bool:
-    """Whether a line of a unit was read; if not, the unit may be open only because of that."""
-    unit = stage.state.units[name]
-    return bool(unit.histories or unit.released)

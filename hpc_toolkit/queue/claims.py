@@ -54,11 +54,7 @@ class Claims:
         return self.newest.get(unit, 0)
 
     def owner(self, unit: str, generation: int) -> str:
-        """The worker that a claim names.
-
-        Raises:
-            OSError: the claim cannot be read now.
-        """
+        """The worker that a claim names. Raises OSError: the claim cannot be read now."""
         key = (unit, generation)
         if key not in self._owners:
             path = self._paths.claims / claim_name(unit, generation)
@@ -68,8 +64,7 @@ class Claims:
     def create(self, unit: str, generation: int, worker: str) -> bool:
         """Claim a generation of a unit; return whether ``worker`` owns it.
 
-        Raises:
-            OSError: the claim could not be created and does not exist.
+        Raises OSError: the claim could not be created and does not exist.
         """
         path = self._paths.claims / claim_name(unit, generation)
         try:

@@ -37,7 +37,6 @@ class DeathNotice:
 
     @property
     def final(self) -> bool:
-        """Whether the notice alone proves a death."""
         return self.explained != SUSPENDED
 
 
@@ -78,13 +77,11 @@ def ask_to_drain(paths: RunPaths, workers: list[str]) -> None:
 
 
 def give_notice(paths: RunPaths, notices: list[DeathNotice]) -> None:
-    """Tell all workers what Slurm reported."""
     found = {n.worker: {"heartbeat": n.heartbeat, "explained": n.explained} for n in notices}
     _write(paths, _DEATHS, found)
 
 
 def give_health_notice(paths: RunPaths, notice: HealthNotice) -> None:
-    """Tell all workers that a host or worker is sick, or may be."""
     _write(paths, _SICK, [notice.worker], **asdict(notice))
 
 
@@ -117,7 +114,8 @@ class ControlReader:
                 elif record["request"] == _DEATHS:
                     notices += _notices(record["workers"])
                 elif record["request"] == _SICK:
-                    self.health.append(_health_notice(record))
+                    said = {key: kind(record[key]) for key, kind in _KINDS.items()}
+                    self.health.append(HealthNotice(**said))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
                 continue
             self._read.add(name)
@@ -131,12 +129,4 @@ def _notices(workers: dict[str, dict[str, Any]]) -> list[DeathNotice]:
     ]
 
 
-def _health_notice(record: dict[str, Any]) -> HealthNotice:
-    return HealthNotice(
-        host=str(record["host"]),
-        worker=str(record["worker"]),
-        whole=bool(record["whole"]),
-        sure=bool(record["sure"]),
-        at=float(record["at"]),
-        reason=str(record["reason"]),
-    )
+_KINDS = {"host": str, "worker": str, "whole": bool, "sure": bool, "at": float, "reason": str}

@@ -20,11 +20,7 @@ _HINT = 'write one object a line, such as {"seed": 1}'
 
 
 def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
-    """Parse JSON lines; blank lines are skipped.
-
-    Raises:
-        ItemsError: a line is not a JSON object; the message names the line.
-    """
+    """Parse JSON lines; blank lines are skipped. An ItemsError names the line."""
     items = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -67,16 +63,10 @@ def canonical(item: Item) -> bytes:
 
 
 def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -> None:
-    """Reject lists that cannot be run.
+    """Reject a list that is empty, or has a duplicate, an item without the group's key or not JSON.
 
-    Args:
-        items: the new items.
-        group_by: the key that every item must have.
-        taken: canonical bytes of the stage's items; the new items are added to it.
-
-    Raises:
-        ItemsError: the list is empty, or an item is a duplicate, lacks the group's key or is not
-            JSON. The message counts items from 0.
+    ``taken`` are the canonical bytes of the stage's items; the new items are added to it. The
+    message of the ItemsError counts items from 0.
     """
     if not items:
         message = "the list of items is empty"
@@ -89,9 +79,8 @@ def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -
             key = canonical(item)
         except (TypeError, ValueError) as error:
             message = f"item {number} is not plain JSON: {error}"
-            raise ItemsError(
-                message, hint="use strings, finite numbers, lists and objects"
-            ) from error
+            hint = "use strings, finite numbers, lists and objects"
+            raise ItemsError(message, hint=hint) from error
         if key in taken:
             message = f"item {number} is there twice: {key.decode()[:200]}"
             raise ItemsError(message, hint="remove it, or distinguish the two by another key")
@@ -108,11 +97,10 @@ def encode_segment(
 ) -> list[bytes]:
     """The lines of a segment: a header, then the items, with items of one group next to each other.
 
-    ``unit_size``: maximum items per unit, 1 to :data:`MAX_UNIT`; small if items take long.
-    ``kinds``: the kind of each item, if kinds that appear first should be begun first. Items of one
-    kind are then next to each other in their group. The header's ``units`` are [first item, count,
-    byte offset after the header, group]; ``order``, present if items were moved, is the given
-    position of each item.
+    ``unit_size``: maximum items per unit, 1 to :data:`MAX_UNIT`. ``kinds``: the kind of each item,
+    if kinds that appear first should be begun first; items of one kind are then next to each other
+    in their group. The header's ``units`` are [first item, count, byte offset after the header,
+    group]; ``order``, present if items were moved, is the given position of each item.
     """
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
     of_kind = [numbers[kind] for kind in kinds or ()]
@@ -150,17 +138,13 @@ def _arrange(
 ) -> tuple[list[int] | None, list[Any], list[int]]:
     if group_by is None:
         return None, [], sorted(range(len(items)), key=of_kind.__getitem__)
-    numbers: dict[str, int] = {}
-    labels: list[Any] = []
-    groups = []
-    for item in items:
-        key = json.dumps(item[group_by], sort_keys=True)
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            labels.append(item[group_by])
-        groups.append(numbers[key])
-    order = sorted(range(len(items)), key=lambda index: (groups[index], of_kind[index]))
-    return [groups[index] for index in order], labels, order
+    keys = [json.dumps(item[group_by], sort_keys=True) for item in items]
+    labels: dict[str, Any] = {}
+    for key, item in zip(keys, items, strict=True):
+        labels.setdefault(key, item[group_by])
+    numbers = {key: number for number, key in enumerate(labels)}
+    order = sorted(range(len(items)), key=lambda index: (numbers[keys[index]], of_kind[index]))
+    return [numbers[keys[index]] for index in order], list(labels.values()), order
 
 
 class Segment:
@@ -169,9 +153,8 @@ class Segment:
     def __init__(self, path: Path, entry: int) -> None:
         """Read the header.
 
-        Raises:
-            FileNotFoundError, ValueError: the file is not there, or its end is missing.
-            AttributeError, LookupError, TypeError: the header is complete but not valid.
+        Raises FileNotFoundError, ValueError: the file is not there, or its end is missing;
+        AttributeError, LookupError, TypeError: the header is complete but not valid.
         """
         self.path = path
         self.entry = entry
@@ -206,8 +189,7 @@ class Segment:
     def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
         """The JSON of a unit's items, without newlines; ``fd``: an open descriptor of this file.
 
-        Raises:
-            RunError: lines are damaged; the message names the first one.
+        Raises RunError: lines are damaged; the message names the first one.
         """
         index = self._index[unit.first]
         start = self._body + self._table[index][2]
@@ -261,21 +243,15 @@ class Segment:
         return self.units[bisect_right(self._table, item, key=lambda row: row[0]) - 1]
 
     def items(self) -> Iterator[bytes]:
-        """The JSON of every item, by position.
-
-        Raises:
-            RunError: as :meth:`lines` does.
-        """
+        """The JSON of every item, by position. Raises RunError: as :meth:`lines` does."""
         with self.path.open("rb") as file:
             for unit in self.units:
                 yield from self.lines(unit, fd=file.fileno())
 
     def group_of(self, unit: Unit) -> Any:
-        """Group value of a unit's first item; None without groups."""
         return self.groups[unit.group] if unit.group >= 0 else None
 
     def kind_of(self, unit: Unit) -> int:
-        """Kind number of a unit's first item; 0 if the segment has no kinds."""
         return self._kinds[unit.first] if self._kinds else 0
 
 
@@ -287,7 +263,6 @@ class UnitReader:
         self._fd = -1
 
     def lines(self, segment: Segment, unit: Unit) -> list[bytes]:
-        """The lines of :meth:`Segment.lines`."""
         if segment is self._segment:
             # After a server outage the descriptor may be stale while the path still works.
             with suppress(OSError):
@@ -304,10 +279,7 @@ class UnitReader:
                 os.close(self._fd)
 
 
-def _check_kinds(header: dict[str, Any]) -> None:
-    kinds, count = header.get("kinds"), header["count"]
-    if kinds is None:
-        return  # only segments of a search have kinds
+def _check_kinds(kinds: object, count: int) -> None:
     if not isinstance(kinds, list) or any(type(kind) is not int for kind in kinds):
         message = "its kinds are not a list of numbers"
         raise TypeError(message)
@@ -317,11 +289,10 @@ def _check_kinds(header: dict[str, Any]) -> None:
 
 
 def _parse_header(line: bytes) -> dict[str, Any]:
-    """Parse and check the header of a segment, so that users need no further checks.
+    """Parse and check the header of a segment.
 
-    Raises:
-        ValueError: the line is not JSON, for example because a part is not visible yet.
-        LookupError, TypeError: the line is JSON but not the header of a segment.
+    Raises ValueError for a line that is not JSON, for example because a part is not visible yet;
+    LookupError or TypeError for JSON that is not the header of a segment.
     """
     try:
         header: dict[str, Any] = json.loads(line)
@@ -344,7 +315,8 @@ def _parse_header(line: bytes) -> dict[str, Any]:
     if first != count or (order is not None and len(order) != count):
         message = f"its units or their order are not those of {count!r} items"
         raise LookupError(message)
-    _check_kinds(header)
+    if header.get("kinds") is not None:  # only segments of a search have kinds
+        _check_kinds(header["kinds"], count)
     for name, value, kind in [("decision", decision, dict), ("group_by", header["group_by"], str)]:
         if value is not None and not isinstance(value, kind):
             message = f"its {name} is {type(value).__name__}"

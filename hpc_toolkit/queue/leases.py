@@ -11,7 +11,7 @@ import os
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
@@ -77,38 +77,30 @@ class _Seen:
         return now - (now if self.since is None else self.since)
 
 
+@dataclass(eq=False)
 class Liveness:
     """Watches the workers of a run from one process, on that process's monotonic clock."""
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        clock: Clock,
-        *,
-        host: str,
-        boot: str,
-        lease_s: float,
-        job: str | None = None,
-        restart: int = 0,
-        cluster: str = "",
-        locks_proven: bool = False,
-        probes: Probes = DIRECT,
-    ) -> None:
-        self._paths = paths
-        self._clock = clock
-        self._here = (host, boot)
+    paths: RunPaths
+    clock: Clock
+    _: KW_ONLY
+    host: str
+    boot: str
+    lease_s: float
+    job: str | None = None
+    restart: int = 0
+    cluster: str = ""
+    locks_proven: bool = False
+    probes: Probes = DIRECT
+
+    def __post_init__(self) -> None:
         self._device: int | None = None
-        self._lease_s = lease_s
-        self._job = (job, restart)
-        self._cluster = cluster
-        self._locks_proven = locks_proven
-        self._probes = probes
         self._notices: dict[str, DeathNotice] = {}
         self._seen: defaultdict[str, _Seen] = defaultdict(_Seen)
 
     def names(self) -> list[str]:
         """All workers that ever started, as far as this host shows them."""
-        listed = files.list_names(self._paths.workers)
+        listed = files.list_names(self.paths.workers)
         return sorted(name[:-5] for name in listed if name.endswith(".json"))
 
     def verdict(self, worker: str) -> Verdict:
@@ -116,8 +108,8 @@ class Liveness:
         seen = self._seen[worker]
         if seen.final is not None:
             return seen.final
-        presence = presence_of(self._paths, worker, self._probes)
-        seen.looked = self._clock.monotonic()
+        presence = presence_of(self.paths, worker, self.probes)
+        seen.looked = self.clock.monotonic()
         seen.progress = None if presence is None else presence.progress
         if presence is not None:
             seen.written = presence.journal
@@ -130,7 +122,6 @@ class Liveness:
         return verdict
 
     def progress(self, worker: str) -> object:
-        """The progress in a worker's presence file as last read; None if it was unreadable."""
         return self._seen[worker].progress
 
     def is_behind(self, worker: str, size: int) -> bool:
@@ -143,10 +134,10 @@ class Liveness:
         seen = self._seen[worker]
         if size >= seen.written:
             return False
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if size >= seen.awaited[0]:  # they came; bytes reported since have their own lease
             seen.awaited = (seen.written, now)
-        return now - seen.awaited[1] < self._lease_s
+        return now - seen.awaited[1] < self.lease_s
 
     def heartbeat(self, worker: str) -> int | None:
         """The last heartbeat number seen of a worker; None if none was readable."""
@@ -154,7 +145,6 @@ class Liveness:
         return None if presence is None else presence.heartbeat
 
     def is_final(self, worker: str) -> bool:
-        """Whether the verdict about a worker can no longer change."""
         return self._seen[worker].final is not None
 
     def take_notice(self, notice: DeathNotice) -> None:
@@ -171,7 +161,7 @@ class Liveness:
         """
         return [
             presence
-            for presence, unheard_s in self._of_jobs(self._cluster)
+            for presence, unheard_s in self._of_jobs(self.cluster)
             if unheard_s > missed * presence.interval_s and self._notice_of(presence) is None
         ]
 
@@ -218,9 +208,9 @@ class Liveness:
         heard = self._is_heard(worker, presence)
         # Only locks of silent workers are tested: testing every worker would load the filesystem,
         # and a heartbeat refutes a lock that was lost.
-        silent_s = self._seen[worker].silent_s(self._clock.monotonic())
+        silent_s = self._seen[worker].silent_s(self.clock.monotonic())
         missed = silent_s > _MISSED * presence.interval_s
-        proven = self._locks_proven and not near
+        proven = self.locks_proven and not near
         if proven and missed and self._lock_is_free(worker):
             return "lock"
         notice = self._notice_of(presence)
@@ -232,16 +222,16 @@ class Liveness:
 
     def _lock_is_free(self, worker: str) -> bool:
         try:
-            return self._probes.look(LOCK, worker, lambda: lock_is_free(self._paths, worker))
+            return self.probes.look(LOCK, worker, lambda: lock_is_free(self.paths, worker))
         except ProbeTimeoutError:
             return False
 
     def _is_near(self, presence: Presence) -> bool:
         """Whether a worker shares this kernel and mount; each FUSE mount may keep its own locks."""
-        if (presence.host, presence.boot) != self._here:
+        if (presence.host, presence.boot) != (self.host, self.boot):
             return False
         if self._device is None:
-            self._device = self._paths.workers.stat().st_dev
+            self._device = self.paths.workers.stat().st_dev
         return presence.device in {0, self._device}
 
     def _notice_of(self, presence: Presence) -> DeathNotice | None:
@@ -260,13 +250,12 @@ class Liveness:
 
     def _was_requeued(self, presence: Presence) -> bool:
         # Slurm restarts a job only when its earlier processes are gone, or their node is lost.
-        job, restart = self._job
-        same = presence.job == job and presence.cluster == self._cluster
-        return job is not None and same and presence.restart < restart
+        same = presence.job == self.job and presence.cluster == self.cluster
+        return self.job is not None and same and presence.restart < self.restart
 
     def _is_heard(self, worker: str, presence: Presence | None) -> bool:
         """Whether the heartbeat changed within the lease, by this observer's monotonic clock."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         seen, last = self._seen[worker], self._seen[worker].presence
         # An unreadable copy counts as unchanged.
         if seen.since is None or (
@@ -275,19 +264,15 @@ class Liveness:
             seen.presence, seen.since = presence, now
             return True
         # An observer with a short lease must not declare a slowly beating owner dead.
-        lease_s = max(self._lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
+        lease_s = max(self.lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
         return now - seen.since < lease_s
 
 
 def _order(presence: Presence) -> tuple[int, str, int, str]:
     """Sort key: older jobs first, then lower ranks."""
     number = (presence.job or "").partition("_")[0]
-    return (
-        int(number) if number.isdigit() else 0,
-        presence.job or "",
-        presence.rank,
-        presence.worker,
-    )
+    job = int(number) if number.isdigit() else 0
+    return job, presence.job or "", presence.rank, presence.worker
 
 
 def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None:
@@ -324,11 +309,7 @@ class WorkerLock:
                 return
 
     def release(self) -> None:
-        """Release the lock before the process ends; do nothing if it was not taken.
-
-        Raises:
-            OSError: the file server refused.
-        """
+        """Release the lock before the process ends; OSError if the file server refuses."""
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 

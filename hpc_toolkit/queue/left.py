@@ -36,18 +36,12 @@ def what_is_left(
     watch_s: float,
     pause: Callable[[float], None] = time.sleep,
 ) -> Left:
-    """Return what is left of a run, for a process of ``job``.
+    """Return what is left of a run, for a process of ``job``; the view is not read again.
 
     A worker of another job counts as living once its heartbeat was seen to change, by this
     process's own clock: the time that another host wrote into a heartbeat decides nothing. This
-    takes up to one and a half heartbeat intervals. If workers of other jobs hold only a part of the
-    items, none of them is watched or counted.
-
-    Args:
-        view, clock: of this process; the view is not read again.
-        job: None outside Slurm; then all workers are of other jobs.
-        watch_s: longest watch in seconds; 0 counts no worker.
-        pause: waits for a number of seconds.
+    takes up to one and a half heartbeat intervals, and at most ``watch_s``. If workers of other
+    jobs hold only a part of the items, none of them is watched or counted.
     """
     held = _held(view)
     items = sum(

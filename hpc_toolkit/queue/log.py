@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
@@ -68,10 +68,9 @@ class StageLog:
         Reading stops before an entry whose payload is not completely visible yet. Such an entry is
         tried again by the next call, never skipped.
 
-        Args:
-            hinted: if ``head`` shows no new entry, believe it, so the call costs one ``open``. One
-                look in 60 lists the log anyway, because a process can die between adding an entry
-                and writing ``head``. That look then writes ``head`` for the other readers.
+        If ``hinted``, believe ``head`` if it shows no new entry, so the call costs one ``open``.
+        One look in 60 lists the log anyway, because a process can die between adding an entry and
+        writing ``head``. That look then writes ``head`` for the other readers.
         """
         before = self.length
         self._looks += hinted
@@ -137,9 +136,8 @@ class StageLog:
     def show(self, number: int) -> None:
         """Write into ``head`` that the log has ``number`` entries; it never shows fewer again.
 
-        Raises:
-            ProbeTimeoutError: the file server has not answered yet. As after any lost write of
-                ``head``, other processes list the log within a minute.
+        Raises ProbeTimeoutError: the file server has not answered yet. As after any lost write of
+        ``head``, other processes list the log within a minute.
         """
         self._write_head(_ENTRY, (number - 1) * len(_ENTRY))
 
@@ -169,11 +167,7 @@ class StageLog:
         return f"{number} names {self.hidden}, which is missing or incomplete"
 
     def refuse_hidden(self) -> None:
-        """Raise if an entry is hidden, for callers that need every entry.
-
-        Raises:
-            TryAgainLaterError: an entry cannot be read yet.
-        """
+        """Raise TryAgainLaterError if an entry is hidden, for callers that need every entry."""
         if self.hidden:
             hint = "try again in a minute; 'hpctk doctor' shows whether it is lost"
             raise TryAgainLaterError(self.waits_for, hint=hint)
@@ -181,9 +175,8 @@ class StageLog:
     def _read(self, target: str) -> None:
         """Read the next entry.
 
-        Raises:
-            FileNotFoundError, ValueError: its payload is missing or incomplete.
-            RunError: its payload is complete but not valid, or its kind is unknown.
+        Raises FileNotFoundError, ValueError: its payload is missing or incomplete; RunError: its
+        payload is complete but not valid, or its kind is unknown.
         """
         number = self.length + 1
         kind = target.partition("/")[0]
@@ -210,11 +203,7 @@ class StageLog:
             raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
 
     def table_header(self) -> tuple[int, dict[int, set[int]]]:
-        """Number of rows of the latest table, and the failed positions of each segment.
-
-        Raises:
-            RunError: the table's first line is damaged.
-        """
+        """Number of rows of the latest table, and the failed positions of each segment."""
         assert self.table is not None
         target = self.table[1]
         with _checked(self.paths, target, ValueError):
@@ -253,11 +242,7 @@ class StageLog:
         return target
 
     def add_segment(self, lines: list[bytes]) -> bool:
-        """Write a segment and try to add it; False if another process was faster.
-
-        Raises:
-            RunError: the stage is sealed.
-        """
+        """Write a segment and try to add it; False if another process was faster."""
         if self.sealed:
             message = f"stage {self.paths.name!r} of {self.paths.root.parent.parent} is sealed"
             raise RunError(message, hint="make the run with --open to add items while it runs")
@@ -265,11 +250,10 @@ class StageLog:
 
     def add_retry(self, floors: list[tuple[int, int, int]]) -> bool:
         """Try to lift failures up to a generation: (entry, position, floor) of each item."""
-        record: dict[str, Any] = {"format": 1, "floors": floors}
-        return self._publish("retries", ".json", [json.dumps(record).encode()])
+        record = json.dumps({"format": 1, "floors": floors}).encode()
+        return self._publish("retries", ".json", [record])
 
     def add_table(self, chunks: Iterable[bytes]) -> bool:
-        """Try to publish a results table."""
         return self._publish("results", ".jsonl", chunks)
 
     def _publish(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> bool:
@@ -282,11 +266,7 @@ class StageLog:
         return False
 
     def _follow(self) -> None:
-        """Read the entry that won the number tried, ours or another's; it may become visible late.
-
-        Raises:
-            TryAgainLaterError: the entry stays invisible.
-        """
+        """Read the entry that won the number tried; it may become visible late."""
         import time
 
         for _ in range(_TRIES):
@@ -298,37 +278,21 @@ class StageLog:
 
 
 def damaged(path: Path, what: str) -> RunError:
-    """The error for a file of a stage that is complete but not valid."""
     hint = f"restore it from a backup; 'hpctk doctor {path.parents[3]}' shows what else is damaged"
     return RunError(f"{path} is damaged: {what}", hint=hint)
 
 
 @contextmanager
-def _checked(paths: StagePaths, target: str, *more: type[Exception]) -> Iterator[None]:
-    """Turn errors from an invalid payload into one that names it; ``more``: further error types.
-
-    Raises:
-        RunError: the payload is not valid.
-    """
-    kinds: tuple[type[Exception], ...] = (
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        *more,
-    )
+def _checked(paths: StagePaths, target: str, more: type[Exception] = TypeError) -> Iterator[None]:
+    """Turn these errors, and ``more``, from an invalid payload into a RunError that names it."""
     try:
         yield
-    except kinds as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, more) as error:
         raise damaged(paths.root / target, f"{type(error).__name__}: {error}") from error
 
 
 def _check_end(file: BinaryIO) -> None:
-    """Reject a table whose last line is incomplete.
-
-    Raises:
-        ValueError: the last line is incomplete, or the table is empty.
-    """
+    """Raise ValueError if a table is empty or its last line incomplete."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if file.read() != b"\n":

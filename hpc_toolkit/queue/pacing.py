@@ -89,7 +89,6 @@ class Pacing:
 
     @property
     def poll_due(self) -> bool:
-        """Whether to look for new log entries."""
         return self.local or self._clock.monotonic() >= self._poll_at
 
     def polled(self, heads: int) -> None:
@@ -197,5 +196,4 @@ class Pacing:
 
     @property
     def judge_s(self) -> float:
-        """Minimum seconds between two looks at all failures."""
         return 1.0 if self.local else _SCAN_SHARED_S

@@ -84,13 +84,12 @@ class Presence:
     @classmethod
     def here(cls, worker: str, rank: RankInfo, *, interval_s: float, at: float) -> Presence:
         """The presence of this process, which starts now."""
-        pid = os.getpid()
         return cls(
             worker=worker,
             host=host_name(),
             boot=boot_id(),
-            pid=pid,
-            ticks=process_ticks(pid),
+            pid=os.getpid(),
+            ticks=process_ticks(os.getpid()),
             rank=rank.rank,
             job=rank.job_id,
             cluster=rank.cluster,
@@ -129,8 +128,7 @@ def _room(record: dict[str, Any]) -> int:
 class PresenceFile:
     """Creates a worker's own presence file and rewrites it in place.
 
-    An unknown ``device`` is set to the device of the file's directory. ``local`` is
-    :func:`hpc_toolkit.rundir.files.is_local` of the directory; None: find out.
+    An unknown ``device`` is set to that of its directory. ``local`` as in ``files.is_local``.
     """
 
     def __init__(self, path: Path, presence: Presence, *, local: bool | None = None) -> None:
@@ -141,15 +139,10 @@ class PresenceFile:
         self._local = files.is_local(path) if local is None else local
 
     def update(self, *, sync: bool = True, **changes: Any) -> None:
-        """Write the changes with the next heartbeat number.
+        """Write changed fields of :class:`Presence` with the next heartbeat number.
 
-        Args:
-            sync: send the changes to the server now. NFS clients send an unsynced write after
-                30 s. A new state is always sent.
-            changes: fields of :class:`Presence`.
-
-        Raises:
-            OSError: the write or the sync failed; the changes may be in the file or not.
+        ``sync`` sends them to the server now; NFS clients send an unsynced write after 30 s. A new
+        state is always sent. After an OSError the changes may be in the file or not.
         """
         state = self.presence.state
         beat = self.presence.heartbeat + 1

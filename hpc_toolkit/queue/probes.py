@@ -47,13 +47,9 @@ class Probes:
     def look(self, kind: str, worker: str, call: Callable[[], T]) -> T:
         """Return the result of ``call``, or that of an earlier look of this kind at this worker.
 
-        Args:
-            kind: PRESENCE, JOURNAL or LOCK of a worker, or HEAD of a log.
-            worker: the worker whose file it is; for HEAD, the offset that is written.
-            call: the look; its exceptions are raised here.
-
-        Raises:
-            ProbeTimeoutError: there is no answer yet.
+        ``kind`` is PRESENCE, JOURNAL or LOCK of a worker, or HEAD of a log, whose ``worker`` is the
+        offset that is written. Raises the exception of ``call``, or ProbeTimeoutError if there is
+        no answer yet.
         """
         if self.limit_s is None:
             return call()

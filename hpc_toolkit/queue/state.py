@@ -6,7 +6,7 @@ the others are kept item by item. This module itself reads and writes no files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,11 +41,9 @@ class FailureTracker(dict[str, ConsecutiveFailures]):
     """The failures in a row of every worker that wrote an attempt."""
 
     def of(self, worker: str) -> ConsecutiveFailures:
-        """The failures of a worker; created if the worker is new."""
         return self.setdefault(worker, ConsecutiveFailures())
 
     def note_done(self, worker: str, at: float) -> None:
-        """Record a result, which ends the failures before it."""
         failures = self.of(worker)
         if at < failures.done_at:
             return  # a unit run is being read a second time
@@ -54,7 +52,6 @@ class FailureTracker(dict[str, ConsecutiveFailures]):
             failures.failed = {item: one for item, one in failures.failed.items() if one[0] > at}
 
     def note_failure(self, worker: str, unit: str, item: int, at: float, *, died: bool) -> None:
-        """Record that an item failed or killed its executor."""
         failures = self.of(worker)
         if at < failures.done_at:
             return
@@ -106,7 +103,6 @@ class History:
         return ItemState.PENDING
 
     def attempts(self, floor: int) -> int:
-        """Number of failed generations that count."""
         return sum(generation > floor for generation in self.failures)
 
     def last_failure(self, floor: int) -> Ref | None:
@@ -114,8 +110,7 @@ class History:
         counting = [generation for generation in self.failures if generation > floor]
         if not counting:
             return None
-        permanent = [generation for generation in counting if generation in self.permanent]
-        return self.failures[max(permanent or counting)]
+        return self.failures[max(self.permanent.intersection(counting) or counting)]
 
 
 @dataclass(slots=True)
@@ -180,9 +175,8 @@ class StageState:
     def publish(self, failed: dict[int, set[int]], retried: Callable[[int, int], bool]) -> None:
         """Apply a results table, which decides the states of its items.
 
-        Args:
-            failed: the failed positions of every segment that the table covers.
-            retried: whether a retry after the table names an item (entry, position).
+        ``failed`` are the failed positions of every segment that the table covers. ``retried``
+        tells whether a retry after the table names an item (entry, position).
         """
         self._published = failed
         self._retried = retried
@@ -204,7 +198,6 @@ class StageState:
         return self._open
 
     def add(self, worker: str, found: Line | UnitRun) -> None:
-        """Add the next line or unit run of a worker's journal."""
         record = found.record if isinstance(found, Line) else found.release
         name = record["unit"].rpartition("/")[2]
         state = self.units.get(name)
@@ -241,17 +234,8 @@ class StageState:
                 self.consecutive_failures.note_failure(
                     worker, state.unit.name, record["item"], record["at"], died=True
                 )
-            state.deaths.setdefault(
-                generation,
-                Death(
-                    item=record["item"],
-                    explained=record["explained"],
-                    host=record["host"],
-                    alone=record["alone"],
-                    worker=record["worker"],
-                    evidence=record["evidence"],
-                ),
-            )
+            told = {one.name: record[one.name] for one in fields(Death)}
+            state.deaths.setdefault(generation, Death(**told))
         else:
             self._add_attempt(state, worker, line)
 
@@ -301,7 +285,6 @@ class StageState:
         return history.state(floor=floor, max_attempts=self.max_attempts)
 
     def floor(self, entry: int, item: int) -> int:
-        """The generation up to which an item's failures were lifted."""
         return self._floors.get((entry, item), 0)
 
     def pending(self, unit: str) -> list[int]:

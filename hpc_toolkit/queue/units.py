@@ -44,10 +44,7 @@ def plan_units(
 ) -> list[tuple[int, int]]:
     """Cut ``count`` items into units: (first, count) of each, in order, without a gap.
 
-    Args:
-        groups: the group index of each item, non-decreasing; None without groups.
-        count: number of items.
-        unit_size: maximum items per unit.
+    ``groups`` are the group index of each item, non-decreasing; None without groups.
     """
     spans = _runs(groups) if groups is not None else [(0, count)]
     if groups is not None and len(spans) > _MAX_GROUP_UNITS:

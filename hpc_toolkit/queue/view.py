@@ -12,13 +12,14 @@ from hpc_toolkit.queue.affinity import Durations, group_key
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import presence_of
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.pacing import READINGS_PER_S, pause_local_s
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.state import Ref
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 
 _PACE = 16
+_LOOK_S = 1.0
+_MOST_OWNERS = 100
+_LEAST_OTHERS = 4
 
 
 def not_shown(behind: list[str]) -> str:
@@ -71,19 +75,13 @@ class StageView:
         for entry in segments:
             self.state.add_units(self.log.segments[entry].units)
         if failed is not None:
-            self._publish(failed)
+            assert self.log.table is not None
+            number, at = self.log.table[0], self.log.retried_at
+            self.state.publish(failed, lambda entry, item: at.get((entry, item), 0) > number)
         if retried:
             self.state.refresh_floors()
 
-    def _publish(self, failed: dict[int, set[int]]) -> None:
-        assert self.log.table is not None
-        number = self.log.table[0]
-        self.state.publish(
-            failed, lambda entry, item: self.log.retried_at.get((entry, item), 0) > number
-        )
-
     def add(self, worker: str, found: Line | UnitRun) -> None:
-        """Add the next line or unit run of a worker's journal."""
         self.state.add(worker, found)
         record = found.record if isinstance(found, Line) else found.release
         if record["type"] == "release":
@@ -96,7 +94,6 @@ class StageView:
         return group_key(self.log.segments[unit.entry].group_of(unit))
 
     def kind_of(self, unit: Unit) -> int:
-        """Kind number of a unit's first item; 0 if the segment has no kinds."""
         return self.log.segments[unit.entry].kind_of(unit)
 
     @property
@@ -109,7 +106,6 @@ class StageView:
         return self.state.units[name].unit
 
     def is_released(self, name: str) -> bool:
-        """Whether the newest generation of a claimed unit was released."""
         return self.claims.generation(name) in self.state.units[name].released
 
     def owner(self, name: str, generation: int) -> str:
@@ -132,7 +128,6 @@ class StageView:
         }
 
     def states(self, unit: UnitState) -> Iterator[tuple[int, ItemState]]:
-        """The state of every item of a unit."""
         for item in unit.unit.items:
             yield item, self.state.item_state(unit, item)
 
@@ -148,11 +143,9 @@ class RunView:
         local: bool = False,
         limit_s: float | None = None,
     ) -> None:
-        """View the run in ``paths``.
+        """``local``: the run is on a filesystem of this kernel alone, where claims are cheaper.
 
-        Args:
-            local: the run is on a filesystem of this kernel alone, where claims are cheaper.
-            limit_s: maximum seconds for a look at another worker's file; None: no limit.
+        ``limit_s``: maximum seconds for a look at another worker's file; None: no limit.
         """
         self.paths = paths
         self.probes = Probes(limit_s)
@@ -215,21 +208,14 @@ class RunView:
 
     def await_journals(self) -> None:
         """Read the journals for which the file server has not answered, however long it takes."""
-        while unanswered := [
-            worker
-            for worker, error in self.unreadable.items()
-            if isinstance(error, ProbeTimeoutError)
-        ]:
+        timeouts = ProbeTimeoutError
+        while unanswered := [w for w, e in self.unreadable.items() if isinstance(e, timeouts)]:
             self.probes.wait()
             for worker in unanswered:
                 self.poll_journal(worker)
 
     def line(self, ref: Ref) -> dict[str, Any] | None:
-        """Read one journal line back; None if it is damaged now.
-
-        Raises:
-            OSError: the journal cannot be read.
-        """
+        """Read one journal line back; None if it is damaged now, OSError if it cannot be read."""
         lines = read_lines(self.paths.journal(ref.worker), ref.start, ref.end)
         return next((line.record for line in lines), None)
 
@@ -245,7 +231,6 @@ class RunView:
         return presence_of(self.paths, worker, self.probes)
 
     def presences(self) -> dict[str, Presence | None]:
-        """The presence of every worker by name; None if it cannot be read."""
         listed = sorted(files.list_names(self.paths.workers))
         names = [name.removesuffix(".json") for name in listed if name.endswith(".json")]
         return {name: self.presence(name) for name in names}
@@ -260,11 +245,7 @@ class RunView:
         return [worker for worker, size in sizes if size > self.read_size(worker)]
 
     def refuse_unreadable(self) -> None:
-        """Raise if a journal is unreadable, for callers that need every journal.
-
-        Raises:
-            OSError: the error of the first journal that could not be read.
-        """
+        """Raise the error of the first unreadable journal, for callers that need every journal."""
         for error in self.unreadable.values():
             raise error
 
@@ -279,11 +260,59 @@ class RunView:
                 continue
             stage.add(worker, found)
             if record["type"] == "done" or isinstance(found, UnitRun):
+                done = record["done"] if isinstance(found, UnitRun) else 1
                 pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
-                pace.append(
-                    (record["done"] if isinstance(found, UnitRun) else 1, record["seconds"])
-                )
+                pace.append((done, record["seconds"]))
 
     @property
     def complete(self) -> bool:
         return all(stage.complete for stage in self.stages.values())
+
+
+class Follower:
+    """Sees the results of awaited units soon, and eventually those of all units.
+
+    On a shared filesystem it reads the journals of the workers that hold awaited units, when their
+    files in ``workers/`` show progress. It reads all other journals a few at a time, in turn: a
+    listing of claims may be a minute old, and a worker's file need not show all progress.
+    """
+
+    def __init__(self, view: RunView, *, local: bool) -> None:
+        self._view = view
+        self._local = local
+        self._looks = 0
+        self._asked: dict[str, int] = {}
+        self._others: list[str] = []
+
+    def look(self, stage: StageView, units: Collection[str], waited_s: float = 0.0) -> float:
+        """Read what is new about these units of a stage; return the seconds until the next look.
+
+        ``waited_s`` is how long the caller has waited for the units.
+        """
+        self._looks += 1
+        if self._local or self._looks == 1:
+            self._view.poll()
+            return pause_local_s(waited_s) if self._local else _LOOK_S
+        stage.poll_log(hinted=True)
+        stage.claims.refresh()
+        asked = 3 + self._read_holders(stage.holders(units))
+        asked += self._read_others(max(_LEAST_OTHERS, int(READINGS_PER_S * _LOOK_S) - asked))
+        return max(_LOOK_S, asked / READINGS_PER_S)
+
+    def _read_holders(self, holders: Collection[str]) -> int:
+        """Read what holders wrote, least recently read first; return the number of files read."""
+        asked = 0
+        for owner in sorted(holders, key=lambda one: (self._asked.get(one, 0), one))[:_MOST_OWNERS]:
+            self._asked[owner] = self._looks
+            presence = self._view.presence(owner)
+            progress = None if presence is None else presence.progress
+            asked += 1 + self._view.poll_if_moved(owner, progress)
+        return asked
+
+    def _read_others(self, count: int) -> int:
+        if not self._others:
+            names = files.list_names(self._view.paths.journals)
+            self._others = sorted(names, reverse=True)
+        for _ in range(min(count, len(self._others))):
+            self._view.poll_journal(self._others.pop().removesuffix(".jsonl"))
+        return count

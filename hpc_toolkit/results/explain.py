@@ -32,11 +32,8 @@ def retry_failed(
 ) -> int:
     """Give the failed items of a stage a full budget of attempts (rule R10); return how many.
 
-    This includes pending items that have failed so far.
-
-    Args:
-        match: only items whose JSON or last error contains this text.
-        only: only this item.
+    This includes pending items that have failed so far. ``match``: only items whose JSON or last
+    error contains this text.
     """
     while True:
         view.poll()
@@ -66,17 +63,12 @@ def _floors(
 
 
 def item_json(stage: StageView, unit: Unit, position: int) -> str:
-    """An item as its line in the segment."""
     segment = stage.log.segments[unit.entry]
     return segment.lines(unit)[position - unit.first].decode()
 
 
 def find_item(view: RunView, text: str) -> FoundItem:
-    """Find the one item that a text identifies: its number from 0, its JSON, or part of its JSON.
-
-    Raises:
-        ItemsError: no item matches, or more than one.
-    """
+    """Find the one item of this number from 0, JSON, or part of its JSON; else ItemsError."""
     view.poll()
     found = list(_matches(view, text))
     exact = [match for match in found if match.item == _object(text)]
@@ -136,6 +128,7 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
     state = stage.state.units[unit.name]
     history = state.histories.get(found.position)
     floor = stage.state.floor(unit.entry, found.position)
+    kept = ("type", "generation", "at", "seconds", "value", "error", "traceback", "log")
     return {
         "item": found.item,
         "stage": stage.paths.name,
@@ -144,13 +137,16 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
         "state": str(stage.state.item_state(state, found.position)),
         "claims": [
             {
-                "generation": generation,
-                "worker": _owner(stage, unit.name, generation),
-                "released": generation in state.released,
+                "generation": n,
+                "worker": _owner(stage, unit, n),
+                "released": n in state.released,
             }
-            for generation in range(1, stage.claims.generation(unit.name) + 1)
+            for n in range(1, stage.claims.generation(unit.name) + 1)
         ],
-        "attempts": [_attempt(line, worker) for worker, line in _lines(view, unit, found)],
+        "attempts": [
+            {"worker": worker, **{key: line[key] for key in kept if key in line}}
+            for worker, line in attempts_of(view, found)
+        ],
         "deaths": [
             {
                 "generation": generation,
@@ -166,21 +162,17 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
     }
 
 
-def _owner(stage: StageView, unit: str, generation: int) -> str | None:
+def _owner(stage: StageView, unit: Unit, generation: int) -> str | None:
     try:
-        return stage.claims.owner(unit, generation)
+        return stage.claims.owner(unit.name, generation)
     except OSError:
         return None
 
 
-def _attempt(line: dict[str, Any], worker: str) -> dict[str, Any]:
-    kept = ("type", "generation", "at", "seconds", "value", "error", "traceback", "log")
-    return {"worker": worker, **{key: line[key] for key in kept if key in line}}
-
-
-def _lines(view: RunView, unit: Unit, found: FoundItem) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(worker, line) of every valid attempt at the item; reads all journals."""
-    name = f"{found.stage.paths.name}/{unit.name}"
+def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, Any]]]:
+    """(worker, journal line) of every attempt at an item, by generation; reads all journals."""
+    name = f"{found.stage.paths.name}/{found.unit.name}"
+    attempts: list[tuple[str, dict[str, Any]]] = []
     for worker in sorted(view.readers):
         path = view.paths.journal(worker)
         for read in JournalReader(path).poll():
@@ -188,14 +180,10 @@ def _lines(view: RunView, unit: Unit, found: FoundItem) -> Iterator[tuple[str, d
                 records = [read.record]
             else:
                 records = read_unit_run(path, read) if read.release["unit"] == name else []
-            for record in records:
-                if (record.get("unit"), record.get("item")) == (name, found.position) and (
-                    record["type"] in ("done", "failed", "permanent")
-                ):
-                    yield worker, record
-
-
-def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, Any]]]:
-    """(worker, journal line) of every attempt at an item, in the order of generations."""
-    lines = _lines(view, found.unit, found)
-    return sorted(lines, key=lambda pair: (pair[1]["generation"], pair[0]))
+            attempts += [
+                (worker, record)
+                for record in records
+                if (record.get("unit"), record.get("item")) == (name, found.position)
+                if record["type"] in ("done", "failed", "permanent")
+            ]
+    return sorted(attempts, key=lambda pair: (pair[1]["generation"], pair[0]))

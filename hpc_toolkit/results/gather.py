@@ -17,7 +17,6 @@ from hpc_toolkit.rundir.journal import read_unit_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from pathlib import Path
 
     from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.state import History, UnitState
@@ -60,14 +59,8 @@ class Table:
 def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
     """Gather a stage: read its latest table, or publish one if the stage is complete without one.
 
-    Args:
-        view: the view of the run; it is brought up to date.
-        name: name of the stage.
-        partial: accept pending items; they have no row, and no table is published with them.
-
-    Raises:
-        NotCompleteError: items are pending, and ``partial`` is not set.
-        OSError: a journal cannot be read, no table is published, and ``partial`` is not set.
+    ``partial`` accepts pending items; they have no row, and no table is published with them.
+    Otherwise raises NotCompleteError, or OSError if a journal cannot be read.
     """
     stage = view.stages[name]
     while True:
@@ -160,10 +153,7 @@ def _compute(view: RunView, stage: StageView) -> dict[ItemKey, Row]:
 def unit_rows(
     view: RunView, stage: StageView, entry: int, names: Collection[str]
 ) -> Iterator[tuple[int, Row]]:
-    """Provisional (position, row) of the finished items of some units of a segment, by R8 and R11.
-
-    ``entry`` is the log entry of the segment, ``names`` are the names of the units.
-    """
+    """Provisional (position, row) of finished items of some units of a segment (R8, R11)."""
     segment = stage.log.segments[entry]
     for unit in [unit for unit in segment.units if unit.name in names]:
         yield from _unit_rows(view, stage, segment, stage.state.units[unit.name])
@@ -178,7 +168,7 @@ def _unit_rows(
         worker, found = state.clean
         for line in read_unit_run(view.paths.journal(worker), found):
             position = line["item"]
-            yield position, _done_row(items[position - state.unit.first], line, worker, 1)
+            yield position, _from_line(items[position - state.unit.first], line, worker, 1)
         return
     for position, kind in stage.states(state):
         if kind is ItemState.PENDING:
@@ -201,25 +191,16 @@ def _row(
         return None
     line = view.line(ref)
     assert line is not None  # it was valid when it was first read
-    if kind is ItemState.DONE:
-        return _done_row(item, line, ref.worker, attempts + 1)
-    return {
-        "item": item,
-        "state": "failed",
-        "value": None,
-        "error": line["error"],
-        "attempts": attempts,
-        "seconds": line["seconds"],
-        "worker": ref.worker,
-    }
+    return _from_line(item, line, ref.worker, attempts + (kind is ItemState.DONE))
 
 
-def _done_row(item: dict[str, Any], line: dict[str, Any], worker: str, attempts: int) -> Row:
+def _from_line(item: dict[str, Any], line: dict[str, Any], worker: str, attempts: int) -> Row:
+    done = line["type"] == "done"
     return {
         "item": item,
-        "state": "done",
-        "value": line["value"],
-        "error": None,
+        "state": "done" if done else "failed",
+        "value": line["value"] if done else None,
+        "error": None if done else line["error"],
         "attempts": attempts,
         "seconds": line["seconds"],
         "worker": worker,
@@ -228,42 +209,32 @@ def _done_row(item: dict[str, Any], line: dict[str, Any], worker: str, attempts:
 
 def _encode(stage: StageView, rows: dict[ItemKey, Row]) -> Iterator[bytes]:
     failed = [list(key) for key, row in rows.items() if row["state"] == "failed"]
-    header = {
-        "format": 1,
-        "segments": list(stage.log.segments),
-        "rows": len(rows),
-        "failed": failed,
-    }
+    segments = list(stage.log.segments)
+    header = {"format": 1, "segments": segments, "rows": len(rows), "failed": failed}
     yield json.dumps(header).encode() + b"\n"
     for key, row in rows.items():
         record = {"at": key, **row}
         yield _encode_row(record).encode() + b"\n"
 
 
-def _parse_rows(path: Path, lines: list[bytes]) -> list[Row]:
-    try:
-        rows: list[Row] = json.loads(b"[%s]" % b",".join(lines))
-    except ValueError as error:
-        message = f"{path} is damaged: {error}"
-        hint = "try again in a minute; if it stays, restore it from a backup"
-        raise TryAgainLaterError(message, hint=hint) from error
-    return rows
-
-
 def _read_table(stage: StageView) -> dict[ItemKey, Row]:
     assert stage.log.table is not None
-    rows = {}
+    rows: dict[ItemKey, Row] = {}
     path = stage.paths.root / stage.log.table[1]
     wanted, _ = stage.log.table_header()
     with path.open("rb") as file:
         file.readline()
         while lines := list(islice(file, _AT_ONCE)):
-            for row in _parse_rows(path, lines):
-                try:
-                    entry, item = row.pop("at")
-                except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    raise damaged(path, "a row does not say whose it is") from error
-                rows[entry, item] = row
+            try:
+                some: list[Row] = json.loads(b"[%s]" % b",".join(lines))
+            except ValueError as error:
+                message = f"{path} is damaged: {error}"
+                hint = "try again in a minute; if it stays, restore it from a backup"
+                raise TryAgainLaterError(message, hint=hint) from error
+            try:
+                rows |= {(entry, at): row for row in some for entry, at in [row.pop("at")]}
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise damaged(path, "a row does not say whose it is") from error
     if len(rows) != wanted:
         message = f"{path} shows {len(rows)} of its {wanted} rows"
         hint = "try again in a minute; if they stay away, restore it from a backup"

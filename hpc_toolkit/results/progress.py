@@ -36,22 +36,15 @@ def status_html(status: Status) -> str:
         for name, counts in status.stages.items()
     ]
     notes = [", ".join(_pace(status)), status.reason, *status.warnings]
-    notes += [
-        f"{failure['items']} x {str(failure['error'])[:_ERROR_CHARS]}"
-        for failure in status.failures
-    ]
+    notes += [f"{one['items']} x {str(one['error'])[:_ERROR_CHARS]}" for one in status.failures]
     lines = "".join(f"<div>{html.escape(note)}</div>" for note in notes if note)
     return f"<div><b>{html.escape(status.run)}</b><table>{''.join(rows)}</table>{lines}</div>"
 
 
 def _counts(counts: StageCounts) -> list[str]:
-    parts = [f"{counts.done} of {counts.total} done"]
-    parts += [
-        f"{number} {word}"
-        for word, number in (("failed", counts.failed), ("leased", counts.leased))
-        if number
-    ]
-    return parts
+    some = [("failed", counts.failed), ("leased", counts.leased)]
+    parts = [f"{number} {word}" for word, number in some if number]
+    return [f"{counts.done} of {counts.total} done", *parts]
 
 
 def _pace(status: Status) -> list[str]:
@@ -80,7 +73,10 @@ class StatusDisplay:
         self._line, self._reason = status_line(status), status.reason
         if (self._line, self._reason) == before:
             return
-        if not _in_notebook():
+        # The kernel of a notebook, found without importing anything.
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        if getattr(shell, "kernel", None) is None:
             lines = [self._line] if self._line != before[0] else []
             lines += [self._reason] if self._reason not in ("", before[1]) else []
             sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
@@ -93,10 +89,3 @@ class StatusDisplay:
             self._handle = display(piece, display_id=True)
         else:
             self._handle.update(piece)
-
-
-def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; imports nothing."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None

@@ -28,12 +28,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.arms import Arm, ArmTable
+from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable, geometry_features
 from hpc_toolkit.bandit.bench.recorded import LARGEST, ScoreTable
-from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.results.tables import read_parquet
 from hpc_toolkit.science.workloads.pythia import LAST_STEP
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmb]?)", re.IGNORECASE)
 _STEP = re.compile(r"step([0-9]{1,15})")
 _FACTOR = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _KEYS = ("size", "revision", "layer")
-_ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class _Cells:
     """The cells of a file, and their names in messages."""
 
     path: Path
-    columns: dict[str, list[object]]
+    columns: dict[str, list[str]]
     lines: list[str]
     """Name of each row in messages."""
 
@@ -65,10 +62,7 @@ class _Cells:
 
     def text(self, row: int, name: str) -> str:
         """A cell as text; "" if it is empty or the column is missing."""
-        cell = self.columns[name][row] if name in self.columns else None
-        if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-            return ""
-        return str(cell).strip()
+        return self.columns[name][row].strip() if name in self.columns else ""
 
     def number(self, row: int, name: str, *, low: float = -LARGEST, gaps: bool = False) -> float:
         """A cell as a number from ``low`` to LARGEST; NaN if it is empty and ``gaps`` is set."""
@@ -102,15 +96,14 @@ class _Cells:
 
 
 def read_score_table(path: Path) -> ScoreTable:
-    """Read a ``.csv``, ``.csv.gz`` or ``.parquet`` file; the arms keep the file's order.
+    """Read a ``.csv`` or ``.csv.gz`` file; the arms keep the file's order.
 
-    Raises:
-        ConfigError: the file is not a valid score table; the message names line and column.
+    A ConfigError names the line and column.
     """
-    if not path.name.endswith(_ENDINGS):
+    if not path.name.endswith((".csv", ".csv.gz")):
         message = f"{path}: not a table of scores"
-        raise ConfigError(message, hint=f"its name ends with {', '.join(_ENDINGS)}")
-    cells = _parquet_cells(path) if path.suffix == ".parquet" else _csv_cells(path)
+        raise ConfigError(message, hint="its name ends with .csv or .csv.gz")
+    cells = _csv_cells(path)
     missing = [name for name in _KEYS if name not in cells.columns]
     tasks = [name[2:] for name in cells.columns if name.startswith("s_") and name != "s_"]
     if missing or not tasks or not cells.lines:
@@ -138,8 +131,12 @@ def _csv_cells(path: Path) -> _Cells:
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        message = f"{path}: no such file"
+        raise ConfigError(message, hint="--table names a table of scores") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise _unreadable(path, error) from error
+        message = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(message, hint="the file may be cut off") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[list[str]] = []
     lines: list[str] = []
@@ -152,34 +149,17 @@ def _csv_cells(path: Path) -> _Cells:
     except csv.Error as error:
         message = f"{path}, line {reader.line_num}: {error}"
         raise ConfigError(message, hint="it must be CSV with commas and one header line") from error
-    for name in header:
-        if header.count(name) > 1:
-            message = f"{path}, line 1: column {name!r} occurs {header.count(name)} times"
-            raise ConfigError(message, hint="every column has a name of its own")
+    if twice := [name for name in header if header.count(name) > 1]:
+        message = f"{path}, line 1: column {twice[0]!r} occurs {header.count(twice[0])} times"
+        raise ConfigError(message, hint="every column has a name of its own")
     for cells, line in zip(rows, lines, strict=True):
         if len(cells) != len(header):
             message = f"{path}, {line}: {len(cells)} cells, the header has {len(header)}"
             raise ConfigError(message, hint="the file may be cut off")
-    columns: dict[str, list[object]] = {
+    columns: dict[str, list[str]] = {
         name: [cells[place] for cells in rows] for place, name in enumerate(header)
     }
     return _Cells(path, columns, lines)
-
-
-def _parquet_cells(path: Path) -> _Cells:
-    try:
-        columns = read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
-    count = len(next(iter(columns.values()), []))
-    return _Cells(path, columns, [f"row {row + 1}" for row in range(count)])
-
-
-def _unreadable(path: Path, error: Exception) -> ConfigError:
-    if isinstance(error, FileNotFoundError):
-        return ConfigError(f"{path}: no such file", hint="--table names a table of scores")
-    problem = getattr(error, "strerror", None) or str(error)
-    return ConfigError(f"{path}: cannot be read: {problem}", hint="the file may be cut off")
 
 
 def _arms(cells: _Cells) -> ArmTable:

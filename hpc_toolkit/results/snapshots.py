@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.items import canonical
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
 from hpc_toolkit.rundir.layout import Manifest, parse_manifest
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.queue.log import StageLog
     from hpc_toolkit.results.gather import Row
     from hpc_toolkit.results.status import Status
+    from hpc_toolkit.rundir.layout import RunPaths, StageSpec
     from hpc_toolkit.system.clock import Clock
 
 FORMAT = 1
@@ -88,42 +95,29 @@ def _array(key: str, values: list[Any], end: bytes) -> Iterator[bytes]:
 
 
 def make_snapshot(manifest: Manifest, log: StageLog, rows: list[Row]) -> Snapshot:
-    """The snapshot of a plain run: the items of its log, and the rows that it has now."""
-    return Snapshot(
-        taken=datetime.now(UTC).isoformat(timespec="seconds"),
-        hpctk=__version__,
-        sealed=log.sealed,
-        manifest=manifest,
-        items=given_items(log),
-        rows=rows,
-    )
-
-
-def given_items(log: StageLog) -> list[Item]:
-    """All items of a stage, in the order in which they were given."""
+    """The snapshot of a plain run: the items of its log, as given, and the rows that it has now."""
     found: list[Item] = []
     for segment in log.segments.values():
         items = [json.loads(line) for line in segment.items()]
         order = segment.order or range(len(items))
         found += [item for _, item in sorted(zip(order, items, strict=True), key=lambda at: at[0])]
-    return found
+    return Snapshot(
+        taken=datetime.now(UTC).isoformat(timespec="seconds"),
+        hpctk=__version__,
+        sealed=log.sealed,
+        manifest=manifest,
+        items=found,
+        rows=rows,
+    )
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot; a reader sees the complete old file or the complete new one.
-
-    Raises:
-        OSError: it cannot be written; the old file stays.
-    """
+    """Write a snapshot; a reader, also after an OSError, sees the old file or the new one."""
     files.replace_file(path, snapshot.to_lines())
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read what :func:`write_snapshot` wrote.
-
-    Raises:
-        RunError: the file is missing, not a snapshot, damaged, or of a newer format.
-    """
+    """Read what :func:`write_snapshot` wrote; RunError if that fails."""
     try:
         record = json.loads(path.read_bytes())
         if record["kind"] != KIND:
@@ -182,16 +176,9 @@ class Snapshots:
     """Takes snapshots of a run while workers run, one each time ``every`` more items are done.
 
     It looks once a second, so several steps share a snapshot if results come faster. If a snapshot
-    cannot be written, it is skipped and the work goes on.
-
-    Args:
-        status, take: read the status of the run, and take its snapshot.
-        pattern: path of the file; ``{done}`` in it is replaced by the number of items that are
-            done, so that each snapshot has its own file.
-        every: done items from one snapshot to the next; None: only :meth:`take` takes one.
-
-    Raises:
-        ConfigError: ``every`` is below 1.
+    cannot be written, it is skipped and the work goes on. ``{done}`` in ``pattern``, the path of
+    the file, becomes the number of items that are done. If ``every`` is None, only :meth:`take`
+    takes one.
     """
 
     def __init__(
@@ -242,3 +229,86 @@ class Snapshots:
 
 def _warn(error: Exception) -> None:
     sys.stderr.write(f"warning: no snapshot was taken: {error}\n")
+
+
+def note_origin(manifest: Manifest, snapshot: Snapshot) -> None:
+    """Record the snapshot in the new run's provenance; warn if other code made its results."""
+    stage = manifest.stages[0].name
+    code = snapshot.manifest.provenance.get("code")
+    before = code.get(stage) if isinstance(code, dict) else None
+    if snapshot.counts["done"] and before not in (None, manifest.provenance["code"][stage]):
+        sys.stderr.write("warning: the results of the snapshot were made by other code\n")
+    manifest.provenance["from"] = {
+        "run": snapshot.manifest.run,
+        "taken": snapshot.taken,
+        **snapshot.counts,
+        "provenance": snapshot.manifest.provenance,
+    }
+
+
+def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
+    """Write the files of a worker named ``import-...`` that did these items and finished.
+
+    No other process may know the run's directory yet. Raises RunError: a value cannot be stored as
+    JSON.
+    """
+    done = {canonical(row["item"]): row for row in rows if row["state"] == "done"}
+    if not done:
+        return
+    name = f"import-{os.getpid()}-{os.urandom(3).hex()}"
+    at = round(SystemClock().wall(), 3)
+    presence = replace(
+        Presence.here(name, RankInfo(), interval_s=0.0, at=at),
+        state=FINISHED,
+        done=len(done),
+        note="a snapshot's results",
+    )
+    paths.worker_lock(name).touch()
+    paths.worker_log(name).touch()
+    journal = JournalWriter(paths.journal(name))
+    claims = Claims(paths.stage(stage.name))
+    log = StageLog(paths.stage(stage.name))
+    log.poll()
+    for segment in log.segments.values():
+        for unit in segment.units:
+            lines = zip(unit.items, segment.lines(unit), strict=True)
+            found = {
+                position: done[key]
+                for position, line in lines
+                if (key := canonical(json.loads(line))) in done
+            }
+            if found:
+                claims.create(unit.name, 1, name)
+                try:
+                    record = _unit_run(f"{stage.name}/{unit.name}", found, journal.size, at)
+                except ValueError as error:
+                    message = f"a result of the snapshot is none that a run can have: {error}"
+                    hint = "'hpctk gather --check FILE.json' may name it"
+                    raise RunError(message, hint=hint) from error
+                journal.append(record)
+    journal.sync()
+    # Last, as when a worker exits: the presence file says that all lines are written.
+    PresenceFile(paths.worker(name), replace(presence, journal=journal.size)).close()
+    journal.close()
+    for directory in (paths.journals, paths.workers, paths.stage(stage.name).claims):
+        files.sync_directory(directory)
+
+
+def _unit_run(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
+    """The journal lines of one unit run: a result for each position, and the release."""
+    named: dict[str, Any] = {"unit": unit, "generation": 1}
+    records = (
+        {
+            "type": "done",
+            **named,
+            "item": position,
+            "at": at,
+            "seconds": row["seconds"],
+            "from": {"worker": row["worker"], "attempts": row["attempts"]},
+            "value": row["value"],
+        }
+        for position, row in found.items()
+    )
+    lines, seconds = b"".join(map(encode_line, records)), sum(r["seconds"] for r in found.values())
+    counts = {"lines": len(found), "done": len(found), "failed": 0}
+    return lines + release_line(start, lines, **named, **counts, seconds=round(seconds, 6), at=at)

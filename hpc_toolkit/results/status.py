@@ -96,16 +96,13 @@ class Status:
 def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = False) -> Status:
     """Read everything that is new and summarize it.
 
-    Args:
-        view: the view of the run; it is brought up to date.
-        clock: measures the time since the last heartbeat of workers of other hosts.
-        given: the run's path as messages name it.
-        campaign: whether a coordinator adds the run's items, instead of ``add``.
+    ``given`` is the run's path as messages name it, and ``campaign`` whether a coordinator adds its
+    items.
     """
     view.poll_claims()
     # Before the journals: if they lack lines that a worker reports here, they are old copies.
     seen = view.presences()
-    alive = _living(view, seen, clock)
+    alive = living_workers(view, clock, seen)
     known = {worker: presence for worker, presence in seen.items() if presence is not None}
     finished = sum(presence.state == FINISHED for presence in known.values())
     workers = WorkerCounts(len(alive), finished, len(seen) - len(alive) - finished)
@@ -113,7 +110,9 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
-    rate = sum(_rate(view, worker) for worker in alive)
+    # Per worker: items done, and the seconds that they took.
+    paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
+    rate = sum(done / seconds for done, seconds in paces if seconds > 0)
     left = sum(counts.pending + counts.leased for counts in stages.values())
     last = list(view.stages.values())[-1].log
     return Status(
@@ -142,11 +141,6 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
     )
 
 
-def living_workers(view: RunView, clock: Clock) -> set[str]:
-    """Workers that have not left and do not seem dead; a guess that no rule of the queue uses."""
-    return _living(view, view.presences(), clock)
-
-
 def reachable_workers(view: RunView, clock: Clock) -> set[str]:
     """Workers that a request may reach: all but those that have left or died on this host.
 
@@ -154,15 +148,22 @@ def reachable_workers(view: RunView, clock: Clock) -> set[str]:
     """
     seen = view.presences()
     here = (host_name(), boot_id())
-    return _living(view, seen, clock) | {
+    return living_workers(view, clock, seen) | {
         name
         for name, one in seen.items()
         if one is not None and one.state != FINISHED and (one.host, one.boot) != here
     }
 
 
-def _living(view: RunView, seen: dict[str, Presence | None], clock: Clock) -> set[str]:
+def living_workers(
+    view: RunView, clock: Clock, seen: dict[str, Presence | None] | None = None
+) -> set[str]:
+    """Workers that have not left and do not seem dead; a guess that no rule of the queue uses.
+
+    ``seen`` are the workers' presences; None: read them.
+    """
     here = (host_name(), boot_id())
+    seen = view.presences() if seen is None else seen
     # A worker that was silent more than once has several notices.
     _, given = ControlReader(view.paths).poll()
     notices = {(one.worker, one.heartbeat) for one in given if one.final}
@@ -213,18 +214,12 @@ def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
 
 def _is_leased(stage: StageView, unit: str, alive: set[str]) -> bool:
     generation = stage.claims.generation(unit)
-    if generation == 0 or generation in stage.state.units[unit].released:
+    if generation == 0 or stage.is_released(unit):
         return False
     try:
         return stage.claims.owner(unit, generation) in alive
     except OSError:
         return True
-
-
-def _rate(view: RunView, worker: str) -> float:
-    pace = view.pace.get(worker, ())
-    seconds = sum(seconds for _, seconds in pace)
-    return sum(done for done, _ in pace) / seconds if seconds > 0 else 0.0
 
 
 def _reason(
@@ -254,19 +249,15 @@ def _reason(
     if not left:
         return "; ".join(_hidden(view)) or _waiting(stages, campaign)
     if not any(counts.leased for counts in stages.values()):
-        return (
-            f"workers are alive but hold nothing: {unless}they are starting, or wait for a dead "
-            "one's lease"
-        )
+        start = "they are starting, or wait for a dead one's lease"
+        return f"workers are alive but hold nothing: {unless}{start}"
     return ""
 
 
 def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
     if campaign:
-        return (
-            "no item is left until the coordinator decides what is next; if none runs, start "
-            f"'hpctk campaign coordinate {campaign}'"
-        )
+        start = f"if none runs, start 'hpctk campaign coordinate {campaign}'"
+        return f"no item is left until the coordinator decides what is next; {start}"
     opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
     return f"every item is finished; {opened} waits for more items, or for 'hpctk add RUN --seal'"
 
@@ -310,12 +301,8 @@ def _sick(view: RunView) -> list[str]:
     control.poll()
     notices = sorted(control.health, key=lambda notice: (notice.sure, notice.at))
     last = {(one.host, "" if one.whole else one.worker): one for one in notices}
-    return [
-        f"{one.reason}; 'hpctk submit' leaves it out for a day"
-        if one.sure and one.whole
-        else one.reason
-        for one in last.values()
-    ]
+    more = "; 'hpctk submit' leaves it out for a day"
+    return [one.reason + (more if one.sure and one.whole else "") for one in last.values()]
 
 
 def _warnings(view: RunView, alive: set[str]) -> list[str]:
@@ -330,9 +317,7 @@ def _warnings(view: RunView, alive: set[str]) -> list[str]:
     ]
     for worker, reader in view.readers.items():
         path = view.paths.journal(worker)
-        found += [
-            f"{path}: damaged line at byte {offset} is skipped" for offset in reader.bad_lines
-        ]
+        found += [f"{path}: damaged line at byte {at} is skipped" for at in reader.bad_lines]
         torn = reader.torn_bytes
         if torn and worker not in alive:  # a living worker may still be writing it
             found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")

@@ -50,11 +50,7 @@ def row_fault(row: object) -> str:
 
 
 def check_rows(rows: list[Row]) -> None:
-    """Refuse rows of a damaged table.
-
-    Raises:
-        RunError: a row is not valid.
-    """
+    """Refuse rows of a damaged table. Raises RunError: a row is not valid."""
     for number, row in enumerate(rows):
         if fault := row_fault(row):
             message = f"row {number} of the published table is damaged: {fault}"
@@ -77,21 +73,14 @@ def write_table(path: Path, rows: list[Row]) -> None:
     values' keys with the prefix ``value.``. A column of the last two kinds gets the prefix
     ``hpctk.`` if any item has a key of the same name. Values that are neither numbers nor text are
     written as JSON. An npz holds one array per column, float64 (NaN if a row lacks it) or text; it
-    is read without pickle.
-
-    Raises:
-        ConfigError: the suffix is unknown, or a package that the format needs is not installed.
+    is read without pickle. Raises ConfigError: the suffix is unknown, or a package that the format
+    needs is not installed.
     """
-    writer = writer_for(path)
-    replace_file(path, writer(rows))
+    replace_file(path, writer_for(path)(rows))
 
 
 def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
-    """The writer for a file's suffix.
-
-    Raises:
-        ConfigError: the suffix is unknown.
-    """
+    """The writer for a file's suffix. Raises ConfigError: the suffix is unknown."""
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         message = f"{path}: unknown format {path.suffix!r}"
@@ -161,22 +150,6 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
     yield buffer.getvalue()
 
 
-def read_parquet(path: Path) -> dict[str, list[Any]]:
-    """The columns of a Parquet file by name; an empty cell is None.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-        OSError, ValueError: the file is missing, or not a Parquet file.
-    """
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        message = "reading Parquet needs pyarrow, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
-    columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
-    return columns
-
-
 def _parquet(rows: list[Row]) -> Iterator[bytes]:
     try:
         import pyarrow as pa
@@ -198,12 +171,7 @@ _WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows that ``hpctk gather -o FILE.jsonl`` wrote.
-
-    Raises:
-        ConfigError: another suffix.
-        RunError: the file is missing, or contains no gathered rows.
-    """
+    """Read the rows that ``hpctk gather -o FILE.jsonl`` wrote; else ConfigError or RunError."""
     hint = "'hpctk gather RUN -o FILE.jsonl' writes them"
     if path.suffix != ".jsonl":
         message = f"{path}: results are a run, a snapshot in .json, or rows in .jsonl"

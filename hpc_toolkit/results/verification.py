@@ -49,11 +49,7 @@ class Range:
 
     @classmethod
     def parse(cls, text: str) -> Range:
-        """Read ``mean=-1:1``; an end may be left out.
-
-        Raises:
-            ConfigError: it is not a range.
-        """
+        """Read ``mean=-1:1``; an end may be left out. Raises ConfigError: it is not a range."""
         name, equals, ends = text.partition("=")
         least, colon, most = ends.partition(":")
         try:
@@ -75,11 +71,8 @@ def verify(
 ) -> list[Problem]:
     """Find the problems of rows.
 
-    Args:
-        rows: gathered rows.
-        items: the items that must have one row each; None if they are not known.
-        ranges: where numbers of every result must be.
-        unique: keys of the item, or else of the value, whose values no two rows share.
+    Each of ``items`` must have one row; None if they are not known. ``unique`` are keys of the
+    item, or else of the value, whose values no two rows share.
     """
     problems = list(_counted(rows, items))
     for row in rows:
@@ -129,12 +122,10 @@ def _numbers(value: Any, path: str = "value") -> Iterator[tuple[str, float]]:
 
 def _get(record: Any, name: str) -> Any:
     """The value under a key, or under a path of keys with dots; None if there is none."""
-    if isinstance(record, dict) and name in record:
-        return record[name]
-    first, dot, rest = name.partition(".")
-    return (
-        _get(record[first], rest) if dot and isinstance(record, dict) and first in record else None
-    )
+    if not isinstance(record, dict):
+        return None
+    first, _, rest = name.partition(".")
+    return record[name] if name in record else _get(record.get(first), rest)
 
 
 def _outside(row: Row, wanted: Range) -> Problem | None:
@@ -175,12 +166,9 @@ class Recomputation:
     """Keys that are not compared at any depth, such as times."""
 
     def check(self, stage: StageSpec, rows: list[Row]) -> tuple[int, list[Problem]]:
-        """Recompute results; return how many, and a problem for each that differs.
+        """Recompute results one by one, recording nothing; return how many, and those that differ.
 
-        Nothing is recorded. The items run one by one, each in a call of its own.
-
-        Raises:
-            WorkloadError: the stage's code cannot be loaded.
+        Raises WorkloadError if the stage's code cannot be loaded.
         """
         done = [row for row in rows if row["state"] == "done"]
         drawn = random.Random(0).sample(done, min(self.count, len(done)))
@@ -220,9 +208,6 @@ class Recomputation:
             yield f"{path} was {json.dumps(before)}, is {json.dumps(now)}"
 
     def _same(self, before: Any, now: Any) -> bool:
-        numbers = all(
-            isinstance(one, int | float) and not isinstance(one, bool) for one in (before, now)
-        )
-        if numbers:
+        if {type(before), type(now)} <= {int, float}:
             return math.isclose(before, now, rel_tol=self.tolerance, abs_tol=self.tolerance)
         return type(before) is type(now) and bool(before == now)

@@ -42,13 +42,10 @@ def create_name(path: Path, target: str, *, twin: Path | None = None) -> str:
     the name, and all of them get the winner's target. The caller won iff the returned target is its
     own. If targets name their creator, a reply that is lost on the network does no harm.
 
-    Args:
-        twin: a symlink with this target that the caller created before. If possible, ``path``
-            becomes a hard link to it, which costs a fraction of a new inode. Use it only on
-            filesystems of this kernel, because link(2) sometimes fails on others.
-
-    Raises:
-        FileNotFoundError: the filesystem reports the name as taken, but it stays invisible.
+    ``twin`` is a symlink with this target that the caller created before. If possible, ``path``
+    becomes a hard link to it, which costs a fraction of a new inode. Use it only on filesystems of
+    this kernel, because link(2) sometimes fails on others. Raises FileNotFoundError if the
+    filesystem reports the name as taken, but it stays invisible.
     """
     for _ in range(_TRIES):
         try:
@@ -66,8 +63,7 @@ def create_name(path: Path, target: str, *, twin: Path | None = None) -> str:
 def _linked(twin: Path, path: Path) -> bool:
     """Hard-link the symlink ``twin`` as ``path``; False if that is not possible.
 
-    Raises:
-        FileExistsError: the name is taken.
+    Raises FileExistsError if the name is taken.
     """
     try:
         os.link(twin, path, follow_symlinks=False)
@@ -80,11 +76,7 @@ def _linked(twin: Path, path: Path) -> bool:
 
 
 def read_name(path: Path, *, tries: int = 50) -> str:
-    """Return the target of a symlink that is known to exist.
-
-    Raises:
-        FileNotFoundError: the symlink stays invisible.
-    """
+    """Return the target of a symlink that exists; FileNotFoundError if it stays invisible."""
     import time
 
     for _ in range(tries):
@@ -125,11 +117,7 @@ def show_names(path: Path) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``, continuing after short writes.
-
-    Raises:
-        OSError: an unknown part of the data is in the file.
-    """
+    """Write all of ``data``, continuing after short writes; after an OSError a part is written."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -145,10 +133,8 @@ def remove_tree(path: Path) -> None:
 def write_new(path: Path, chunks: Iterable[bytes]) -> None:
     """Create an immutable file; its contents and its name are on disk when this returns.
 
-    No reader may know the name before. On an error no file is left.
-
-    Raises:
-        FileExistsError: the name is taken.
+    No reader may know the name before. On an error no file is left. Raises FileExistsError: the
+    name is taken.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -208,19 +194,14 @@ def _replacing(path: Path) -> Iterator[int]:
 def publish_directory(staging: Path, final: Path) -> None:
     """Rename a complete directory to its final name, which is on disk when this returns.
 
-    Raises:
-        OSError: ``final`` is a file or a directory that is not empty; nothing is changed.
+    Raises OSError: ``final`` is a file or a directory that is not empty; nothing is changed.
     """
     staging.rename(final)
     sync_directory(final.parent)
 
 
 def move_file(path: Path, to: Path) -> None:
-    """Rename a file within one filesystem; both directories are synced when this returns.
-
-    Raises:
-        FileExistsError: the new name is taken.
-    """
+    """Rename a file and sync both directories; FileExistsError if the new name is taken."""
     if to.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to))
     path.rename(to)
@@ -273,9 +254,7 @@ def rewrite(fd: int, data: bytes, *, sync: bool = False) -> None:
 
     ``data`` is one line of a fixed length, and only one process may write at a time. Readers use
     the first line, which always exists. It may be a mix of two rewrites, so it needs a checksum.
-
-    Raises:
-        OSError: none, some or all of the data was written.
+    Raises OSError: none, some or all of the data was written.
     """
     # An fstat would make an NFS client send earlier writes to the server.
     more = os.lseek(fd, 0, os.SEEK_END) - len(data) + 1
@@ -301,8 +280,7 @@ def open_or_create(path: Path | str, flags: int) -> int:
 def list_names(path: Path) -> list[str]:
     """Names in a directory; none if it does not exist. May be a minute old on NFS.
 
-    Raises:
-        RunError: a file is in the place of the directory.
+    Raises RunError if a file is in the place of the directory.
     """
     try:
         return os.listdir(path)
@@ -313,7 +291,6 @@ def list_names(path: Path) -> list[str]:
 
 
 def misplaced(error: NotADirectoryError) -> RunError:
-    """The error for a file that is in the place of a run's directory."""
     from pathlib import Path
 
     named = Path(str(error.filename2 or error.filename))
@@ -351,11 +328,7 @@ def filesystem_of(path: Path) -> str:
 
 
 def symlink_refusal(directory: Path) -> str:
-    """Why symlinks cannot be created in ``directory``; "" if they can.
-
-    Raises:
-        OSError: the answer is unknown for now, for example because the disk is full.
-    """
+    """Why symlinks cannot be created in ``directory``; "" if they can, OSError if unknown."""
     probe = directory / f".probe-{os.urandom(8).hex()}"
     try:
         os.symlink("probe", probe)

@@ -79,8 +79,7 @@ class JournalWriter:
     def sync(self) -> None:
         """Commit everything appended so far.
 
-        Raises:
-            OSError: treat unsynced bytes as lost; a second call that succeeds proves nothing.
+        Raises OSError: treat unsynced bytes as lost; a second call that succeeds proves nothing.
         """
         if self.dirty:
             os.fdatasync(self._fd)
@@ -118,9 +117,7 @@ class UnitRun:
 class JournalReader:
     """Reads a journal as it grows, from any process; takes no lock and never writes.
 
-    Args:
-        path: path of the journal.
-        fd: an open descriptor of the journal; without one, each :meth:`poll` opens it.
+    ``fd`` is an open descriptor of the journal; without one, each :meth:`poll` opens it.
     """
 
     def __init__(self, path: Path, fd: int | None = None) -> None:
@@ -138,23 +135,13 @@ class JournalReader:
         return self._offset + self.torn_bytes
 
     def open(self) -> int:
-        """Open the journal for reading; return the descriptor.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
         return os.open(self.path, os.O_RDONLY)
 
     def poll(self, open_file: Callable[[], int] | None = None) -> Iterator[Line | UnitRun]:
         """Yield lines and unit runs added since the last call, in order; a torn last line waits.
 
-        If the caller fails to handle one of them, the next call yields it again.
-
-        Args:
-            open_file: replaces :meth:`open`, for callers that limit how long opening may take.
-
-        Raises:
-            OSError: the journal cannot be read now.
+        If the caller fails to handle one of them, the next call yields it again. ``open_file``
+        replaces :meth:`open`, for callers that limit how long opening may take.
         """
         try:
             fd = (open_file or self.open)() if self._fd is None else self._fd

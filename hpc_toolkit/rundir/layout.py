@@ -32,7 +32,6 @@ class StagePaths:
         self.head = root / "head"
 
     def entry(self, number: int) -> Path:
-        """Path of log entry ``number``, counted from 1."""
         return self.log / f"{number:06d}"
 
     def make(self) -> None:
@@ -81,7 +80,6 @@ class RunPaths:
         return self.logs / f"monitor-{host.replace('/', '-')}-{pid}.jsonl"
 
     def make(self, stages: list[str]) -> None:
-        """Create the directories of a run below an existing, empty root."""
         for path in (self.workers, self.journals, self.logs, self.control, self.bandit):
             path.mkdir()
         for name in stages:
@@ -120,11 +118,7 @@ class StageSpec:
     """Pause when more items than this failed: a count, or ``N%`` of all; None: the default rule."""
 
     def __post_init__(self) -> None:
-        """Reject a name that is not valid as a directory of the run.
-
-        Raises:
-            ValueError: the name is not valid.
-        """
+        """Raise ValueError for a name that is not valid as a directory of the run."""
         if not _STAGE_NAME.fullmatch(self.name):
             message = f"{self.name!r} is not a valid stage name: use letters, digits, '_' and '-'"
             raise ValueError(message)
@@ -175,20 +169,14 @@ def _stage_record(stage: StageSpec) -> dict[str, Any]:
 
 
 def read_manifest(root: Path) -> Manifest:
-    """Read ``root/run.json``.
-
-    Raises:
-        RunError: ``root`` is not a run, or run.json is unreadable, damaged or too new.
-    """
+    """Read ``root/run.json``; RunError if it is missing, unreadable, damaged or too new."""
     path = root / "run.json"
     try:
         data = read_fresh(path)
     except NotADirectoryError as error:
         message = f"{root} is not a run but a file"
-        hint = f"name the run's directory: {root.parent}"
-        if root.name != "run.json":
-            hint = "name the run's directory; -o names a file that is written"
-        raise RunError(message, hint=hint) from error
+        end = f": {root.parent}" if root.name == "run.json" else "; -o names a file that is written"
+        raise RunError(message, hint=f"name the run's directory{end}") from error
     except OSError as error:
         message = f"{path}: {error.strerror}"
         if error.errno not in UNREACHABLE:
@@ -209,9 +197,8 @@ def read_manifest(root: Path) -> Manifest:
         return parse_manifest(record)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{path} is damaged: {type(error).__name__}: {error}"
-        raise RunError(
-            message, hint="restore it from a backup; nothing else can replace it"
-        ) from error
+        hint = "restore it from a backup; nothing else can replace it"
+        raise RunError(message, hint=hint) from error
 
 
 def _expect(value: Any, *kinds: type | None) -> Any:
@@ -224,8 +211,7 @@ def _expect(value: Any, *kinds: type | None) -> Any:
 def parse_manifest(record: dict[str, Any]) -> Manifest:
     """Build a manifest from the JSON object in run.json.
 
-    Raises:
-        KeyError, TypeError, AttributeError, ValueError: the object is not a manifest.
+    Raises KeyError, TypeError, AttributeError, ValueError: the object is not a manifest.
     """
     stages = tuple(
         StageSpec(
@@ -252,10 +238,9 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
 
 
 def check_trust(root: Path) -> str:
-    """Reject a run whose workload another user could have set; return a warning or "".
+    """Reject a run that everybody can write to, or that neither this user nor root owns.
 
-    Raises:
-        RunError: everybody can write to the run, or its owner is neither this user nor root.
+    Another user could have set its workload. Returns a warning or "".
     """
     for path in (root, root / "run.json"):
         info = path.stat()
@@ -264,20 +249,15 @@ def check_trust(root: Path) -> str:
             raise RunError(message, hint=f"chmod o-w {str(path)!r}")
         if info.st_uid not in (0, os.getuid()):
             message = f"{path} belongs to user {info.st_uid}, and a run names code that is executed"
-            raise RunError(
-                message, hint="make a run of your own, or ask its owner to start the work"
-            )
+            hint = "make a run of your own, or ask its owner to start the work"
+            raise RunError(message, hint=hint)
     if root.stat().st_mode & stat.S_IWGRP:
         return f"{root} is writable by its group, whose members can change the code that it names"
     return ""
 
 
 def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
-    """The run for a command: the argument, else $HPCTK_RUN, else the only run below ./runs.
-
-    Raises:
-        ConfigError: neither is given, and ./runs does not have exactly one run.
-    """
+    """The run for a command: the argument, else $HPCTK_RUN, else the only run below ./runs."""
     named = given or (os.environ if environ is None else environ).get("HPCTK_RUN")
     if named:
         return Path(named)
@@ -290,5 +270,4 @@ def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
 
 
 def all_runs() -> list[Path]:
-    """The runs below ./runs, by name."""
     return sorted(path.parent for path in Path("runs").glob("*/run.json"))

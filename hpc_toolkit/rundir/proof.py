@@ -22,19 +22,13 @@ _MAX_LEAST_LEASE_S = 3600.0
 def write_proof(path: Path, record: dict[str, Any]) -> None:
     """Store the result of an examination; a reader sees the old record or the new one.
 
-    Args:
-        path: path of the record.
-        record: has ``sides`` as :meth:`hpc_toolkit.doctor.sides.Side.to_json` returns them, and
-            ``locks_proven``.
-
-    Raises:
-        OSError: the record could not be written; an older record stays.
+    ``record`` has ``sides`` as :meth:`hpc_toolkit.doctor.sides.Side.to_json` returns them, and
+    ``locks_proven``. After an OSError an older record stays.
     """
     files.replace_file(path, [json.dumps({"format": _FORMAT, **record}, indent=2).encode() + b"\n"])
 
 
 def read_proof(path: Path) -> dict[str, Any] | None:
-    """Read the record; None if there is no readable record."""
     try:
         record = json.loads(files.read_fresh(path))
     except (OSError, RecursionError, ValueError):

@@ -35,11 +35,7 @@ class Shares:
     """Bytes that each process of the worker's executor may allocate."""
 
     def __post_init__(self) -> None:
-        """Reject invalid shares.
-
-        Raises:
-            ConfigError: names the option.
-        """
+        """Reject invalid shares. Raises ConfigError: names the option."""
         if self.cpus is not None and self.cpus < 1:
             message = f"--cpus-per-worker must be at least 1, got {self.cpus}"
             raise ConfigError(message, hint="leave it out to bind no CPUs")
@@ -52,7 +48,6 @@ class Shares:
             raise ConfigError(message, hint="such as --memory-per-worker 4G")
 
     def __bool__(self) -> bool:
-        """Whether any share was requested."""
         return (self.cpus, self.gpus, self.memory_bytes) != (None, None, None)
 
     @property
@@ -67,18 +62,10 @@ class Shares:
         return max(1, gpus * self.sharing // max(1, int(self.gpus or 1)))
 
     def to_options(self) -> list[str]:
-        """These shares as options of 'hpctk work'."""
-        named = {
-            "--cpus-per-worker": self.cpus,
-            "--gpus-per-worker": self.gpus,
-            "--memory-per-worker": self.memory_bytes and f"{self.memory_bytes}B",
-        }
-        return [
-            word
-            for name, value in named.items()
-            if value is not None
-            for word in (name, str(value))
-        ]
+        size = self.memory_bytes and f"{self.memory_bytes}B"
+        named = {"cpus": self.cpus, "gpus": self.gpus, "memory": size}
+        given = [(name, str(one)) for name, one in named.items() if one is not None]
+        return [word for name, one in given for word in (f"--{name}-per-worker", one)]
 
 
 def _is_share(gpus: float) -> bool:
@@ -99,7 +86,6 @@ class Place:
     """Bytes that each process of its executor may allocate; None: hpctk sets no limit."""
 
     def __str__(self) -> str:
-        """Describe the resources for people."""
         parts = []
         if self.cpus:
             named = "NUMA node " if len(self.nodes) == 1 else "NUMA nodes "
@@ -158,10 +144,8 @@ def place_workers(machine: Machine, shares: Shares, workers: int) -> list[Place]
     """Assign resources to each worker; no CPU is assigned twice.
 
     A worker's CPUs come from one NUMA node if any node has enough left: the node of its GPU if
-    possible, else the node with the most CPUs left.
-
-    Raises:
-        ConfigError: the workers need more than this process may use of the machine.
+    possible, else the node with the most CPUs left. Raises ConfigError: the workers need more than
+    this process may use of the machine.
     """
     _refuse_cpus(machine, shares, workers)
     _refuse_memory(machine, shares, workers)
@@ -199,10 +183,8 @@ def _refuse_cpus(machine: Machine, shares: Shares, workers: int) -> None:
     needed = workers * shares.cpus
     granted = min(machine.cpus, machine.cpu_quota or math.inf)
     if needed > granted:
-        message = (
-            f"{workers} workers x --cpus-per-worker {shares.cpus} = {needed} CPUs, "
-            f"and this process may use {granted:g}"
-        )
+        wanted = f"{workers} workers x --cpus-per-worker {shares.cpus} = {needed} CPUs"
+        message = f"{wanted}, and this process may use {granted:g}"
         fit = int(granted // shares.cpus)
         hint = f"--workers {fit}" if fit else f"--cpus-per-worker {max(1, int(granted))}"
         raise ConfigError(message, hint=hint)
@@ -216,17 +198,12 @@ def _refuse_memory(machine: Machine, shares: Shares, workers: int) -> None:
         message = f"{workers} workers x --memory-per-worker {each}: there are {all_of_it}"
         fit = machine.memory_bytes // shares.memory_bytes
         mib = machine.memory_bytes // workers // 2**20
-        raise ConfigError(
-            message, hint=f"--workers {fit}" if fit else f"--memory-per-worker {mib}M"
-        )
+        hint = f"--workers {fit}" if fit else f"--memory-per-worker {mib}M"
+        raise ConfigError(message, hint=hint)
 
 
 def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tuple[str, ...] | None:
-    """The GPUs of one worker.
-
-    Raises:
-        ConfigError: there are too few GPUs for all workers.
-    """
+    """The GPUs of one worker. Raises ConfigError: there are too few GPUs for all workers."""
     each = shares.gpus
     if each is None:
         return None
@@ -234,21 +211,15 @@ def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tup
         return ()
     needed = -(-workers // shares.sharing) * max(1, int(each))
     if needed > len(machine.gpus):
-        message = (
-            f"{workers} workers x --gpus-per-worker {each:g} need {needed} GPUs, "
-            f"and this process sees {len(machine.gpus)}"
-        )
+        wanted = f"{workers} workers x --gpus-per-worker {each:g} need {needed} GPUs"
+        message = f"{wanted}, and this process sees {len(machine.gpus)}"
         raise ConfigError(message, hint="start fewer workers, or let some share a GPU: 0.5")
     first = worker // shares.sharing * max(1, int(each))
     return machine.gpus[first : first + max(1, int(each))]
 
 
 def bind(place: Place) -> None:
-    """Bind this process to its CPUs; its children inherit the binding.
-
-    The kernel takes memory from the node of the CPU that first touches it, while that node has
-    memory left. Memory of other nodes is not forbidden.
-    """
+    """Bind this process to its CPUs; its children inherit the binding. Memory is not bound."""
     if place.cpus:
         os.sched_setaffinity(0, place.cpus)
 
@@ -256,9 +227,8 @@ def bind(place: Place) -> None:
 def limit_memory(environ: Mapping[str, str] = os.environ) -> None:
     """Limit what this process, and each child separately, may allocate to the worker's share.
 
-    The limit (RLIMIT_DATA, getrlimit(2)) counts private writable memory, touched or not; it does
-    not count resident memory. An allocation beyond it fails: Python raises MemoryError.
-    The address space is not limited, because CUDA reserves more than any machine has.
+    RLIMIT_DATA (getrlimit(2)) counts private writable memory, touched or not. The address space is
+    not limited, because CUDA reserves more than any machine has.
     """
     limit = environ.get(MEMORY, "")
     if limit.isdigit():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.system.ranks import task_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
@@ -85,10 +85,9 @@ class _Memory(ctypes.Structure):
 def ask_driver(library: str = _NVML) -> dict[str, Any] | None:
     """Query the driver; None if there is no driver. May never return.
 
-    Returns:
-        Only ``error`` if the driver does not work. Otherwise ``driver``, its version; ``cuda``, the
-        newest CUDA that it runs, as 1000 * major + 10 * minor; and ``gpus``, each with ``name``,
-        ``total`` and ``free`` bytes, or with ``error``. All values can be encoded as JSON.
+    Returns only ``error`` if the driver does not work. Otherwise ``driver``, its version; ``cuda``,
+    the newest CUDA that it runs, as 1000 * major + 10 * minor; and ``gpus``, each with ``name``,
+    ``total`` and ``free`` bytes, or with ``error``. All values can be encoded as JSON.
     """
     try:
         nvml = ctypes.CDLL(library)
@@ -144,17 +143,16 @@ class GpuReader:
 
     def facts(self) -> list[dict[str, Any]]:
         """Return each GPU's constants: index, name, UUID, memory in bytes, power limit in watts."""
-        return [self._facts(index, handle) for index, handle in enumerate(self._handles)]
-
-    def _facts(self, index: int, handle: Any) -> dict[str, Any]:
-        nvml = self._nvml
-        return {
-            "index": index,
-            "name": self._ask(lambda: _text(nvml.nvmlDeviceGetName(handle))),
-            "uuid": self._ask(lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
-            "memory_bytes": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            "power_limit_w": self._ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
-        }
+        return [
+            {
+                "index": index,
+                "name": _text(self._ask("nvmlDeviceGetName", handle)),
+                "uuid": _text(self._ask("nvmlDeviceGetUUID", handle)),
+                "memory_bytes": self._memory(handle, "total"),
+                "power_limit_w": _watts(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
+            }
+            for index, handle in enumerate(self._handles)
+        ]
 
     def read(self) -> list[dict[str, Any]]:
         """Return the current state of each GPU; None for a value that it does not report.
@@ -165,32 +163,36 @@ class GpuReader:
         return [self._read(index, handle) for index, handle in enumerate(self._handles)]
 
     def _read(self, index: int, handle: Any) -> dict[str, Any]:
-        nvml = self._nvml
-        rates = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        sensor = self._nvml.NVML_TEMPERATURE_GPU
         return {
             "index": index,
-            "busy_percent": None if rates is None else rates.gpu,
-            "memory_busy_percent": None if rates is None else rates.memory,
-            "memory_used_bytes": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
-            "power_w": self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-            "temperature_c": self._ask(
-                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-            ),
+            "busy_percent": getattr(rates, "gpu", None),
+            "memory_busy_percent": getattr(rates, "memory", None),
+            "memory_used_bytes": self._memory(handle, "used"),
+            "power_w": _watts(self._ask("nvmlDeviceGetPowerUsage", handle)),
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", handle, sensor),
         }
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
+    def _memory(self, handle: Any, part: str) -> int | None:
+        return getattr(self._ask("nvmlDeviceGetMemoryInfo", handle), part, None)
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
         """Return the answer; None if the GPU does not have it, or is lost."""
         try:
-            return question()
+            return getattr(self._nvml, question)(*arguments)
         except self._nvml.NVMLError:
             return None
 
     def close(self) -> None:
-        """Shut down NVML."""
         if not self.absent:
-            self._ask(self._nvml.nvmlShutdown)
+            self._ask("nvmlShutdown")
 
 
-def _text(name: Any) -> str:
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _text(name: Any) -> str | None:
     """Decode a name, which older versions of pynvml return as bytes."""
-    return name.decode() if isinstance(name, bytes) else str(name)
+    return name.decode() if isinstance(name, bytes) else name

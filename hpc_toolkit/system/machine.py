@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MIB = 2**20
-_V1_LIMITS = {"memory": "memory.limit_in_bytes", "cpu": "cpu.cfs_quota_us"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,6 @@ class Machine:
 
     @property
     def cpus(self) -> int:
-        """Number of CPUs that may be used."""
         return sum(map(len, self.nodes.values()))
 
 
@@ -116,9 +114,8 @@ def _group_limits(root: Path) -> tuple[float | None, int | None]:
             quota, _, period = _read(path / "cpu.max").strip().partition(" ")
             limit = _read(path / "memory.max").strip()
         else:
-            quota = _read(path / "cpu.cfs_quota_us").strip()
-            period = _read(path / "cpu.cfs_period_us").strip()
-            limit = _read(path / "memory.limit_in_bytes").strip()
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes")
+            quota, period, limit = (_read(path / name).strip() for name in names)
         if quota.isdigit() and period.isdigit():
             cpus.append(int(quota) / int(period))
         if limit.isdigit():
@@ -130,7 +127,7 @@ def _groups(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield (controller, path) of this process's control groups and ancestors; "" for version 2."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, names, name = line.split(":", 2)
-        kinds = [""] if not names else [kind for kind in names.split(",") if kind in _V1_LIMITS]
+        kinds = [kind for kind in names.split(",") if kind in ("", "memory", "cpu")]
         for kind in kinds:
             top = root / "sys/fs/cgroup" / kind
             path = top / name.lstrip("/")

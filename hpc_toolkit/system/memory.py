@@ -37,11 +37,9 @@ class Shrinking:
     ) -> BaseException | None:
         """Return the failure to report, or None to run the items again with less memory.
 
-        Args:
-            error: the exception that ended the items.
-            context: the loaded context; None while it was being loaded.
-            items: at least one item; all were taken and none has a result.
-            index: position of the first item in the unit run; each position has its own tries.
+        ``error`` ended the ``items``, which were taken and have no result. ``context`` is None
+        while it was being loaded. ``index`` is the position of the first item in the unit run; each
+        position has its own tries.
         """
         if index != self._index:
             self._index, self._tries = index, 0

@@ -33,7 +33,6 @@ class Mount:
 
     @property
     def locks_are_local(self) -> bool:
-        """Whether the mount options say that locks do not reach other hosts."""
         return not LOCAL_LOCKS.isdisjoint(self.options)
 
 
@@ -53,7 +52,6 @@ def mount_of(directory: Path) -> Mount:
 
 
 def parse_mount(line: str) -> Mount:
-    """Parse one line of mountinfo."""
     left, _, right = line.partition(" - ")
     fields = left.split()
     kind, source, options = [*right.split(), ""][:3]

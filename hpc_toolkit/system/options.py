@@ -41,7 +41,6 @@ class Option(NamedTuple):
 
     @property
     def spelling(self) -> str:
-        """Its long spelling."""
         return spelled(self.name)
 
 
@@ -50,7 +49,6 @@ Panels = dict[str, tuple[Option, ...]]
 
 
 def flag(name: str, help_text: str, *, short: str = "", hidden: bool = False) -> Option:
-    """An option without a value."""
     return Option(name, help_text, "", short=short, hidden=hidden)
 
 
@@ -65,7 +63,6 @@ def spelled(name: str) -> str:
 
 
 def by_name(panels: Panels) -> dict[str, Option]:
-    """All options by parameter name."""
     return {one.name.partition("/")[0]: one for group in panels.values() for one in group}
 
 

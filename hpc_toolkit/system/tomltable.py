@@ -8,16 +8,14 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.system.quantities import HOUR_S, parse_duration, parse_size_mib
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-Key = tuple[str, "Callable[[Any, str], Any]"]
+Key = tuple[str, Callable[[Any, str], Any]]
 """The field that a key sets, and the converter of the value."""
 
 MAX_COUNT = 2**20
@@ -57,7 +55,6 @@ def problems(table: dict[str, Any], keys: dict[str, Key], file: str) -> list[Hpc
 
 
 def wrong(where: str, value: object, wanted: str) -> ConfigError:
-    """The error for a value that is not ``wanted``."""
     try:
         shown = repr(value)
     except ValueError:
@@ -67,56 +64,52 @@ def wrong(where: str, value: object, wanted: str) -> ConfigError:
     return ConfigError(f"{where}: {shown} is not {wanted}", hint=f"write {wanted}")
 
 
-def text(value: object, where: str) -> str:
-    """One printable line."""
-    if isinstance(value, str) and value.isprintable():
-        return value
-    raise wrong(where, value, "one line of text")
+def kept(is_good: Callable[[Any], bool], wanted: str) -> Callable[[Any, str], Any]:
+    """A converter that keeps the values that are ``wanted``, as messages call them."""
+
+    def keep(value: Any, where: str) -> Any:
+        if is_good(value):
+            return value
+        raise wrong(where, value, wanted)
+
+    return keep
 
 
-def word(value: object, where: str) -> str:
-    """A short name that is safe in a path, an option and a shell."""
-    if isinstance(value, str) and _WORD.fullmatch(value):
-        return value
-    raise wrong(where, value, "a name of letters, digits, '_', '.' and '-'")
+def number_from(
+    low: float, high: float, wanted: str, *, whole: bool = False
+) -> Callable[[Any, str], Any]:
+    """A converter for a number of this range, which ``wanted`` describes to users."""
+    # type() instead of isinstance(), which would accept true as a number.
+    kinds = (int,) if whole else (int, float)
+    return kept(lambda value: type(value) in kinds and low <= value <= high, wanted)
 
 
-def path(value: object, where: str) -> str:
-    """An absolute path on one line."""
-    if isinstance(value, str) and value.isprintable() and value.startswith("/"):
-        return value
-    raise wrong(where, value, "an absolute path")
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+Texts = Callable[[Any, str], str]
+
+text: Texts = kept(_is_line, "one line of text")
+word: Texts = kept(
+    lambda value: isinstance(value, str) and bool(_WORD.fullmatch(value)),
+    "a name of letters, digits, '_', '.' and '-'",
+)
+"""A short name that is safe in a path, an option and a shell."""
+path: Texts = kept(lambda value: _is_line(value) and value.startswith("/"), "an absolute path")
+flag: Callable[[Any, str], bool] = kept(lambda one: isinstance(one, bool), "true or false")
+count: Callable[[Any, str], int] = number_from(
+    1, MAX_COUNT, f"a whole number from 1 to {MAX_COUNT}", whole=True
+)
+count_or_zero: Callable[[Any, str], int] = number_from(
+    0, MAX_COUNT, f"a whole number from 0 to {MAX_COUNT}", whole=True
+)
 
 
 def date(value: object, where: str) -> str:
-    """A TOML date, as ISO 8601 text."""
     if type(value) is dt.date:
         return value.isoformat()
     raise wrong(where, value, "a date such as 2026-01-31, without quotes")
-
-
-def flag(value: object, where: str) -> bool:
-    """A boolean."""
-    if isinstance(value, bool):
-        return value
-    raise wrong(where, value, "true or false")
-
-
-def count(value: object, where: str) -> int:
-    """A whole number from 1 to MAX_COUNT."""
-    return _number(value, 1, where)
-
-
-def count_or_zero(value: object, where: str) -> int:
-    """A whole number from 0 to MAX_COUNT."""
-    return _number(value, 0, where)
-
-
-def _number(value: object, lowest: int, where: str) -> int:
-    # type() instead of isinstance(), which would accept true as a count.
-    if type(value) is int and lowest <= value <= MAX_COUNT:
-        return value
-    raise wrong(where, value, f"a whole number from {lowest} to {MAX_COUNT}")
 
 
 def mem(value: object, where: str) -> int:
@@ -148,7 +141,6 @@ def _duration(value: object, unit_s: int, most: float, units: str, where: str) -
 
 
 def texts(value: object, where: str) -> tuple[str, ...]:
-    """A list of printable lines."""
     if isinstance(value, list):
         return tuple(text(entry, where) for entry in value)
     raise wrong(where, value, "a list of texts")

@@ -15,6 +15,7 @@ from hpc_toolkit.system.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from mmap import mmap
 
 # Messages to the worker: one line each; the first byte is the kind.
 DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a journal line
@@ -33,11 +34,19 @@ _TRACEBACK = 4000
 class Report:
     """Turns the results of one request into messages."""
 
-    def __init__(self, request: dict[str, Any], send: Callable[[bytes, bytes], None]) -> None:
+    def __init__(
+        self,
+        request: dict[str, Any],
+        send: Callable[[bytes, bytes], None],
+        stop: mmap | bytes = b"\0",
+    ) -> None:
+        """``stop``: its first byte becomes 1 when the worker wants no further item to start."""
         unit = json.dumps(f"{request['stage']}/{request['unit']}")
         self._where = f'"unit":{unit},"generation":{request["generation"]},"item":'
         self._positions = request["positions"]
-        self._send = send
+        self._send, self._stop = send, stop
+        self._deadline: float | None = request["deadline"]
+        self._expected_s: float = request["expected_s"]
         self._log_end = _log_size()
         self.index = 0
         """Items reported so far."""
@@ -49,20 +58,26 @@ class Report:
         """Whether the worker must look at the failures in a row before the next item."""
         return self._failures_left <= 0
 
+    @property
+    def over(self) -> bool:
+        """Whether no further item may start: a stop was requested, or it would not end in time."""
+        if self._stop[0] or self._deadline is None:
+            return bool(self._stop[0])
+        return time.monotonic() + self._expected_s > self._deadline
+
     def restart_clock(self) -> None:
         self._since = time.monotonic()
 
-    def result(self, value: Any) -> float:
-        """Report a result; return the seconds that the item took."""
+    def result(self, value: Any) -> None:
         try:
             text = _strict_json(value)
         except (TypeError, ValueError) as error:
-            return self.failure(error)
-        self._failures_left = CONSECUTIVE_FAILURES
-        return self._report(DONE, "done", f'"value":{text}')
+            self.failure(error)
+        else:
+            self._failures_left = CONSECUTIVE_FAILURES
+            self._report(DONE, "done", f'"value":{text}')
 
-    def failure(self, error: BaseException) -> float:
-        """Report why the next item has no result; return the seconds that it took."""
+    def failure(self, error: BaseException) -> None:
         permanent = isinstance(error, PermanentError)
         fields = json.dumps(
             {
@@ -73,13 +88,15 @@ class Report:
             }
         )[1:-1]
         if permanent:
-            return self._report(PERMANENT, "permanent", fields)
-        self._failures_left -= 1
-        return self._report(FAILED, "failed", fields)
+            self._report(PERMANENT, "permanent", fields)
+        else:
+            self._failures_left -= 1
+            self._report(FAILED, "failed", fields)
 
-    def _report(self, kind: bytes, name: str, fields: str) -> float:
+    def _report(self, kind: bytes, name: str, fields: str) -> None:
         now = time.monotonic()
         seconds, self._since = now - self._since, now
+        self._expected_s = max(self._expected_s, seconds)
         logged = self._logged()
         position = self._positions[self.index]
         self.index += 1
@@ -88,7 +105,6 @@ class Report:
             f'{{"type":"{name}",{self._where}{position},"at":{time.time():.3f},'
             f'"seconds":{seconds:.6f}{logged},{fields}'.encode(),
         )
-        return seconds
 
     def _logged(self) -> str:
         """The field with the byte range of the worker's log that this item wrote; "" if none."""
@@ -108,11 +124,7 @@ def _message(error: BaseException) -> str:
 
 
 def _strict_json(value: Any) -> str:
-    """Encode a result as strict JSON.
-
-    Raises:
-        TypeError, ValueError: names the path of the value that is not JSON.
-    """
+    """Encode a result as strict JSON; an error names the path of the value that is not JSON."""
     if type(value) is not dict:
         message = f"a result must be a dict, not {type(value).__name__}"
         raise TypeError(message)
@@ -126,7 +138,6 @@ def _strict_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a numpy or torch scalar to a Python scalar."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     message = f"{type(value).__name__} is not JSON"
@@ -139,12 +150,10 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plai
 def _find_problem(value: Any, path: str) -> str | None:
     """Describe the first part of a value that is not JSON; None if all of it is."""
     if isinstance(value, dict | list | tuple):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        places = (
-            (inner, f"{path}.{key}" if isinstance(value, dict) else f"{path}[{key}]")
-            for key, inner in pairs
-        )
-        return next(filter(None, (_find_problem(inner, where) for inner, where in places)), None)
+        pairs = [(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
+        if isinstance(value, dict):
+            pairs = [(inner, f"{path}.{key}") for key, inner in value.items()]
+        return next(filter(None, (_find_problem(*pair) for pair in pairs)), None)
     if isinstance(value, float) or getattr(value, "ndim", None) == 0:
         number = float(value)
         return None if math.isfinite(number) else f"{path} is {number}, which JSON does not have"

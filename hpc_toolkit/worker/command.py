@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _TAIL = 2000
-_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS_APART_S = 2.0
 """Seconds until all processes of a step have a signal: Slurm signals one after the other."""
 
 
-# What opens and what closes a shell context in which a quoted value is not one word.
+# Opens or closes a shell context in which a quoted value is not one word.
 _OPENING = re.compile(r"""\\.?|['"`]|\(\(|<<<|<<|\$$|(?:^|(?<=\s))\#""", re.DOTALL)
 _CLOSING = {
     "'": re.compile("'"),
@@ -56,9 +56,8 @@ _CONTEXTS = {
 def placeholders(command: str) -> list[str]:
     """The item keys that a command uses.
 
-    Raises:
-        WorkloadError: a placeholder is not a plain ``{key}``, or is in a context where the shell
-            would not read its quoted value as one word and might execute it.
+    Raises WorkloadError: a placeholder is not a plain ``{key}``, or is in a context where the shell
+    would not read its quoted value as one word and might execute it.
     """
     keys: list[str] = []
     context = ""
@@ -86,11 +85,7 @@ def placeholders(command: str) -> list[str]:
 
 
 def check_placeholders(items: list[dict[str, Any]], command: str | None) -> None:
-    """Refuse items that lack a key that the command needs.
-
-    Raises:
-        ItemsError: names the first item, counted from 0, and the key.
-    """
+    """Raise an ItemsError that names an item, from 0, without a key that the command needs."""
     keys = placeholders(command) if command is not None else []
     for number, item in enumerate(items):
         for key in keys:
@@ -112,11 +107,7 @@ def _context_after(text: str, context: str) -> str:
 
 
 def fill(command: str, item: dict[str, Any]) -> str:
-    """Fill in the command for one item; every value becomes exactly one shell word.
-
-    Raises:
-        PermanentError: the item lacks a key.
-    """
+    """Fill in the command; each value becomes one shell word. PermanentError for a missing key."""
     parts = []
     for text, key, _, _ in string.Formatter().parse(command):
         parts.append(text)
@@ -188,7 +179,7 @@ class CommandWorkload:
         number = -code if code < 0 else code - 128
         if number <= 0:
             return False
-        end = time.monotonic() + (_SIGNALS_APART_S if number in _ASKED_TO_END else 0)
+        end = time.monotonic() + (_SIGNALS_APART_S if number in _STOP_SIGNALS else 0)
         while not self._asked_to_stop and time.monotonic() < end:
             time.sleep(0.01)
         return self._asked_to_stop

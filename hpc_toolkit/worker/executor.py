@@ -16,9 +16,9 @@ import random
 import select
 import signal
 import sys
-import time
 import traceback
 from contextlib import suppress
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.worker.command import CommandWorkload
     from hpc_toolkit.worker.loading import Workload
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Executor:
@@ -59,11 +61,7 @@ class Executor:
         self.ended = os.pidfd_open(self.pid)
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
-        """Send a request; ``lines`` are its items as JSON.
-
-        Raises:
-            BrokenPipeError: the child is gone.
-        """
+        """Send a request with its items as JSON lines; BrokenPipeError if the child is gone."""
         self._stop[0] = 0
         # One array: parsing many short texts one by one takes six times as long.
         body = b"[%s]" % b",".join(lines)
@@ -122,7 +120,7 @@ def _take_signals() -> None:
     signal.set_wakeup_fd(-1)
     # Slurm signals every process of a step, and the worker decides what follows. Handlers are
     # used because commands would inherit SIG_IGN.
-    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for sig in STOP_SIGNALS:
         signal.signal(sig, _note_signal)
 
 
@@ -139,7 +137,7 @@ def _leave_guard() -> None:
         return
     # A grandchild: user code that waits for all of its children must not wait for the guard.
     if os.fork() == 0:
-        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for sig in STOP_SIGNALS:
             signal.signal(sig, signal.SIG_IGN)
         os.dup2(executor, 3)
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))
@@ -187,44 +185,12 @@ def _text_stream(fd: int) -> TextIO:
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
 
 
-class _Feed:
-    """Hands out the items of a request one at a time, until a stop is requested."""
-
-    def __init__(self, items: list[dict[str, Any]], pace: _Pace) -> None:
-        self._items = items
-        self._pace = pace
-        self.taken = 0
-
-    def __iter__(self) -> _Feed:
-        return self
-
-    def __next__(self) -> dict[str, Any]:
-        if self.taken == len(self._items) or self._pace.over:
-            raise StopIteration
-        self.taken += 1
-        return self._items[self.taken - 1]
-
-
-class _Pace:
-    """Decides whether another item may start: no stop was requested and it would end in time."""
-
-    def __init__(self, stop: mmap.mmap, deadline: float | None, expected_s: float) -> None:
-        self._stop = stop
-        self._deadline = deadline
-        self._expected_s = expected_s
-
-    def took(self, seconds: float) -> None:
-        self._expected_s = max(self._expected_s, seconds)
-
-    @property
-    def over(self) -> bool:
-        if self._stop[0]:
-            return True
-        return self._deadline is not None and time.monotonic() + self._expected_s > self._deadline
-
-
 class _Child:
     """The executor's own side of the pipes."""
+
+    _workload: Workload
+    _items: list[dict[str, Any]]
+    _report: Report
 
     def __init__(
         self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
@@ -237,39 +203,45 @@ class _Child:
         self._loaded: tuple[str, str] | None = None
         self._context: Any = None
         self._prefetch = Prefetch()
+        self._taken = 0
+        """Items that the running call of the workload has taken."""
 
     def serve(self) -> None:
         while header := self._requests.readline():
             request = json.loads(header)
-            self._run_unit(request, json.loads(self._requests.read(request["size"])))
+            self._items = json.loads(self._requests.read(request["size"]))
+            self._run_unit(self._stages[request["stage"]], request)
 
     def _send(self, kind: bytes, text: bytes = b"") -> None:
         write_all(self._results, b"%s%s\n" % (kind, text))
 
-    def _run_unit(self, request: dict[str, Any], items: list[dict[str, Any]]) -> None:
-        spec = self._stages[request["stage"]]
+    def _run_unit(self, spec: StageSpec, request: dict[str, Any]) -> None:
         try:
-            workload = self._workload(spec)
+            self._workload = self._workload_of(spec)
         except WorkloadError as error:
             self._send(BROKEN, f"{error.message}\t{error.hint}".replace("\n", " ").encode())
             return
-        report = Report(request, self._send)
-        pace = _Pace(self._stop, request["deadline"], request["expected_s"])
+        self._report = report = Report(request, self._send, self._stop)
+        # After the groups of the request comes the one that the worker intends to claim next.
+        following = json.loads(request.get("next_group", "null"))
+        groups = list(_groups(self._items, spec.group_by))
         try:
-            for span in _spans(items, spec.group_by):
-                if pace.over or report.failing:
+            for number, (group, span) in enumerate(groups, 1):
+                if report.over or report.failing:
                     break
+                coming = groups[number][0] if number < len(groups) else following
                 # Before the load, which may be most of a group's work.
-                loads, following = _groups(items, span, spec.group_by, request)
-                self._prefetch.name(workload, following, loads=loads)
-                if self._load(spec, workload, items, report, span):
-                    self._run_span(workload, items, span, report, pace)
-            how = FAILING if report.failing else "stopped" if report.index < len(items) else ""
+                wanted = coming if request.get("prefetch", True) else None
+                self._prefetch.name(self._workload, wanted, loads=group)
+                if self._load(spec, group, span):
+                    self._run_span(span)
+            left = report.index < len(self._items)
+            how = FAILING if report.failing else "stopped" if left else ""
             self._send(END, how.encode())
         except CommandInterruptedError:
             self._send(END, b"interrupted")
 
-    def _workload(self, spec: StageSpec) -> Workload:
+    def _workload_of(self, spec: StageSpec) -> Workload:
         if spec.name not in self._workloads:
             self._send(LOADING)
             workload = load_workload(spec.workload)
@@ -280,40 +252,30 @@ class _Child:
             self._send(PREFETCHES, b"yes" if prefetch_of(workload) else b"")
         return self._workloads[spec.name]
 
-    def _load(
-        self,
-        spec: StageSpec,
-        workload: Workload,
-        items: list[dict[str, Any]],
-        report: Report,
-        span: range,
-    ) -> bool:
-        """Load the context of the span's group; on failure, fail its items and return False."""
-        group = items[span.start][spec.group_by] if spec.group_by is not None else None
+    def _load(self, spec: StageSpec, group: Any, span: range) -> bool:
+        """Load the context of a group; on failure, fail its items and return False."""
         key = (spec.name, json.dumps(group, sort_keys=True))
         if self._loaded == key:
             return True
         self._loaded, self._context = None, None  # free the old one before the new one is loaded
         self._send(LOADING)
-        failure = self._try_load(workload, group, items[span.start : span.stop])
+        failure = self._try_load(group, self._items[span.start : span.stop])
         self._send(LOADED)
-        report.restart_clock()
+        self._report.restart_clock()
         if failure is not None:
-            while report.index < span.stop and not report.failing:
-                report.failure(failure)
+            while self._report.index < span.stop and not self._report.failing:
+                self._report.failure(failure)
             return False
         self._loaded = key
         self._prefetch.open()
         return True
 
-    def _try_load(
-        self, workload: Workload, group: Any, items: list[dict[str, Any]]
-    ) -> BaseException | None:
-        shrinking = Shrinking(workload)
+    def _try_load(self, group: Any, items: list[dict[str, Any]]) -> BaseException | None:
+        shrinking = Shrinking(self._workload)
         while self._context is None:
             failure: BaseException | None = None
             try:
-                self._context = workload.load(group)
+                self._context = self._workload.load(group)
             except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
                 failure = error
             if failure is None:
@@ -325,21 +287,13 @@ class _Child:
             self._context = shrinking.context
         return None
 
-    def _run_span(
-        self,
-        workload: Workload,
-        items: list[dict[str, Any]],
-        span: range,
-        report: Report,
-        pace: _Pace,
-    ) -> None:
-        shrinking = Shrinking(workload)
+    def _run_span(self, span: range) -> None:
+        shrinking, report = Shrinking(self._workload), self._report
         while report.index < span.stop and not report.failing:
-            feed = _Feed(items[report.index : span.stop], pace)
             first = report.index
-            failure = self._follow(workload, feed, span, report, pace)
+            failure = self._follow(span)
             if failure is not None:
-                taken = items[report.index : max(first + feed.taken, report.index + 1)]
+                taken = self._items[report.index : max(first + self._taken, report.index + 1)]
                 failure = shrinking.ask(failure, self._context, taken, report.index)
                 if failure is not None:
                     report.failure(failure)
@@ -347,20 +301,20 @@ class _Child:
                     self._context = shrinking.context
             elif report.index == span.stop or report.failing:
                 return
-            elif report.index < first + feed.taken:
+            elif report.index < first + self._taken:
                 report.failure(RuntimeError("run() yielded fewer results than it took items"))
-            elif pace.over:
+            elif report.over:
                 return
-            elif feed.taken == 0:
+            elif self._taken == 0:
                 report.failure(RuntimeError("run() took no item"))
 
-    def _follow(
-        self, workload: Workload, feed: _Feed, span: range, report: Report, pace: _Pace
-    ) -> BaseException | None:
+    def _follow(self, span: range) -> BaseException | None:
         """Report results until the workload has no more or raises; return the exception."""
+        report = self._report
+        self._taken = 0
         try:
-            for value in workload.run(self._context, feed):
-                pace.took(report.result(value))
+            for value in self._workload.run(self._context, self._feed(report.index, span.stop)):
+                report.result(value)
                 if report.index == span.stop or report.failing:
                     break
         except CommandInterruptedError:
@@ -369,29 +323,21 @@ class _Child:
             return error
         return None
 
-
-def _groups(
-    items: list[dict[str, Any]], span: range, group_by: str | None, request: dict[str, Any]
-) -> tuple[Any, Any]:
-    """The group of a span, and the group to prefetch.
-
-    The group to prefetch is the next span's, else the one that the worker intends to claim next.
-    None: no group, an unknown one, or a prefetch that is not wanted.
-    """
-    if group_by is None:
-        return None, None
-    if not request.get("prefetch", True):
-        return items[span.start][group_by], None
-    if span.stop < len(items):
-        return items[span.start][group_by], items[span.stop][group_by]
-    return items[span.start][group_by], json.loads(request.get("next_group", "null"))
+    def _feed(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
+        """Hand out items one at a time, as long as another one may start."""
+        for item in self._items[start:stop]:
+            if self._report.over:
+                return
+            self._taken += 1
+            yield item
 
 
-def _spans(items: list[dict[str, Any]], group_by: str | None) -> Iterator[range]:
-    """Yield ranges of consecutive items of the same group."""
+def _groups(items: list[dict[str, Any]], group_by: str | None) -> Iterator[tuple[Any, range]]:
+    """Yield each group of consecutive items and their range; None for items without groups."""
     start = 0
-    for index in range(1, len(items) + 1):
-        last = index == len(items)
-        if last or (group_by is not None and items[index][group_by] != items[start][group_by]):
-            yield range(start, index)
-            start = index
+    for group, some in groupby(
+        items, lambda item: item[group_by] if group_by is not None else None
+    ):
+        stop = start + len(list(some))
+        yield group, range(start, stop)
+        start = stop

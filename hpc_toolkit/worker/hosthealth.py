@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,13 +29,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
 
-ENOUGH_AGAIN = 2
-"""Items finished elsewhere that prove a host sick if it was sick within the last day."""
 HOLD_S = 300.0
 """Longest hold in seconds; then the worker goes on until as much has failed again."""
 _MOST = 32
 """Other workers whose journals one reads: if hundreds read all of them, the rest would stall."""
-_RECENT_S = 86400.0
 _STARTING_S = 60.0
 """Workers of one host start within this time; earlier failures on the host do not count."""
 _TWO = 2
@@ -60,74 +58,6 @@ class Key(NamedTuple):
     item: int
 
 
-class Matrix:
-    """What the journals of a view say about hosts and items; as recent as the view."""
-
-    def __init__(self, view: RunView) -> None:
-        self._view = view
-        self._hosts: dict[str, str] = {}
-
-    def host_of(self, worker: str) -> str:
-        """Host on which a worker runs or ran; "" if unknown, which proves nothing."""
-        if worker not in self._hosts:
-            presence = self._view.presence(worker)
-            if presence is None:
-                return ""
-            self._hosts[worker] = presence.host
-        return self._hosts[worker]
-
-    def workers_on(self, host: str) -> set[str]:
-        """Workers of a host that wrote an attempt."""
-        stages = self._view.stages.values()
-        names = {name for stage in stages for name in stage.state.consecutive_failures}
-        return {name for name in names if self.host_of(name) == host}
-
-    def failed_in_a_row(self, workers: Collection[str], since: float) -> dict[Key, int]:
-        """Items, with weights, that failed since the last result of these workers of one host."""
-        failures = [
-            (name, stage.state.consecutive_failures[worker])
-            for name, stage in self._view.stages.items()
-            for worker in workers
-            if worker in stage.state.consecutive_failures
-        ]
-        after = max([since, *(one.done_at for _, one in failures)])
-        found: dict[Key, int] = {}
-        for stage, one in failures:
-            for (unit, item), (at, weight) in one.failed.items():
-                if at >= after:
-                    key = Key(stage, unit, item)
-                    # If two workers of a host tried an item, one of them repeated it.
-                    found[key] = found[key] + max(weight, AGAIN_WEIGHT) if key in found else weight
-        return found
-
-    def opinion(self, key: Key, here: Collection[str]) -> Opinion:
-        """The outcome of an item on all workers except those ``here``."""
-        state = self._view.stages[key.stage].state
-        unit = state.units[key.unit]
-        history = unit.histories.get(key.item)
-        done = unit.clean[0] if unit.clean is not None else None
-        if history is not None and history.done is not None:
-            done = history.done.worker
-        if done is not None:
-            return Opinion.DONE if self._is_elsewhere(done, here) else Opinion.NONE
-        floor = state.floor(unit.unit.entry, key.item)
-        failures = history.failures if history is not None else {}
-        hurt = [ref.worker for ref in failures.values() if ref.generation > floor]
-        deaths = [death for death in unit.deaths.values() if death.item == key.item]
-        hurt += [death.worker for death in deaths if not death.explained]
-        if any(self._is_elsewhere(worker, here) for worker in hurt):
-            return Opinion.FAILED
-        pending = state.item_state(unit, key.item) is ItemState.PENDING
-        return Opinion.OPEN if pending else Opinion.NONE
-
-    def _is_elsewhere(self, worker: str, here: Collection[str]) -> bool:
-        """Whether a worker is on a known host and not among those ``here``.
-
-        A worker on the same host can vouch for a worker; only other hosts can vouch for a host.
-        """
-        return worker not in here and self.host_of(worker) != ""
-
-
 class Health(Enum):
     """The health of a host, or of one worker, according to the matrix."""
 
@@ -144,7 +74,6 @@ def judge(
     *,
     others: bool,
     limit: int = CONSECUTIVE_FAILURES,
-    enough: int = CONSECUTIVE_FAILURES,
 ) -> Health:
     """Judge whether a host, or one worker, is sick.
 
@@ -153,9 +82,8 @@ def judge(
         opinions: the outcome of each of these items elsewhere.
         others: whether a living worker elsewhere does not fail itself.
         limit: weight of failures in a row that makes the host a suspect.
-        enough: number of items finished elsewhere that prove the host sick.
     """
-    if sum(opinions[key] is Opinion.DONE for key in failed) >= enough:
+    if sum(opinions[key] is Opinion.DONE for key in failed) >= CONSECUTIVE_FAILURES:
         return Health.SICK
     waiting = any(opinions[key] is Opinion.OPEN for key in failed)
     # Items that also failed elsewhere do not count against the host.
@@ -164,24 +92,23 @@ def judge(
 
 
 def may_wait(here: tuple[int, str], there: tuple[int, str]) -> bool:
-    """Whether host ``here`` may wait for host ``there``; two hosts never wait for each other.
+    """Whether a host may wait for another, by their failed items in a row, and their names.
 
-    Args:
-        here, there: the number of items that failed in a row on each host, and its name.
+    Two hosts never wait for each other.
     """
     return there < here and there[0] < CONSECUTIVE_FAILURES
 
 
+@dataclass(eq=False, kw_only=True)
 class FailureCount:
     """A worker's failures in a row, and whether it holds because of them."""
 
-    def __init__(self) -> None:
-        self.hold = False
-        """Whether no item may start until other hosts have tried the items that failed here."""
-        self.weight = 0
-        """Weight of the failures since the last result (:mod:`hpc_toolkit.queue.state`)."""
-        self.check_at = CONSECUTIVE_FAILURES
-        """Weight at which the host is checked."""
+    hold: bool = False
+    """Whether no item may start until other hosts have tried the items that failed here."""
+    weight: int = 0
+    """Weight of the failures since the last result (:mod:`hpc_toolkit.queue.state`)."""
+    check_at: int = CONSECUTIVE_FAILURES
+    """Weight at which the host is checked."""
 
     def note_done(self) -> None:
         self.weight, self.check_at = 0, CONSECUTIVE_FAILURES
@@ -206,34 +133,25 @@ class FailureCount:
         return self.hold
 
 
+@dataclass(eq=False, kw_only=True)
 class HostWatch(FailureCount):
-    """One worker's check of its own host.
+    """One worker's check of its own host."""
 
-    ``every_s``: minimum seconds between two checks, unless failures demand one.
-    """
+    view: RunView
+    liveness: Liveness
+    clock: Clock
+    own: Presence
+    every_s: float
+    """Minimum seconds between two checks, unless failures demand one."""
+    reason: str = ""
+    """Why this worker must exit: its host, or itself, is sick; "" if it need not."""
 
-    def __init__(
-        self,
-        view: RunView,
-        liveness: Liveness,
-        clock: Clock,
-        own: Presence,
-        every_s: float,
-    ) -> None:
-        super().__init__()
-        self._view = view
-        self._liveness = liveness
-        self._clock = clock
-        self._own = own
-        self.reason = ""
-        """Why this worker must exit: its host, or itself, is sick; "" if it need not."""
-        self._every_s = every_s
-        self._matrix = Matrix(view)
-        self._random = random.Random(own.worker)
+    def __post_init__(self) -> None:
+        self._hosts: dict[str, str] = {}
+        self._random = random.Random(self.own.worker)
         self._sample: list[str] = []
         self._looked: list[str] = []
         self._noticed = 0
-        self._enough = CONSECUTIVE_FAILURES
         self._limit = CONSECUTIVE_FAILURES
         self._waited_for: tuple[bool, set[Key]] = (True, set())
         self._held_until: float | None = None
@@ -245,10 +163,10 @@ class HostWatch(FailureCount):
 
     def check_if_due(self) -> bool:
         """Like :meth:`check`, but only after failures and at most every ``every_s`` seconds."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if (self.hold or self.weight >= _TWO) and now >= self._next_check:
             self.check()
-            self._next_check = now + self._every_s
+            self._next_check = now + self.every_s
         return self.hold
 
     def check(self) -> bool:
@@ -256,14 +174,18 @@ class HostWatch(FailureCount):
         self._next_check = -math.inf
         self.read()
         self.hold = False
-        if self._is_only_host():
+        hosts = {self._host_of(worker) for worker in self._looked}
+        if not hosts - {self.own.host, ""}:
             return False
         suspects = []
         for whole in (True, False):
             health, failed = self._judge(whole=whole)
             if health is Health.SICK:
                 self.hold = True
-                self._leave(whole, len(failed))
+                if not self.reason:
+                    what = f"{len(failed)} items in a row failed there, and others finished them"
+                    self.reason = f"{self._subject(whole)} is sick: {what}"
+                    self._tell(self.reason, whole=whole, sure=True)
                 return True
             if health is Health.SUSPECT:
                 suspects.append((whole, failed))
@@ -279,27 +201,27 @@ class HostWatch(FailureCount):
         Among many workers, read only those of this host, of a random sample of others, and of all
         that had claimed the units with the items that failed here.
         """
-        names = self._liveness.names()
+        names = self.liveness.names()
         if len(names) <= _MOST:
             self._looked = names
-            self._view.poll()
+            self.view.poll()
             return
         self._looked = self._choose(names)
-        self._view.poll_logs()
-        self._view.poll_claims()
+        self.view.poll_logs()
+        self.view.poll_claims()
         for name in self._looked:
-            self._view.poll_journal(name)
-        here = self._matrix.workers_on(self._own.host)
-        for key in self._matrix.failed_in_a_row(here, self._own.started - _STARTING_S):
-            stage = self._view.stages[key.stage]
+            self.view.poll_journal(name)
+        here = self._workers_on(self.own.host)
+        for key in self._failed_in_a_row(here, self.own.started - _STARTING_S):
+            stage = self.view.stages[key.stage]
             for generation in range(1, stage.claims.generation(key.unit) + 1):
-                self._view.poll_journal(stage.owner(key.unit, generation))
+                self.view.poll_journal(stage.owner(key.unit, generation))
 
     def _choose(self, names: list[str]) -> list[str]:
         """Workers of this host, and a random sample of others, kept until they are gone."""
-        here = host_part(self._own.worker)
+        here = host_part(self.own.worker)
         mates = [name for name in names if host_part(name) == here]
-        left = {name for name in names if not self._liveness.is_final(name)}.difference(mates)
+        left = {name for name in names if not self.liveness.is_final(name)}.difference(mates)
         kept = [name for name in self._sample if name in left]
         others = sorted(left.difference(kept))
         new = self._random.sample(others, min(len(others), _MOST - len(kept)))
@@ -309,34 +231,26 @@ class HostWatch(FailureCount):
     def take(self, notices: list[HealthNotice]) -> bool:
         """Process the new notices of a growing list; whether another host asks for an opinion."""
         new, self._noticed = notices[self._noticed :], len(notices)
-        asked = False
-        for notice in new:
-            if notice.host != self._own.host:
-                asked |= not notice.sure
-                continue
+        elsewhere = [notice for notice in new if notice.host != self.own.host]
+        if len(elsewhere) < len(new):
             self._next_check = -math.inf
-            # The notice's time is from this host's own clock.
-            if notice.sure and notice.whole and self._clock.wall() - notice.at < _RECENT_S:
-                self._enough = ENOUGH_AGAIN
-                self._limit = min(self._limit, ENOUGH_AGAIN)
-                self.check_at = min(self.check_at, ENOUGH_AGAIN)
-        return asked
+        return not all(notice.sure for notice in elsewhere)
 
     def _judge(self, *, whole: bool) -> tuple[Health, dict[Key, int]]:
         """The health of the host (``whole``) or of this worker alone, and what failed in a row."""
-        here = self._matrix.workers_on(self._own.host) if whole else {self._own.worker}
-        failed = self._matrix.failed_in_a_row(here, self._own.started - _STARTING_S)
+        here = self._workers_on(self.own.host) if whole else {self.own.worker}
+        failed = self._failed_in_a_row(here, self.own.started - _STARTING_S)
         if whole is self._waited_for[0] and not self._waited_for[1] <= failed.keys():
             # A waited-for item is not among them: a result came since.
-            self._waited_for, self._limit = (True, set()), self._enough
-        opinions = {key: self._matrix.opinion(key, here) for key in failed}
+            self._waited_for, self._limit = (True, set()), CONSECUTIVE_FAILURES
+        opinions = {key: self._opinion(key, here) for key in failed}
         others = sum(failed.values()) >= self._limit and self._others(len(failed))
-        health = judge(failed, opinions, others=others, limit=self._limit, enough=self._enough)
+        health = judge(failed, opinions, others=others, limit=self._limit)
         return health, failed
 
     def _ask_others(self, whole: bool, failed: dict[Key, int]) -> bool:
         """Ask other hosts to try the items; return whether to hold until they have."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if self._held_until is None:
             self._held_until = now + HOLD_S
             asked = f"{len(failed)} items in a row failed on {self._subject(whole)}"
@@ -346,52 +260,101 @@ class HostWatch(FailureCount):
         # No other host tried the items: all may be busy for hours, and this host may be well.
         self._held_until = None
         self._waited_for = (whole, set(failed))
-        self._limit = sum(failed.values()) + self._enough
+        self._limit = sum(failed.values()) + CONSECUTIVE_FAILURES
         return False
 
-    def _leave(self, whole: bool, items: int) -> None:
-        what = f"{items} items in a row failed there, and others finished them"
-        if not self.reason:
-            self.reason = f"{self._subject(whole)} is sick: {what}"
-            self._tell(self.reason, whole=whole, sure=True)
-
     def _subject(self, whole: bool) -> str:
-        return f"host {self._own.host}" if whole else f"worker {self._own.worker}"
+        return f"host {self.own.host}" if whole else f"worker {self.own.worker}"
 
     def _tell(self, reason: str, *, whole: bool, sure: bool) -> None:
         give_health_notice(
-            self._view.paths,
+            self.view.paths,
             HealthNotice(
-                host=self._own.host,
-                worker=self._own.worker,
+                host=self.own.host,
+                worker=self.own.worker,
                 whole=whole,
                 sure=sure,
-                at=round(self._clock.wall(), 3),
+                at=round(self.clock.wall(), 3),
                 reason=reason,
             ),
         )
-
-    def _is_only_host(self) -> bool:
-        hosts = {self._matrix.host_of(worker) for worker in self._looked}
-        return not hosts - {self._own.host, ""}
 
     def _others(self, items: int) -> bool:
         """Whether a host that fails less has living workers that may try these items."""
         living: dict[str, set[str]] = {}
         for worker in self._looked:
-            host = self._matrix.host_of(worker)
-            if host not in ("", self._own.host) and self._may_try(worker):
+            host = self._host_of(worker)
+            if host not in ("", self.own.host) and self._may_try(worker):
                 living.setdefault(host, set()).add(worker)
         return any(
             may_wait(
-                (items, self._own.host),
-                (len(self._matrix.failed_in_a_row(workers, -math.inf)), host),
+                (items, self.own.host),
+                (len(self._failed_in_a_row(workers, -math.inf)), host),
             )
             for host, workers in living.items()
         )
 
     def _may_try(self, worker: str) -> bool:
-        if not self._liveness.verdict(worker).alive:
+        if not self.liveness.verdict(worker).alive:
             return False
-        presence = self._view.presence(worker)
+        presence = self.view.presence(worker)
         return presence is not None and presence.state != DRAINING
+
+    def _host_of(self, worker: str) -> str:
+        """Host on which a worker runs or ran; "" if unknown, which proves nothing."""
+        if worker not in self._hosts:
+            presence = self.view.presence(worker)
+            if presence is None:
+                return ""
+            self._hosts[worker] = presence.host
+        return self._hosts[worker]
+
+    def _workers_on(self, host: str) -> set[str]:
+        stages = self.view.stages.values()
+        names = {name for stage in stages for name in stage.state.consecutive_failures}
+        return {name for name in names if self._host_of(name) == host}
+
+    def _failed_in_a_row(self, workers: Collection[str], since: float) -> dict[Key, int]:
+        """Items, with weights, that failed since the last result of these workers of one host."""
+        failures = [
+            (name, stage.state.consecutive_failures[worker])
+            for name, stage in self.view.stages.items()
+            for worker in workers
+            if worker in stage.state.consecutive_failures
+        ]
+        after = max([since, *(one.done_at for _, one in failures)])
+        found: dict[Key, int] = {}
+        for stage, one in failures:
+            for (unit, item), (at, weight) in one.failed.items():
+                if at >= after:
+                    key = Key(stage, unit, item)
+                    # If two workers of a host tried an item, one of them repeated it.
+                    found[key] = found[key] + max(weight, AGAIN_WEIGHT) if key in found else weight
+        return found
+
+    def _opinion(self, key: Key, here: Collection[str]) -> Opinion:
+        """The outcome of an item on all workers except those ``here``."""
+        state = self.view.stages[key.stage].state
+        unit = state.units[key.unit]
+        history = unit.histories.get(key.item)
+        done = unit.clean[0] if unit.clean is not None else None
+        if history is not None and history.done is not None:
+            done = history.done.worker
+        if done is not None:
+            return Opinion.DONE if self._is_elsewhere(done, here) else Opinion.NONE
+        floor = state.floor(unit.unit.entry, key.item)
+        failures = history.failures if history is not None else {}
+        hurt = [ref.worker for ref in failures.values() if ref.generation > floor]
+        deaths = [death for death in unit.deaths.values() if death.item == key.item]
+        hurt += [death.worker for death in deaths if not death.explained]
+        if any(self._is_elsewhere(worker, here) for worker in hurt):
+            return Opinion.FAILED
+        pending = state.item_state(unit, key.item) is ItemState.PENDING
+        return Opinion.OPEN if pending else Opinion.NONE
+
+    def _is_elsewhere(self, worker: str, here: Collection[str]) -> bool:
+        """Whether a worker is on a known host and not among those ``here``.
+
+        A worker on the same host can vouch for a worker; only other hosts can vouch for a host.
+        """
+        return worker not in here and self._host_of(worker) != ""

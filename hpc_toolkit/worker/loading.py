@@ -60,11 +60,7 @@ class FunctionWorkload:
 
 
 def load_workload(spec: WorkloadSpec) -> Workload:
-    """Import and construct the code of a stage.
-
-    Raises:
-        WorkloadError: it cannot be found, imported or constructed; the message says where.
-    """
+    """Import and construct the code of a stage; a WorkloadError says why that failed."""
     if spec.command is not None:
         from hpc_toolkit.worker.command import CommandWorkload
 
@@ -77,9 +73,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         except Exception as error:
             message = f"{spec.function}({spec.options}): {type(error).__name__}: {error}"
             raise WorkloadError(message, hint="check the workload's options") from error
-        if not (
-            callable(getattr(workload, "load", None)) and callable(getattr(workload, "run", None))
-        ):
+        if not all(callable(getattr(workload, name, None)) for name in ("load", "run")):
             message = f"{spec.function} has no methods load(group) and run(context, items)"
             raise WorkloadError(message)
         on_oom = getattr(workload, "on_oom", None)
@@ -97,11 +91,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 
 
 def check_stage(stage: StageSpec) -> None:
-    """Refuse a stage that cannot work; this imports its code.
-
-    Raises:
-        ConfigError, WorkloadError: what is wrong.
-    """
+    """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code."""
     work = stage.workload
     if (work.function is None) == (work.command is None):
         message = "a run needs either a workload or a command"
@@ -196,17 +186,12 @@ def _compiled(module: ModuleType) -> tuple[int, int] | None:
 
 
 def prefetch_of(workload: object) -> Callable[[Any], object] | None:
-    """The workload's ``prefetch`` method; None if it has none."""
     found = getattr(workload, "prefetch", None)
     return found if callable(found) else None
 
 
 class Prefetch:
-    """Calls ``prefetch`` for the group that was named last; nothing waits for it.
-
-    The thread is a daemon: neither the end of a request nor the end of the process waits for a call
-    that takes long or never returns. An exception becomes a line in the log.
-    """
+    """Calls ``prefetch`` for the group that was named last, in a daemon: nothing waits for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -214,24 +199,16 @@ class Prefetch:
         self._open = self._runs = False
 
     def open(self) -> None:
-        """Allow calls; to be called once a group is loaded.
-
-        Two threads that import torch or the like for the first time may find a half-initialized
-        module.
-        """
+        """Allow calls, once a group is loaded: two threads must not import torch at once."""
         with self._lock:
             self._open = True
             self._start()
 
     def name(self, workload: object, group: Any, *, loads: Any = None) -> None:
-        """Name the group to prefetch once the running call has returned.
+        """Name the group to prefetch once the running call has returned; None: not known.
 
-        It replaces a group that was named and not begun.
-
-        Args:
-            workload: nothing is done if it has no ``prefetch``.
-            group: None if the next group is not known.
-            loads: the group that is being loaded now, for which a prefetch is too late.
+        It replaces a group that was named and not begun. ``loads`` is the group that is being
+        loaded now, for which a prefetch is too late.
         """
         prefetch = prefetch_of(workload)
         if prefetch is None:
@@ -307,3 +284,46 @@ def code_hash(spec: WorkloadSpec) -> str | None:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return None
+
+
+def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
+    """Versions of hpctk, Python and packages, the git commit, and a hash of each stage's code."""
+    from datetime import UTC, datetime
+
+    from hpc_toolkit import __version__
+
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hpctk": __version__,
+        "python": sys.version.split()[0],
+        "git_commit": _git_commit(),
+        "code": {stage.name: code_hash(stage.workload) for stage in stages},
+        "packages": sorted(_installed_packages()),
+    }
+
+
+def _installed_packages() -> set[str]:
+    """NAME==VERSION of every package, from the names of the directories that pip makes.
+
+    ``importlib.metadata`` would read and parse a file per package: half the time of 'hpctk init'.
+    """
+    from pathlib import Path
+
+    found = (path.stem for entry in sys.path for path in Path(entry).glob("*.dist-info"))
+    return {stem.replace("-", "==").replace("_", "-") for stem in found}
+
+
+def _git_commit() -> str | None:
+    """The commit that is checked out here, read from ``.git`` without running git."""
+    from pathlib import Path
+
+    for directory in (Path.cwd(), *Path.cwd().parents):
+        head = directory / ".git" / "HEAD"
+        if not head.is_file():
+            continue
+        text = head.read_text(encoding="utf-8").strip()
+        if not text.startswith("ref: "):
+            return text
+        ref = directory / ".git" / text.removeprefix("ref: ")
+        return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
+    return None

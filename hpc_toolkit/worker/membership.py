@@ -86,17 +86,14 @@ class Membership:
 
     @property
     def presence(self) -> Presence:
-        """What other workers can read about this one."""
         return self._file.presence
 
     def beat_if_due(self, counts: Counts, drain: Drain) -> None:
         now, shown = self._clock.monotonic(), self.presence
         due = now - self._beat_at >= shown.interval_s
         drains = drain.requested and shown.state != DRAINING
-        changed = (*counts, self.journal.synced) != (
-            *(shown.done, shown.failed, shown.deaths),
-            shown.journal,
-        )
+        before = (shown.done, shown.failed, shown.deaths, shown.journal)
+        changed = (*counts, self.journal.synced) != before
         if not (due or drains or (changed and now >= self._update_at)):
             return
         if due:
@@ -115,13 +112,8 @@ class Membership:
         """Sync the journal, and report that the worker has exited; do what the disk allows."""
         with suppress(OSError):
             self.journal.sync()
-            self._file.update(
-                state=FINISHED,
-                note=reason,
-                done=counts.done,
-                failed=counts.failed,
-                journal=self.journal.synced,
-            )
+            facts = {"note": reason, "journal": self.journal.synced, **counts._asdict()}
+            self._file.update(state=FINISHED, **facts)
 
     def give_up(self, error: OSError) -> None:
         """Report an error that forbids to write results; the lock or the lease shows the end."""

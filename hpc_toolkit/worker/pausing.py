@@ -53,11 +53,7 @@ class PauseRule:
 
 
 def parse_max_failures(text: str) -> tuple[float, bool]:
-    """Parse ``N`` or ``P%`` into (number, whether it is a percentage of all items).
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Parse ``N`` or ``P%`` into (number, whether it is a percentage); else ConfigError."""
     number, percent = text.removesuffix("%"), text.endswith("%")
     try:
         value = float(number) if percent else int(number)
@@ -85,8 +81,7 @@ def pause_reason(stage: StageView) -> str:
 
 def _count(stage: StageView) -> tuple[int, int, int, int]:
     """(done, items with a failure that counts and no result, failed, total)."""
-    done = hurt = failed = total = 0
-    state = stage.state
+    state, done, hurt, failed, total = stage.state, 0, 0, 0, 0
     for unit in state.units.values():
         total += unit.unit.count
         if unit.clean is not None:

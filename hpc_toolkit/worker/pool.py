@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
@@ -38,42 +39,32 @@ _BARREN_LIVES = 5
 """A worker killed this often in a row without finishing an item is not started again."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Pool:
     """Forks workers and watches them; the parent runs no item and claims nothing.
 
-    Raises:
-        ConfigError: this machine has fewer resources than the workers' ``shares`` need.
+    Raises ConfigError if this machine has fewer resources than the workers' ``shares`` need.
     """
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        manifest: Manifest,
-        options: WorkerOptions,
-        *,
-        workers: int,
-        shares: Shares | None = None,
-    ) -> None:
-        self._places = (
-            place_workers(read_machine(), shares, workers) if shares else [Place()] * workers
-        )
-        self._paths = paths
-        self._manifest = manifest
-        self._options = options
-        self._workers = workers
+    paths: RunPaths
+    manifest: Manifest
+    options: WorkerOptions
+    workers: int
+    shares: Shares | None = None
+
+    def __post_init__(self) -> None:
+        self._places = [Place()] * self.workers
+        if self.shares:
+            self._places = place_workers(read_machine(), self.shares, self.workers)
         self._slots: dict[int, int] = {}
-        self._barren = [0] * workers
+        self._barren = [0] * self.workers
         self._draining = False
         self._error_read, self._error_write = os.pipe()
 
     def run(self, on_tick: Callable[[], None] | None = None) -> int:
         """Run until every worker has exited; the exit code (see :mod:`hpc_toolkit.worker.worker`).
 
-        Args:
-            on_tick: called a few times a second, to show progress.
-
-        Raises:
-            HpcToolkitError: the first error that a worker reported.
+        ``on_tick`` is called a few times a second. Raises the first error that a worker reported.
         """
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write, self._error_read):
@@ -82,7 +73,7 @@ class Pool:
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         try:
-            for slot in range(self._workers):
+            for slot in range(self.workers):
                 self._start(slot)
             codes: list[int] = []
             while self._slots:
@@ -130,11 +121,11 @@ class Pool:
             if os.getppid() != parent:
                 os._exit(EXIT_LEFT)
             place = self._places[slot]
-            os.environ.update(local_environment(slot, self._workers) | place.environment())
+            os.environ.update(local_environment(slot, self.workers) | place.environment())
             bind(place)
             # Inherited objects stay to the end; garbage collection would copy their shared pages.
             gc.freeze()
-            code = start_worker(self._paths, self._manifest, self._options, SystemClock())
+            code = start_worker(self.paths, self.manifest, self.options, SystemClock())
         except HpcToolkitError as error:
             # Short enough for one write, so that it does not mix with another worker's report.
             texts = {"message": error.message[:700], "hint": error.hint[:200]}
@@ -163,7 +154,7 @@ class Pool:
 
     def _may_restart(self, slot: int, pid: int) -> bool:
         done = 0
-        for path in self._paths.workers.glob(f"*-{pid}-*.json"):
+        for path in self.paths.workers.glob(f"*-{pid}-*.json"):
             presence = read_presence(path)
             done += presence.done + presence.failed if presence is not None else 0
         self._barren[slot] = 0 if done else self._barren[slot] + 1
@@ -189,10 +180,7 @@ def work_elsewhere(
     on_tick: Callable[[], None] | None,
     shares: Shares | None = None,
 ) -> int:
-    """Start a pool from a fresh interpreter, because forking a process with threads is unsafe.
-
-    That process prints its own errors. Signals are forwarded if handlers can be set.
-    """
+    """Start a pool from a fresh interpreter, because forking a process with threads is unsafe."""
     import subprocess
 
     argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
@@ -222,7 +210,6 @@ def work_elsewhere(
 
 
 def local_environment(slot: int, workers: int) -> dict[str, str]:
-    """Environment of local worker ``slot``: its rank, its GPU, its share of the cores."""
     found = {"RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(workers)}
     gpus = visible_gpus()
     if gpus:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,22 +58,17 @@ def judge(
 ) -> list[DeathNotice]:
     """Derive death notices for silent workers from Slurm's records; none if these are unclear."""
     found = []
-    for presence in silent:
-        job = jobs.get(presence.job or "")
-        explained = None
-        node = nodes.get(presence.host)
+    for one in silent:
+        job, node = jobs.get(one.job or ""), nodes.get(one.host)
         if node is not None and node.failed:
-            explained = "node failure"
-        elif job is not None and (job.restarts or 0) > presence.restart:
-            explained = "requeue"
+            why = "node failure"
+        elif job is not None and (job.restarts or 0) > one.restart:
+            why = "requeue"
         elif job is not None and job.state in _TELLING:
-            explained = _EXPLAINED.get(job.state, "")
-        if explained is not None:
-            found.append(
-                DeathNotice(
-                    worker=presence.worker, heartbeat=presence.heartbeat, explained=explained
-                )
-            )
+            why = _EXPLAINED.get(job.state, "")
+        else:
+            continue
+        found.append(DeathNotice(worker=one.worker, heartbeat=one.heartbeat, explained=why))
     return found
 
 
@@ -110,11 +106,11 @@ class SlurmLiveness:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - a worker has one thread
+                # A worker has one thread.
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509
             )
 
     def close(self) -> None:
-        """End the child process if it still runs."""
         if self._child is None or self._child.poll() is not None:
             return
         import subprocess
@@ -125,10 +121,6 @@ class SlurmLiveness:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-
-
-def _end_with_parent() -> None:
-    die_with_parent(signal.SIGTERM)
 
 
 def _leave(*_: object) -> None:

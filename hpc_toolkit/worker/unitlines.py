@@ -34,12 +34,6 @@ class Tally:
     failed: int = 0
     permanent: int = 0
     deaths: int = 0
-    seconds: float = 0.0
-    """Seconds from the start of the unit run to its release, loading included."""
-
-    @property
-    def lines(self) -> int:
-        return self.done + self.failed + self.permanent + self.deaths
 
 
 class UnitLines:
@@ -59,7 +53,6 @@ class UnitLines:
         return self._assignment.stage.paths.name
 
     def append(self, data: bytes) -> None:
-        """Write complete lines of this unit run."""
         self._journal.append(data)
         self._written.append(data)
 
@@ -70,31 +63,18 @@ class UnitLines:
         """
         assert self._assignment.died is not None
         owner, verdict = self._assignment.died
+        facts = {"evidence": verdict.evidence, "explained": verdict.explained}
+        died = self._assignment.generation - 1
         self._journal.append(
-            self._death_line(
-                order,
-                self._assignment.generation - 1,
-                worker=owner,
-                host=verdict.host or owner,
-                evidence=verdict.evidence,
-                explained=verdict.explained,
-            )
+            self._death_line(order, died, worker=owner, host=verdict.host or owner, **facts)
         )
         self._start = self._journal.size
 
     def executor_died(self, left: list[int], how: str, *, worker: str, host: str) -> None:
         """Record that this worker's executor died with the items ``left`` still to run."""
         self.tally.deaths += 1
-        self.append(
-            self._death_line(
-                left,
-                self._assignment.generation,
-                worker=worker,
-                host=host,
-                evidence=f"executor {how}",
-                explained="",
-            )
-        )
+        facts = {"worker": worker, "host": host, "evidence": f"executor {how}", "explained": ""}
+        self.append(self._death_line(left, self._assignment.generation, **facts))
 
     def _death_line(self, left: list[int], generation: int, **facts: str) -> bytes:
         suspects = self._assignment.stage.state.suspects(self._assignment.unit.name)
@@ -120,39 +100,32 @@ class UnitLines:
         self._failure("permanent", item, error, 0.0)
 
     def timed_out(self, item: int, limit_s: float) -> None:
-        """Fail an attempt that took too long."""
         self.tally.failed += 1
         error = f"took longer than the timeout of {format_duration(limit_s)}"
         self._failure("failed", item, error, limit_s)
 
     def _failure(self, kind: str, item: int, error: str, seconds: float) -> None:
-        self.append(
-            encode_line(
-                {
-                    "type": kind,
-                    "unit": self._assignment.name,
-                    "generation": self._assignment.generation,
-                    "item": item,
-                    "at": round(self._clock.wall(), 3),
-                    "seconds": round(seconds, 6),
-                    "error": error,
-                }
-            )
-        )
+        record = {
+            "type": kind,
+            "unit": self._assignment.name,
+            "generation": self._assignment.generation,
+            "item": item,
+            "at": round(self._clock.wall(), 3),
+            "seconds": round(seconds, 6),
+            "error": error,
+        }
+        self.append(encode_line(record))
 
     def release(self) -> None:
-        """Release the unit, after all lines of the unit run (rule R5)."""
-        self.tally.seconds = self._clock.monotonic() - self._began
-        self._journal.append(
-            release_line(
-                self._start,
-                b"".join(self._written),
-                unit=self._assignment.name,
-                generation=self._assignment.generation,
-                lines=self.tally.lines,
-                done=self.tally.done,
-                failed=self.tally.failed + self.tally.permanent,
-                seconds=round(self.tally.seconds, 6),
-                at=round(self._clock.wall(), 3),
-            )
-        )
+        failed = self.tally.failed + self.tally.permanent
+        facts = {
+            "unit": self._assignment.name,
+            "generation": self._assignment.generation,
+            "lines": self.tally.done + failed + self.tally.deaths,
+            "done": self.tally.done,
+            "failed": failed,
+            # From the start of the unit run, loading included.
+            "seconds": round(self._clock.monotonic() - self._began, 6),
+            "at": round(self._clock.wall(), 3),
+        }
+        self._journal.append(release_line(self._start, b"".join(self._written), **facts))

@@ -69,52 +69,34 @@ class _Stream:
     """Journal lines that were received and not yet written."""
 
 
+@dataclass(eq=False, kw_only=True)
 class UnitRunner:
-    """Executes unit runs with one executor, which it keeps warm and replaces when it dies.
+    """Executes unit runs with one executor, which it keeps warm and replaces when it dies."""
 
-    Args:
-        worker, host: names of this worker and its host.
-        view, journal, clock: of this worker.
-        drain: shows whether items may start, and whether the running item must end.
-        failures: counts failures in a row, and shows whether they make this worker hold.
-        next_group: the group to prefetch while a unit runs, for workloads that can prefetch.
-        wake_fd: readable when a signal has come.
-        tick: does the worker's periodic work; called at least once a second.
-    """
+    worker: str
+    host: str
+    view: RunView
+    journal: JournalWriter
+    clock: Clock
+    drain: Drain
+    failures: FailureCount
+    next_group: Callable[[Assignment], str | None]
+    """The group to prefetch while a unit runs, for workloads that can prefetch."""
+    wake_fd: int
+    """Readable when a signal has come."""
+    tick: Callable[[], None]
+    """Does the worker's periodic work; called at least once a second."""
 
-    def __init__(
-        self,
-        *,
-        worker: str,
-        host: str,
-        view: RunView,
-        journal: JournalWriter,
-        clock: Clock,
-        drain: Drain,
-        failures: FailureCount,
-        next_group: Callable[[Assignment], str | None],
-        wake_fd: int,
-        tick: Callable[[], None],
-    ) -> None:
-        self._worker = worker
-        self._host = host
-        self._view = view
-        self._journal = journal
-        self._clock = clock
-        self._drain = drain
-        self._failures = failures
-        self._next_group = next_group
-        self._wake_fd = wake_fd
-        self._tick = tick
+    loaded: tuple[str, str | None] = field(default=("", None), init=False)
+    """Stage and group of the context that the executor holds."""
+
+    def __post_init__(self) -> None:
         self._executor: Executor | None = None
         self._units = UnitReader()
-        self._synced_at = clock.monotonic()
-        self._looked_at = clock.monotonic()
+        self._synced_at = self._looked_at = self.clock.monotonic()
         self._overtaken = False
         self._tally = Tally()
         self._counted = Counts(0, 0, 0)
-        self.loaded: tuple[str, str | None] = ("", None)
-        """Stage and group of the context that the executor holds."""
         self._prefetches: dict[str, bool] = {}
         """Stage -> whether its workload has ``prefetch``, as an executor reported."""
         self._hinted: set[tuple[str, str]] = set()
@@ -135,27 +117,29 @@ class UnitRunner:
     def run(self, assignment: Assignment) -> Outcome:
         """Attempt each pending item of the unit once.
 
-        Raises:
-            OSError: the journal could not be written or synced; the worker must end.
-            WorkloadError: the code cannot be loaded; the unit was released.
+        Raises OSError: the journal could not be written or synced; the worker must end;
+        WorkloadError: the code cannot be loaded; the unit was released.
         """
-        lines = UnitLines(self._journal, self._clock, assignment)
+        lines = UnitLines(self.journal, self.clock, assignment)
         self._counted, self._tally = self.counts, lines.tally
         self._overtaken = False
-        self._looked_at = self._clock.monotonic()
+        self._looked_at = self.clock.monotonic()
         state, unit = assignment.stage.state, assignment.unit.name
         order = state.running_order(unit)
         if assignment.died is not None and order:
             lines.owner_died(order)
-            self._view.poll_journal(self._worker)
+            self.view.poll_journal(self.worker)
             order = state.running_order(unit)
         suspects = state.suspects(unit)
         for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
             lines.killer(item, len(suspects[item]), suspects[item][-1])
             order.remove(item)
         histories = state.units[unit].histories
-        if histories and any(self._is_last_try(assignment, item) for item in order):
-            self._failures.check()
+        for item in [i for i in order if i in histories]:
+            spent = histories[item].attempts(state.floor(assignment.unit.entry, item))
+            if 0 < spent == state.max_attempts - 1:  # its last attempt would be on this host
+                self.failures.check()
+                break
         try:
             outcome = self._execute(assignment, order, lines)
         except WorkloadError:
@@ -175,21 +159,23 @@ class UnitRunner:
             self._executor = None
 
     def _sync(self) -> None:
-        self._journal.sync()
-        self._synced_at = self._clock.monotonic()
+        self.journal.sync()
+        self._synced_at = self.clock.monotonic()
 
     def _execute(self, assignment: Assignment, left: list[int], lines: UnitLines) -> Outcome:
         unit = assignment.unit
         segment = assignment.stage.log.segments[unit.entry]
         items = self._units.lines(segment, unit) if left else []
         while left:
-            if self._drain.requested or self._failures.hold:
+            if self.drain.requested or self.failures.hold:
                 return self._stopped
-            weight = self._weight(assignment, left)
-            stream = _Stream(lines, since=self._clock.monotonic(), weight=weight)
+            failed = assignment.stage.state.consecutive_failures.of(self.worker).failed
+            again = any((unit.name, item) in failed for item in left)
+            weight = AGAIN_WEIGHT if again else 1
+            stream = _Stream(lines, since=self.clock.monotonic(), weight=weight)
             if self._executor is None:
-                stages = {name: stage.spec for name, stage in self._view.stages.items()}
-                self._executor = Executor(stages, self._view.paths.worker_log(self._worker))
+                stages = {name: stage.spec for name, stage in self.view.stages.items()}
+                self._executor = Executor(stages, self.view.paths.worker_log(self.worker))
                 self._hinted = set()
             request = self._request(assignment, left, weight) | self._hint(assignment)
             with suppress(BrokenPipeError):  # it died between two requests; _follow reports it
@@ -200,12 +186,6 @@ class UnitRunner:
             if outcome is not None:
                 return outcome
         return Outcome.COMPLETE
-
-    def _weight(self, assignment: Assignment, left: list[int]) -> int:
-        """What a failure adds to those in a row: more if one of them was of an item in ``left``."""
-        failed = assignment.stage.state.consecutive_failures.of(self._worker).failed
-        again = failed and any((assignment.unit.name, item) in failed for item in left)
-        return AGAIN_WEIGHT if again else 1
 
     def _after(
         self, assignment: Assignment, left: list[int], stream: _Stream, how: str
@@ -219,34 +199,24 @@ class UnitRunner:
         outcome = None
         if how == "timeout" and left:
             stream.lines.timed_out(left.pop(0), assignment.stage.spec.timeout_s or 0.0)
-            self._failures.note_failure(stream.weight)
+            self.failures.note_failure(stream.weight)
         elif how == "aborted" or stream.end is not None:
             if stream.end not in ("", wire.FAILING):
                 return self._stopped
         elif left and how != "again":
-            stream.lines.executor_died(left, how, worker=self._worker, host=self._host)
+            stream.lines.executor_died(left, how, worker=self.worker, host=self.host)
             self._killing |= self._hinted
             self._lost_in = assignment.stage.paths.name, assignment.unit.name
-            self._failures.note_failure(DEATH_WEIGHT)
+            self.failures.note_failure(DEATH_WEIGHT)
             outcome = Outcome.DIED
-        self._failures.check_if_many()
+        self.failures.check_if_many()
         held = outcome is not None and self._stopped is Outcome.HELD
         return Outcome.HELD if held else outcome
-
-    @staticmethod
-    def _is_last_try(assignment: Assignment, item: int) -> bool:
-        """Whether an item that failed before has one attempt left."""
-        state = assignment.stage.state
-        history = state.units[assignment.unit.name].histories.get(item)
-        if history is None:
-            return False
-        spent = history.attempts(state.floor(assignment.unit.entry, item))
-        return 0 < spent == state.max_attempts - 1
 
     @property
     def _stopped(self) -> Outcome:
         """The outcome of a unit run that ends early: a hold, unless the worker exits."""
-        hold = self._failures.hold and not self._drain.requested
+        hold = self.failures.hold and not self.drain.requested
         return Outcome.HELD if hold else Outcome.STOPPED
 
     def _hint(self, assignment: Assignment) -> dict[str, Any]:
@@ -258,7 +228,7 @@ class UnitRunner:
         stage = assignment.stage.paths.name
         if self._lost_in == (stage, assignment.unit.name):
             return {"prefetch": False}
-        group = self._next_group(assignment) if self._prefetches.get(stage, True) else None
+        group = self.next_group(assignment) if self._prefetches.get(stage, True) else None
         if group is None or (stage, group) in self._hinted | self._killing:
             return {}
         self._hinted.add((stage, group))
@@ -272,8 +242,8 @@ class UnitRunner:
             "unit": assignment.unit.name,
             "generation": assignment.generation,
             "positions": left,
-            "deadline": self._drain.deadline,
-            "failures_left": self._failures.left(weight),
+            "deadline": self.drain.deadline,
+            "failures_left": self.failures.left(weight),
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
 
@@ -287,10 +257,10 @@ class UnitRunner:
             self._read(executor, stream)
             if stream.end is not None or stream.broken is not None:
                 return ""
-            self._tick()
+            self.tick()
             self._steer(executor, assignment)
-            now = self._clock.monotonic()
-            if self._drain.interrupts:
+            now = self.clock.monotonic()
+            if self.drain.interrupts:
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
                 return self._end(executor, stream, "timeout")
@@ -301,35 +271,35 @@ class UnitRunner:
             ready = readable(
                 executor.results,
                 executor.ended,
-                self._wake_fd,
+                self.wake_fd,
                 timeout_s=self._patience(stream, limit),
             )
             if executor.ended in ready:
                 return self._end(executor, stream, "")
-            if self._wake_fd in ready:
-                os.read(self._wake_fd, 4096)
+            if self.wake_fd in ready:
+                os.read(self.wake_fd, 4096)
 
     def _patience(self, stream: _Stream, limit: float | None) -> float:
         """Seconds until the worker must act even if the executor sends nothing."""
-        now = self._clock.monotonic()
-        longest = _SYNC_S if self._journal.dirty else _LOOK_S
-        if self._drain.requested:
+        now = self.clock.monotonic()
+        longest = _SYNC_S if self.journal.dirty else _LOOK_S
+        if self.drain.requested:
             longest = _STOPPING_S
-        if self._drain.deadline is not None:
-            longest = min(longest, self._drain.deadline - now)
+        if self.drain.deadline is not None:
+            longest = min(longest, self.drain.deadline - now)
         if limit is not None and not stream.loading:
             longest = min(longest, stream.since + limit - now)
         return max(0.0, longest) + 0.001
 
     def _steer(self, executor: Executor, assignment: Assignment) -> None:
-        now = self._clock.monotonic()
-        if self._journal.dirty and now - self._synced_at > _SYNC_S:
+        now = self.clock.monotonic()
+        if self.journal.dirty and now - self._synced_at > _SYNC_S:
             self._sync()
         if now - self._looked_at > _LOOK_S:
             self._looked_at = now
             claims = assignment.stage.claims
             self._overtaken |= claims.overtaken(assignment.unit.name, assignment.generation)
-        if self._drain.requested or self._failures.hold or self._overtaken:
+        if self.drain.requested or self.failures.hold or self._overtaken:
             executor.stop()
 
     def _end(self, executor: Executor, stream: _Stream, why: str) -> str:
@@ -359,7 +329,7 @@ class UnitRunner:
         if stream.ready and not self._overtaken:
             stream.lines.append(b"".join(stream.ready))
         stream.ready.clear()
-        stream.since = self._clock.monotonic()
+        stream.since = self.clock.monotonic()
         return True
 
     def _take(self, line: bytes, stream: _Stream) -> None:
@@ -367,13 +337,13 @@ class UnitRunner:
         if kind == wire.DONE:
             stream.index += 1
             stream.lines.tally.done += 1
-            self._failures.note_done()
+            self.failures.note_done()
             stream.ready.append(seal_line(body))
         elif kind in (wire.FAILED, wire.PERMANENT):
             stream.index += 1
             stream.lines.tally.failed += 1
             if kind == wire.FAILED:
-                self._failures.note_failure(stream.weight)
+                self.failures.note_failure(stream.weight)
             stream.ready.append(seal_line(body))
         elif kind == wire.LOADING:
             stream.loading = True

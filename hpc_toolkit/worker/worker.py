@@ -33,7 +33,6 @@ from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
 from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
 
 if TYPE_CHECKING:
-    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
     from hpc_toolkit.rundir.proof import Proof
@@ -80,7 +79,18 @@ class Worker:
         limit_s = None if own.local else LIMIT_S
         self._view = view = RunView(paths, manifest, local=own.local, limit_s=limit_s)
         view.readers[own.name] = own.journal.reader()
-        self._liveness = liveness = _liveness(view, clock, own.presence, lease_s, proof)
+        self._liveness = liveness = Liveness(
+            paths,
+            clock,
+            host=own.presence.host,
+            boot=own.presence.boot,
+            lease_s=lease_s,
+            job=own.presence.job,
+            restart=own.presence.restart,
+            cluster=own.presence.cluster,
+            locks_proven=proof.locks,
+            probes=view.probes,
+        )
         self._control = ControlReader(paths)
         self._slurm = SlurmLiveness(paths.root, clock)
         self._picker = Picker(
@@ -94,7 +104,9 @@ class Worker:
             restarted=rank.restart > 0,
         )
         every_s = self._pacing.judge_s
-        self._host_watch = HostWatch(view, liveness, clock, own.presence, every_s)
+        self._host_watch = HostWatch(
+            view=view, liveness=liveness, clock=clock, own=own.presence, every_s=every_s
+        )
         self._pause = PauseRule(self._host_watch, clock, every_s)
         self._wake_fd, self._wake_write = os.pipe()
         self._runner = UnitRunner(
@@ -114,7 +126,6 @@ class Worker:
         self._idle_since: float | None = None
 
     def run(self) -> int:
-        """Work until the run is complete or a stop is requested; return the exit code."""
         self._install_signals()
         try:
             code = self._main()
@@ -164,23 +175,16 @@ class Worker:
             if assignment is not None:
                 self._work(assignment)
             elif self._picker.reported_complete or (holds and self._view.complete):
-                self._report_complete()
+                # A hint in ``head`` that saves waiting workers reading all journals.
+                with suppress(OSError):
+                    for stage in self._view.stages.values():
+                        stage.log.report_complete()
                 return EXIT_COMPLETE
             else:
                 self._wait()
 
-    def _report_complete(self) -> None:
-        """Note completion in ``head``: a hint that saves waiting workers reading all journals."""
-        with suppress(OSError):
-            for stage in self._view.stages.values():
-                stage.log.report_complete()
-
     def _work(self, assignment: Assignment | None) -> None:
-        """Run a unit, again after each death of its executor.
-
-        Raises:
-            PausedError: too many items failed.
-        """
+        """Run a unit, again after each death of its executor."""
         self._idle_since = None
         self._pacing.worked()
         while assignment is not None:
@@ -192,9 +196,7 @@ class Worker:
                 self._pause.judge(self._stage, self._runner.counts)
             if self._pause.reason:
                 self._leave(self._pause.reason)
-                hint = (
-                    "see 'hpctk status'; fix the cause, run 'hpctk retry' and start workers again"
-                )
+                hint = "see 'hpctk status'; fix the cause, run 'hpctk retry', start workers again"
                 raise PausedError(self._pause.reason, hint=hint)
             if outcome is Outcome.STOPPED:
                 self._drain.request("no time for another item", 0.0)
@@ -241,26 +243,9 @@ class Worker:
         self._picker.help_first |= self._host_watch.take(self._control.health)
 
     def _leave(self, reason: str) -> None:
-        """End the executor and the query of Slurm, and report that this worker has finished."""
         self._runner.close()
         self._slurm.close()
         self._member.finish(self._runner.counts, reason)
-
-
-def _liveness(view: RunView, clock: Clock, own: Presence, lease_s: float, proof: Proof) -> Liveness:
-    """This worker's view of which other workers are alive."""
-    return Liveness(
-        view.paths,
-        clock,
-        host=own.host,
-        boot=own.boot,
-        lease_s=lease_s,
-        job=own.job,
-        restart=own.restart,
-        cluster=own.cluster,
-        locks_proven=proof.locks,
-        probes=view.probes,
-    )
 
 
 def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
@@ -273,11 +258,7 @@ def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
 
 
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
-    """Run one worker until nothing is left to do; return the exit code.
-
-    Raises:
-        HpcToolkitError: the run is paused, its code cannot be loaded, or it cannot be written to.
-    """
+    """Run one worker until nothing is left to do; return the exit code."""
     try:
         worker = Worker(paths, manifest, options, clock)
     except OSError as error:

@@ -290,8 +290,8 @@ MISTAKES = [
         Mistake(
             "a takeover leaves a generation out",
             Picker,
-            "if not stage.claims.create(name, generation + 1, self._worker):",
-            "if not stage.claims.create(name, generation + 2, self._worker):",
+            "if not stage.claims.create(name, generation + 1, self.worker):",
+            "if not stage.claims.create(name, generation + 2, self.worker):",
         ),
     ),
     (

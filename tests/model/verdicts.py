@@ -43,9 +43,9 @@ class Verdicts(Liveness):
             silent = may_be_silent and self._choices.of(2) == 1
             self._silent[worker] = silent
             self.wrong += lives and silent
-        since = -1e9 if self._silent[worker] else self._clock.monotonic()
+        since = -1e9 if self._silent[worker] else self.clock.monotonic()
         seen = self._seen[worker]
-        seen.presence, seen.since = read_presence(self._paths.worker(worker)), since
+        seen.presence, seen.since = read_presence(self.paths.worker(worker)), since
         verdict = super().verdict(worker)
         wrong = lives and not verdict.alive and not self._silent[worker]
         assert not wrong, "I4: a worker that was heard within the lease is held for dead"

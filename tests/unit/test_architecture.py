@@ -32,7 +32,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 
 # The rooms of the package: each may import from those before it.
 ROOMS = [
-    *("imports", "errors", "system", "rundir", "report", "queue", "slurm", "lab"),
+    *("errors", "system", "rundir", "report", "queue", "slurm", "lab"),
     *("bandit", "science", "worker", "results", "run"),
     *("submit", "campaign", "doctor", "engines", "notebook", "training", "planning"),
     *("cli", "__main__"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.features import GEOMETRY_NAMES, columns, geometry_features, with_metrics
+from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, columns, geometry_features, with_metrics
 from hpc_toolkit.errors import ConfigError
 
 NAN = math.nan
@@ -114,15 +114,6 @@ def test_geometry_features_are_log_size_log_step_and_relative_depth() -> None:
     assert geometry_features(size=1, step=143000, layer=0, layers=6)[1] == math.log(143001)
 
 
-def test_table_with_metrics_takes_more_metrics() -> None:
-    rows = {arm: {"x": float(i), "y": 2.0 * i * i} for i, arm in enumerate("abcd")}
-
-    once = with_metrics(TABLE, rows, ["x"])
-    twice = with_metrics(once, rows, ["y"])
-
-    assert twice.feature_names == ("layer", "metric:x", "metric:y")
-
-
 def test_with_metrics_adds_a_named_column_per_metric_after_the_features() -> None:
     rows = {arm: {"entropy": 10.0 + i, "curvature": -i} for i, arm in enumerate("abcd")}
 
@@ -184,13 +175,6 @@ def test_with_metrics_twice_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="feature name 'metric:x' occurs 2 times"):
         with_metrics(with_metrics(TABLE, rows, ["x"]), rows, ["x"])
-
-
-def test_with_metrics_of_an_infinite_value_is_refused() -> None:
-    rows = {"a": {"x": math.inf}, "b": {"x": 1.0}, "c": {"x": 1.0}}
-
-    with pytest.raises(ConfigError, match="arm 'a': feature 'metric:x' is inf"):
-        with_metrics(TABLE, rows, ["x"])
 
 
 def wide_table(count: int) -> ArmTable:

@@ -47,7 +47,7 @@ def test_ask_works_without_features_and_with_one_arm(name: str) -> None:
 def test_ask_acquisition_is_json(name: str) -> None:
     policy = make_policy(name, GRID, 0)
     for place, arm in enumerate(GRID.ids[:9]):
-        policy.tell(Observation(arm, {"x": (place * 5 % 11) / 11}))
+        policy.tell(Observation(arm, {"task": (place * 5 % 11) / 11}))
 
     values = [proposal.acquisition for proposal in policy.ask(4)]
 

@@ -161,14 +161,6 @@ def test_surfaces_of_very_many_arms_are_over_those_that_may_be_best() -> None:
     assert (np.diff(surfaces.arms) > 0).all()
 
 
-def test_cholesky_of_repeated_points_without_noise_takes_jitter() -> None:
-    kernel = matern52(np.zeros((5, 2)), np.zeros((5, 2)), 1.0)
-
-    factor = cholesky(kernel, 0.0)
-
-    np.testing.assert_allclose(factor @ factor.T, kernel, atol=1e-4)
-
-
 def test_cholesky_of_a_matrix_beyond_repair_is_an_error() -> None:
     with pytest.raises(np.linalg.LinAlgError, match="2 points is not positive definite"):
         cholesky(np.array([[1.0, 2.0], [2.0, 1.0]]), 0.01)

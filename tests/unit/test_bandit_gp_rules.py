@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.features import with_metrics
+from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.bandit.regression import Posterior, fit
 from hpc_toolkit.bandit.rules.gp import log_expected_improvement
 

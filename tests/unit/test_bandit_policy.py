@@ -145,7 +145,7 @@ def test_best_without_standard_errors_ties_only_equal_arms() -> None:
 
 
 def test_best_names_the_failed_tasks_behind_its_mean() -> None:
-    policy = make_policy("random", ARMS, 0)
+    policy = make_policy("random", ARMS, 0, tasks=TaskSet(("x", "y")))
     policy.tell(Observation("a", {"x": 0.9}, failed=("y",)))
     policy.tell(Observation("b", {"x": 0.8, "y": 0.1}))
 
@@ -155,7 +155,7 @@ def test_best_names_the_failed_tasks_behind_its_mean() -> None:
 
 
 def test_best_is_never_an_arm_that_counts_as_failed() -> None:
-    policy = make_policy("random", ARMS, 0)
+    policy = make_policy("random", ARMS, 0, tasks=TaskSet(("x", "y", "z")))
     policy.tell(Observation("a", {"x": 0.9}, failed=("y", "z")))
     policy.tell(Observation("b", {"x": 0.1, "y": 0.1, "z": 0.1}))
 

@@ -213,36 +213,6 @@ def test_ask_of_several_equals_asks_of_one_with_the_others_pending(variant: str,
     assert [proposal.pull for proposal in policy.ask(9)] == one_by_one
 
 
-@pytest.mark.parametrize("name", sorted(set(RULES) - {"optuna-tpe"}))
-def test_search_over_whole_arms_is_the_same_with_the_tasks_given_and_without(name: str) -> None:
-    """So that a search that was begun without them can be replayed with them."""
-    table = grid(4, 4)
-    without = make_policy(name, table, 3)
-    given_tasks = make_policy(name, table, 3, tasks=TASKS)
-    for arm in table.ids[::2]:
-        for policy in (without, given_tasks):
-            policy.tell(whole(table, arm))
-        assert given_tasks.ask(3, ["s3/l3"]) == without.ask(3, ["s3/l3"])
-
-    bests = [policy.best() for policy in (given_tasks, without)]
-    assert len({(best.arm, best.mean, best.stderr, best.ties) for best in bests if best}) == 1
-
-
-def test_tasks_that_were_not_given_are_known_by_name_in_whatever_order_they_are_told() -> None:
-    table = grid(1, 2)
-    first, second = (make_policy("random", table, 0) for _ in range(2))
-    tells = [Observation("s0/l0", {task: 0.5}) for task in ("z", "b", "m")]
-    tells.append(Observation("s0/l1", {"a": 0.4}, {"a": 0.1}, {"a": 3.0}))
-
-    for policy, order in ((first, tells), (second, tells[::-1])):
-        for seen in order:
-            policy.tell(seen)
-
-    best = best_of(first)
-    assert best.tasks == ("b", "m", "z")
-    assert second.best() == best
-
-
 def test_partly_told_arm_is_asked_for_the_rest_of_its_tasks() -> None:
     table = grid(1, 1)
     policy = make_policy("random", table, 0, tasks=TASKS)
@@ -395,8 +365,6 @@ def test_task_set_with_an_unusable_value_is_refused(given: dict[str, Any], claim
     ("name", "given", "claim"),
     [
         ("random", {"tasks": TaskSet(())}, "the task set is empty"),
-        ("racing", {}, "policy 'racing' needs the tasks of the bandit"),
-        ("halving", {}, "policy 'halving' needs the tasks of the bandit"),
         ("racing", {"tasks": TASKS, "scalariser": "mean-rank"}, "compares by the mean over tasks"),
         ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
         ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),

@@ -93,7 +93,7 @@ def test_a_search_until_a_value_ends_when_it_is_known() -> None:
     whole = search(ONE)
     until = float(whole.known[5])
 
-    trace = replay(table, make_policy("random", table.arms, 0), ONE, until=until)
+    trace = replay(table, make_policy("random", table.arms, 0, tasks=table.tasks), ONE, until=until)
 
     reached = int(np.argmax(whole.known >= until)) + 1
     assert trace.arms == whole.arms[:reached]
@@ -116,7 +116,7 @@ def test_costs_add_up_and_one_gpu_takes_as_long_as_the_sum() -> None:
 
 def test_costs_of_a_table_without_durations_are_refused() -> None:
     table = small_table(seconds=False)
-    trace = replay(table, make_policy("random", table.arms, 0), ONE, pulls=2)
+    trace = replay(table, make_policy("random", table.arms, 0, tasks=table.tasks), ONE, pulls=2)
 
     assert trace.evaluations.tolist() == [3.0, 6.0]
     with pytest.raises(ConfigError, match="the table of scores has no durations"):

@@ -21,8 +21,8 @@ from hpc_toolkit.bandit import (
     ask_within,
     make_policy,
 )
+from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.bandit.asktell import ResultArrays
-from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks, win_odds
 from hpc_toolkit.bandit.rule import Finalists, History
 from hpc_toolkit.errors import ConfigError
@@ -44,7 +44,7 @@ def seen(arm: str, score: float, seconds: tuple[float, float] = (2.0, 4.0)) -> O
 
 def test_policy_without_stop_rules_never_stops() -> None:
     policy = make_policy("random", line(1), 0)
-    policy.tell(Observation("a0", {"x": 1.0}))
+    policy.tell(Observation("a0", {"task": 1.0}))
 
     assert policy.stop(wall_s=1e9) is None
 
@@ -58,16 +58,6 @@ def test_budget_of_pulls_counts_arms_that_were_asked_on_whichever_tasks() -> Non
     assert policy.stop() is None
     assert policy.stop([Pull("a1", ("y",)), "a0"]) is None
     assert policy.stop([Pull("a2", ("y",))]) == "asked for 3 arms, the budget is 3"
-
-
-def test_budget_of_pulls_holds_without_known_tasks_before_and_after_the_first_tell() -> None:
-    policy = make_policy("random", line(9), 0, stop=StopRules(pulls=2))
-
-    assert policy.stop(["a4"]) is None
-    assert policy.stop(["a4", "a5"]) is not None
-    policy.tell(Observation("a4", {"x": 0.5}))
-    assert policy.stop() is None
-    assert policy.stop(["a5"]) is not None
 
 
 def test_budget_of_evaluations_counts_tasks_told_failed_and_pending() -> None:
@@ -116,7 +106,7 @@ def test_stop_rules_change_no_ask_and_no_state() -> None:
     free = make_policy("gp-ucb", line(9), 0)
     bound = make_policy("gp-ucb", line(9), 0, stop=StopRules(pulls=1))
     for policy in (free, bound):
-        policy.tell(Observation("a4", {"x": 0.5}))
+        policy.tell(Observation("a4", {"task": 0.5}))
 
     assert bound.ask(5) == free.ask(5)
     assert bound.stop() is not None
@@ -259,7 +249,7 @@ def test_search_stops_when_no_arm_wins_with_a_higher_probability() -> None:
     while policy.stop() is None:
         arm = policy.ask(1)[0].arm
         asked += 1
-        policy.tell(Observation(arm, {"x": -(((table.index(arm) - 17) / 20) ** 2)}))
+        policy.tell(Observation(arm, {"task": -(((table.index(arm) - 17) / 20) ** 2)}))
 
     best = policy.best()
     assert best is not None
@@ -294,18 +284,6 @@ def test_race_that_is_over_has_no_arm_that_can_win() -> None:
 def test_stop_rule_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:
     with pytest.raises(ConfigError, match=claim):
         StopRules(**given)
-
-
-def test_budget_may_be_a_whole_number_written_as_a_float() -> None:
-    stop = StopRules(pulls=1.0)  # type: ignore[arg-type]
-    policy = make_policy("random", line(2), 0, stop=stop)
-
-    assert policy.stop(["a0"]) == "asked for 1 arms, the budget is 1"
-
-
-def test_budget_of_evaluations_without_known_tasks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a budget in evaluations needs the tasks of the bandit"):
-        make_policy("random", line(2), 0, stop=StopRules(evaluations=5))
 
 
 @given(

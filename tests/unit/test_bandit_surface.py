@@ -20,7 +20,7 @@ def pulls_to_goal(name: str, table: ArmTable, scores: np.ndarray, seed: int) -> 
     for pulls in range(1, len(scores) + 1):
         arm = policy.ask(1)[0].arm
         score = float(scores[table.index(arm)])
-        policy.tell(Observation(arm, {"mean": score}))
+        policy.tell(Observation(arm, {"task": score}))
         if score >= 0.99 * scores.max():
             return pulls
     return len(scores) + 1

@@ -13,7 +13,7 @@ from hpc_toolkit.campaign.local import campaign_of, make_campaign_run, resume_ca
 from hpc_toolkit.campaign.search import try_search
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign, read_settings
 from hpc_toolkit.campaign.tables import NO_OPTIONS
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import NOOP, Played, toy
 
@@ -104,16 +104,16 @@ def test_only_tasks_have_kinds() -> None:
 @pytest.mark.parametrize(
     ("search", "says"),
     [
-        ({**BUDGET, "policy": "gp-uct"}, "search: policy: unknown policy 'gp-uct'"),
-        ({"budget": 6, "policy": "x", "asks": "window"}, "search: policy: unknown policy 'x'"),
-        ({**BUDGET, "scalariser": "median"}, "search: scalariser: unknown scalariser 'median'"),
-        ({**BUDGET, "scalariser": "mean-kind"}, "search: scalariser: .* needs the kind of every"),
-        ({**BUDGET, "options": {"bet": 2}}, "search: options: policy 'gp-ucb' has no option 'bet'"),
-        ({**BUDGET, "options": {"beta": "x"}}, "search: options: gp-ucb: beta is 'x'"),
-        ({**BUDGET, "options": {"features": "metrics"}}, "search: options: the arms have no metri"),
+        ({**BUDGET, "policy": "gp-uct"}, "search: unknown policy 'gp-uct'"),
+        ({"budget": 6, "policy": "x", "asks": "window"}, "search: unknown policy 'x'"),
+        ({**BUDGET, "scalariser": "median"}, "search: unknown scalariser 'median'"),
+        ({**BUDGET, "scalariser": "mean-kind"}, "search: .* needs the kind of every"),
+        ({**BUDGET, "options": {"bet": 2}}, "search: policy 'gp-ucb' has no option 'bet'"),
+        ({**BUDGET, "options": {"beta": "x"}}, "search: gp-ucb: beta is 'x'"),
+        ({**BUDGET, "options": {"features": "metrics"}}, "search: the arms have no metri"),
         (
             {"policy": "racing", "scalariser": "mean-rank"},
-            "search: scalariser: policy 'racing' comp",
+            "search: policy 'racing' comp",
         ),
         ({**BUDGET, "metrics": ["entropy"]}, "search: metrics: nothing uses them"),
     ],
@@ -165,6 +165,9 @@ def test_new_campaigns_ask_in_rounds_and_older_ones_over_a_window(tmp_path: Path
         del record["tasks"][key]
 
     assert read_settings(run.paths, record).search.asks == "window"
+    record["search"]["group_pulls"] = True
+    with pytest.raises(RunError, match=r"began with search\.group_pulls, which this version"):
+        read_settings(run.paths, record)
 
 
 def test_file_that_does_not_say_how_asks_follow_takes_the_run_up_as_it_is(tmp_path: Path) -> None:
@@ -193,7 +196,7 @@ def test_search_may_change_until_its_first_decision(
     with pytest.raises(ConfigError, match=r"other settings: search\.metrics\s") as refused:
         resume_campaign(run, fixed, update=False)
     assert refused.value.hint == "--update takes it over"
-    with pytest.raises(ConfigError, match=r"toy.toml: search: options: .* no option 'x'"):
+    with pytest.raises(ConfigError, match=r"toy.toml: search: .* no option 'x'"):
         resume_campaign(run, toy({**BUDGET, "options": {"x": 1}}), update=True, file="toy.toml")
     resume_campaign(run, fixed, update=True)
 

@@ -192,7 +192,7 @@ def test_a_lease_is_at_least_twice_the_delay_that_was_measured(
 
     worker = worker_of(toy, lease_s=asked_s)
 
-    assert worker._liveness._lease_s == lease_s
+    assert worker._liveness.lease_s == lease_s
     assert worker._member.presence.interval_s == 10.0
     said = capsys.readouterr().err
     assert note in said

@@ -15,7 +15,6 @@ from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, FailureTracker
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 from hpc_toolkit.worker.hosthealth import (
-    ENOUGH_AGAIN,
     HOLD_S,
     Health,
     HostWatch,
@@ -251,11 +250,11 @@ class Ward:
         self.view = self.toy.view()
         self.liveness = Liveness(self.toy.paths, self.clock, host="a", boot="none", lease_s=1e6)
         self.watch = HostWatch(
-            self.view,
-            self.liveness,
-            self.clock,
-            self.me.presence.presence,
-            EVERY_S,
+            view=self.view,
+            liveness=self.liveness,
+            clock=self.clock,
+            own=self.me.presence.presence,
+            every_s=EVERY_S,
         )
 
     def worker(self, name: str, host: str) -> ToyWorker:
@@ -515,28 +514,6 @@ def test_another_hosts_question_is_heard_once_and_its_verdict_asks_nothing(ward:
     assert ward.watch.take([asked])
     assert not ward.watch.take([asked])
     assert not ward.watch.take([asked, notice(sure=True), notice(host="a")])
-
-
-def test_host_that_was_sick_within_a_day_is_told_by_2_items(ward: Ward) -> None:
-    ward.watch.take([notice(host="a", sure=True, at=ward.clock.wall() - 3600)])
-    assert ward.watch.check_at == ENOUGH_AGAIN
-    ward.attempt(ward.me, range(ENOUGH_AGAIN))
-    assert ward.watch.check()
-    ward.attempt(ward.other, range(ENOUGH_AGAIN), "done")
-
-    ward.watch.check()
-
-    assert ward.watch.reason
-
-
-@pytest.mark.parametrize(
-    "changes", [{"at": -1e6}, {"whole": False}, {"sure": False}, {"host": "b"}]
-)
-def test_old_and_other_notices_change_no_limit(ward: Ward, changes: dict[str, Any]) -> None:
-    told = {"host": "a", "sure": True, "at": ward.clock.wall(), **changes}
-    ward.watch.take([notice(**told)])
-
-    assert ward.watch.check_at == CONSECUTIVE_FAILURES
 
 
 def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(

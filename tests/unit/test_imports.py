@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.imports import listed_imports
+from hpc_toolkit.system.imports import listed_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,6 @@ from hpc_toolkit.rundir import layout
 from hpc_toolkit.rundir.layout import (
     FORMAT,
     Manifest,
-    RunPaths,
     StageSpec,
     WorkloadSpec,
     all_runs,
@@ -149,21 +148,6 @@ def test_a_run_whose_filesystem_does_not_answer_is_worth_another_try(
 
     assert caught.value.exit_code == exit_code
     assert ("try again" in caught.value.hint) == (exit_code == 75)
-
-
-def test_every_path_lies_below_the_run(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    stage = paths.stage("items")
-    found = [
-        *(paths.manifest, paths.campaign, paths.workers, paths.journals, paths.logs),
-        *(paths.control, paths.bandit, paths.trials, paths.worker("w"), paths.worker_lock("w")),
-        *(paths.journal("w"), paths.worker_log("w"), stage.entry(1), stage.head, stage.claims),
-    ]
-
-    assert len(set(found)) == len(found)
-    assert all(path.is_relative_to(tmp_path) for path in found)
-    assert stage.entry(12).name == "000012"
-    assert stage.name == "items"
 
 
 def test_check_trust_accepts_a_run_of_ones_own(tmp_path: Path) -> None:

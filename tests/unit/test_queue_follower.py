@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.queue.follower import Follower
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.pacing import LOOK_LOCAL_S, READINGS_PER_S
+from hpc_toolkit.queue.view import Follower
 from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun, ToyWorker
 

@@ -15,7 +15,6 @@ from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.items import (
     Segment,
     UnitReader,
-    canonical,
     check_items,
     encode_segment,
     parse_items,
@@ -269,16 +268,6 @@ def test_a_segment_whose_descriptor_died_is_opened_again(
     reader.close()
 
 
-def test_a_segment_without_groups_has_none(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    path.write_bytes(b"".join(encode_segment([{"a": 1}], group_by=None)))
-    segment = Segment(path, 1)
-
-    assert segment.group_of(segment.units[0]) is None
-    assert segment.order is None
-    assert segment.decision is None
-
-
 def test_a_segment_keeps_the_decision_that_made_it(tmp_path: Path) -> None:
     path = tmp_path / "s"
     decision = {"why": "search", "arms": ["a"], "tells": [{"score": 0.1}]}
@@ -298,8 +287,3 @@ def test_a_segments_header_is_fixed_when_it_is_made(tmp_path: Path) -> None:
 
     assert [unit.name for unit in segment.units] == ["000001-0"]
     assert len(segment.lines(segment.units[0])) == 200
-
-
-def test_canonical_bytes_are_equal_for_equal_items_only() -> None:
-    assert canonical({"a": 1, "b": [1, 2]}) == canonical({"b": [1, 2], "a": 1})
-    assert canonical({"a": [1, 2]}) != canonical({"a": [2, 1]})

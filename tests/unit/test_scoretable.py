@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit.arms import Arm, ArmTable
+from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
-from hpc_toolkit.bandit.features import GEOMETRY_NAMES
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.scoretable import read_score_table
@@ -39,30 +38,9 @@ def write(path: Path, content: str) -> Path:
     return path
 
 
-def write_parquet(path: Path, content: str) -> Path:
-    """The same cells with the types that a Parquet file would have."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = list(csv.DictReader(io.StringIO(content)))
-    columns: dict[str, list[object]] = {}
-    for name in rows[0]:
-        cells = [row[name] for row in rows]
-        if name in ("size", "revision", "note"):
-            columns[name] = list(cells)
-        elif name == "layer":
-            columns[name] = [int(cell) for cell in cells]
-        else:
-            columns[name] = [float(cell) if cell else None for cell in cells]
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet"])
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 def test_a_table_is_read_alike_from_every_format(tmp_path: Path, name: str) -> None:
-    writer = write_parquet if name.endswith("parquet") else write
-
-    table = read_score_table(writer(tmp_path / name, text(*ROWS)))
+    table = read_score_table(write(tmp_path / name, text(*ROWS)))
 
     assert table.arms.ids == ("410m/step8/layer0", "410m/step8/layer2", "1.4b/main/layer1")
     assert tuple(arm.group for arm in table.arms.arms) == ("410m/step8", "410m/step8", "1.4b/main")
@@ -190,9 +168,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.csv.gz").write_bytes(whole[:-20])
     (tmp_path / "bent.csv.gz").write_bytes(whole[:30] + b"\0\0\0\0" + whole[34:])
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\xfa")
-    (tmp_path / "no.parquet").write_text("PAR")
     (tmp_path / "scores.txt").write_text("x")
-    for name in ("plain.csv.gz", "cut.csv.gz", "bent.csv.gz", "bytes.csv", "no.parquet"):
+    for name in ("plain.csv.gz", "cut.csv.gz", "bent.csv.gz", "bytes.csv"):
         with pytest.raises(ConfigError, match=f"{name}: cannot be read: "):
             read_score_table(tmp_path / name)
     with pytest.raises(ConfigError, match=r"scores.txt: not a table of scores"):

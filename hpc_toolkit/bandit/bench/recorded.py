@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.arms import ArmTable
-from hpc_toolkit.bandit.features import with_metrics
+from hpc_toolkit.bandit.arms import ArmTable, with_metrics
 from hpc_toolkit.bandit.policy import Observation
 from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError
@@ -66,7 +65,7 @@ class ScoreTable:
 
     @cached_property
     def measured_arms(self) -> ArmTable:
-        """The arms with the metrics as further features; see ``features.with_metrics``."""
+        """The arms with the metrics as further features; see ``arms.with_metrics``."""
         rows = {
             arm: {name: float(column[index]) for name, column in self.metrics.items()}
             for index, arm in enumerate(self.arms.ids)

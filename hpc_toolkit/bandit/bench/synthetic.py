@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.arms import Arm, ArmTable
+from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable, geometry_features
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
-from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Rules that choose by a Gaussian process over the arms' features."""
+"""Rules that learn from features: the initial arms, and choices by a Gaussian process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,118 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from hpc_toolkit.bandit.arms import FEATURES, columns
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, fit
-from hpc_toolkit.bandit.rule import Stream, drawn, number_option
-from hpc_toolkit.bandit.rules.guided import Guided, Scale, first_best_of, free_arms
+from hpc_toolkit.bandit.rule import (
+    Rule,
+    Stream,
+    drawn,
+    first_best,
+    number_option,
+    word_option,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.rule import History
+
+
+def space_filling_order(points: NDArray[np.float64], seed: int, n: int) -> list[int]:
+    """Return the indices of ``n`` points, each as far as possible from all before it.
+
+    Greedy maximin design, known as farthest-point traversal (Gonzalez 1985, "Clustering to
+    minimize the maximum intercluster distance"). The seed draws the first point; equal distances
+    go to the lowest index. ``points`` has shape (n_points, n_columns). A larger ``n`` gives a
+    longer list with the same beginning, up to all points.
+    """
+    count = min(n, len(points))
+    if count == 0:
+        return []
+    order = [int(np.random.default_rng([seed, Stream.FIRST_ARM]).integers(len(points)))]
+    nearest = np.full(len(points), np.inf)
+    while len(order) < count:
+        newest = order[-1]
+        nearest = np.minimum(nearest, ((points - points[newest]) ** 2).sum(axis=1))
+        # Below every distance, even the distance 0 of a point with equal features.
+        nearest[order] = -1.0
+        order.append(first_best(nearest))
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class Guided(Rule):
+    """A rule that chooses its first arms by features alone, and then lets a model choose."""
+
+    initial: int = number_option(5, low=1)
+    """Number of arms chosen in space-filling order before the model decides."""
+    features: str = word_option("geometry", FEATURES)
+    """The model's features: "geometry", "metrics" or "all" (see ``arms.columns``)."""
+
+    def choose(self, history: History, n: int) -> list[Proposal]:
+        wanted = min(n, len(history.table.arms) - len(history.taken))
+        points = columns(history.table, self.features)
+        opening = self._opening(history, points, wanted)
+        ids = history.table.ids
+        proposals = [Proposal(ids[i], None, "space-filling initial arm") for i in opening]
+        if len(opening) < wanted:
+            proposals += self._climb(history, points, opening, wanted - len(opening))
+        return proposals
+
+    def _opening(self, history: History, points: NDArray[np.float64], n: int) -> list[int]:
+        """Return the initial arms that are due; all ``n`` while there is no reward."""
+        if history.scored:
+            n = min(n, max(0, self.initial - len(history.scored) - len(history.pending)))
+        if n == 0:
+            return []
+        order = space_filling_order(points, history.seed, n + len(history.taken))
+        return [index for index in order if index not in history.taken][:n]
+
+    @abstractmethod
+    def _climb(
+        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+    ) -> list[Proposal]:
+        """Choose by a model ``n`` of the arms that are neither taken nor in ``opening``.
+
+        The caller makes sure that there are at least ``n`` of these arms.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Rewards as models see them: with mean 0 and standard deviation 1."""
+
+    centre: float
+    spread: float
+
+    @classmethod
+    def of(cls, rewards: NDArray[np.float64]) -> Scale:
+        centre, spread = float(rewards.mean()), float(rewards.std())
+        # The spread of one reward, or of equal rewards, is rounding error.
+        return cls(centre, 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread)
+
+    def to_model(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+        return (rewards - self.centre) / self.spread
+
+    def to_reward(self, value: float) -> float:
+        return self.centre + self.spread * float(value)
+
+    def expects(self, mean: float, sd: float) -> str:
+        return f"expects {self.to_reward(mean):.4g} +- {self.spread * float(sd):.2g}"
+
+
+def free_arms(history: History, opening: list[int]) -> NDArray[np.bool_]:
+    """Return shape (n_arms,): True for arms that may still be proposed."""
+    free = np.ones(len(history.table.arms), dtype=np.bool_)
+    free[[*history.taken, *opening]] = False
+    return free
+
+
+def first_best_of(values: NDArray[np.float64], free: NDArray[np.bool_]) -> int:
+    """Return the lowest index of the highest value, to 12 decimals, among free arms."""
+    allowed = np.flatnonzero(free)
+    return int(allowed[first_best(values[allowed])])
 
 
 SMALLEST_SD = 1e-9
@@ -42,22 +145,12 @@ class Ask:
     chosen: int
     """How many arms this ask has chosen already."""
 
-    def generator(self, stream: Stream) -> np.random.Generator:
-        """Return the generator for the next choice."""
-        return drawn(self.history, stream, self.chosen)
-
     @cached_property
     def surfaces(self) -> Surfaces:
         """Draws over the arms without results, from the posterior at the first use."""
         untold = np.ones(len(self.free), dtype=np.bool_)
         untold[[*self.history.scored, *self.history.failed]] = False
         return Surfaces(self.posterior, untold)
-
-    def known(self) -> NDArray[np.bool_]:
-        """Return shape (n_arms,): True for arms told with a reward, pending, or chosen."""
-        known = ~self.free
-        known[list(self.history.failed)] = False
-        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +242,9 @@ class GpEi(GpRule):
     name: ClassVar[str] = "gp-ei"
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
-        best = float(ask.posterior.mean[ask.known()].max())
+        known = ~ask.free  # told with a reward, pending, or chosen
+        known[list(ask.history.failed)] = False
+        best = float(ask.posterior.mean[known].max())
         improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
         index = first_best_of(improvement, ask.free)
         return index, ask.scale.spread * math.exp(improvement[index])
@@ -169,7 +264,8 @@ class GpTs(GpRule):
     def _pick(self, ask: Ask) -> tuple[int, float]:
         # Surfaces include pending arms, so that they do not depend on which arms are pending.
         surface = np.full(len(ask.free), -np.inf)
-        surface[ask.surfaces.arms] = ask.surfaces.draw(ask.generator(Stream.GP_SAMPLE))
+        generator = drawn(ask.history, Stream.GP_SAMPLE, ask.chosen)
+        surface[ask.surfaces.arms] = ask.surfaces.draw(generator)
         if not ask.free[ask.surfaces.arms].any():
             surface = ask.posterior.mean
         index = first_best_of(surface, ask.free)

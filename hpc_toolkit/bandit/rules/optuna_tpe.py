@@ -12,7 +12,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.rule import Stream, drawn
-from hpc_toolkit.bandit.rules.guided import Guided, first_best_of, free_arms
+from hpc_toolkit.bandit.rules.gp import Guided, first_best_of, free_arms
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,15 +32,10 @@ MOST_DRAWS = 8
 class OptunaTpe(Guided):
     """Propose the arm nearest to a suggestion of Optuna's TPESampler (Bergstra et al. 2011).
 
-    Each feature with more than one value is an integer parameter: the rank of a value among the
-    values in the table. A suggestion means the nearest arm by ranks scaled to [0, 1]. If that arm
-    is taken, Optuna is asked again; after eight suggestions the nearest free arm is proposed. Needs
-    the extra ``optuna``.
-
-    Each proposal creates a new study from the history, so that an ask depends on nothing else;
-    this takes a few milliseconds, plus 0.1 ms per told arm. Pending arms are running trials
-    (constant liar). All told arms have the same weight, since their order is not known; by default
-    Optuna would forget the oldest.
+    Each feature with more than one value is an integer parameter: the rank of its value in the
+    table. If the nearest arm is taken, Optuna is asked again, up to eight times; then the nearest
+    free arm is proposed. Each proposal makes a new study from the history, which takes 0.1 ms per
+    told arm. Pending arms are running trials (constant liar), and all told arms weigh the same.
     """
 
     name: ClassVar[str] = "optuna-tpe"
@@ -134,7 +129,6 @@ def _space(ranks: NDArray[np.intp]) -> dict[str, optuna.distributions.BaseDistri
 
 
 def _ranks(points: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the rank of each value among the distinct values of its column."""
     ranks = [np.unique(np.round(column, 12), return_inverse=True)[1] for column in points.T]
     return np.array(ranks, dtype=np.intp).reshape(-1, len(points)).T
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -90,29 +91,48 @@ def proposals(
     return found
 
 
-def pilot_proposals(history: History, pilot: int, n: int) -> list[Proposal]:
-    """Propose the pilot on its tasks not asked for yet; nothing while it is being evaluated."""
-    reason = "tells how long each task takes"
-    return proposals(history, [pilot], range(len(history.results.tasks.names)), reason, n)
+@dataclass(frozen=True, slots=True)
+class _Contest(Rule):
+    """A rule that first times the tasks on a pilot arm where their durations are not known."""
+
+    def choose(self, history: History, n: int) -> list[Proposal]:
+        order = task_order(history)
+        if order.pilot is not None:
+            # Nothing while the pilot is being evaluated.
+            tasks = range(len(history.results.tasks.names))
+            return proposals(history, [order.pilot], tasks, "tells how long each task takes", n)
+        rung = self._rung(history, order)
+        return rung.proposals(self._reason(rung, len(order.tasks)), n)
+
+    def finalists(self, history: History) -> Finalists | None:
+        order = task_order(history)
+        if order.pilot is not None:
+            return None
+        rung = self._rung(history, order)
+        return self._last(rung) if rung.counted and rung.arms.size else None
+
+    @abstractmethod
+    def _rung(self, history: History, order: TaskOrder) -> Rung:
+        """The open rung with its arms; the last one when the contest is over."""
+
+    @abstractmethod
+    def _reason(self, rung: Rung, tasks: int) -> str:
+        """Why the rung's arms are asked for, of all ``tasks``."""
+
+    def _last(self, rung: Rung) -> Finalists | None:
+        return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
 
 
 @dataclass(frozen=True, slots=True)
-class Racing(Rule):
+class Racing(_Contest):
     """Evaluate the cheapest tasks first; arms that fall too far behind the leader drop out.
 
     Once all remaining arms were told on k of K tasks, with k at least ``first``, arm a drops out
-    if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``. Mean and standard
-    deviation (with k - 1 degrees of freedom) are of the paired differences over the k tasks. The
-    last factor is the finite population correction of survey sampling, since there are only K
-    tasks. See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002 for a paired
-    bound. The race ends with one arm, or after all tasks with the exact mean.
-
-    The tasks are not a random sample, and arms are checked after every task, so ``c`` is not a
-    quantile of a known error: larger is safer and more expensive. Two arms are not compared on a
-    task that failed for either; an arm with more failed tasks than scores drops out. A task that
-    cannot compare the arms (see ``odds.silent_tasks``) counts in neither k nor K, and the next
-    cheapest task replaces it. The rule needs the bandit's task set, and compares arms only by
-    their mean over the tasks.
+    if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``, by paired differences
+    (see ``odds.gaps``). See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002. The
+    race ends with one arm, or after all tasks with the exact mean. Arms are checked after every
+    task, so ``c`` is not a quantile of a known error. An arm with more failed tasks than scores
+    drops out, and a task that cannot compare the arms counts in neither k nor K.
     """
 
     name: ClassVar[str] = "racing"
@@ -123,34 +143,25 @@ class Racing(Rule):
     block: int = number_option(1, low=1)
     """Number of tasks between one check and the next."""
 
-    def choose(self, history: History, n: int) -> list[Proposal]:
-        order = task_order(history)
-        if order.pilot is not None:
-            return pilot_proposals(history, order.pilot, n)
-        rung = self._rung(history, order.tasks)
-        reason = f"{len(rung.arms)} arms left after {rung.done} of {len(order.tasks)} tasks"
-        return rung.proposals(reason, n)
+    def _reason(self, rung: Rung, tasks: int) -> str:
+        return f"{len(rung.arms)} arms left after {rung.done} of {tasks} tasks"
 
-    def finalists(self, history: History) -> Finalists | None:
-        order = task_order(history)
-        if order.pilot is not None:
-            return None
-        rung = self._rung(history, order.tasks)
+    def _last(self, rung: Rung) -> Finalists | None:
         rung.arms = rung.arms[comparable(rung.scores)]
-        if not rung.counted or not rung.arms.size:
+        if not rung.arms.size:
             return None
         leader = int(rung.arms[best_row(rung.scores)])
         return Finalists(tuple(rung.arms.tolist()), rung.counted, leader, rung.dropped)
 
-    def _rung(self, history: History, order: tuple[int, ...]) -> Rung:
-        rung, look = Rung(history, order), self.first
+    def _rung(self, history: History, order: TaskOrder) -> Rung:
+        rung, look, tasks = Rung(history, order.tasks), self.first, len(order.tasks)
         while len(rung.arms) > 1 or not rung.counted:
             missing = max(look - len(rung.counted), 1)
-            if rung.done == len(order) or not rung.reach(min(rung.done + missing, len(order))):
+            if rung.done == tasks or not rung.reach(min(rung.done + missing, tasks)):
                 break
-            if len(rung.counted) >= look or rung.done == len(order):
+            if len(rung.counted) >= look or rung.done == tasks:
                 if rung.counted:
-                    left = survivors(rung.scores, len(order) - len(rung.dropped), self.c)
+                    left = survivors(rung.scores, tasks - len(rung.dropped), self.c)
                     rung.arms = rung.arms[left]
                 look = len(rung.counted) + self.block
         return rung
@@ -179,23 +190,16 @@ def comparable(scores: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 @dataclass(frozen=True, slots=True)
-class Halving(Rule):
+class Halving(_Contest):
     """Evaluate all arms on a few cheap tasks, then the best 1/``eta`` on more tasks, and so on.
 
     This is sequential halving (Karnin, Koren and Somekh 2013, "Almost optimal exploration in
-    multi-armed bandits") in which each rung adds tasks. Every rung gets the same part of the budget
-    and adds as many tasks, cheapest first, as that pays for; the rest goes to the next rung.
-
-    The budget is ``share`` of the expected duration of all arms on all tasks. If a pilot arm gave
-    the expected durations, its evaluations are part of the budget, and the arms' mean slowness
-    relative to the pilot on the first rung rescales the budget. Finished evaluations count with
-    their told durations; an arm's coming ones are scaled by its slowness so far. No rung is
-    expected to exceed its part of the budget, except by the first task, but it may exceed it.
-
-    Arms of a rung are compared by their reward over its tasks; ties go to the lower index. An arm
-    with more failed tasks than scores drops out. A task that cannot compare the arms (see
-    ``odds.silent_tasks``) does not count, and the rung adds as many others as the budget pays
-    for. The rule needs the bandit's task set.
+    multi-armed bandits") in which each rung adds tasks, cheapest first, for an equal part of the
+    budget. The budget is ``share`` of the expected duration of all arms on all tasks; it includes a
+    pilot's evaluations, and the first rung rescales it by the arms' slowness relative to the pilot.
+    A rung may exceed its part. Arms are compared by their reward over the rung's tasks; ties go to
+    the lower index. An arm with more failed tasks than scores drops out, and a task that cannot
+    compare the arms is replaced.
     """
 
     name: ClassVar[str] = "halving"
@@ -207,24 +211,10 @@ class Halving(Rule):
     """The budget, as a share of the duration of all arms on all tasks. The first rung takes one
     task even if the budget is too small for it; the last rung takes at most all tasks."""
 
-    def choose(self, history: History, n: int) -> list[Proposal]:
-        order = task_order(history)
-        if order.pilot is not None:
-            return pilot_proposals(history, order.pilot, n)
-        rung = self._rung(history, order)
-        return rung.proposals(f"rung of {len(rung.arms)} arms on {rung.until} tasks", n)
-
-    def finalists(self, history: History) -> Finalists | None:
-        order = task_order(history)
-        if order.pilot is not None:
-            return None
-        rung = self._rung(history, order)
-        if not rung.counted or not rung.arms.size:
-            return None
-        return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
+    def _reason(self, rung: Rung, tasks: int) -> str:
+        return f"rung of {len(rung.arms)} arms on {rung.until} tasks"
 
     def _rung(self, history: History, order: TaskOrder) -> Rung:
-        """Return the open rung with its arms; if all rungs are done, the last one."""
         rung, purse = Rung(history, order.tasks), _Purse(history, order, self.share)
         sizes = self.sizes(len(rung.arms))
         for place, size in enumerate(sizes, start=1):

@@ -295,7 +295,7 @@ def _done(directory: Path | None, size: int) -> set[tuple[str, int, int]]:
 def _write(record: Record, directory: Path | None) -> None:
     import json
 
-    from hpc_toolkit.results.provenance import collect_provenance
+    from hpc_toolkit.worker.loading import collect_provenance
 
     made = collect_provenance(())
     record["commit"], record["hpctk"] = made["git_commit"], made["hpctk"]

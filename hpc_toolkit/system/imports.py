@@ -21,7 +21,6 @@ class _Loader(SourceFileLoader):
     """Loads a module as Python does, but does not look at an open file before it reads it."""
 
     def get_data(self, path: str | bytes) -> bytes:
-        """Read a file as a whole."""
         file = os.open(path, os.O_RDONLY)
         try:
             return b"".join(iter(lambda: os.read(file, _CHUNK), b""))

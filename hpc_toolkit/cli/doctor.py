@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.doctor.findings import Report
-    from hpc_toolkit.doctor.run.planning import Plan
+    from hpc_toolkit.doctor.run.repairs import Plan
 
 _WIDTH = 100
 
@@ -92,8 +92,7 @@ def doctor(
 
 def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
-    from hpc_toolkit.doctor.run.planning import plan_repairs
-    from hpc_toolkit.doctor.run.repairing import repair_run
+    from hpc_toolkit.doctor.run.repairs import plan_repairs, repair_run
     from hpc_toolkit.rundir.layout import check_trust
 
     if pair is not None:

@@ -60,12 +60,11 @@ class Partner:
             "where": lambda: side_of(self._area.parent).to_json(),
             "race": lambda own: names.race(self._area / "race", own),
             "create": lambda name, target: files.create_name(self._area / name, target),
-            "replace": lambda name: names.replace_often(self._area / name),
             "prepare": self._prepare,
             "change": self._change,
             "hold": self._hold,
             "let_go": self._let_go,
-            "try": lambda kind, name: locks.try_lock(kind, self._area / name),
+            "try": lambda name: locks.try_lock(self._area / name),
             "gpus": gpus.look_here,
             BYE: os.getpid,
         }
@@ -82,8 +81,8 @@ class Partner:
         assert self._changes is not None
         self._changes.make()
 
-    def _hold(self, kind: str, name: str) -> str:
-        self._holder = locks.Holder(kind, self._area / name)
+    def _hold(self, name: str) -> str:
+        self._holder = locks.Holder(self._area / name)
         return self._holder.outcome
 
     def _let_go(self) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 # Three GPUs, played by the CPU: the second one does not answer, the third one computes wrongly.
 GPUS = """
 import json, torch
-from hpc_toolkit.doctor.node import torchprobe
+from hpc_toolkit.doctor.node import gpus
 
 asked = []
 
@@ -33,8 +33,8 @@ torch.cuda.device_count = lambda: 3
 torch.cuda.mem_get_info = memory
 torch.cuda.get_device_name = lambda device: "stand-in"
 torch.Tensor.cpu = lambda numbers: back(numbers) + (len(asked) == 3)
-torchprobe.be_quiet = lambda: None
-print(json.dumps(torchprobe.look()))
+gpus._be_quiet = lambda: None
+print(json.dumps(gpus.look_by_torch()))
 """
 
 

@@ -17,7 +17,7 @@ from hpc_toolkit.cli.doctor import report_lines
 from hpc_toolkit.doctor import channel, examine, partner, sides
 from hpc_toolkit.doctor.channel import Channel, SilentSideError, make_area, remove_area, sweep
 from hpc_toolkit.doctor.children import Child, ask_child
-from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
+from hpc_toolkit.doctor.filesystem import delays, locks, mounts
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.partner import Step, join_step
 from hpc_toolkit.errors import ConfigError
@@ -32,16 +32,15 @@ if TYPE_CHECKING:
     from hpc_toolkit.doctor.findings import Report
 
 SETTLED = [
-    *("filesystem", "mount options", "space", "sides", "exclusive names", "lost reply", "rename"),
+    *("filesystem", "mount options", "space", "sides", "exclusive names", "lost reply"),
     *(f"delay ({name})" for name in delays.looks(Path())),
-    *("locks (flock)", "locks (lockf)", "fsync"),
+    *("locks (flock)", "fsync"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough of everything to be right, not to be measured."""
-    monkeypatch.setattr(names, "_LOOKS_S", 0.05)
     monkeypatch.setattr(delays, "_MOST_SYNCS", 3)
     monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
 
@@ -90,15 +89,15 @@ def test_locks_that_reach_the_other_side_are_proven(fast_dir: Path) -> None:
     assert "between the two sides" in found(report)["locks (flock)"].found
 
 
-def always_granted(_kind: str, _path: str) -> bool:
+def always_granted(_path: str) -> bool:
     return True
 
 
-def not_implemented(_kind: str, _path: str) -> bool:
+def not_implemented(_path: str) -> bool:
     raise OSError(errno.ENOSYS, "Function not implemented")
 
 
-def never_free(_kind: str, _path: str) -> bool:
+def never_free(_path: str) -> bool:
     return False
 
 
@@ -112,7 +111,7 @@ def never_free(_kind: str, _path: str) -> bool:
     ],
 )
 def test_locks_that_exclude_nobody_are_slower_and_prove_nothing(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[str, str], bool], words: str
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[str], bool], words: str
 ) -> None:
     monkeypatch.setattr(locks, "take_lock", take)
 
@@ -132,8 +131,8 @@ def test_locks_that_keep_one_side_out_alone_prove_nothing(
     lead = os.getpid()
     real = locks.try_lock
 
-    def one_way(kind: str, path: Path) -> str:
-        return real(kind, path) if os.getpid() == lead else locks.GRANTED
+    def one_way(path: Path) -> str:
+        return real(path) if os.getpid() == lead else locks.GRANTED
 
     monkeypatch.setattr(locks, "try_lock", one_way)
 
@@ -147,7 +146,7 @@ def test_locks_that_keep_one_side_out_alone_prove_nothing(
 def test_a_lock_that_outlives_its_holder_proves_nothing(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "_time_until_free", lambda _kind, _path: None)
+    monkeypatch.setattr(locks, "_time_until_free", lambda _path: None)
 
     report = looked_at(fast_dir, other=fast_dir)
 
@@ -159,12 +158,11 @@ def test_a_lock_request_that_hangs_is_given_up_and_unsafe(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locks, "_ANSWER_S", 0.05)
-    monkeypatch.setattr(locks, "take_lock", lambda _kind, _path: time.sleep(60))
+    monkeypatch.setattr(locks, "take_lock", lambda _path: time.sleep(60))
 
     report = looked_at(fast_dir)
 
     assert found(report)["locks (flock)"].verdict is Verdict.UNSAFE
-    assert found(report)["locks (lockf)"].verdict is Verdict.SLOWER
 
 
 @pytest.fixture
@@ -186,11 +184,11 @@ def test_locks_in_the_grace_period_of_an_nfs_server_are_waited_for_with_a_note(
             over.touch()
             return super().write(text)
 
-    def take(kind: str, path: str) -> bool:
+    def take(path: str) -> bool:
         time.sleep(0.25)  # the note may have been printed before, if the first files took long
         while not over.exists():
             time.sleep(0.01)
-        return real(kind, path)
+        return real(path)
 
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
@@ -211,7 +209,7 @@ def test_an_nfs_lock_that_outlasts_every_grace_period_is_unsafe_and_says_when_to
 ) -> None:
     monkeypatch.setattr(locks, "_ANSWER_S", 0.05)
     monkeypatch.setattr(locks, "LONGEST_S", 0.1)
-    monkeypatch.setattr(locks, "take_lock", lambda _kind, _path: time.sleep(60))
+    monkeypatch.setattr(locks, "take_lock", lambda _path: time.sleep(60))
 
     flock = found(looked_at(fast_dir))["locks (flock)"]
 
@@ -302,18 +300,6 @@ def test_what_stays_unseen_is_timed_and_judged(
     assert str(found(report)["delay (heartbeat)"].verdict) == verdict
     assert report.delays_s["new file"] is not None
     assert (report.delays_s["heartbeat"] is None) == (verdict == "unsafe")
-
-
-def test_a_reader_that_meets_neither_old_nor_new_is_unsafe(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def in_pieces(path: Path, chunks: list[bytes]) -> None:
-        path.write_bytes(b"".join(chunks)[:7])
-
-    monkeypatch.setattr(files, "replace_file", in_pieces)
-    monkeypatch.setattr(delays, "LIMIT_S", 0.05)
-
-    assert found(looked_at(fast_dir))["rename"].verdict is Verdict.UNSAFE
 
 
 def test_a_failed_sync_is_unsafe_and_the_rest_is_still_looked_at(
@@ -643,7 +629,7 @@ def test_a_message_that_is_torn_is_read_again(
 def test_a_childs_error_and_its_death_are_told_apart_from_answers() -> None:
     assert ask_child(lambda: [1, "a"], 400.0) == [1, "a"]
     with pytest.raises(OSError, match="Function not implemented"):
-        ask_child(lambda: not_implemented("", ""), 400.0)
+        ask_child(lambda: not_implemented(""), 400.0)
     with pytest.raises(OSError, match="the process that asked died"):
         ask_child(lambda: os._exit(3), 400.0)
 

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.doctor import doctor
-from hpc_toolkit.doctor.run.planning import plan_repairs
-from hpc_toolkit.doctor.run.repairing import repair_run
+from hpc_toolkit.doctor.run.repairs import plan_repairs, repair_run
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir import files
@@ -185,34 +184,6 @@ def test_a_claim_that_an_old_listing_lacks_is_not_missing(
     monkeypatch.setattr(files, "list_names", lambda path: [] if path == claims else listed(path))
 
     assert plan_repairs(toy.root).repairs == ()
-
-
-def test_a_temporary_file_that_a_kill_left_is_moved_and_not_deleted(toy: ToyRun) -> None:
-    left, young = toy.root / TEMPORARY, toy.root / TEMPORARY.replace("0123", "9876")
-    left.write_text("{}")
-    young.write_text("{}")
-    age(left)
-    plan = plan_repairs(toy.root)
-
-    first, second = (list(repair_run(toy.root, plan.repairs)) for _ in range(2))
-
-    assert (first, second) == ([(TEMPORARY, "")], [(TEMPORARY, "somebody did it meanwhile")])
-    assert (toy.paths.repaired / TEMPORARY).read_text() == "{}"
-    assert young.exists()
-    assert plan.left == ("1 temporary files: changed within the last hour",)
-
-
-def test_a_temporary_file_that_is_written_meanwhile_stays(toy: ToyRun) -> None:
-    left = toy.root / TEMPORARY
-    left.touch()
-    age(left)
-    plan = plan_repairs(toy.root)
-    os.utime(left)
-
-    assert list(repair_run(toy.root, plan.repairs)) == [
-        (TEMPORARY, "left: changed within the last hour")
-    ]
-    assert left.exists()
 
 
 def test_a_file_in_the_place_of_a_directory_is_told_as_a_failure(toy: ToyRun) -> None:

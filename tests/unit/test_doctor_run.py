@@ -10,7 +10,7 @@ import pytest
 
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.run.check import check_run
-from hpc_toolkit.doctor.run.planning import plan_repairs
+from hpc_toolkit.doctor.run.repairs import plan_repairs
 from hpc_toolkit.errors import HpcToolkitError
 from tests.toyrun import ToyRun, tree
 

@@ -6,6 +6,7 @@ Every query of a driver runs in a child that can be abandoned: a broken driver n
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor.children import ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
-from hpc_toolkit.doctor.node import torchprobe
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
 from hpc_toolkit.system.quantities import format_duration, format_size
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _DRIVER_S = 25.0
 _TORCH_S = 60.0
 _AMD = Path("/dev/kfd")
+_SIDE = 256
+_MOST_WORDS = 160
 _FAILS = "items that use a GPU fail on this node, or wait for ever"
 _LEAVE_OUT = "leave the node out (--sbatch exclude=NODE), and tell the site"
 
@@ -36,7 +38,7 @@ def look_here() -> list[dict[str, Any]]:
     if torch_wanted and find_spec("torch") is None:
         findings.append(_skipped("torch", "is not installed for this interpreter"))
     elif torch_wanted:
-        findings.append(judge_torch(_asked(torchprobe.look, _TORCH_S)))
+        findings.append(judge_torch(_asked(look_by_torch, _TORCH_S)))
     return [one.to_json() for one in findings]
 
 
@@ -95,7 +97,7 @@ def listed(gpus: list[dict[str, Any]]) -> str:
 
 
 def judge_torch(told: dict[str, Any]) -> Finding:
-    """Judge the answer of :func:`hpc_toolkit.doctor.node.torchprobe.look`."""
+    """Judge the answer of look_by_torch()."""
     check = "torch"
     if "torch" not in told:
         found = f"looking at GPUs with torch failed: {told['error']}"
@@ -141,3 +143,56 @@ def _fault(check: str, found: str, fix: str) -> Finding:
 
 def _skipped(check: str, why: str) -> Finding:
     return Finding(check, Verdict.SKIPPED, why)
+
+
+def look_by_torch() -> dict[str, Any]:
+    """Return torch's version, its GPUs, and whether each multiplies as the CPU does.
+
+    Returns:
+        ``torch`` and ``cuda``, versions ("" for a build without GPUs). In a build with GPUs also
+        ``error`` if torch cannot use them; otherwise ``gpus``, each with ``name``, ``free`` and
+        ``total`` bytes, ``right`` and ``seconds``, or with ``error``.
+    """
+    _be_quiet()
+    import torch
+
+    told = {"torch": torch.__version__, "cuda": torch.version.cuda or torch.version.hip or ""}
+    if not told["cuda"]:
+        return told
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return {**told, "error": _first_words(error)}
+    count = torch.cuda.device_count()
+    return {**told, "gpus": [_look_at(index) for index in range(count)]}
+
+
+def _look_at(index: int) -> dict[str, Any]:
+    import torch
+
+    device = torch.device("cuda", index)
+    # Integers, so that the result does not depend on the order of summation.
+    numbers = torch.arange(_SIDE * _SIDE, dtype=torch.float64).remainder(7).reshape(_SIDE, _SIDE)
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        began = time.monotonic()
+        there = numbers.to(device)
+        right = torch.equal((there @ there).cpu(), numbers @ numbers)
+        seconds = round(time.monotonic() - began, 3)
+    except RuntimeError as error:
+        return {"error": _first_words(error)}
+    name = torch.cuda.get_device_name(device)
+    return {"name": name, "free": free, "total": total, "right": right, "seconds": seconds}
+
+
+def _be_quiet() -> None:
+    """Drop the output of libraries: stdout carries the report."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        os.dup2(nothing, fd)
+
+
+def _first_words(error: BaseException) -> str:
+    """Return the first line of an error that is not empty, short enough for a message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:_MOST_WORDS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,6 +35,16 @@ def complete_cluster(incomplete: str) -> list[str]:
     return [name for name in cluster_names() if name.startswith(incomplete)]
 
 
+def switch(name: str, text: str, *more_names: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, *more_names, help=text)
+
+
+def value(name: str, metavar: str, text: str) -> Any:
+    """An option with a value."""
+    return typer.Option(name, metavar=metavar, help=text)
+
+
 GivenRun = Annotated[
     str, typer.Argument(metavar="RUN", help="Run directory.", autocompletion=complete_run)
 ]
@@ -49,7 +59,7 @@ RunArgument = Annotated[
 ITEM_HELP = "Item number, counted from 0, or a part of its JSON."
 """Help of the option ``--item ITEM``, which names an item for every command."""
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, switch("--json", "Print JSON.")]
 
 
 def open_run(given: str | None) -> Run:

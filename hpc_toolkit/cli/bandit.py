@@ -30,23 +30,13 @@ PANELS: Panels = {
     "Options": (
         Option(
             "table",
-            "Recorded scores (.csv, .csv.gz or .parquet), synthetic or synthetic:SEED.",
+            "Scores (.csv, .csv.gz, .parquet), or synthetic[:SEED].",
             "FILE",
             default="synthetic",
         ),
-        Option(
-            "policies",
-            "Policies, e.g. random,gp-ucb:initial=8; all compares every one.",
-            "NAMES",
-            default="random,gp-ucb",
-        ),
+        Option("policies", "all, or names.", "NAMES", default="random,gp-ucb"),
         Option("seeds", "Number of searches per policy and table.", "N", default=10),
-        Option(
-            "subtables",
-            "Search on N random parts of the table instead of all of it.",
-            "N",
-            default=0,
-        ),
+        Option("subtables", "Search on N random parts of the table.", "N", default=0),
         Option("arms_share", "Share of the arms in each part.", "NUMBER", default=0.5, hidden=True),
         Option("tasks", "Tasks in each part. [default: all]", "N", hidden=True),
         Option("asks", "Arms evaluated at once: one, rounds:N or window:N.", default="one"),

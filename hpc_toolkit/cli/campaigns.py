@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run, switch, value
 from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.system.terminal import printable
 
@@ -43,12 +43,8 @@ def run_campaign(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Local workers. [default: one per GPU, else 1]")
     ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Run directory. [default: runs/NAME]")
-    ] = None,
-    update: Annotated[
-        bool, typer.Option("--update", help="Accept changed settings of the search.")
-    ] = False,
+    run: Annotated[str | None, value("--run", "RUN", "Run directory. [default: runs/NAME]")] = None,
+    update: Annotated[bool, switch("--update", "Accept changed settings of the search.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a campaign on this machine.
@@ -189,7 +185,7 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
 def coordinate(
     run: RunArgument = None,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Print a summary when the campaign is complete.")
+        bool, switch("--summary", "Print a summary when the campaign is complete.")
     ] = False,
 ) -> None:
     """Run the coordinator of a campaign; it may be killed and restarted.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run
+from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run, switch
 from hpc_toolkit.cli.help import LIST
 from hpc_toolkit.cli.runs import ITEMS, read_items
 from hpc_toolkit.errors import ConfigError
@@ -24,7 +24,7 @@ def add(
     run: GivenRun,
     items: Annotated[str | None, ITEMS] = None,
     seal: Annotated[
-        bool, typer.Option("--seal", help="Allow no further items; workers exit when done.")
+        bool, switch("--seal", "Allow no further items; workers exit when done.")
     ] = False,
 ) -> None:
     """Add items to a run created with --open, or seal it.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, complete_cluster
+from hpc_toolkit.cli.arguments import JsonOption, complete_cluster, switch
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.system.quantities import format_mem, format_walltime
@@ -77,7 +77,7 @@ def show(
             autocompletion=complete_cluster,
         ),
     ],
-    origin: Annotated[bool, typer.Option("--origin", help="Print the file of each fact.")] = False,
+    origin: Annotated[bool, switch("--origin", "Print the file of each fact.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what is known about a cluster, and where it comes from.
@@ -148,7 +148,7 @@ def schema() -> None:
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")],
     from_slurm: Annotated[
-        bool, typer.Option("--from-slurm", help="Query Slurm on this machine; submits nothing.")
+        bool, switch("--from-slurm", "Query Slurm on this machine; submits nothing.")
     ] = False,
     out: Annotated[
         str | None,
@@ -159,7 +159,7 @@ def init(
             help="File to write; - is stdout. [default: the user's directory]",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Annotated[bool, switch("--force", "Overwrite the file.")] = False,
 ) -> None:
     """Write a cluster file from the answers of Slurm.
 

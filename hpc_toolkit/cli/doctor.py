@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.cli.arguments import JsonOption, switch
 from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.terminal import printable
@@ -44,7 +44,7 @@ def doctor(
         typer.Option(metavar="OTHER_MOUNT", help="Path of DIR on a second mount of this machine."),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Show repairs of a run, and ask before doing them.")
+        bool, switch("--repair", "Show repairs of a run, and ask before doing them.")
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Repair without asking, with --repair.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import complete_run, open_run, refuse_given, writing
+from hpc_toolkit.cli.arguments import complete_run, open_run, refuse_given, switch, writing
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, many
@@ -31,35 +31,12 @@ TOLERANCE = 1e-9
 
 PANELS: Panels = {
     "With --check": (
-        many(
-            "range",
-            "Require a number in this range, e.g. mean=-1:1 or loss=0:",
-            "KEY=LEAST:MOST",
-        ),
+        many("range", "Require a number in this range, e.g. mean=-1:1", "KEY=LEAST:MOST"),
         many("unique", "Require that no two rows have the same value of KEY", "KEY"),
-        Option(
-            "recompute",
-            "Recompute N randomly chosen results and compare.",
-            "N",
-            default=0,
-            least=0,
-        ),
-        Option(
-            "items",
-            "Items that a results file must have; runs and snapshots know their items.",
-            "FILE.jsonl",
-        ),
-        Option(
-            "tolerance",
-            "Relative difference that --recompute accepts.",
-            "NUMBER",
-            default=TOLERANCE,
-            least=0,
-            hidden=True,
-        ),
-        many("ignore", "Key that --recompute does not compare, e.g. a time", "KEY")._replace(
-            hidden=True
-        ),
+        Option("recompute", "Recompute N random results and compare.", "N", default=0, least=0),
+        Option("items", "Items that a results file must have.", "FILE.jsonl"),
+        Option("tolerance", "Of --recompute.", "NUMBER", default=TOLERANCE, least=0, hidden=True),
+        many("ignore", "Key that --recompute ignores, e.g. a time", "KEY")._replace(hidden=True),
     )
 }
 
@@ -90,11 +67,10 @@ def gather(
         str | None, typer.Option(help="Stage of a campaign. [default: the last stage]")
     ] = None,
     partial: Annotated[
-        bool,
-        typer.Option("--partial", help="Skip unfinished items instead of exiting with an error."),
+        bool, switch("--partial", "Skip unfinished items instead of exiting with an error.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: a summary of FILE, or of the check.")
+        bool, switch("--json", "Print JSON: a summary of FILE, or of the check.")
     ] = False,
     check: Annotated[
         bool,

@@ -19,21 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from hpc_toolkit.errors import HpcToolkitError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpc_toolkit.system.options import Option, Panels
-
-MOVED = {
-    "run": "campaign run",
-    "conduct": "campaign coordinate",
-    "verify": "gather --check",
-    "lab list": "lab status --all",
-    "lab sinfo": "lab exec sinfo",
-}
-"""Old names of commands, and what replaces them."""
 
 LIST = "Work through a list of items"
 SEARCH = "Search with a campaign"
@@ -53,30 +42,17 @@ _METAVARS = {
 _ALL = "hpc_toolkit.help_all"
 _COMPLETION = {"install_completion", "show_completion"}
 _EXAMPLES = "Examples:"
-_EXIT_USAGE = 2
 _TYPES: dict[str, type] = {"N": int, "NUMBER": float}
 """Value names whose values are converted; all others stay text."""
-
-
-class MovedCommandError(HpcToolkitError):
-    """A command was called by an old name."""
-
-    exit_code = _EXIT_USAGE
 
 
 class _PlainHelp:
     """What commands and groups have in common."""
 
-    _all_option: TyperOption | None = None
-
     def get_params(self, ctx: Any) -> list[Any]:
         """Add ``--help-all``."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        if not self.add_help_option:  # type: ignore[attr-defined]
-            return params
-        if self._all_option is None:
-            self._all_option = _help_all()
-        return [*params, self._all_option]
+        return [*params, _HELP_ALL] if self.add_help_option else params  # type: ignore[attr-defined]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Write required arguments without the braces of newer versions of typer."""
@@ -115,30 +91,20 @@ class HelpCommand(_PlainHelp, TyperCommand):
 
 
 class HelpGroup(_PlainHelp, TyperGroup):
-    """A group of commands with a plain help text; it knows the old names of its commands."""
-
-    def _commands(self, ctx: Any) -> list[tuple[str, Any]]:
-        return [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+    """A group of commands with a plain help text."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by their headings, and the options below them."""
         # typer lists groups of commands after single commands.
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
-        for name, command in self._commands(ctx):
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
             if not command.hidden or ctx.meta.get(_ALL, False):
                 row = (name, _first_sentence(command.help or ""))
                 sections.setdefault(command.rich_help_panel or "Commands", []).append(row)
         for heading, rows in sections.items():
             _write_rows(formatter, heading, rows)
         super().format_options(ctx, formatter)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or say what a moved one is called now."""
-        old = args[0] if ctx.parent is None else f"{ctx.info_name} {args[0]}"
-        if old in MOVED and not ctx.resilient_parsing:
-            message = f"'hpctk {old}' is now 'hpctk {MOVED[old]}'"
-            raise MovedCommandError(message)
-        return super().resolve_command(ctx, args)
 
 
 class Commands(typer.Typer):
@@ -156,25 +122,24 @@ class Commands(typer.Typer):
         return super().command(name, cls=cls or HelpCommand, **settings)
 
 
-def _help_all() -> TyperOption:
-    """An option that is not listed itself: the help of ``--help`` names it."""
-    return TyperOption(
-        param_decls=["help_all", "--help-all"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        hidden=True,
-        callback=_show_all,
-        help="",
-    )
-
-
 def _show_all(ctx: Any, _param: Any, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
     ctx.meta[_ALL] = True
     print(ctx.get_help())
     raise typer.Exit
+
+
+_HELP_ALL = TyperOption(
+    param_decls=["help_all", "--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    hidden=True,
+    callback=_show_all,
+    help="",
+)
+"""The help of ``--help`` names this option."""
 
 
 def _rare(param: Any) -> bool:
@@ -191,9 +156,7 @@ def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
         what = "commands and options" if commands else "options"
         rest = f"; --help-all shows all {what}." if more and not everything else "."
         return ", ".join(sorted(param.opts, key=len)), f"Print this help{rest}"
-    if _rare(param) and not everything:
-        return None
-    if not param.help:
+    if not param.help or (_rare(param) and not everything):
         return None
     param = copy(param)
     param.hidden = False

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_toolkit.cli.arguments import switch
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.science.workloads.pythia import (
     HUB,
@@ -35,8 +36,7 @@ def pythia(
     sizes: Annotated[
         str,
         typer.Option(
-            metavar="14m,70m,...",
-            help=f"Model sizes: all, or some of {', '.join(SIZES)}.",
+            metavar="14m,70m,...", help=f"Model sizes: all, or some of {', '.join(SIZES)}."
         ),
     ],
     steps: Annotated[
@@ -56,7 +56,7 @@ def pythia(
         ),
     ] = "blocks",
     deduped: Annotated[
-        bool, typer.Option("--deduped", help="Models trained on the deduplicated Pile.")
+        bool, switch("--deduped", "Models trained on the deduplicated Pile.")
     ] = False,
     checkpoint: Annotated[
         str,

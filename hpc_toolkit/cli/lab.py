@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.cli.arguments import JsonOption, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.system.quantities import format_duration
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.lab.lab import Lab
     from hpc_toolkit.lab.members import LabStatus
 
-NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the lab.")]
+NameOption = Annotated[str, value("--name", "NAME", "Name of the lab.")]
 DirOption = Annotated[
     Path | None,
     typer.Option(
@@ -73,7 +73,7 @@ def up(
     gpus_per_node: Annotated[int, typer.Option(help="Pretended GPUs per node.")] = 4,
     gpu_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the GPUs.")] = "l40s",
     accounting: Annotated[
-        bool, typer.Option("--accounting", help="Also run slurmdbd and MariaDB, for sacct.")
+        bool, switch("--accounting", "Also run slurmdbd and MariaDB, for sacct.")
     ] = False,
     name: NameOption = "lab",
     directory: DirOption = None,
@@ -195,7 +195,7 @@ def run(
 def status(
     name: NameOption = "lab",
     directory: DirOption = None,
-    every: Annotated[bool, typer.Option("--all", help="List all labs that have a name.")] = False,
+    every: Annotated[bool, switch("--all", "List all labs that have a name.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the state of a lab or of all labs.
@@ -237,7 +237,7 @@ def _line(now: LabStatus) -> str:
 def crash(
     node: Node,
     daemon_only: Annotated[
-        bool, typer.Option("--daemon-only", help="Kill only slurmd; jobs keep running.")
+        bool, switch("--daemon-only", "Kill only slurmd; jobs keep running.")
     ] = False,
     name: NameOption = "lab",
     directory: DirOption = None,

@@ -25,9 +25,7 @@ PANELS: Panels = {
         Option("image", "Image of the pods, with hpctk installed. Required.", "IMAGE"),
         Option("nodes", "Number of pods. [default: 1]", "N"),
         Option("node_counts", "Numbers of pods to measure. [default: 1,2,4]", "N,N"),
-        Option(
-            "gpus_per_node", "GPUs of each pod; --node-selector sets their type. [default: 0]", "N"
-        ),
+        Option("gpus_per_node", "GPUs of each pod. [default: 0]", "N"),
         Option("gpu_resource", "Resource name of a GPU. [default: nvidia.com/gpu]", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
         Option("mem", "Memory of each pod, as request and limit; 480G is 480Gi.", "SIZE"),
@@ -42,9 +40,7 @@ PANELS: Panels = {
         many("env", "Set this variable", "NAME=VALUE"),
         many("env_from_secret", "Set this variable from a key of a Secret", "NAME=SECRET:KEY"),
         Option("workers", "Workers of each pod. [default: one per GPU]", "N"),
-        Option(
-            "max_restarts", "Failed pods to replace [default: 10]; restarts of a JobSet [3].", "N"
-        ),
+        Option("max_restarts", "Failed pods to replace [10]; restarts of a JobSet [3].", "N"),
         Option("time", "Time limit of the Job, e.g. 12h or 12:00:00.", "DURATION"),
     ),
     "Placement": (

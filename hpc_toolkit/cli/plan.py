@@ -38,37 +38,19 @@ PANELS: Panels = {
     "Work": (
         Option("items", "Plan a new run with N items, instead of RUN.", "N"),
         Option("groups", "Number of groups of items.", "N", default=1),
-        Option("item_time", "Estimated time per item, if nothing has been measured.", "DURATION"),
+        Option("item_time", "Estimated time per item, if nothing was measured.", "DURATION"),
         Option("load_time", "Estimated time to load a group.", "DURATION", default="0"),
     ),
     "Node": (
         Option("gpus_per_node", "GPUs per node. [default: the cluster's]", "N", least=0),
-        Option(
-            "workers_per_node",
-            "Workers per node. [default: one per GPU, else as many as fit]",
-            "N",
-            least=1,
-        ),
+        Option("workers_per_node", "Workers per node. [default: one per GPU]", "N", least=1),
         Option("cores_per_worker", "CPUs per worker.", "N", least=1),
         Option("memory_per_worker", "Peak memory per worker, e.g. 24G.", "SIZE"),
-        Option(
-            "cluster",
-            "Cluster from 'hpctk cluster list', or a TOML file.",
-            "NAME",
-            complete=complete_cluster,
-        ),
-        Option(
-            "price_per_gpu_hour",
-            "Price of a GPU per hour. [default: the cluster's]",
-            "NUMBER",
-            hidden=True,
-            least=0,
-        ),
+        Option("cluster", "Cluster, or a TOML file.", "NAME", complete=complete_cluster),
+        Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
     ),
     "Limits": (
-        Option(
-            "within", "Show what is done within this time, and the chance that all is.", "DURATION"
-        ),
+        Option("within", "Show what is done by then, and the chance that all is.", "DURATION"),
         Option("time_limit", "Time limit of the longest job, e.g. 12h.", "DURATION"),
     ),
 }

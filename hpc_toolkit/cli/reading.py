@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import ITEM_HELP, JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.arguments import ITEM_HELP, JsonOption, RunArgument, open_run, switch
 from hpc_toolkit.cli.help import LIST
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
@@ -31,13 +31,11 @@ def status(
     run: RunArgument = None,
     as_json: JsonOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Refresh every 2 s until the run is complete.")
+        bool, switch("--watch", "Refresh every 2 s until the run is complete.")
     ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 if items have failed.")
-    ] = False,
+    check: Annotated[bool, switch("--check", "Exit with 1 if items have failed.")] = False,
     slurm: Annotated[
-        bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm for the state of the run's jobs.")
+        bool, switch("--slurm/--no-slurm", "Ask Slurm for the state of the run's jobs.")
     ] = True,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Show the CPUs, GPUs and memory of each worker.")

@@ -28,10 +28,7 @@ PANELS: Panels = {
     **scriptoptions.PANELS,
     "Existing scripts": (
         Option("from", "Render this file again; other options override its options.", "FILE"),
-        flag(
-            "check",
-            "Check that the named files, or those in slurm/, are up to date; exit with 1 if not.",
-        ),
+        flag("check", "Exit with 1 unless the named files, or slurm/, are up to date."),
         flag("diff", "Show the difference, with --check."),
         flag("json", "Print JSON, with --check."),
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run
+from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run, switch, value
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.items import parse_items
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.system.options import Panels
 
-ITEMS = typer.Option(
-    "--items", metavar="FILE.jsonl", help="Items, one JSON object per line; - reads stdin."
-)
+ITEMS = value("--items", "FILE.jsonl", "Items, one JSON object per line; - reads stdin.")
 
 
 PANELS: Panels = {
@@ -35,13 +33,7 @@ PANELS: Panels = {
         Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
         Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
-        Option(
-            "max_failures",
-            "Pause the run when more items than this have failed. [default: pause when the first "
-            "20 distinct items all fail]",
-            "N|P%",
-            hidden=True,
-        ),
+        Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
     )
 }
 """The code of a run and its settings: arguments of Run.create."""
@@ -74,9 +66,7 @@ def init(
             metavar="CAMPAIGN.toml", help="Create the run of a campaign, e.g. for a Slurm job."
         ),
     ] = None,
-    open_: Annotated[
-        bool, typer.Option("--open", help="Allow adding items later with 'hpctk add'.")
-    ] = False,
+    open_: Annotated[bool, switch("--open", "Allow adding items later with 'hpctk add'.")] = False,
     from_: Annotated[
         Path | None,
         typer.Option(

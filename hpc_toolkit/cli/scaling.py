@@ -31,25 +31,9 @@ _ENDINGS = (".md", ".json", ".svg")
 
 
 _PRICES = (
-    Option(
-        "cluster",
-        "Cluster or TOML file with prices. [default: the measured cluster]",
-        "NAME",
-        complete=complete_cluster,
-    ),
-    Option(
-        "price_per_gpu_hour",
-        "Price of one GPU per hour, instead of the cluster's.",
-        "NUMBER",
-        hidden=True,
-        least=0,
-    ),
-    Option(
-        "min_efficiency",
-        "Exit with 1 if a world size is less efficient. [default for the advice: 0.85]",
-        "NUMBER",
-        least=0,
-    ),
+    Option("cluster", "Cluster or TOML file with prices.", "NAME", complete=complete_cluster),
+    Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
+    Option("min_efficiency", "Exit with 1 if a world size is less efficient.", "NUMBER", least=0),
 )
 _COLLECTIVES = (
     Option("world_size", "Number of ranks on this machine.", "N", default=2, least=2),

@@ -56,24 +56,14 @@ _SETTINGS: Panels = {
         _setting("max_steps", "Measured steps."),
         _setting("warmup", "Steps before the measured ones."),
         _setting("repeats", "Measurements of each case."),
-        _setting(
-            "model", "decoder-LAYERSxWIDTH or a model of transformers, with random weights.", "NAME"
-        ),
+        _setting("model", "decoder-LAYERSxWIDTH or a model of transformers.", "NAME"),
         _setting("lora_rank", "Train only adapters of this rank.", hidden=True),
         _setting("precision", "float32 or bf16.", "NAME"),
         _setting("accumulate", "Forward passes per step.", hidden=True),
         _setting("loader_workers", "Data loader processes per rank.", hidden=True),
         _setting("bucket_cap_mb", "Size of a gradient bucket, in MiB.", hidden=True),
-        Option(
-            "sample_cost",
-            "CPU time to make a sample, e.g. 5ms.",
-            "DURATION",
-            default="0",
-            hidden=True,
-        ),
-        _setting(
-            "threads", "Threads per rank; 0 gives each rank its share of the CPUs.", hidden=True
-        ),
+        Option("sample_cost", "CPU time of a sample.", "DURATION", default="0", hidden=True),
+        _setting("threads", "Threads per rank; 0: its share of the CPUs.", hidden=True),
     )
 }
 """Every field of Settings."""
@@ -85,12 +75,7 @@ PANELS: Panels = {
     "Where": (
         Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
         flag("slurm", "Submit a job for each world size, with the options below."),
-        Option(
-            "ranks_per_node",
-            "Ranks per node, with --slurm. [default: one per GPU, else 1]",
-            "N",
-            least=1,
-        ),
+        Option("ranks_per_node", "With --slurm. [default: one per GPU, else 1]", "N", least=1),
         flag("resume", "Measure only what is missing in DIR."),
         flag("force", "Submit even if DIR has jobs already, with --slurm.", hidden=True),
         flag("dry_run", "Show what would be measured."),

@@ -48,11 +48,7 @@ PANELS: Panels = {
         _rare("isolate_gpus", "Let each rank see only its own GPUs.", ""),
     ),
     "Placement": (
-        Option(
-            "cluster",
-            "A name from 'hpctk cluster list', or a TOML file.",
-            complete=complete_cluster,
-        ),
+        Option("cluster", "A cluster's name, or a TOML file.", complete=complete_cluster),
         Option("account", "Account to charge."),
         Option("partition", "Comma-separated partitions."),
         Option("qos", "Quality of service."),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import RunArgument, check_out, open_run, writing
+from hpc_toolkit.cli.arguments import RunArgument, check_out, open_run, switch, writing
 from hpc_toolkit.cli.help import LIST
 
 
@@ -22,7 +22,7 @@ def snapshot(
     out: Annotated[
         str, typer.Option("-o", "--out", metavar="FILE.json", help="File to write; - is stdout.")
     ] = "-",
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON summary of FILE.")] = False,
+    as_json: Annotated[bool, switch("--json", "Print a JSON summary of FILE.")] = False,
 ) -> None:
     """Write a run's items and results so far to one file.
 

@@ -36,17 +36,10 @@ _MOST_JOBS = 1000
 
 PANELS: Panels = {
     "Options": (
-        Option(
-            "jobs",
-            "Submit N jobs; --dependency singleton or afterany runs them in turn.",
-            "N",
-            default=1,
-            least=1,
-        ),
+        Option("jobs", "Submit N jobs; see --dependency.", "N", default=1, least=1),
         flag("dry_run", "Show the script and the command; submit nothing."),
         flag(
-            "exclude_failed/no-exclude-failed",
-            "Exclude nodes that failed in this run within a day.",
+            "exclude_failed/no-exclude-failed", "Exclude nodes on which this run failed today."
         )._replace(default=True),
         flag("force", "Submit even if the run is complete or paused."),
     ),

@@ -38,66 +38,33 @@ PANELS: Panels = {
     "Options": (
         Option("workers", "Local workers, outside srun. [default: one per GPU, else 1]", "N"),
         Option(
-            "deadline",
-            "Exit before this time: a duration or @EPOCH. [default: the end of the Slurm job, else "
-            "$HPCTK_DEADLINE]",
-            "DURATION",
+            "deadline", "Exit before this time, or @EPOCH. [default: the job's end]", "DURATION"
         ),
         Option(
-            "idle_exit",
-            "Exit after this time without work. [default: 10min in Slurm, else never]",
-            "DURATION",
+            "idle_exit", "Exit after this time without work. [default: 10min in Slurm]", "DURATION"
         ),
-        Option(
-            "lease",
-            "Time without a heartbeat after which a worker on another host counts as dead.",
-            "DURATION",
-            hidden=True,
-        ),
-        Option(
-            "grace", "Time to finish the current item when asked to exit.", "DURATION", hidden=True
-        ),
+        Option("lease", "Silence after which a remote worker is dead.", "DURATION", hidden=True),
+        Option("grace", "Time to finish an item when asked to exit.", "DURATION", hidden=True),
         flag("strict_code", "Fail if the code has changed since init."),
-        Option(
-            "engine",
-            "Start workers as processes on this machine or as actors of a Ray cluster.",
-            "processes|ray",
-            default="processes",
-        ),
+        Option("engine", "Start processes or actors of Ray.", "processes|ray", default="processes"),
     ),
     "Resources of each local worker": (
         Option("cpus_per_worker", "Bind each worker to N CPUs, on one NUMA node if possible.", "N"),
         Option(
-            "gpus_per_worker",
-            "GPUs of each worker; 0.5 shares a GPU between two workers, 0 hides all GPUs. "
-            "[default: one each, in turn]",
-            "NUMBER",
+            "gpus_per_worker", "GPUs; 0.5 shares one, 0 hides all. [default: one each]", "NUMBER"
         ),
-        Option(
-            "memory_per_worker",
-            "Memory limit of each worker's process, e.g. 4G; Python raises MemoryError beyond it.",
-            "SIZE",
-        ),
+        Option("memory_per_worker", "Memory limit; Python raises MemoryError beyond it.", "SIZE"),
     ),
     "Monitoring and snapshots": (
-        Option(
-            "monitor",
-            "Log the use of CPUs, memory, GPUs and network of this host.",
-            "",
-            variable="HPCTK_MONITOR",
-        ),
+        Option("monitor", "Log the load of this host.", "", variable="HPCTK_MONITOR"),
         Option("monitor_interval", "Time between samples. [default: 1s]", "DURATION", hidden=True),
-        Option(
-            "snapshot",
-            "Write a snapshot at the end; {done} in the name becomes the number of items done.",
-            "FILE.json",
-        ),
+        Option("snapshot", "Write a snapshot at the end; {done} counts done items.", "FILE.json"),
         Option("snapshot_every", "Also write a snapshot whenever N more items are done.", "N"),
     ),
     "Ray": (
         Option(
             "ray_address",
-            "Ray cluster; auto uses $RAY_ADDRESS, else starts a local one.",
+            "Cluster. [default: auto: $RAY_ADDRESS, else local]",
             "auto|local|HOST:PORT",
         ),
     ),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperArgument
 
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 from hpc_toolkit.system.terminal import printable
@@ -48,18 +49,25 @@ def value(name: str, metavar: str, text: str) -> Any:
 GivenRun = Annotated[
     str, typer.Argument(metavar="RUN", help="Run directory.", autocompletion=complete_run)
 ]
+_RUN_HELP = "Run directory. [default: $HPCTK_RUN, else the only run below ./runs]"
 RunArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="Run directory. [default: $HPCTK_RUN, else the only run below ./runs]",
-        autocompletion=complete_run,
-    ),
+    str | None, typer.Argument(metavar="[RUN]", help=_RUN_HELP, autocompletion=complete_run)
 ]
 ITEM_HELP = "Item number, counted from 0, or a part of its JSON."
 """Help of the option ``--item ITEM``, which names an item for every command."""
 
 JsonOption = Annotated[bool, switch("--json", "Print JSON.")]
+
+
+def run_argument() -> TyperArgument:
+    """RunArgument, for a command whose module does not import typer."""
+
+    def complete(_context: object, _words: list[str], incomplete: str) -> list[Any]:
+        return [*complete_run(incomplete)]
+
+    return TyperArgument(
+        param_decls=["run"], metavar="[RUN]", help=_RUN_HELP, autocompletion=complete
+    )
 
 
 def open_run(given: str | None) -> Run:

@@ -58,8 +58,8 @@ def run_campaign(
     from hpc_toolkit.campaign.local import campaign_of, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.plainwork import check_code
     from hpc_toolkit.cli.statusview import status_lines
+    from hpc_toolkit.cli.working import check_code
     from hpc_toolkit.run import Run
 
     wanted = read_campaign(campaign)
@@ -92,7 +92,7 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
 def _work(run: Run, workers: int | None) -> int:
     from hpc_toolkit.campaign.local import LocalWorkers
-    from hpc_toolkit.cli.plainwork import with_progress
+    from hpc_toolkit.cli.working import with_progress
     from hpc_toolkit.system.gpus import visible_gpus
     from hpc_toolkit.worker.worker import WorkerOptions
 

@@ -1,4 +1,4 @@
-"""The command that writes results, or checks a run, a snapshot or a file: ``hpctk gather``."""
+"""Commands that write or check results: gather, snapshot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import complete_run, open_run, refuse_given, switch, writing
+from hpc_toolkit.cli.arguments import (
+    RunArgument,
+    check_out,
+    complete_run,
+    open_run,
+    refuse_given,
+    switch,
+    writing,
+)
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, many
@@ -43,6 +51,7 @@ PANELS: Panels = {
 
 def register(app: typer.Typer) -> None:
     add_table_command(app, gather, PANELS, panel=LIST)
+    app.command(rich_help_panel=LIST)(snapshot)
 
 
 def gather(
@@ -236,3 +245,34 @@ def _show(
         print(printable(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}"))
     if len(problems) > _SHOWN:
         print(f"  and {len(problems) - _SHOWN} more; --json lists all")
+
+
+def snapshot(
+    run: RunArgument = None,
+    out: Annotated[
+        str, typer.Option("-o", "--out", metavar="FILE.json", help="File to write; - is stdout.")
+    ] = "-",
+    as_json: Annotated[bool, switch("--json", "Print a JSON summary of FILE.")] = False,
+) -> None:
+    """Write a run's items and results so far to one file.
+
+    Workers may be running. 'hpctk init RUN --from FILE.json' creates a run from it on any machine.
+
+    Examples:
+        hpctk snapshot runs/eval -o eval.json
+    """
+    from hpc_toolkit.results.snapshots import write_snapshot
+
+    if out != "-":
+        check_out(Path(out), (".json",))
+    taken = open_run(run).snapshot()
+    if out == "-":
+        sys.stdout.buffer.writelines(taken.to_lines())
+        return
+    with writing(out):
+        write_snapshot(Path(out), taken)
+    if as_json:
+        print(json.dumps({"file": out, **taken.counts}))
+        return
+    counts = taken.counts
+    print(f"{counts['done']} of {counts['items']} items are done in {out}", file=sys.stderr)

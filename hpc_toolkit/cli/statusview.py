@@ -1,4 +1,4 @@
-"""What ``hpctk status`` prints; it imports no command line framework, so that it starts quickly."""
+"""The command ``hpctk status``; this module imports no command line framework."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hpc_toolkit.errors import RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import find_run
 from hpc_toolkit.slurm.records import UNKNOWN
+from hpc_toolkit.system.options import flag
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable
 
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import typer
+
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
+    from hpc_toolkit.system.options import Panels
 
 _WATCH_S = 2.0
 _EXAMPLE_CHARS = 80
@@ -32,20 +36,40 @@ _INDENT = 11
 """Where the text of a status line begins."""
 
 
-def show_status(
-    run: str | None = None,
-    *,
-    as_json: bool = False,
-    watch: bool = False,
-    check: bool = False,
-    slurm: bool = True,
-    verbose: bool = False,
-) -> None:
-    """Show one run, or all below ./runs if none is named; see ``hpctk status --help``."""
+PANELS: Panels = {
+    "Options": (
+        flag("json", "Print JSON."),
+        flag("watch", "Refresh every 2 s until the run is complete."),
+        flag("check", "Exit with 1 if items have failed."),
+        flag("slurm/no-slurm", "Ask Slurm for the state of the run's jobs.")._replace(default=True),
+        flag("verbose", "Show the CPUs, GPUs and memory of each worker.", short="-v"),
+    )
+}
+
+
+def register(app: typer.Typer) -> None:
+    from hpc_toolkit.cli.arguments import run_argument
+    from hpc_toolkit.cli.help import LIST, add_table_command
+
+    add_table_command(app, status, PANELS, panel=LIST, arguments=[run_argument()])
+
+
+def status(run: str | None, **given: Any) -> None:
+    """Show progress, workers, failures and time left.
+
+    If nothing is happening, the output says why. The state of jobs is unknown if Slurm does not
+    answer within 5 s. Without RUN, and with several runs below ./runs, prints one line per run.
+
+    Examples:
+        hpctk status
+        hpctk status runs/eval --watch
+    """
     from hpc_toolkit.rundir.layout import all_runs
     from hpc_toolkit.rundir.proof import believed
     from hpc_toolkit.submit.jobs import JobStates
 
+    as_json, verbose = bool(given["json"]), bool(given["verbose"])
+    watch, check, slurm = given["watch"], given["check"], given["slurm"]
     runs = all_runs()
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, as_json=as_json, verbose=verbose)

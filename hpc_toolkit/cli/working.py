@@ -1,24 +1,19 @@
-"""The command ``hpctk work``: its workers' shares of the machine, the monitor, snapshots, Ray."""
+"""The command ``hpctk work``; this module imports no command line framework."""
 
 from __future__ import annotations
 
+import gc
+import importlib
+import math
 import os
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.cli.arguments import RunArgument, check_out, open_run
-from hpc_toolkit.cli.help import LIST, add_table_command
-from hpc_toolkit.cli.plainwork import (
-    check_code,
-    collect_garbage,
-    with_progress,
-    work_here,
-    worker_options,
-)
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
@@ -33,6 +28,11 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.options import Panels
     from hpc_toolkit.system.ranks import RankInfo
+    from hpc_toolkit.worker.worker import WorkerOptions
+
+_IDLE_EXIT_IN_SLURM_S = 600.0
+_LEAVE_BEFORE_END_S = 30.0
+_REFRESH_S = 0.5
 
 PANELS: Panels = {
     "Options": (
@@ -73,10 +73,13 @@ PANELS: Panels = {
 
 
 def register(app: typer.Typer) -> None:
-    add_table_command(app, work, PANELS, panel=LIST)
+    from hpc_toolkit.cli.arguments import run_argument
+    from hpc_toolkit.cli.help import LIST, add_table_command
+
+    add_table_command(app, work, PANELS, panel=LIST, arguments=[run_argument()])
 
 
-def work(*, run: RunArgument = None, **given: Any) -> None:
+def work(run: str | None, **given: Any) -> None:
     """Process the items of a run with local workers.
 
     Inside an srun step this process becomes one worker; with --engine ray the workers are actors.
@@ -87,34 +90,163 @@ def work(*, run: RunArgument = None, **given: Any) -> None:
         hpctk work runs/eval --workers 4
         hpctk work runs/eval --deadline 2h --monitor
     """
+    sys.exit(prepare_work(run, **given)())
+
+
+def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
+    """Open the run and import all that a worker needs; the work itself gives the exit code."""
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import find_run
     from hpc_toolkit.system.ranks import RankInfo
 
-    found = open_run(run)
-    check_code(found, strict=given["strict_code"])
+    found = Run.open(find_run(run))
+    check_code(found, strict=bool(given["strict_code"]))
     options = worker_options(*(given[name] for name in ("deadline", "idle_exit", "lease", "grace")))
-    rank = RankInfo.from_environ()
-    workers, on_ray = given["workers"], given["engine"] == "ray"
+    rank, on_ray = RankInfo.from_environ(), given["engine"] == "ray"
     if on_ray:
         rank = replace(rank, in_step=False)  # the driver of actors is not a rank
     shares = read_shares(
         given["cpus_per_worker"], given["gpus_per_worker"], given["memory_per_worker"], rank
     )
     settings = ray_settings(given["ray_address"], shares, on_ray=on_ray)
-    collect_garbage()
+    importlib.import_module("hpc_toolkit.worker.pool")  # as Run.work would, after the others
+    # Imported objects are not garbage, and need not be looked at.
+    gc.freeze()
+    gc.enable()
+    return partial(_work, found, rank, options, shares, settings, given)
+
+
+def _work(
+    run: Run,
+    rank: RankInfo,
+    options: WorkerOptions,
+    shares: Shares,
+    on_ray: RaySettings | None,
+    given: dict[str, Any],
+) -> int:
+    workers = given["workers"]
     with (
-        monitored(found, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
-        with_snapshots(found, rank, given["snapshot"], given["snapshot_every"]) as look,
+        monitored(run, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
+        with_snapshots(run, rank, given["snapshot"], given["snapshot_every"]) as look,
     ):
-        if settings is not None:
+        if on_ray is not None:
             from hpc_toolkit.engines.ray.engine import work_on_ray
 
-            work_on = partial(work_on_ray, found, workers, options, settings)
-            code = with_progress(found, work_on, look)
-        elif rank.in_step:
-            code = found.work(None, options)
-        else:
-            code = work_here(found, workers, options, shares=shares, look=look)
-    sys.exit(code)
+            return with_progress(run, partial(work_on_ray, run, workers, options, on_ray), look)
+        if rank.in_step:
+            return run.work(None, options)
+        from hpc_toolkit.system.gpus import visible_gpus
+
+        count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
+        show_places(shares, count)
+        work_here = partial(run.work, count, options, shares=shares)
+        return with_progress(run, lambda on_tick: work_here(on_tick=on_tick), look)
+
+
+def show_places(shares: Shares, workers: int) -> None:
+    """Say what each worker gets, where something was asked for."""
+    from hpc_toolkit.system.binding import place_workers
+    from hpc_toolkit.system.machine import read_machine
+
+    if shares:
+        for worker, place in enumerate(place_workers(read_machine(), shares, workers)):
+            print(f"worker {worker}: {place}", file=sys.stderr)
+
+
+def with_progress(
+    run: Run,
+    work_on: Callable[[Callable[[], None] | None], int],
+    look: Callable[[], None] | None = None,
+) -> int:
+    """Work, and meanwhile call ``look`` and keep a line on a terminal up to date."""
+    if not sys.stderr.isatty():
+        return work_on(look)
+    from shutil import get_terminal_size
+
+    from hpc_toolkit.results.progress import status_line
+
+    shown_at = -math.inf
+
+    def draw() -> None:
+        nonlocal shown_at
+        shown_at = time.monotonic()
+        line = status_line(run.status())[: get_terminal_size().columns - 1]
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def on_tick() -> None:
+        if time.monotonic() - shown_at >= _REFRESH_S:
+            draw()
+        if look is not None:
+            look()
+
+    try:
+        return work_on(on_tick)
+    finally:
+        draw()
+        print(file=sys.stderr)
+
+
+def check_code(run: Run, *, strict: bool) -> None:
+    """Warn, or refuse, when a workload's file is not the one that the run was made with.
+
+    Raises:
+        ConfigError: it changed, and ``strict`` is set.
+    """
+    from hpc_toolkit.worker.loading import code_hash
+
+    for stage in run.manifest.stages:
+        before = run.manifest.provenance.get("code", {}).get(stage.name)
+        now = code_hash(stage.workload)
+        if before is None or now == before or (now is None and not strict):
+            continue
+        what = "changed since init" if now is not None else "is in no file that can be found"
+        message = f"the code of stage {stage.name!r}, {stage.workload.function}, {what}"
+        if strict:
+            raise ConfigError(message, hint="make a new run, or leave out --strict-code")
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def worker_options(
+    deadline: str | None, idle_exit: str | None, lease: str | None, grace: str | None
+) -> WorkerOptions:
+    """A worker's settings from the texts of the options; None is an option that was not given."""
+    from hpc_toolkit.worker.worker import WorkerOptions
+
+    defaults = WorkerOptions()
+    in_slurm = "SLURM_JOB_ID" in os.environ
+    idle_exit_s = parse_duration(idle_exit, where="--idle-exit") if idle_exit is not None else None
+    if idle_exit is None and in_slurm:
+        idle_exit_s = _IDLE_EXIT_IN_SLURM_S
+    return WorkerOptions(
+        lease_s=parse_duration(lease, where="--lease") if lease is not None else defaults.lease_s,
+        deadline=_deadline(deadline),
+        idle_exit_s=idle_exit_s,
+        grace_s=(
+            parse_duration(grace, where="--grace", zero=True)
+            if grace is not None
+            else defaults.grace_s
+        ),
+    )
+
+
+def _deadline(given: str | None) -> float | None:
+    """Epoch seconds by which to be gone."""
+    if given is not None and not given.startswith("@"):
+        return time.time() + parse_duration(given, where="--deadline")
+    # Slurm 23 sets the first anew in each job; the rendered scripts set the second for older ones,
+    # and a job that was submitted inside another may have inherited the other's.
+    job_end = os.environ.get("SLURM_JOB_END_TIME") or os.environ.get("HPCTK_DEADLINE")
+    text, margin = (given[1:], 0.0) if given is not None else (job_end, _LEAVE_BEFORE_END_S)
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if math.isfinite(found):
+        return found - margin
+    message = f"deadline {text!r} is not a number of seconds since the epoch"
+    raise ConfigError(message, hint="such as --deadline 2h or --deadline @1790000000")
 
 
 def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: RankInfo) -> Shares:
@@ -176,6 +308,7 @@ def with_snapshots(
     if rank.in_step:
         message = "--snapshot: a rank of Slurm takes no snapshots"
         raise ConfigError(message, hint="'hpctk snapshot RUN -o FILE' takes one from anywhere")
+    from hpc_toolkit.cli.arguments import check_out
     from hpc_toolkit.results.snapshots import Snapshots
     from hpc_toolkit.system.clock import SystemClock
 

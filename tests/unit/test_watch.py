@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from hpc_toolkit.cli import reading
+from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.statusview import fit, status_parts
 from hpc_toolkit.results.status import StageCounts, Status, WorkerCounts
 from hpc_toolkit.slurm.records import JobRecord
@@ -53,10 +52,8 @@ def test_the_last_screen_of_a_run_asks_slurm_anew(
             worker.work(toy.unit_name(0), i0="done")
 
     monkeypatch.setattr("hpc_toolkit.cli.statusview.time.sleep", sleep)
-    app = typer.Typer()
-    reading.register(app)
 
-    ended = CliRunner().invoke(app, ["status", str(toy.root), "--watch"])
+    ended = CliRunner().invoke(load_commands("status"), ["status", str(toy.root), "--watch"])
 
     first, last = ended.stdout.split(f"{toy.root}: ")[1:]
     assert "job 7         RUNNING" in first

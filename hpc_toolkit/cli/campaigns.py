@@ -55,12 +55,14 @@ def run_campaign(
         hpctk campaign run campaign.toml
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
-    from hpc_toolkit.campaign.local import campaign_of, resume_campaign
+    from hpc_toolkit.campaign.local import LocalWorkers, campaign_of, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.campaign.summary import summarize
     from hpc_toolkit.cli.statusview import status_lines
-    from hpc_toolkit.cli.working import check_code
+    from hpc_toolkit.cli.working import check_code, with_progress
     from hpc_toolkit.run import Run
+    from hpc_toolkit.system.gpus import visible_gpus
+    from hpc_toolkit.worker.worker import WorkerOptions
 
     wanted = read_campaign(campaign)
     root = Path(run) if run is not None else Path("runs") / wanted.name
@@ -70,7 +72,9 @@ def run_campaign(
         check_code(found, strict=False)
     else:
         found = make_run(root, campaign, wanted)
-    code = _work(found, workers)
+    count = workers if workers is not None else max(1, len(visible_gpus()))
+    work = partial(LocalWorkers(found).work, count, WorkerOptions())
+    code = with_progress(found, work)
     summary = summarize(found.view, campaign_of(found))
     if not as_json:
         print("\n".join(map(printable, status_lines(found.status()))))
@@ -88,17 +92,6 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
     path = dict.fromkeys([str(file.absolute().parent), str(Path.cwd())])
     return make_campaign_run(root, campaign, tuple(path), str(file))
-
-
-def _work(run: Run, workers: int | None) -> int:
-    from hpc_toolkit.campaign.local import LocalWorkers
-    from hpc_toolkit.cli.working import with_progress
-    from hpc_toolkit.system.gpus import visible_gpus
-    from hpc_toolkit.worker.worker import WorkerOptions
-
-    count = workers if workers is not None else max(1, len(visible_gpus()))
-    work = partial(LocalWorkers(run).work, count, WorkerOptions())
-    return with_progress(run, work)
 
 
 def summary_lines(summary: Summary) -> list[str]:

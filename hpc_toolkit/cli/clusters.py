@@ -18,7 +18,6 @@ from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.clusters.files import ClusterFile
 
 
 def register(app: typer.Typer) -> None:
@@ -51,21 +50,28 @@ def list_clusters(as_json: JsonOption = False) -> None:
     files = cluster_files()
     found: list[dict[str, Any]] = []
     for name in cluster_names():
-        own = [{"layer": one.layer, "file": one.file} for one in files if one.name == name]
         try:
-            found.append(
-                {"name": name, "description": load_cluster(name).description, "files": own}
-            )
+            known = {"description": load_cluster(name).description}
         except HpcToolkitError as error:
-            found.append({"name": name, "error": error.message, "files": own})
+            known = {"error": error.message}
+        own = [{"layer": one.layer, "file": one.file} for one in files if one.name == name]
+        found.append({"name": name, **known, "files": own})
     if as_json:
         print(json.dumps(found))
         return
-    rows = [(printable(one["name"]), ", ".join(f["layer"] for f in one["files"])) for one in found]
-    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    for (name, layers), one in zip(rows, found, strict=True):
-        text = one.get("description", f"error: {one.get('error')}")
-        print(f"{name:<{widths[0]}}  {layers:<{widths[1]}}  {text}".rstrip())
+    rows = []
+    for one in found:
+        layers = ", ".join(file["layer"] for file in one["files"])
+        text = one["description"] if "description" in one else f"error: {one['error']}"
+        rows.append((printable(one["name"]), layers, text))
+    _print_columns(rows)
+
+
+def _print_columns(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    for *cells, last in rows:
+        padded = [f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=True)]
+        print(f"{''.join(padded)}{last}".rstrip())
 
 
 def show(
@@ -93,11 +99,8 @@ def show(
         origins = {key: str(place) for key, place in cluster.origins}
         print(json.dumps({**_record(cluster), "origins": origins}))
         return
-    rows = [(_file(cluster, key) if origin else "", key, text) for key, text in _rows(cluster)]
-    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    for file, key, text in rows:
-        where = f"{file:<{widths[0]}}  " if origin else ""
-        print(f"{where}{key:<{widths[1]}}  {text}".rstrip())
+    rows = _rows(cluster)
+    _print_columns([(_file(cluster, row[0]), *row) for row in rows] if origin else [*rows])
 
 
 def validate(
@@ -123,7 +126,16 @@ def validate(
         files += called[-1:] if called[-1].layer == "path" else called
     checked = [(one, problems(one)) for one in files]
     if as_json:
-        print(json.dumps([_verdict(one, errors) for one, errors in checked]))
+        found = [
+            {
+                "name": one.name,
+                "layer": one.layer,
+                "file": one.file,
+                "errors": [{"error": error.message, "hint": error.hint} for error in errors],
+            }
+            for one, errors in checked
+        ]
+        print(json.dumps(found))
     else:
         for one, errors in checked:
             for error in errors:
@@ -180,11 +192,6 @@ def init(
         sys.stdout.write(text)
         return
     print(write_draft(name, text, out=out, force=force))
-
-
-def _verdict(file: ClusterFile, errors: list[HpcToolkitError]) -> dict[str, Any]:
-    said = [{"error": error.message, "hint": error.hint} for error in errors]
-    return {"name": file.name, "layer": file.layer, "file": file.file, "errors": said}
 
 
 def _record(cluster: Cluster) -> dict[str, Any]:

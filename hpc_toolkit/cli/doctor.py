@@ -8,7 +8,7 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -75,10 +75,10 @@ def doctor(
     if yes:
         message = "--yes belongs to --repair"
         raise ConfigError(message, hint="add --repair, or leave it out")
-    other = _existing(Path(pair)) if pair is not None else None
+    other = _existing(pair) if pair is not None else None
     step = None if other is not None else Step.from_environ()
     # So that what was made is removed also when Slurm or a person ends it.
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if step is not None and not step.leads:
         join_step(root, step)
         return
@@ -99,34 +99,26 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
         message = "--pair belongs to an examination, and --repair makes none"
         raise ConfigError(message, hint="leave one of them out")
     plan = plan_repairs(root)
-    asks = not (yes or as_json)
+    asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     # Before a person reads through a plan that would then be refused.
-    if plan.repairs and (yes or (asks and _at_a_terminal())) and (warning := check_trust(root)):
+    if plan.repairs and (yes or asks) and (warning := check_trust(root)):
         print(f"warning: {warning}", file=sys.stderr)
     if not as_json:
         print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
-    done = bool(plan.repairs) and (yes or (asks and _agreed()))
+        if plan.repairs and not (yes or asks):
+            print("note: nothing was changed; --yes does it", file=sys.stderr)
+    done = bool(plan.repairs) and (yes or (asks and typer.confirm("Do that?")))
     outcomes = list(repair_run(root, plan.repairs)) if done else []
     if as_json:
         repairs = [one.to_json() for one in plan.repairs]
         told = [{"name": name, "outcome": outcome or "done"} for name, outcome in outcomes]
         print(json.dumps({"run": str(root), "repairs": repairs, "left": plan.left, "done": told}))
     elif done:
-        print("\n".join(map(printable, outcome_lines(outcomes))))
+        other = [f"  {name}: {outcome}" for name, outcome in outcomes if outcome]
+        lines = [f"done: {len(outcomes) - len(other)} of {len(outcomes)}", *other]
+        print("\n".join(map(printable, lines)))
     if any(outcome.startswith("failed") for _, outcome in outcomes):
         sys.exit(1)
-
-
-def _at_a_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def _agreed() -> bool:
-    """Whether a person at a terminal says so."""
-    if not _at_a_terminal():
-        print("note: nothing was changed; --yes does it", file=sys.stderr)
-        return False
-    return typer.confirm("Do that?")
 
 
 def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
@@ -139,28 +131,17 @@ def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
         yield from _wrapped("  left: ", [words])
 
 
-def outcome_lines(outcomes: list[tuple[str, str]]) -> Iterator[str]:
-    """What was done, counted, and each file with which it was otherwise."""
-    count = sum(not outcome for _, outcome in outcomes)
-    yield f"done: {count} of {len(outcomes)}"
-    yield from (f"  {name}: {outcome}" for name, outcome in outcomes if outcome)
-
-
-def _end(number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
 def _directory(given: str | None) -> Path:
     from hpc_toolkit.rundir.layout import all_runs
 
-    named = given or os.environ.get("HPCTK_RUN")
-    if named:
-        return _existing(Path(named))
+    if named := given or os.environ.get("HPCTK_RUN"):
+        return _existing(named)
     runs = all_runs()
     return runs[0] if len(runs) == 1 else Path()
 
 
-def _existing(path: Path) -> Path:
+def _existing(given: str) -> Path:
+    path = Path(given)
     if not path.is_dir():
         message = f"{path} is not a directory"
         raise ConfigError(message, hint="name a run, or the directory in which runs shall be made")

@@ -32,9 +32,7 @@ class Child:
     def answer(self, timeout_s: float) -> Any:
         """Return the result of the call, as decoded from JSON.
 
-        Raises:
-            TimeoutError: the call has not returned in time.
-            OSError: the call raised an error, or the child died.
+        Raises TimeoutError, or the OSError that the call raised, or that it died.
         """
         data = b""
         end = time.monotonic() + timeout_s
@@ -64,12 +62,7 @@ class Child:
 
 
 def ask_child(call: Callable[[], Any], timeout_s: float) -> Any:
-    """Make a call in a child, kill the child, and return the call's result.
-
-    Raises:
-        TimeoutError: the call did not return in time.
-        OSError: the call raised an error, or the child died.
-    """
+    """Make a call in a child, kill the child, and return the call's result."""
     child = Child(call)
     try:
         return child.answer(timeout_s)

@@ -34,9 +34,7 @@ class Finding:
     """One line of the report."""
 
     check: str
-    """Name of the check."""
     verdict: Verdict
-    """How well the checked thing suits a run."""
     found: str
     """The observation, with its numbers."""
     means: str = ""
@@ -49,7 +47,6 @@ class Finding:
 
 
 def fine(check: str, found: str, means: str = "") -> Finding:
-    """Return a finding of something that suits a run."""
     return Finding(check, Verdict.FINE, found, means)
 
 
@@ -59,7 +56,6 @@ def judged(check: str, found: str, verdict: Verdict, means: str, fix: str, *, ba
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """Return the worst verdict of all findings; fine if there are none."""
     return max((Verdict.FINE, *(one.verdict for one in findings)), key=_ORDER.index)
 
 
@@ -84,13 +80,4 @@ class Report:
         return worst(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``hpctk doctor --json`` prints them."""
-        return {
-            "directory": self.directory,
-            "verdict": self.verdict,
-            "sides": [side.to_json() for side in self.sides],
-            "apart": self.apart,
-            "locks_proven": self.locks_proven,
-            "delays_s": self.delays_s,
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        return {**asdict(self), "verdict": self.verdict}

@@ -30,19 +30,13 @@ _GOES_WITHIN_S = 1.0
 
 
 class Partner:
-    """The other side: carries out requests until the lead ends the examination."""
-
     def __init__(self, area: Path) -> None:
         self._area = area
         self._holder: locks.Holder | None = None
         self._changes: delays.Changes | None = None
 
     def serve(self, *, arrival_s: float) -> None:
-        """Answer the lead's requests.
-
-        Raises:
-            SilentSideError: the lead did not arrive, or stopped sending requests.
-        """
+        """Answer the lead's requests until it ends the examination, or is silent."""
         channel = Channel(self._area, OTHER, LEAD)
         channel.connect(arrival_s)
         number, act = 0, ""
@@ -102,11 +96,7 @@ class Step:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
-        """Return the step of this process; None outside a step, or in a step of one task.
-
-        Raises:
-            ConfigError: the step has more than two tasks, or an unknown number.
-        """
+        """Return the step of this process; None outside a step, or in a step of one task."""
         if not environ.get("SLURM_STEP_ID", "").isdigit():
             return None
         tasks = environ.get("SLURM_NTASKS", "")
@@ -121,11 +111,7 @@ class Step:
 
 
 def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S) -> None:
-    """Act as the second task of a step: carry out the requests of the first one, which reports.
-
-    Raises:
-        RunError: the first task did not arrive or stopped answering, or this one cannot write.
-    """
+    """Act as the second task of a step: carry out the requests of the first one, which reports."""
     try:
         area = make_area(directory, step.token, OTHER)
     except OSError as error:
@@ -143,15 +129,7 @@ class Helper:
     """The other side as a child of this process."""
 
     def __init__(self, root: Path, area: Path) -> None:
-        """Start the child.
-
-        Args:
-            root: the directory, by the path that the child shall use.
-            area: the lead's area.
-
-        Raises:
-            ConfigError: ``root`` is another directory, or not writable.
-        """
+        """Start the child, which uses ``root``, a path to the directory of the lead's area."""
         _check_same(root, area, root / area.name)
         token = area.name.rpartition("doctor-")[2]
         self._child = Child(

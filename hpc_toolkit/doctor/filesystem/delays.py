@@ -105,7 +105,6 @@ def measure_delays(pair: Pair) -> dict[str, float | None]:
 
 
 def check_views(pair: Pair) -> tuple[list[Finding], dict[str, float | None]]:
-    """Measure the delays and judge them."""
     delays = measure_delays(pair)
     return [_judge(name, delay) for name, delay in delays.items()], delays
 
@@ -143,5 +142,4 @@ def check_writing(area: Path) -> Finding:
 
 
 def format_ms(seconds: float) -> str:
-    """Format seconds as milliseconds with three significant digits: "0.08 ms"."""
     return f"{seconds * 1000:.3g} ms"

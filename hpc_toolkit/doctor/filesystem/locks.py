@@ -98,7 +98,6 @@ class LockTrial:
 
     @property
     def excludes(self) -> bool:
-        """Whether the lock excluded the other side both ways, and became free at a death."""
         held = self.holding == (GRANTED, GRANTED) and self.against == (REFUSED, REFUSED)
         return held and self.freed_s is not None
 
@@ -169,8 +168,6 @@ def _what_failed(trial: LockTrial) -> str:
 
 
 class Grace:
-    """The time that an examination waited for the server of one mount."""
-
     def __init__(self, mount: Mount) -> None:
         self.possible = mount.kind in NFS
         """Whether the server can have a grace period."""

@@ -88,7 +88,7 @@ def _check_race(pair: Pair) -> Finding:
 
 
 def _owner(path: Path) -> str:
-    """Return the target of a name; "" if both sides skipped it."""
+    """The target of a name; "" if both sides skipped it."""
     with suppress(FileNotFoundError):
         return os.readlink(path)
     return ""

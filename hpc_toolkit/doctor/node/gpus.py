@@ -32,7 +32,6 @@ _LEAVE_OUT = "leave the node out (--sbatch exclude=NODE), and tell the site"
 
 
 def look_here() -> list[dict[str, Any]]:
-    """Check this side's GPUs; return findings as JSON."""
     finding, torch_wanted = _judge_driver(_asked(ask_driver, _DRIVER_S))
     findings = [finding]
     if torch_wanted and find_spec("torch") is None:
@@ -129,7 +128,6 @@ def judge_torch(told: dict[str, Any]) -> Finding:
 
 
 def _decoded(records: list[dict[str, Any]], host: str) -> list[Finding]:
-    """Return findings of one side; with ``host`` each name says whose it is."""
     found = []
     for record in records:
         check = f"{record['check']} ({host})" if host else record["check"]

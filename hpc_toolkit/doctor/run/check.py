@@ -194,7 +194,6 @@ def _check_journals(paths: RunPaths) -> list[Finding]:
 
 
 def _count_lines(reader: JournalReader) -> int:
-    """Read the rest of a journal; a release stands for the lines of its unit, and itself."""
     return sum(1 if isinstance(one, Line) else one.release["lines"] + 1 for one in reader.poll())
 
 

@@ -55,7 +55,6 @@ class Repair:
 
     @property
     def words(self) -> str:
-        """The action in words: "make stages/items/claims"."""
         return f"make {'' if self.kind == 'directory' else 'again '}{self.some}"
 
     @property
@@ -63,7 +62,6 @@ class Repair:
         return first_names(self.names)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``hpctk doctor --repair --json`` prints them."""
         return {"kind": self.kind, "names": list(self.names), "why": self.why}
 
 
@@ -77,7 +75,6 @@ class Plan:
     """Damage that stays as it is, and why."""
 
     def findings(self) -> Iterator[Finding]:
-        """Yield a finding for each repair, for the report of an examination."""
         for repair in self.repairs:
             known = "" if repair.kind == "directory" else ", and journals tell whose they were"
             fix = "'hpctk doctor RUN --repair' shows what it would do, and asks"
@@ -88,9 +85,7 @@ class Plan:
 def plan_repairs(root: Path) -> Plan:
     """Plan the repairs of a run, which may be active.
 
-    Raises:
-        RunError: ``root`` is not a run, its run.json cannot be read, or a file is in the place of
-            one of its directories.
+    Raises RunError if ``root`` is not a run, or a file is in the place of one of its directories.
     """
     paths, manifest = RunPaths(root), read_manifest(root)
     left: list[str] = []
@@ -140,7 +135,6 @@ def _directories(root: Path, wanted: list[Path], left: list[str]) -> Iterator[Re
 
 
 def _owners(paths: RunPaths, left: list[str]) -> dict[str, dict[tuple[str, int], str]]:
-    """Return stage -> (unit, generation) -> the worker that the journals name."""
     found: dict[str, dict[tuple[str, int], str]] = defaultdict(dict)
     for name in sorted(files.list_names(paths.journals)):
         if not name.endswith(".jsonl"):

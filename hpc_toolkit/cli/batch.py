@@ -96,10 +96,15 @@ def work(
     within_s = _whole_seconds(given)
 
     def body(batch: Batch, restarts: Restarts) -> None:
+        named = runs or [given["run"]]
+        if len(named) != 1 or not named[0]:
+            what = "no run directory" if len(named) == 1 else f"{len(named)} run directories"
+            hint = "sbatch SCRIPT RUN, with a RUN that 'hpctk init RUN' has made"
+            raise ConfigError(what, hint=hint)
         idle_exit = given["idle_exit"] or (_FOREVER if campaign else None)
         options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
         request = WorkRequest(
-            run=_one_run(runs or [given["run"]]),
+            run=named[0],
             gpus=given["gpus"],
             options=[f"{name}={value}" for name, value in options.items() if value is not None],
             container=_container(given),
@@ -194,14 +199,6 @@ def _run(
 def _whole_seconds(given: dict[str, Any]) -> int:
     """Seconds for srun --immediate, rounded up: 0 would mean "at once"."""
     return math.ceil(parse_duration(given["check_within"], where="--check-within"))
-
-
-def _one_run(given: list[str]) -> str:
-    if len(given) != 1 or not given[0]:
-        what = "no run directory" if len(given) == 1 else f"{len(given)} run directories"
-        hint = "sbatch SCRIPT RUN, with a RUN that 'hpctk init RUN' has made"
-        raise ConfigError(what, hint=hint)
-    return given[0]
 
 
 def _container(given: dict[str, Any]) -> Container:

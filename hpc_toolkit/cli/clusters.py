@@ -59,7 +59,7 @@ def list_clusters(as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in found:
         layers = ", ".join(file["layer"] for file in one["files"])
         text = one["description"] if "description" in one else f"error: {one['error']}"
@@ -99,8 +99,8 @@ def show(
         origins = {key: str(place) for key, place in cluster.origins}
         print(json.dumps({**_record(cluster), "origins": origins}))
         return
-    rows = _rows(cluster)
-    _print_columns([(_file(cluster, row[0]), *row) for row in rows] if origin else [*rows])
+    files = [(_file(cluster, key),) if origin else () for key, _ in _rows(cluster)]
+    _print_columns([(*file, *row) for file, row in zip(files, _rows(cluster), strict=True)])
 
 
 def validate(

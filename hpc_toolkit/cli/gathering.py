@@ -14,7 +14,6 @@ import typer
 from hpc_toolkit.cli.arguments import (
     RunArgument,
     check_out,
-    complete_run,
     open_run,
     refuse_given,
     switch,
@@ -22,7 +21,7 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option, many
+from hpc_toolkit.system.options import Option, flag, many
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +37,13 @@ TOLERANCE = 1e-9
 
 
 PANELS: Panels = {
+    "Options": (
+        Option("out", "Write .jsonl, .csv, .npz or .parquet.", "FILE", short="-o", default="-"),
+        Option("stage", "Stage of a campaign. [default: the last stage]"),
+        flag("partial", "Skip unfinished items instead of exiting with an error."),
+        flag("json", "Print JSON: a summary of FILE, or of the check."),
+        flag("check", "Write no rows; exit with 1 and a list of problems if there are any."),
+    ),
     "With --check": (
         many("range", "Require a number in this range, e.g. mean=-1:1", "KEY=LEAST:MOST"),
         many("unique", "Require that no two rows have the same value of KEY", "KEY"),
@@ -45,7 +51,7 @@ PANELS: Panels = {
         Option("items", "Items that a results file must have.", "FILE.jsonl"),
         Option("tolerance", "Of --recompute.", "NUMBER", default=TOLERANCE, least=0, hidden=True),
         many("ignore", "Key that --recompute ignores, e.g. a time", "KEY")._replace(hidden=True),
-    )
+    ),
 }
 
 
@@ -54,47 +60,14 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=LIST)(snapshot)
 
 
-def gather(
-    context: typer.Context,
-    *,
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run directory. [default: $HPCTK_RUN, else the only run below ./runs] With "
-            "--check also a snapshot (.json) or rows in .jsonl.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    out: Annotated[
-        str,
-        typer.Option(
-            "-o", "--out", metavar="FILE", help="Write .jsonl, .csv, .npz or .parquet; - is stdout."
-        ),
-    ] = "-",
-    stage: Annotated[
-        str | None, typer.Option(help="Stage of a campaign. [default: the last stage]")
-    ] = None,
-    partial: Annotated[
-        bool, switch("--partial", "Skip unfinished items instead of exiting with an error.")
-    ] = False,
-    as_json: Annotated[
-        bool, switch("--json", "Print JSON: a summary of FILE, or of the check.")
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Write no rows. Check that each item has one row, no item failed and all numbers "
-            "are finite; exit with 1 and a list of problems if not.",
-        ),
-    ] = False,
-    **given: Any,
-) -> None:
+def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> None:
     """Write one row per item to a file, or check the results.
 
     Rows are in the order of the items, failed items included. The first complete gather publishes
     the rows; every later one writes the same rows.
+
+    --check requires one row for each item, no failed item and finite numbers. It also takes a
+    snapshot (.json) or rows (.jsonl) instead of RUN.
 
     Examples:
         hpctk gather runs/eval -o results.csv
@@ -102,32 +75,20 @@ def gather(
         hpctk gather runs/eval --check --range accuracy=0:1
         hpctk gather --check results.jsonl --items items.jsonl
     """
-    if check:
+    if given["check"]:
         why = "is not for --check, which writes no rows"
         refuse_given(context, context.params.keys() - {"out", "stage", "partial"}, why)
-        from hpc_toolkit.results.verification import Recomputation
-
-        recompute, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
-        if not recompute and (ignore or tolerance != TOLERANCE):
-            message = "--tolerance and --ignore are for --recompute"
-            raise ConfigError(message, hint="add --recompute 5, or leave them out")
-        check_results(
-            run,
-            items=given["items"],
-            ranges=given["range"],
-            unique=given["unique"],
-            sample=Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore)),
-            as_json=as_json,
-        )
+        _check(run, given)
         return
-    refuse_given(context, {"run", "out", "stage", "partial", "as_json"}, "is for --check")
+    refuse_given(context, {"run", "out", "stage", "partial", "json"}, "is for --check")
     from hpc_toolkit.results.gather import NotCompleteError
     from hpc_toolkit.results.tables import json_lines, write_table, writer_for
 
+    out = given["out"]
     if out != "-":
         writer_for(Path(out))
     try:
-        table = open_run(run).table(stage=stage, partial=partial)
+        table = open_run(run).table(stage=given["stage"], partial=bool(given["partial"]))
     except NotCompleteError as error:
         for item in error.pending[:20]:
             print(f"pending: {json.dumps(item)}", file=sys.stderr)
@@ -139,12 +100,29 @@ def gather(
         return
     with writing(out):
         write_table(Path(out), table.rows)
-    if as_json:
+    if given["json"]:
         failed = sum(row["state"] == "failed" for row in table.rows)
         rows = {"rows": len(table.rows), "failed": failed, "published": table.published}
         print(json.dumps({"file": out, **rows}))
         return
     print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
+
+
+def _check(results: str | None, given: dict[str, Any]) -> None:
+    from hpc_toolkit.results.verification import Recomputation
+
+    recompute, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
+    if not recompute and (ignore or tolerance != TOLERANCE):
+        message = "--tolerance and --ignore are for --recompute"
+        raise ConfigError(message, hint="add --recompute 5, or leave them out")
+    check_results(
+        results,
+        items=given["items"],
+        ranges=given["range"],
+        unique=given["unique"],
+        sample=Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore)),
+        as_json=bool(given["json"]),
+    )
 
 
 def check_results(

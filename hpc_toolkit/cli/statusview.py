@@ -152,20 +152,16 @@ def _show(
     print("\x1b[2J\x1b[H" + "\n".join(shown), flush=True)
 
 
-def status_lines(now: Status, jobs: Sequence[JobRecord] = ()) -> list[str]:
+def status_lines(now: Status) -> list[str]:
     """A run's status as people read it."""
-    lines, errors = status_parts(now, jobs)
+    lines, errors = status_parts(now)
     return lines + errors
 
 
 def status_parts(
     now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False
 ) -> tuple[list[str], list[str]]:
-    """The same in two parts: how it stands, then what was found wrong.
-
-    Args:
-        verbose: have a line for each living worker that says what it has.
-    """
+    """The same in two parts: how it stands, then what was found wrong."""
     lines = [f"{now.run}: {_headline(now)}"]
     width = max(len(name) for name in (*now.stages, "workers"))
     for name, counts in now.stages.items():
@@ -176,11 +172,14 @@ def status_parts(
         parts += [f"{getattr(counts, key)} {key}" for key in named if getattr(counts, key)]
         opened = "" if counts.sealed else "  (open for more)"
         lines.append(f"  {name:<{width}}  {share} of {counts.total}: {', '.join(parts)}{opened}")
+    counted = {
+        "draining": now.draining,
+        "finished": now.workers.finished,
+        "dead": now.workers.dead,
+        "deaths seen": now.deaths,
+    }
     workers = [f"{now.workers.alive} alive"]
-    workers += [f"{now.draining} draining"] if now.draining else []
-    workers += [f"{now.workers.finished} finished"] if now.workers.finished else []
-    workers += [f"{now.workers.dead} dead"] if now.workers.dead else []
-    workers += [f"{now.deaths} deaths seen"] if now.deaths else []
+    workers += [f"{count} {what}" for what, count in counted.items() if count]
     workers += not_shown(now)
     lines.append(f"  {'workers':<{width}}  {', '.join(workers)}")
     lines += place_lines(now) if verbose else []

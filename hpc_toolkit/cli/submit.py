@@ -26,7 +26,6 @@ from hpc_toolkit.system.terminal import printable
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
 
@@ -242,6 +241,9 @@ def _site(header: Header | None) -> Cluster:
 def _show(submission: Submission) -> None:
     """The commands on stderr, the script on stdout, and what Slurm says to it."""
     import shutil
+    import tempfile
+
+    from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate
 
     for number in range(submission.copies):
         before = "JOB" if number else ""
@@ -252,23 +254,17 @@ def _show(submission: Submission) -> None:
     print(f"log: {submission.cwd / submission.log}", file=sys.stderr)
     for script in submission.scripts:
         sys.stdout.write(script.text)
-    if shutil.which("sbatch"):
-        print(f"Slurm: {_estimate(submission)}", file=sys.stderr)
-
-
-def _estimate(submission: Submission) -> str:
-    import tempfile
-
-    from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate
-
+    if shutil.which("sbatch") is None:
+        return
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "script.sbatch")
         path.write_text(submission.scripts[0].text, encoding="utf-8")
-        options = submission.options
+        argv = sbatch_argv(path, submission.arguments, options=submission.options)
         try:
-            return start_estimate(sbatch_argv(path, submission.arguments, options=options))
+            said = start_estimate(argv)
         except SlurmError as error:
-            return error.message
+            said = error.message
+    print(f"Slurm: {said}", file=sys.stderr)
 
 
 def cancel(
@@ -302,8 +298,9 @@ def cancel(
             jobs = "1 job was" if len(queued) == 1 else f"{len(queued)} jobs were"
             message, hint = f"{jobs} left alone, see above", ""
         raise HpcToolkitError(message, hint=hint)
-    for one in found:
-        print(f"job {_described(one.record)}", file=sys.stderr)
+    for record in (one.record for one in found):
+        where = f" on {record.nodes}" if record.nodes else ""
+        print(f"job {record.id} {record.name}: {record.state}{where}", file=sys.stderr)
     if not yes:
         if not sys.stdin.isatty():
             message = "cancelling was not confirmed"
@@ -312,8 +309,3 @@ def cancel(
     cancel_jobs(found)
     for one in found:
         print(one.record.id)
-
-
-def _described(record: JobRecord) -> str:
-    where = f" on {record.nodes}" if record.nodes else ""
-    return f"{record.id} {record.name}: {record.state}{where}"

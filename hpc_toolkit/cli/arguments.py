@@ -41,9 +41,13 @@ def switch(name: str, text: str, *more_names: str) -> Any:
     return typer.Option(name, *more_names, help=text)
 
 
-def value(name: str, metavar: str, text: str) -> Any:
-    """An option with a value."""
-    return typer.Option(name, metavar=metavar, help=text)
+def value(metavar: str, text: str, *names: str) -> Any:
+    """An option with a value; without ``names`` it is called like its parameter."""
+    return typer.Option(*names, metavar=metavar, help=text)
+
+
+def argument(metavar: str, text: str) -> Any:
+    return typer.Argument(metavar=metavar, help=text)
 
 
 GivenRun = Annotated[

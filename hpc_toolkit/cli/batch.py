@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.help import SCRIPTS, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.batch.step import Batch, Container
 
 Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help='The running script: "$0".')]
-Words = Annotated[
-    list[str], typer.Argument(metavar="PROGRAM...", help="The program and its arguments.")
-]
+Words = Annotated[list[str], argument("PROGRAM...", "Program and arguments.")]
 _FOREVER = "1000d"
 """Ranks of a campaign wait for the coordinator, however long a round takes."""
 _JOB = (
@@ -77,9 +76,7 @@ def register(app: typer.Typer) -> None:
 def work(
     *,
     script: Script,
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]", help="The run, instead of --run.")
-    ] = None,
+    runs: Annotated[list[str] | None, argument("[RUN]", "Instead of --run.")] = None,
     **given: Any,
 ) -> None:
     """Process the items of RUN on all ranks of this job.
@@ -133,7 +130,7 @@ def train(
     *,
     script: Script,
     program: Words,
-    run_dir: Annotated[str, typer.Option(metavar="DIR", help="The training's directory.")],
+    run_dir: Annotated[str, value("DIR", "The training's directory.")],
     **given: Any,
 ) -> None:
     """Start the ranks of a training on the nodes of this job.
@@ -213,11 +210,9 @@ def _container(given: dict[str, Any]) -> Container:
 
 
 def preflight(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run that the ranks write to.")
-    ] = None,
+    run: Annotated[str | None, argument("[RUN]", "Run of the ranks.")] = None,
     gpus: Annotated[int, typer.Option(help="GPUs that must be usable on this node.")] = 0,
-    free: Annotated[str, typer.Option(metavar="SIZE", help="Free space required in RUN.")] = "100M",
+    free: Annotated[str, value("SIZE", "Free space required in RUN.")] = "100M",
 ) -> None:
     """Check this node before a job uses it; exit with 1 on a problem.
 
@@ -233,10 +228,8 @@ def preflight(
 
 
 def stage(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory on this node's disk.")],
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Files and directories to copy.")
-    ],
+    directory: Annotated[str, argument("DIR", "Directory on this node's disk.")],
+    paths: Annotated[list[str], argument("PATH...", "What to copy.")],
     users: Annotated[int, typer.Option(help="Tasks on this node that use the copies.")] = 1,
 ) -> None:
     """Copy files to this node's disk, below a directory of its name.

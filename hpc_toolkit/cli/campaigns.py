@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run, switch, value
+from hpc_toolkit.cli.arguments import JsonOption, RunArgument, argument, open_run, switch, value
 from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
+    import typer
+
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Found, Summary
     from hpc_toolkit.run import Run
@@ -39,11 +39,9 @@ def register(app: typer.Typer) -> None:
 
 
 def run_campaign(
-    campaign: Annotated[Path, typer.Argument(metavar="CAMPAIGN.toml", help="Campaign file.")],
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Local workers. [default: one per GPU, else 1]")
-    ] = None,
-    run: Annotated[str | None, value("--run", "RUN", "Run directory. [default: runs/NAME]")] = None,
+    campaign: Annotated[Path, argument("CAMPAIGN.toml", "Campaign file.")],
+    workers: Annotated[int | None, value("N", "Local workers. [default: one per GPU]")] = None,
+    run: Annotated[str | None, value("RUN", "Run directory. [default: runs/NAME]")] = None,
     update: Annotated[bool, switch("--update", "Accept changed settings of the search.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -177,9 +175,7 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
 
 def coordinate(
     run: RunArgument = None,
-    summary: Annotated[
-        bool, switch("--summary", "Print a summary when the campaign is complete.")
-    ] = False,
+    summary: Annotated[bool, switch("--summary", "Print a summary at the end.")] = False,
 ) -> None:
     """Run the coordinator of a campaign; it may be killed and restarted.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, complete_cluster, switch
+from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.system.quantities import format_mem, format_walltime
@@ -77,11 +77,7 @@ def _print_columns(rows: list[tuple[str, ...]]) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME",
-            help="Name from 'hpctk cluster list', or a TOML file.",
-            autocompletion=complete_cluster,
-        ),
+        typer.Argument(metavar="NAME", help="Name or TOML file.", autocompletion=complete_cluster),
     ],
     origin: Annotated[bool, switch("--origin", "Print the file of each fact.")] = False,
     as_json: JsonOption = False,
@@ -105,8 +101,7 @@ def show(
 
 def validate(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="TOML files or names. [default: all known files]"),
+        list[str] | None, argument("[NAME]...", "TOML files or names. [default: all]")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -158,19 +153,9 @@ def schema() -> None:
 
 
 def init(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")],
-    from_slurm: Annotated[
-        bool, switch("--from-slurm", "Query Slurm on this machine; submits nothing.")
-    ] = False,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="File to write; - is stdout. [default: the user's directory]",
-        ),
-    ] = None,
+    name: Annotated[str, argument("NAME", "Name of the cluster.")],
+    from_slurm: Annotated[bool, switch("--from-slurm", "Query Slurm; submits nothing.")] = False,
+    out: Annotated[str | None, value("FILE", "File to write; - is stdout.", "-o", "--out")] = None,
     force: Annotated[bool, switch("--force", "Overwrite the file.")] = False,
 ) -> None:
     """Write a cluster file from the answers of Slurm.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, switch
+from hpc_toolkit.cli.arguments import JsonOption, argument, switch, value
 from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.terminal import printable
@@ -33,22 +33,13 @@ def register(app: typer.Typer) -> None:
 def doctor(
     directory: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[DIR]",
-            help="Run, or a directory for runs. [default: $HPCTK_RUN, else the only run "
-            "below ./runs, else .]",
+        argument(
+            "[DIR]", "Run, or a directory for runs. [default: as RUN of 'hpctk status', else .]"
         ),
     ] = None,
-    pair: Annotated[
-        str | None,
-        typer.Option(metavar="OTHER_MOUNT", help="Path of DIR on a second mount of this machine."),
-    ] = None,
-    repair: Annotated[
-        bool, switch("--repair", "Show repairs of a run, and ask before doing them.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Repair without asking, with --repair.")
-    ] = False,
+    pair: Annotated[str | None, value("OTHER_MOUNT", "DIR on a second mount.")] = None,
+    repair: Annotated[bool, switch("--repair", "Show repairs of a run, and ask.")] = False,
+    yes: Annotated[bool, switch("--yes", "Repair without asking.", "-y")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a filesystem, node or run for problems.

@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import typer  # noqa: TC002 - typer reads the annotations
 
 from hpc_toolkit.cli.arguments import (
     RunArgument,
@@ -17,6 +17,7 @@ from hpc_toolkit.cli.arguments import (
     open_run,
     refuse_given,
     switch,
+    value,
     writing,
 )
 from hpc_toolkit.cli.help import LIST, add_table_command
@@ -227,9 +228,7 @@ def _show(
 
 def snapshot(
     run: RunArgument = None,
-    out: Annotated[
-        str, typer.Option("-o", "--out", metavar="FILE.json", help="File to write; - is stdout.")
-    ] = "-",
+    out: Annotated[str, value("FILE.json", "File to write; - is stdout.", "-o", "--out")] = "-",
     as_json: Annotated[bool, switch("--json", "Print a JSON summary of FILE.")] = False,
 ) -> None:
     """Write a run's items and results so far to one file.

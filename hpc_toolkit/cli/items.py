@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hpc_toolkit.cli.arguments import switch
+from hpc_toolkit.cli.arguments import switch, value
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.science.workloads.pythia import (
     HUB,
@@ -18,6 +16,9 @@ from hpc_toolkit.science.workloads.pythia import (
     pythia_items,
     suspects,
 )
+
+if TYPE_CHECKING:
+    import typer
 
 
 def register(app: typer.Typer) -> None:
@@ -34,34 +35,16 @@ def register(app: typer.Typer) -> None:
 
 def pythia(
     sizes: Annotated[
-        str,
-        typer.Option(
-            metavar="14m,70m,...", help=f"Model sizes: all, or some of {', '.join(SIZES)}."
-        ),
+        str, value("14m,70m,...", f"Model sizes: all, or some of {', '.join(SIZES)}.")
     ],
     steps: Annotated[
-        str,
-        typer.Option(
-            metavar="STEPS",
-            help="Training steps: all, or a list of steps, FIRST:LAST (all checkpoints between) "
-            "and FIRST:LAST:STRIDE, both ends included.",
-        ),
+        str, value("STEPS", "all, or steps, FIRST:LAST (all checkpoints) and FIRST:LAST:STRIDE.")
     ],
     layers: Annotated[
-        str,
-        typer.Option(
-            metavar="LAYERS",
-            help="blocks (1 to L), all (0 to L; 0 is the embeddings), last, or a list, e.g. "
-            "0,4:12:4.",
-        ),
+        str, value("LAYERS", "blocks (1 to L), all (with 0, the embeddings), last, or 0,4:12:4.")
     ] = "blocks",
-    deduped: Annotated[
-        bool, switch("--deduped", "Models trained on the deduplicated Pile.")
-    ] = False,
-    checkpoint: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Format of a checkpoint's name, e.g. a local directory."),
-    ] = HUB,
+    deduped: Annotated[bool, switch("--deduped", "Use the deduplicated models.")] = False,
+    checkpoint: Annotated[str, value("NAME", "Format of checkpoint names.")] = HUB,
 ) -> None:
     """Print an item for each layer of each checkpoint of Pythia models.
 

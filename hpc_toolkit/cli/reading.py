@@ -16,6 +16,7 @@ from hpc_toolkit.cli.arguments import (
     RunArgument,
     open_run,
     switch,
+    value,
 )
 from hpc_toolkit.cli.help import LIST
 from hpc_toolkit.cli.runs import ITEMS, read_items
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
 def explain(
     run: RunArgument = None,
     *,
-    item: Annotated[str, typer.Option(metavar="ITEM", help=ITEM_HELP)],
+    item: Annotated[str, value("ITEM", ITEM_HELP)],
     as_json: JsonOption = False,
 ) -> None:
     """Show the claims, attempts and worker deaths of one item.
@@ -91,10 +92,8 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
 def logs(
     run: RunArgument = None,
     worker: Annotated[str | None, typer.Option(help="Name of a worker, or its beginning.")] = None,
-    item: Annotated[str | None, typer.Option(metavar="ITEM", help=ITEM_HELP)] = None,
-    job: Annotated[
-        str | None, typer.Option(metavar="ID", help="Slurm job whose log to print.")
-    ] = None,
+    item: Annotated[str | None, value("ITEM", ITEM_HELP)] = None,
+    job: Annotated[str | None, value("ID", "Slurm job whose log to print.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the output of workers, of one item or of a Slurm job.
@@ -196,11 +195,8 @@ def seal(run: RunArgument = None) -> None:
 
 def retry(
     run: RunArgument = None,
-    item: Annotated[str | None, typer.Option(metavar="ITEM", help=ITEM_HELP)] = None,
-    match: Annotated[
-        str,
-        typer.Option(metavar="TEXT", help="Retry only items whose JSON or error contains TEXT."),
-    ] = "",
+    item: Annotated[str | None, value("ITEM", ITEM_HELP)] = None,
+    match: Annotated[str, value("TEXT", "Only items whose JSON or error contains TEXT.")] = "",
 ) -> None:
     """Run failed items again, with a fresh set of attempts.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.system.options import Panels
 
-ITEMS = value("--items", "FILE.jsonl", "Items, one JSON object per line; - reads stdin.")
+ITEMS = value("FILE.jsonl", "Items, one JSON object per line; - reads stdin.", "--items")
 
 
 PANELS: Panels = {
@@ -61,10 +61,7 @@ def init(
     run: GivenRun,
     items: Annotated[str | None, ITEMS] = None,
     campaign: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CAMPAIGN.toml", help="Create the run of a campaign, e.g. for a Slurm job."
-        ),
+        Path | None, value("CAMPAIGN.toml", "Create the run of a campaign, e.g. for a Slurm job.")
     ] = None,
     open_: Annotated[bool, switch("--open", "Allow adding items later with 'hpctk add'.")] = False,
     from_: Annotated[
@@ -159,7 +156,7 @@ def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
 
 def try_(
     run: RunArgument = None,
-    item: Annotated[str, typer.Option(metavar="ITEM", help=ITEM_HELP)] = "0",
+    item: Annotated[str, value("ITEM", ITEM_HELP)] = "0",
 ) -> None:
     """Run one item in the foreground without recording it.
 

@@ -15,6 +15,7 @@ import typer
 
 from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import (
+    argument,
     check_out,
     complete_cluster,
     refuse_given,
@@ -132,10 +133,8 @@ def register(app: typer.Typer) -> None:
 
 def run(
     *,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Directory for records and logs.")
-    ],
-    world_sizes: Annotated[str, value("--world-sizes", "N,N", "Numbers of ranks.")] = "1,2,4",
+    out: Annotated[Path, value("DIR", "Directory for records and logs.", "--out", "-o")],
+    world_sizes: Annotated[str, value("N,N", "Numbers of ranks.")] = "1,2,4",
     **given: Any,
 ) -> None:
     """Measure a training at several world sizes, here or on Slurm.
@@ -262,9 +261,9 @@ def analyze(
     *,
     source: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Directory of 'scaling run' or of logs, or a .json, .csv, .jsonl or .log file.",
+        argument(
+            "SOURCE...",
+            "Directory of 'scaling run' or of logs, or a .json, .csv, .jsonl or .log file.",
         ),
     ],
     **given: Any,
@@ -322,8 +321,7 @@ def collectives(
     context: typer.Context,
     *,
     logs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[LOG]...", help="Print the measurements in these logs."),
+        list[Path] | None, argument("[LOG]...", "Print the measurements in these logs.")
     ] = None,
     **given: Any,
 ) -> None:

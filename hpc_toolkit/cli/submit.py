@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli import scriptoptions
-from hpc_toolkit.cli.arguments import GivenRun, open_run
+from hpc_toolkit.cli.arguments import GivenRun, open_run, switch, value
 from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
@@ -270,10 +270,8 @@ def _show(submission: Submission) -> None:
 def cancel(
     run: GivenRun,
     *,
-    job: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Cancel only this job. May be repeated.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    job: Annotated[list[str] | None, value("ID", "Cancel only this job. May be repeated.")] = None,
+    yes: Annotated[bool, switch("--yes", "Do not ask for confirmation.", "-y")] = False,
 ) -> None:
     """Cancel the jobs of a run, and print their ids.
 

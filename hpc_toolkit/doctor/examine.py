@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit import __version__
 from hpc_toolkit.doctor.channel import make_area, remove_area, sweep
 from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
-from hpc_toolkit.doctor.filesystem.locks import Grace
+from hpc_toolkit.doctor.filesystem.locks import waiting_for_server
 from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
 from hpc_toolkit.doctor.node.gpus import check_gpus
@@ -65,7 +65,7 @@ def examine(
     around_it: list[Finding] = []
     token = step.token if step is not None else os.urandom(6).hex()
     try:
-        with examination.grace.waiting():
+        with waiting_for_server(examination.mount):
             area = make_area(directory, token, LEAD)
     except OSError as error:
         found.append(_unwritable(directory, error))
@@ -138,8 +138,7 @@ class _Examination:
         self._pair: Pair | None = None
         self._excludes = False
         self._delays: dict[str, float | None] = {}
-        mount = mount_of(directory)
-        self.grace = Grace(mount)
+        self.mount = mount = mount_of(directory)
         self._local = files.is_local(directory)
         means = "a run here is for processes of this machine" if self._local else ""
         where = f"{mount.kind}, {mount.source} at {mount.point}"
@@ -170,7 +169,7 @@ class _Examination:
         return findings
 
     def _check_locks(self, pair: Pair) -> list[Finding]:
-        findings, self._excludes = locks.check_locks(pair, self.grace)
+        findings, self._excludes = locks.check_locks(pair, self.mount)
         return findings
 
     def _check_sides(self, pair: Pair) -> Finding:

@@ -199,7 +199,6 @@ def test_locks_in_the_grace_period_of_an_nfs_server_are_waited_for_with_a_note(
     report = looked_at(fast_dir / "examined")
 
     assert "grace period" in screen.getvalue()
-    assert found(report)["grace period"].verdict is Verdict.FINE
     assert found(report)["locks (flock)"].verdict is Verdict.FINE
 
 

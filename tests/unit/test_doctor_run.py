@@ -159,16 +159,6 @@ def test_damage_is_found_where_it_is_and_says_what_it_means(
     assert tree(worked.root) == before
 
 
-def test_a_payload_that_no_entry_names_is_told_and_harms_nothing(worked: ToyRun) -> None:
-    (worked.stage_paths.items / "0123456789abcdef.jsonl").write_text("{}\n")
-
-    (found,) = findings(worked)["log (items)"]
-
-    assert found.verdict is Verdict.FINE
-    assert "no entry names items/0123456789abcdef.jsonl" in found.found
-    assert "complete" in found.fix
-
-
 def test_of_many_damaged_files_three_are_named_and_the_rest_counted(worked: ToyRun) -> None:
     for number in range(2, 7):
         (worked.stage_paths.claims / f"000001-4.{number}.lock").symlink_to("ghost")

@@ -126,15 +126,15 @@ def _time_until_free(path: Path) -> float | None:
     return None
 
 
-def check_locks(pair: Pair, grace: Grace) -> tuple[list[Finding], bool]:
+def check_locks(pair: Pair, mount: Mount) -> tuple[list[Finding], bool]:
     """Test locks between the sides; also return whether they exclude the other side."""
-    if grace.possible:
+    if mount.kind in NFS:
         # The trial has short timeouts, so a first lock waits for the end of a grace period. The
         # trial judges a request that fails or hangs.
-        with grace.waiting(), suppress(TimeoutError, OSError):
+        with waiting_for_server(mount), suppress(TimeoutError, OSError):
             ask_child(lambda: take_lock(str(pair.area / "lock-first")), LONGEST_S)
     trial = try_locks(pair)
-    return [*grace.findings(), _judge(trial, pair.apart, pair.here.mount)], trial.excludes
+    return [_judge(trial, pair.apart, pair.here.mount)], trial.excludes
 
 
 def _judge(trial: LockTrial, apart: bool, mount: Mount) -> Finding:
@@ -167,32 +167,13 @@ def _what_failed(trial: LockTrial) -> str:
     return "refused though nobody held it"
 
 
-class Grace:
-    def __init__(self, mount: Mount) -> None:
-        self.possible = mount.kind in NFS
-        """Whether the server can have a grace period."""
-        self._waited_s = 0.0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Print a note on stderr if the block waits for the server for long."""
-        note = Timer(_NOTE_AFTER_S, sys.stderr.write, [_NOTE])
-        if self.possible:
-            note.start()
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            note.cancel()
-            self._waited_s = max(self._waited_s, time.monotonic() - began)
-
-    def findings(self) -> list[Finding]:
-        """Return a finding if the server took long to answer."""
-        if not self.possible or self._waited_s <= _NOTE_AFTER_S:
-            return []
-        found = f"the NFS server answered after {format_duration(self._waited_s)}"
-        means = (
-            "a server that has just started grants no locks, and on NFSv4 opens no files, for 90 s "
-            "by default; workers wait as well. What follows was measured afterwards"
-        )
-        return [fine("grace period", found, means)]
+@contextmanager
+def waiting_for_server(mount: Mount) -> Iterator[None]:
+    """Print a note on stderr if the block waits long for an NFS server."""
+    note = Timer(_NOTE_AFTER_S, sys.stderr.write, [_NOTE])
+    if mount.kind in NFS:
+        note.start()
+    try:
+        yield
+    finally:
+        note.cancel()

@@ -138,7 +138,9 @@ def _show(
 
     now.reason = why(now, jobs)
     if as_json:
-        print(json.dumps({**now.to_json(), "jobs": job_json(jobs)}), flush=True)
+        keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
+        records = [{key: getattr(job, key) for key in keys} for job in jobs]
+        print(json.dumps({**now.to_json(), "jobs": records}), flush=True)
         return
     parts = status_parts(now, jobs, verbose=verbose)
     lines, errors = (list(map(printable, part)) for part in parts)
@@ -154,8 +156,7 @@ def _show(
 
 def status_lines(now: Status) -> list[str]:
     """A run's status as people read it."""
-    lines, errors = status_parts(now)
-    return lines + errors
+    return [line for part in status_parts(now) for line in part]
 
 
 def status_parts(
@@ -189,10 +190,10 @@ def status_parts(
     if now.doctor:
         lines.append(f"  {'doctor':<{width}}  {now.doctor}")
     errors = [f"  {'warning':<{width}}  {warning}" for warning in now.warnings[:5]]
-    errors += [
-        f"  {'failure':<{width}}  {one['items']} x {one['error']}: {_short(one['example'])}"
-        for one in now.failures
-    ]
+    for one in now.failures:
+        item = json.dumps(one["example"], ensure_ascii=False)
+        item = item if len(item) <= _EXAMPLE_CHARS else f"{item[: _EXAMPLE_CHARS - 3]}..."
+        errors.append(f"  {'failure':<{width}}  {one['items']} x {one['error']}: {item}")
     return lines, errors
 
 
@@ -201,11 +202,6 @@ def place_lines(now: Status) -> list[str]:
     from hpc_toolkit.system.binding import Place
 
     return [f"    {worker}: {Place.from_record(record)}" for worker, record in now.places.items()]
-
-
-def _short(item: dict[str, Any]) -> str:
-    text = json.dumps(item, ensure_ascii=False)
-    return text if len(text) <= _EXAMPLE_CHARS else f"{text[: _EXAMPLE_CHARS - 3]}..."
 
 
 def _headline(now: Status) -> str:
@@ -231,12 +227,6 @@ def failed_items(now: Status) -> int:
     return sum(counts.failed for counts in now.stages.values())
 
 
-def job_json(jobs: Sequence[JobRecord]) -> list[dict[str, Any]]:
-    """The fields of a job in ``status --json``."""
-    keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
-    return [{key: getattr(job, key) for key in keys} for job in jobs]
-
-
 def job_lines(jobs: Sequence[JobRecord]) -> list[str]:
     """One line for each job, oldest first; of very many the newest, and those that have not ended
     before those that have.
@@ -251,18 +241,15 @@ def job_lines(jobs: Sequence[JobRecord]) -> list[str]:
 
 
 def _state(job: JobRecord) -> str:
-    reason = f" ({job.reason})" if job.reason and not job.running else ""
-    parts = [f"{job.state}{reason}"]
+    parts = [job.state + (f" ({job.reason})" if job.reason and not job.running else "")]
     if len(job.elements) > 1:
         parts.append("of its elements " + ", ".join(f"{n} {name}" for name, n in job.elements))
     if job.running and job.nodes:
         parts[0] += f" on {job.nodes}"
-    if job.running and job.end is not None:
-        parts.append(f"until {_clock(job.end)}")
+    if job.end is not None and (job.running or job.ended):
+        parts.append(f"{'until' if job.running else 'ended'} {_clock(job.end)}")
     if job.waiting and job.start is not None and job.start > time.time():
         parts.append(f"starts about {_clock(job.start)}")
-    if job.ended and job.end is not None:
-        parts.append(f"ended {_clock(job.end)}")
     if job.ended and job.exit_code:
         parts.append(f"exit code {job.exit_code}")
     if job.restarts:
@@ -277,14 +264,8 @@ def _clock(at: float) -> str:
 
 
 def fit(lines: Sequence[str], errors: Sequence[str], *, columns: int, rows: int) -> list[str]:
-    """The rows that a terminal of this size shows, of printable lines without newlines.
-
-    ``lines`` are wrapped, and each of ``errors``, which come last, is cut to one row. What the
-    rows do not hold is left out from the end, and counted in its place.
-    """
+    """The rows that fit on a terminal: ``lines`` wrapped, then one row for each of ``errors``."""
     import textwrap
-
-    from rich.cells import chop_cells
 
     indent = " " * min(_INDENT, columns // 3)
     wrapped = [
@@ -292,10 +273,5 @@ def fit(lines: Sequence[str], errors: Sequence[str], *, columns: int, rows: int)
         for line in lines
         for row in textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False)
     ]
-    shown = [part for row in wrapped for part in chop_cells(row, columns)]
-    shown += [chop_cells(error, columns)[0] for error in errors]
     # The last row is the cursor's.
-    if len(shown) < rows:
-        return shown
-    kept = max(1, rows - 2)
-    return [*shown[:kept], f"  and {len(shown) - kept} more lines"[:columns]]
+    return [*wrapped, *(error[:columns] for error in errors)][: rows - 1]

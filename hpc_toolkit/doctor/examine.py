@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.doctor.partner import Step
     from hpc_toolkit.system.clock import Clock
+    from hpc_toolkit.system.mounts import Mount
 
 _NO_TROUBLE = (Verdict.FINE, Verdict.SKIPPED)
 _PAIR_IT = "'srun -N2 --ntasks-per-node=1 hpctk doctor DIR', or --pair with a second mount"
@@ -60,12 +61,15 @@ def examine(
         ConfigError: ``other`` is another directory.
         RunError: the other side did not arrive, or stopped answering.
     """
-    examination = _Examination(directory, paired=other is not None or step is not None)
-    found = examination.findings
+    mount, local = mount_of(directory), files.is_local(directory)
+    means = "a run here is for processes of this machine" if local else ""
+    where = f"{mount.kind}, {mount.source} at {mount.point}"
+    found = [fine("filesystem", where, means), check_mount(mount), *mounts.check_space(directory)]
+    report = Report(str(directory), found)
     around_it: list[Finding] = []
     token = step.token if step is not None else os.urandom(6).hex()
     try:
-        with waiting_for_server(examination.mount):
+        with waiting_for_server(mount):
             area = make_area(directory, token, LEAD)
     except OSError as error:
         found.append(_unwritable(directory, error))
@@ -75,7 +79,9 @@ def examine(
                 words = f"removed what an examination left that was killed: {', '.join(swept)}"
                 found.append(fine("left over", words))
             with _pair(area, other or directory, step) as pair:
-                examination.work(pair)
+                paired = other is not None or step is not None
+                found.append(_check_sides(pair, paired=paired, local=local))
+                _check_pair(report, pair, mount)
                 if around:
                     # Two tasks on one node see the same GPUs.
                     nodes = step is not None and pair.here.host != pair.there.host
@@ -87,9 +93,8 @@ def examine(
     if around:
         found += [check_slurm(), check_script()]
     if RunPaths(directory).manifest.exists():
-        report = examination.report(directory)
         found += _look_at_run(directory, report, of_directory, clock)
-    return examination.report(directory)
+    return report
 
 
 @contextmanager
@@ -130,74 +135,44 @@ def _look_at_run(
     return found
 
 
-class _Examination:
-    """An examination in progress: its sides, and its findings so far."""
+def _check_pair(report: Report, pair: Pair, mount: Mount) -> None:
+    """Make all checks of the directory that need two sides."""
+    report.sides, report.apart = (pair.here, pair.there), pair.apart
 
-    def __init__(self, directory: Path, *, paired: bool) -> None:
-        self._paired = paired
-        self._pair: Pair | None = None
-        self._excludes = False
-        self._delays: dict[str, float | None] = {}
-        self.mount = mount = mount_of(directory)
-        self._local = files.is_local(directory)
-        means = "a run here is for processes of this machine" if self._local else ""
-        where = f"{mount.kind}, {mount.source} at {mount.point}"
-        self.findings = [
-            fine("filesystem", where, means),
-            check_mount(mount),
-            *mounts.check_space(directory),
-        ]
-
-    def work(self, pair: Pair) -> None:
-        """Make all checks that need two sides."""
-        self._pair = pair
-        self.findings.append(self._check_sides(pair))
-        checks: dict[str, Callable[[Pair], list[Finding]]] = {
-            "exclusive names": names.check_names,
-            "delays": self._check_views,
-            "locks": self._check_locks,
-            "fsync": lambda pair: [delays.check_writing(pair.area)],
-        }
-        for name, check in checks.items():
-            try:
-                self.findings += check(pair)
-            except OSError as error:
-                self.findings.append(_failed(name, error))
-
-    def _check_views(self, pair: Pair) -> list[Finding]:
-        findings, self._delays = delays.check_views(pair)
+    def check_views() -> list[Finding]:
+        findings, report.delays_s = delays.check_views(pair)
         return findings
 
-    def _check_locks(self, pair: Pair) -> list[Finding]:
-        findings, self._excludes = locks.check_locks(pair, self.mount)
+    def check_locks() -> list[Finding]:
+        findings, excludes = locks.check_locks(pair, mount)
+        report.locks_proven = pair.apart and excludes
         return findings
 
-    def _check_sides(self, pair: Pair) -> Finding:
-        who = " and ".join(sorted({pair.here.host, pair.there.host}))
-        who = who if pair.here.host != pair.there.host else f"{who} alone"
-        if pair.apart:
-            mounts = f"{pair.here.mount.point} and {pair.there.mount.point}"
-            return fine("sides", f"{who}: {mounts}")
-        if self._paired:
-            found = f"{who}: both sides use one mount of one kernel"
-        elif self._local:
-            return fine("sides", who)
-        else:
-            found = f"{who}, through one mount"
-        means = "what other hosts see, and whether locks reach them, was not looked at"
-        return Finding("sides", Verdict.UNKNOWN, found, means, _PAIR_IT)
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "exclusive names": lambda: names.check_names(pair),
+        "delays": check_views,
+        "locks": check_locks,
+        "fsync": lambda: [delays.check_writing(pair.area)],
+    }
+    for name, check in checks.items():
+        try:
+            report.findings += check()
+        except OSError as error:
+            report.findings.append(_failed(name, error))
 
-    def report(self, directory: Path) -> Report:
-        pair = self._pair
-        apart = pair is not None and pair.apart
-        return Report(
-            directory=str(directory),
-            sides=(pair.here, pair.there) if pair is not None else (),
-            apart=apart,
-            locks_proven=apart and self._excludes,
-            delays_s=self._delays,
-            findings=tuple(self.findings),
-        )
+
+def _check_sides(pair: Pair, *, paired: bool, local: bool) -> Finding:
+    here, there = pair.here, pair.there
+    who = f"{here.host} alone"
+    if here.host != there.host:
+        who = " and ".join(sorted((here.host, there.host)))
+    if pair.apart:
+        return fine("sides", f"{who}: {here.mount.point} and {there.mount.point}")
+    if local and not paired:
+        return fine("sides", who)
+    through = ": both sides use one mount of one kernel" if paired else ", through one mount"
+    means = "what other hosts see, and whether locks reach them, was not looked at"
+    return Finding("sides", Verdict.UNKNOWN, f"{who}{through}", means, _PAIR_IT)
 
 
 def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -> None:

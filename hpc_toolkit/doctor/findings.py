@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -59,21 +59,21 @@ def worst(findings: Iterable[Finding]) -> Verdict:
     return max((Verdict.FINE, *(one.verdict for one in findings)), key=_ORDER.index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Report:
     """The result of examining one directory."""
 
     directory: str
     """The directory as it was given."""
-    sides: tuple[Side, ...]
+    findings: list[Finding]
+    sides: tuple[Side, ...] = ()
     """The sides, the lead first; empty if the directory is not writable."""
-    apart: bool
+    apart: bool = False
     """Whether the sides stand for two hosts."""
-    locks_proven: bool
+    locks_proven: bool = False
     """Whether flock excluded another host, and became free at its holder's death."""
-    delays_s: dict[str, float | None]
+    delays_s: dict[str, float | None] = field(default_factory=dict)
     """Seconds until one side saw each change of the other side; None if it took too long."""
-    findings: tuple[Finding, ...]
 
     @property
     def verdict(self) -> Verdict:

@@ -54,7 +54,6 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 def _application() -> typer.Typer:
-    """The command line without commands."""
     import typer
 
     from hpc_toolkit.cli.help import Commands
@@ -160,7 +159,6 @@ def _surroundings(error: Exception) -> int | None:
 
 
 def show_error(error: HpcToolkitError) -> None:
-    """Say what is wrong and what to do, without a traceback."""
     from hpc_toolkit.system.terminal import printable_lines
 
     print(f"error: {printable_lines(error.message)}", file=sys.stderr)

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Runs whose paths begin so."""
     from hpc_toolkit.rundir.layout import all_runs
 
     return [str(run) for run in all_runs() if str(run).startswith(incomplete)]
 
 
 def complete_cluster(incomplete: str) -> list[str]:
-    """Names of clusters that begin so."""
     from hpc_toolkit.slurm.clusters.facts import cluster_names
 
     return [name for name in cluster_names() if name.startswith(incomplete)]
@@ -75,7 +73,6 @@ def run_argument() -> TyperArgument:
 
 
 def open_run(given: str | None) -> Run:
-    """The run that an argument means."""
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import find_run
 
@@ -93,11 +90,7 @@ def find_cluster(given: str | None) -> Cluster:
 
 
 def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) -> None:
-    """Refuse options that were given on the command line and would have no effect.
-
-    Raises:
-        ConfigError: one that is not among those ``allowed``.
-    """
+    """Refuse options that were given, are not ``allowed`` and would have no effect."""
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
         if one.name not in allowed and source is not None and source.name == "COMMANDLINE":
@@ -108,8 +101,7 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
 def read_counts(text: str, where: str, *, most: int) -> tuple[int, ...]:
     """Whole numbers from 1 to ``most`` in a comma-separated list, each once.
 
-    Raises:
-        ConfigError: the list has anything else in it; the message begins with ``where``.
+    The message of an error begins with ``where``.
     """
     words = [word.strip() for word in text.split(",")]
     numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
@@ -120,11 +112,7 @@ def read_counts(text: str, where: str, *, most: int) -> tuple[int, ...]:
 
 
 def check_out(path: Path, known: Collection[str]) -> None:
-    """Refuse before the work a file that could not be written after it.
-
-    Raises:
-        ConfigError: its format is not known, or nothing can be written there.
-    """
+    """Refuse before the work a file that could not be written after it."""
     if path.suffix not in known:
         message = f"{path}: unknown format {path.suffix!r}"
         raise ConfigError(message, hint=near_miss(path.suffix, list(known)))
@@ -139,11 +127,7 @@ def check_out(path: Path, known: Collection[str]) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Say why the block could not write a file.
-
-    Raises:
-        RunError: the exit code is 75 for an error that may pass.
-    """
+    """Say why the block could not write a file; the exit code is 75 for an error that may pass."""
     try:
         yield
     except OSError as error:
@@ -155,7 +139,6 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def write_out(path: Path, text: str) -> None:
-    """Write a result of the work. Raises RunError."""
     from hpc_toolkit.rundir.files import replace_file
 
     with writing(path):

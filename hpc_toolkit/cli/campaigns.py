@@ -93,7 +93,6 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """A campaign's outcome as people read it."""
     spent = f"{summary.evaluations} of {summary.all_evaluations} evaluations"
     lines = [
         f"policy          {summary.policy}: {summary.evaluated} of {summary.arms} arms, {spent}"

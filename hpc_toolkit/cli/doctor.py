@@ -113,7 +113,6 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
 
 
 def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
-    """What would be done, and what would not, as people read it."""
     yield f"{root}: {'nothing to repair' if not plan.repairs else 'to repair'}"
     for repair in plan.repairs:
         yield from _wrapped("  ", [repair.words])

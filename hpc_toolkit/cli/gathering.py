@@ -135,11 +135,7 @@ def check_results(
     sample: Recomputation,
     as_json: bool,
 ) -> None:
-    """Print the problems of a run, a snapshot or a file of results; exit with 1 if there are any.
-
-    Raises:
-        ConfigError: options that do not fit together, or results that cannot be read.
-    """
+    """Print the problems of a run, a snapshot or a file of results; exit with 1 if there are any."""
     from hpc_toolkit.results.verification import Range, verify
 
     parsed = tuple(map(Range.parse, ranges))
@@ -177,7 +173,6 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 
 def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | None]:
-    """The rows, the items where they are known, and the code where it is."""
     from hpc_toolkit.results.snapshots import read_snapshot
     from hpc_toolkit.results.tables import read_rows
     from hpc_toolkit.rundir.layout import check_trust

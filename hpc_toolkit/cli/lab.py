@@ -167,7 +167,7 @@ def run(
     Examples:
         hpctk lab run slurm/work-queue.sbatch
     """
-    from hpc_toolkit.lab.jobs import run_script
+    from hpc_toolkit.lab.jobs import NO_LOG, run_script
 
     lab = _lab(name, directory)
     lab.check_up()
@@ -183,8 +183,8 @@ def run(
     if end is None:
         return
     tell(f"job {end.job}: {end.state} after {format_duration(end.seconds)}")
-    if end.remark:
-        tell(f"hint: {end.remark}")
+    if end.code == NO_LOG:
+        tell("hint: its log could not be opened: does the directory of --output exist?")
     sys.exit(end.code)
 
 

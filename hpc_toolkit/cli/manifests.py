@@ -105,7 +105,6 @@ class RenderCommand(ScriptCommand):
 
 
 def manifest_command(kind: Kind) -> HelpCommand:
-    """The command that writes a manifest of this kind."""
     from hpc_toolkit.engines.kubernetes.request import KINDS, ONLY_OF
 
     panels = {
@@ -148,7 +147,6 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
 
 
 def _fields(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ManifestSpec that the options set."""
     found: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }

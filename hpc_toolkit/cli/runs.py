@@ -45,7 +45,6 @@ def register(app: typer.Typer) -> None:
 
 
 def read_items(source: str) -> list[Item]:
-    """Items from a file of JSON lines, or from stdin."""
     if source == "-":
         return parse_items(sys.stdin.buffer, source="stdin")
     try:
@@ -107,7 +106,6 @@ def init(
 def _init_from(
     run: str, snapshot: Path, changes: dict[str, Any], options: dict[str, Any], *, open_: bool
 ) -> None:
-    """Begin from a snapshot, with changes of its settings and of its workload's options."""
     from dataclasses import replace
 
     from hpc_toolkit.results.snapshots import read_snapshot

@@ -54,7 +54,6 @@ _DEFAULTS = Settings()
 
 
 def _setting(name: str, help_text: str, metavar: str = "N", *, hidden: bool = False) -> Option:
-    """The option of a field of Settings."""
     default = getattr(_DEFAULTS, name.partition("/")[0])
     return Option(name, help_text, metavar, default=default, hidden=hidden)
 

@@ -32,7 +32,6 @@ DEFAULT_TEMPLATE = "work-queue"
 
 
 def _rare(name: str, help_text: str, metavar: str, *, repeated: bool = False) -> Option:
-    """An option that few people need; the help does not show it."""
     return Option(name, help_text, metavar, repeated=repeated, hidden=True)
 
 
@@ -127,11 +126,7 @@ def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
 
 
 class ScriptCommand(HelpCommand):
-    """A command that takes what a script is rendered from, beside the options of its own.
-
-    Its function is ``function(template, *, ..., **given)``. ``template`` is None where the user
-    gave none; ``given`` goes to ``requested`` as it is.
-    """
+    """A command that takes what a script is rendered from, beside the options of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options; for one of sbatch that is none of ours, name ``--sbatch``."""
@@ -181,7 +176,7 @@ def requested(
 
     ``given`` holds the parameters of a command; None and empty ones count as not given, and are
     taken from ``base``, the fields of another request with ``cluster`` and ``template``. Says on
-    stderr how the cluster was found. Raises ConfigError or RenderError.
+    stderr how the cluster was found.
     """
     from hpc_toolkit.slurm.render.script import render_script, template_names
     from hpc_toolkit.slurm.render.spec import read_spec
@@ -235,7 +230,6 @@ def _python(values: dict[str, Any]) -> str:
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ScriptSpec that the options set."""
     values = only_given(given)
     if "module" in values:
         values["modules"] = values.pop("module")
@@ -249,7 +243,6 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpus(text: str) -> dict[str, Any]:
-    """Count and, where it is given, type of ``[TYPE:]N``."""
     kind, colon, count = text.rpartition(":")
     if not (count.isascii() and count.isdecimal() and len(count) < 10) or (colon and not kind):
         msg = f"--gpus-per-node: {text!r} is not a number of GPUs"
@@ -258,7 +251,6 @@ def _gpus(text: str) -> dict[str, Any]:
 
 
 def read_variable(text: str) -> tuple[str, str]:
-    """Name and value of ``NAME=VALUE``. Raises ConfigError."""
     name, equals, value = text.partition("=")
     if not equals:
         msg = f"--env: {text!r} has no '='"

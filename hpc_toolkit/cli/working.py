@@ -187,11 +187,7 @@ def with_progress(
 
 
 def check_code(run: Run, *, strict: bool) -> None:
-    """Warn, or refuse, when a workload's file is not the one that the run was made with.
-
-    Raises:
-        ConfigError: it changed, and ``strict`` is set.
-    """
+    """Warn, or refuse, when a workload's file is not the one that the run was made with."""
     from hpc_toolkit.worker.loading import code_hash
 
     for stage in run.manifest.stages:
@@ -250,11 +246,7 @@ def _deadline(given: str | None) -> float | None:
 
 
 def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: RankInfo) -> Shares:
-    """What the options say; a rank of Slurm takes its memory's limit at once.
-
-    Raises:
-        ConfigError: a value that no machine can give, or one that srun decides.
-    """
+    """What the options say; a rank of Slurm takes its memory's limit at once."""
     from hpc_toolkit.system.binding import Place, Shares
 
     size = parse_size(memory, where="--memory-per-worker") if memory is not None else None
@@ -271,11 +263,7 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
 
 @contextmanager
 def monitored(run: Run, rank: RankInfo, interval: str | None, *, wanted: bool) -> Iterator[None]:
-    """Sample this host beside the block; under Slurm one rank of each node does.
-
-    Raises:
-        ConfigError: an interval without ``--monitor``, or the packages are missing.
-    """
+    """Sample this host beside the block; under Slurm one rank of each node does."""
     if interval is not None and not wanted:
         message = "--monitor-interval is for --monitor"
         raise ConfigError(message, hint="add --monitor, or leave it out")
@@ -294,11 +282,7 @@ def monitored(run: Run, rank: RankInfo, interval: str | None, *, wanted: bool) -
 def with_snapshots(
     run: Run, rank: RankInfo, pattern: str | None, every: int | None
 ) -> Iterator[Callable[[], None] | None]:
-    """What is to be called a few times a second while the block works; a last snapshot follows it.
-
-    Raises:
-        ConfigError: a rank of Slurm is asked, or there is no file, or no place for one.
-    """
+    """Yield what is to be called often while the block works; a last snapshot follows it."""
     if pattern is None and every is None:
         yield None
         return
@@ -322,11 +306,7 @@ def with_snapshots(
 
 
 def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySettings | None:
-    """The settings of Ray; None where the workers are processes.
-
-    Raises:
-        ConfigError: an address without ``--engine ray``, or a value that Ray cannot give.
-    """
+    """The settings of Ray; None where the workers are processes."""
     from hpc_toolkit.engines.ray.settings import AUTO, RaySettings
 
     if on_ray:

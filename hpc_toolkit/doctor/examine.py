@@ -14,7 +14,7 @@ from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_los
 from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
 from hpc_toolkit.doctor.node.gpus import check_gpus
 from hpc_toolkit.doctor.node.slurm import check_script, check_slurm
-from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, Helper
+from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, helper
 from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.doctor.run.repairs import plan_repairs
 from hpc_toolkit.doctor.sides import LEAD, Pair
@@ -105,13 +105,10 @@ def _pair(area: Path, root: Path, step: Step | None) -> Iterator[Pair]:
         yield pair
         pair.close()
         return
-    helper = Helper(root, area)
-    try:
+    with helper(root, area):
         pair = Pair(area, arrival_s=ARRIVAL_S)
         yield pair
         pair.close()
-    finally:
-        helper.end()
 
 
 def _look_at_run(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 ARRIVAL_S = 20.0
@@ -125,22 +125,18 @@ def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S)
         raise
 
 
-class Helper:
-    """The other side as a child of this process."""
-
-    def __init__(self, root: Path, area: Path) -> None:
-        """Start the child, which uses ``root``, a path to the directory of the lead's area."""
-        _check_same(root, area, root / area.name)
-        token = area.name.rpartition("doctor-")[2]
-        self._child = Child(
-            lambda: Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S)
-        )
-
-    def end(self) -> None:
-        """Wait for the released child to end, or kill it."""
+@contextmanager
+def helper(root: Path, area: Path) -> Iterator[None]:
+    """Have the other side as a child, which uses ``root``, a path to the directory of ``area``."""
+    _check_same(root, area, root / area.name)
+    token = area.name.rpartition("doctor-")[2]
+    child = Child(lambda: Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S))
+    try:
+        yield
         with suppress(TimeoutError, OSError):
-            self._child.answer(_GOES_WITHIN_S)
-        self._child.end()
+            child.answer(_GOES_WITHIN_S)
+    finally:
+        child.end()
 
 
 def _check_same(root: Path, area: Path, twin: Path) -> None:

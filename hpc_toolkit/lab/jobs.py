@@ -34,7 +34,7 @@ _QUEUED_AGAIN = {"NODE_FAIL", "PREEMPTED"}
 """Ended states that a job may show for a moment before Slurm requeues it."""
 _STANDS_S = 2.0
 """Seconds after which such a state is final."""
-_NO_LOG = 128 + 53
+NO_LOG = 128 + 53
 """The code of a job whose log slurmstepd could not open: it reports "signal" 53."""
 
 
@@ -50,12 +50,6 @@ class JobEnd:
     completed."""
     seconds: float
     """Seconds since the submission."""
-
-    @property
-    def remark(self) -> str:
-        """The meaning of a code that is not self-explanatory; else ""."""
-        no_log = "its log could not be opened: does the directory of --output exist?"
-        return no_log if self.code == _NO_LOG else ""
 
 
 def run_script(

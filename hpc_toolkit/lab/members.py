@@ -204,13 +204,13 @@ def status_of(paths: LabPaths) -> LabStatus:
     found = members(paths.token)
     crashed = _crashed(paths)
     wanted = _daemons(record.settings, crashed) if record is not None else []
-    missing = _not_among(wanted, found)
+    present = {(one.node, one.name) for one in found}
     # One scan can miss a daemon that re-executes itself (slurmd 23.11, 'scontrol reconfigure').
     for _ in range(LOOKS - 1):
-        if missing:
+        if not present.issuperset(wanted):
             time.sleep(_SCAN_PAUSE_S)
-            missing = _not_among(missing, members(paths.token))
-    gone = tuple(f"{name} of {node}" for node, name in missing)
+            present |= {(one.node, one.name) for one in members(paths.token)}
+    gone = tuple(f"{name} of {node}" for node, name in wanted if (node, name) not in present)
     whole = record is not None and record.ready and not gone
     return LabStatus(
         state="up" if whole else "broken" if found else "down",
@@ -228,11 +228,6 @@ def _crashed(paths: LabPaths) -> tuple[str, ...]:
         return tuple(sorted(os.listdir(paths.crashed)))
     except FileNotFoundError:
         return ()
-
-
-def _not_among(wanted: list[tuple[str, str]], found: list[Member]) -> list[tuple[str, str]]:
-    present = {(one.node, one.name) for one in found}
-    return [daemon for daemon in wanted if daemon not in present]
 
 
 def _daemons(settings: LabSettings, crashed: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from hpc_toolkit.doctor import partner
 from hpc_toolkit.doctor.channel import make_area, remove_area
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.node import gpus
-from hpc_toolkit.doctor.partner import Helper
+from hpc_toolkit.doctor.partner import helper
 from hpc_toolkit.doctor.sides import LEAD, Pair
 from hpc_toolkit.system.gpus import ask_driver
 
@@ -248,13 +248,10 @@ def test_two_nodes_are_both_looked_at(tmp_path: Path, monkeypatch: pytest.Monkey
     finding = Finding("gpus", Verdict.FINE, "one")
     monkeypatch.setattr(gpus, "look_here", lambda: [finding.to_json()])
     area = make_area(tmp_path, "t", LEAD)
-    helper = Helper(tmp_path, area)
-    try:
+    with helper(tmp_path, area):
         pair = Pair(area, arrival_s=10.0)
         found = gpus.check_gpus(pair, nodes=True)
         pair.close()
-    finally:
-        helper.end()
-        remove_area(area)
+    remove_area(area)
 
     assert [one.check for one in found] == [f"gpus ({pair.here.host})", f"gpus ({pair.there.host})"]

@@ -135,7 +135,7 @@ def check_results(
     sample: Recomputation,
     as_json: bool,
 ) -> None:
-    """Print the problems of a run, a snapshot or a file of results; exit with 1 if there are any."""
+    """Print the problems of results; exit with 1 if there are any."""
     from hpc_toolkit.results.verification import Range, verify
 
     parsed = tuple(map(Range.parse, ranges))

@@ -373,21 +373,6 @@ def test_little_room_is_unsafe_and_uncounted_inodes_are_not(
     assert [one.check for one in findings if one.verdict is Verdict.UNSAFE] == unsafe
 
 
-def test_a_filesystem_that_tells_no_size_is_not_called_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Space:
-        f_blocks = f_bavail = f_files = f_favail = 0
-        f_frsize = 4096
-
-    monkeypatch.setattr(os, "statvfs", lambda _: Space)
-
-    (found,) = mounts.check_space(tmp_path)
-
-    assert found.verdict is Verdict.UNKNOWN
-    assert found.found == "the filesystem does not tell its size"
-
-
 def test_a_directory_that_cannot_be_written_is_unsafe_and_its_run_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,23 +455,6 @@ def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path
     assert after == before
 
 
-@pytest.mark.usefixtures("apart")
-def test_a_report_that_cannot_be_kept_is_still_given(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = ToyRun(fast_dir / "run")
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(examine, "write_proof", full)
-
-    report = looked_at(toy.root, other=toy.root)
-
-    assert found(report)["doctor.json"].found == "failed: No space left on device"
-    assert not toy.paths.doctor.exists()
-
-
 def test_another_directory_is_no_second_mount(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
@@ -512,16 +480,6 @@ def test_a_second_task_that_does_not_come_is_said_and_nothing_stays(
 
 
 STEP = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3", "SLURM_NTASKS": "2"}
-
-
-def test_two_tasks_of_a_step_meet_under_one_name_and_one_of_them_leads() -> None:
-    lead = Step.from_environ({**STEP, "SLURM_PROCID": "0"})
-    other = Step.from_environ({**STEP, "SLURM_PROCID": "1"})
-
-    assert lead is not None
-    assert other is not None
-    assert lead.token == other.token == "0-17-3-0"
-    assert (lead.leads, other.leads) == (True, False)
 
 
 @pytest.mark.parametrize("environ", [{"SLURM_JOB_ID": "17"}, {**STEP, "SLURM_NTASKS": "1"}])
@@ -564,16 +522,6 @@ def test_the_area_of_another_host_is_left_for_an_hour(
 
     assert sweep(tmp_path, own) == [area.name]
     assert not area.exists()
-
-
-def test_files_of_others_are_never_swept(tmp_path: Path) -> None:
-    own = make_area(tmp_path, "own", "lead")
-    (tmp_path / "results").mkdir()
-    os.utime(tmp_path / "results", (0, 0))
-
-    assert sweep(tmp_path, own) == []
-    assert remove_area(own)
-    assert os.listdir(tmp_path) == ["results"]
 
 
 @pytest.fixture

@@ -164,27 +164,6 @@ def test_a_process_to_which_no_gpu_is_granted_looks_at_none(
     assert here["asked"] == ["driver"]
 
 
-def test_gpus_that_are_granted_without_a_driver_are_unsafe(
-    here: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here["driver"] = None
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-
-    ((_, verdict, found),) = words_of(gpus.look_here())
-
-    assert verdict == "unsafe"
-    assert found.startswith("2 are granted")
-
-
-def test_a_broken_gpu_is_named_and_the_others_are_tried(here: dict[str, Any]) -> None:
-    here["driver"] = {**DRIVER, "gpus": [GPU, {"error": "GPU is lost"}]}
-
-    (_, verdict, found), (second, _, _) = words_of(gpus.look_here())
-
-    assert (verdict, found) == ("unsafe", "1 of 2 fail: GPU 1: GPU is lost")
-    assert second == "torch"
-
-
 def test_gpus_without_torch_say_that_it_is_not_installed(here: dict[str, Any]) -> None:
     here["spec"] = None
 

@@ -79,17 +79,6 @@ def test_a_published_table_with_a_bad_row_is_unsafe(worked: ToyRun, kept: bytes)
     assert f"line {len(lines)} of results/" in log.found
 
 
-def test_a_published_table_with_a_bad_first_line_is_unsafe(worked: ToyRun) -> None:
-    worked.worker("w2").work(worked.unit_name(4), 2, i4="done", i5="done", i6="done", i7="done")
-    worked.reopen().results()
-    (table,) = (worked.stage_paths.root / "results").iterdir()
-    table.write_bytes(b"\0" + table.read_bytes())
-
-    (log,) = findings(worked)["log (items)"]
-
-    assert "line 1 of results/" in log.found
-
-
 def cut_last_line(toy: ToyRun) -> None:
     path = toy.paths.journal("w1")
     path.write_bytes(path.read_bytes()[:-5])
@@ -175,15 +164,6 @@ def test_a_run_json_that_cannot_be_read_is_the_one_finding(tmp_path: Path) -> No
 
     assert (found.check, found.verdict) == ("run.json", Verdict.UNSAFE)
     assert "damaged" in found.found
-
-
-def test_a_log_of_which_the_last_entry_was_deleted_is_told_by_its_head(worked: ToyRun) -> None:
-    worked.stage_paths.entry(2).unlink()
-
-    (found,) = findings(worked)["log (items)"]
-
-    assert found.verdict is Verdict.UNSAFE
-    assert found.found == "entry 2, or what it names, is missing"
 
 
 @pytest.mark.parametrize("name", ["workers", "control", "stages/items/log", "stages/items/claims"])

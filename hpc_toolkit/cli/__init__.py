@@ -26,8 +26,7 @@ from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
-    "items": ("items",),
-    "runs": ("init", "try"),
+    "runs": ("init", "items", "try"),
     "working": ("work",),
     "statusview": ("status",),
     "gathering": ("gather", "snapshot"),

@@ -130,7 +130,12 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     from hpc_toolkit.engines.kubernetes.manifest import render_manifest
     from hpc_toolkit.engines.kubernetes.request import ManifestSpec
 
-    values = _fields(only_given(given))
+    values = only_given(given)
+    if "env" in values:
+        values["env"] = tuple(map(read_variable, values["env"]))
+    if "node_counts" in values:
+        counts = read_counts(values["node_counts"], "--node-counts", most=_MOST_PODS)
+        values["node_counts"] = counts
     if "image" not in values:
         msg = "--image: a manifest needs the image of its pods"
         raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")
@@ -144,14 +149,3 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     path = Path(out or f"slurm/{spec.name}.yaml")
     write_script(path, text, force=bool(force))
     print(path)
-
-
-def _fields(values: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    if "env" in found:
-        found["env"] = tuple(read_variable(text) for text in found["env"])
-    if "node_counts" in found:
-        found["node_counts"] = read_counts(found["node_counts"], "--node-counts", most=_MOST_PODS)
-    return found

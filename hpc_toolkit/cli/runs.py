@@ -1,4 +1,4 @@
-"""Commands that make a run and try its code: init, try."""
+"""Commands that make a run, list its items and try its code: init, items, try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run, switch, value
-from hpc_toolkit.cli.help import LIST, add_table_command
+from hpc_toolkit.cli.help import LIST, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.items import parse_items
 from hpc_toolkit.system.options import Option, many, only_given
@@ -42,6 +42,15 @@ PANELS: Panels = {
 def register(app: typer.Typer) -> None:
     add_table_command(app, init, PANELS, panel=LIST)
     app.command("try", rich_help_panel=LIST)(try_)
+    group = Commands(
+        help="""Print lists of items for 'hpctk init --items -'.
+
+        Examples:
+            hpctk items pythia --sizes 14m,70m --steps 0:143000 > items.jsonl
+        """
+    )
+    group.command("pythia")(pythia)
+    app.add_typer(group, name="items", rich_help_panel=LIST, hidden=True)
 
 
 def read_items(source: str) -> list[Item]:
@@ -185,3 +194,38 @@ def try_(
         message = "the item failed; nothing was recorded"
         raise HpcToolkitError(message) from error
     print(json.dumps(value, indent=2))
+
+
+def pythia(
+    sizes: Annotated[str, value("14m,70m,...", "Model sizes: all, or a list.")],
+    steps: Annotated[
+        str, value("STEPS", "all, or steps, FIRST:LAST (all checkpoints) and FIRST:LAST:STRIDE.")
+    ],
+    layers: Annotated[
+        str, value("LAYERS", "blocks (1 to L), all (with 0, the embeddings), last, or 0,4:12:4.")
+    ] = "blocks",
+    deduped: Annotated[bool, switch("--deduped", "Use the deduplicated models.")] = False,
+    checkpoint: Annotated[str | None, value("NAME", "Format of checkpoint names.")] = None,
+) -> None:
+    """Print an item for each layer of each checkpoint of Pythia models.
+
+    Examples:
+        hpctk items pythia --sizes 14m,70m --steps 0,1000:143000:1000 > items.jsonl
+        hpctk items pythia --sizes 14m --steps all --layers last > items.jsonl
+    """
+    from hpc_toolkit.science.workloads.pythia import (
+        HUB,
+        parse_sizes,
+        parse_steps,
+        pythia_items,
+        suspects,
+    )
+
+    chosen_sizes, chosen_steps = parse_sizes(sizes), parse_steps(steps)
+    name = checkpoint or HUB
+    items = pythia_items(chosen_sizes, chosen_steps, layers, deduped=deduped, checkpoint=name)
+    sys.stdout.writelines(f"{json.dumps(item)}\n" for item in items)
+    sys.stdout.flush()  # warnings follow the items also where both go to one pipe
+    if not deduped:
+        for line in suspects(chosen_sizes, chosen_steps):
+            print(f"warning: {line}", file=sys.stderr)

@@ -234,12 +234,10 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
     if "module" in values:
         values["modules"] = values.pop("module")
     if "env" in values:
-        values["env"] = [read_variable(text) for text in values["env"]]
+        values["env"] = tuple(map(read_variable, values["env"]))
     if "gpus_per_node" in values:
         values |= _gpus(values["gpus_per_node"])
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
+    return values
 
 
 def _gpus(text: str) -> dict[str, Any]:

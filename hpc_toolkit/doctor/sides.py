@@ -23,9 +23,7 @@ class Side:
     """One process that uses the directory by one path."""
 
     host: str
-    """Host name (see :func:`hpc_toolkit.system.ranks.host_name`)."""
     boot: str
-    """Id of the host's boot."""
     device: int
     """The kernel's number of the mounted filesystem; comparable only within one boot."""
     path: str

@@ -33,7 +33,6 @@ class LabRecord:
 
     settings: LabSettings
     port: int
-    """The first of the lab's ports."""
     start: str
     """Id of the lab's start: 8 hexadecimal digits."""
     ready: bool

@@ -180,7 +180,7 @@ class LabStatus:
     """The first of its ports."""
     processes: int
     crashed: tuple[str, ...]
-    """Nodes that were crashed on purpose and not restored."""
+    """Nodes that were crashed on purpose."""
     gone: tuple[str, ...]
     """Daemons that should run but do not, such as ``slurmd of n3``."""
 

@@ -43,13 +43,13 @@ def race(directory: Path, own: str) -> dict[str, int]:
 
 
 def check_names(pair: Pair) -> list[Finding]:
-    """Check that symlinks work; then race for names, and repeat a request as after a lost reply."""
+    """Check that symlinks work; then race for names."""
     refusal = files.symlink_refusal(pair.area)
     if refusal:
         means = "claims and log entries are symlinks; no run can be made here"
         found = f"cannot be made: {refusal}"
         return [Finding("symlinks", Verdict.UNSAFE, found, means, _CHOOSE)]
-    return [_check_race(pair), _check_repeat(pair)]
+    return [_check_race(pair)]
 
 
 def _check_race(pair: Pair) -> Finding:
@@ -92,16 +92,3 @@ def _owner(path: Path) -> str:
     with suppress(FileNotFoundError):
         return os.readlink(path)
     return ""
-
-
-def _check_repeat(pair: Pair) -> Finding:
-    """Create a name twice, as a client does that lost the server's reply: it must own the name."""
-    path = pair.area / "repeat"
-    first, again = (files.create_name(path, "lead") for _ in range(2))
-    there = str(pair.ask("create", name="repeat", target="other"))
-    right = (first, again, there) == ("lead", "lead", "lead")
-    if right:
-        return fine("lost reply", "a name that is made again is met with the owner that it has")
-    found = f"a name of 'lead' was read as {first!r}, {again!r} and {there!r}"
-    means = "a worker can take a claim for its own that is not"
-    return Finding("lost reply", Verdict.UNSAFE, found, means, _CHOOSE)

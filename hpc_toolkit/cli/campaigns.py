@@ -112,7 +112,9 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def _best_lines(summary: Summary, best: Found) -> list[str]:
-    lines = [f"best arm        {_line(best)}{_partly(summary)}"]
+    done, tasks = len(summary.tasks), summary.all_evaluations // summary.arms
+    partly = f" over {done} of {tasks} tasks" if done < tasks else ""
+    lines = [f"best arm        {_line(best)}{partly}"]
     if summary.ties:
         shown = ", ".join(summary.ties[:4]) + (", ..." if len(summary.ties) > 4 else "")
         lines.append(f"  ties          {len(summary.ties)} that noise cannot tell from it: {shown}")
@@ -130,11 +132,6 @@ def _best_lines(summary: Summary, best: Found) -> list[str]:
 def _line(found: Found) -> str:
     spread = f" +- {found.stderr:.4f}" if found.stderr is not None else ""
     return f"{found.arm}  {found.score:.4f}{spread}"
-
-
-def _partly(summary: Summary) -> str:
-    tasks = summary.all_evaluations // summary.arms
-    return f" over {len(summary.tasks)} of {tasks} tasks" if len(summary.tasks) < tasks else ""
 
 
 def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:

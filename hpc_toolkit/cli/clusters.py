@@ -197,7 +197,7 @@ def _file(cluster: Cluster, row: str) -> str:
 
 
 def _rows(cluster: Cluster) -> list[tuple[str, str]]:
-    """What the files say, by their keys; what they leave open is left out."""
+    """What the files say, by their keys."""
     record, rows = _record(cluster), []
     for key, _ in cluster.origins:
         table, _, inner = key.partition(".")
@@ -222,7 +222,6 @@ def _shown(record: dict[str, Any], key: str) -> str:
 
 
 def _limits(partition: dict[str, Any]) -> str:
-    """What a file says of a partition, by its keys."""
     said = [key for key, value in partition.items() if key != "name" and value not in (None, False)]
     keys = [key.removesuffix("_mib").removesuffix("_s") for key in said]
     return ", ".join(f"{key} {_shown(partition, key)}" for key in keys)

@@ -118,7 +118,6 @@ class Commands(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
     ) -> Callable[[Any], Any]:
-        """As in typer."""
         return super().command(name, cls=cls or HelpCommand, **settings)
 
 

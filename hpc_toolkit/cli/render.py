@@ -147,7 +147,6 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 
 def _own_scripts() -> list[Path]:
-    """What this command wrote into slurm/; there may be others beside it."""
     from hpc_toolkit.engines.kubernetes.manifest import is_manifest
 
     own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]

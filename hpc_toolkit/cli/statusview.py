@@ -133,7 +133,6 @@ def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
 def _show(
     now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool, verbose: bool
 ) -> None:
-    """Print a status; with ``screen`` in place of what the terminal shows, and no more than it."""
     from hpc_toolkit.submit.standstill import why
 
     now.reason = why(now, jobs)
@@ -223,14 +222,11 @@ def not_shown(now: Status) -> list[str]:
 
 
 def failed_items(now: Status) -> int:
-    """How many items failed, in all stages."""
     return sum(counts.failed for counts in now.stages.values())
 
 
 def job_lines(jobs: Sequence[JobRecord]) -> list[str]:
-    """One line for each job, oldest first; of very many the newest, and those that have not ended
-    before those that have.
-    """
+    """One line for each job, oldest first; of very many the newest that have not ended."""
     ranked = sorted(
         range(len(jobs)), key=lambda at: (jobs[at].ended, jobs[at].state == UNKNOWN, -at)
     )

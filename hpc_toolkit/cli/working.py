@@ -144,7 +144,6 @@ def _work(
 
 
 def show_places(shares: Shares, workers: int) -> None:
-    """Say what each worker gets, where something was asked for."""
     from hpc_toolkit.system.binding import place_workers
     from hpc_toolkit.system.machine import read_machine
 

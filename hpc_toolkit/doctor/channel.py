@@ -91,13 +91,7 @@ class Channel:
 def make_area(root: Path, token: str, side: str) -> Path:
     """Create the area of an examination, or use the one that the other side created.
 
-    Args:
-        root: the examined directory, by this side's path.
-        token: identifies this examination.
-        side: name of this side.
-
-    Raises:
-        OSError: this side cannot write to the directory.
+    Raises OSError if this side cannot write to ``root``, its path to the examined directory.
     """
     area = root / f"{_PREFIX}{token}"
     with suppress(FileExistsError):
@@ -117,7 +111,6 @@ def make_area(root: Path, token: str, side: str) -> Path:
 
 
 def remove_area(area: Path) -> bool:
-    """Remove the area with its contents; return whether it is gone."""
     for _ in range(_TRIES):
         shutil.rmtree(area, ignore_errors=True)
         if not area.exists():

@@ -19,8 +19,6 @@ _MOST_WORDS = 160
 
 
 class Child:
-    """A process that makes one call, reports its result, and then waits to be killed."""
-
     def __init__(self, call: Callable[[], Any]) -> None:
         self._read, write = os.pipe()
         self.pid = os.fork()

@@ -44,17 +44,15 @@ def examine(
     step: Step | None = None,
     around: bool = False,
 ) -> Report:
-    """Examine a directory, and the run in it if it is one.
+    """Examine a directory, and the run in it if it is one; remove all files that it creates.
 
-    Removes all files that it creates. If the two sides stand for two hosts, the result is stored
-    in the run.
+    The result is stored in the run if the two sides stand for two hosts.
 
     Args:
         directory: the directory to examine; it may be an active run.
         clock: gives the wall time of the stored result, for people.
         other: the same directory through another mount of this machine.
-        step: the step of this task, which leads; the other task calls
-            :func:`hpc_toolkit.doctor.partner.join_step`.
+        step: the step of this task, which leads; the other task calls ``join_step``.
         around: whether to examine Slurm, GPUs and templates as well.
 
     Raises:

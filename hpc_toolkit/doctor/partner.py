@@ -87,8 +87,6 @@ class Partner:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """This process as one of the two tasks of a Slurm step."""
-
     token: str
     """Identifier that both tasks share, and that no other step has."""
     leads: bool

@@ -62,8 +62,6 @@ class Changes:
 
 
 def looks(directory: Path) -> dict[str, Callable[[], bool]]:
-    """Return a function for each change that says whether a reader of the run sees it."""
-
     def reads(name: str, data: bytes) -> Callable[[], bool]:
         return lambda: files.read_fresh(directory / name) == data
 

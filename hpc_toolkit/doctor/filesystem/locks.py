@@ -61,8 +61,6 @@ def take_lock(path: str) -> bool:
 
 
 class Holder:
-    """A process that holds a lock until it is killed."""
-
     def __init__(self, path: Path) -> None:
         self._child = Child(lambda: take_lock(str(path)))
         self.outcome = GRANTED
@@ -103,7 +101,6 @@ class LockTrial:
 
 
 def try_locks(pair: Pair) -> LockTrial:
-    """Hold a lock on each side in turn and try to take it from the other."""
     path = pair.area / "lock"
     there = str(pair.ask("hold", name=path.name))
     mine = try_lock(path) if there == GRANTED else ""

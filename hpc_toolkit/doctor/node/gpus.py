@@ -87,14 +87,12 @@ def _without_driver() -> tuple[Finding, bool]:
 
 
 def listed(gpus: list[dict[str, Any]]) -> str:
-    """List GPUs by kind, with memory and the least free memory: "4 x NVIDIA L40S, 44 GiB"."""
     kinds = Counter((gpu["name"], gpu["total"]) for gpu in gpus)
     words = ", ".join(f"{n} x {name}, {format_size(total)}" for (name, total), n in kinds.items())
     return f"{words} ({format_size(min(gpu['free'] for gpu in gpus))} free)"
 
 
 def judge_torch(told: dict[str, Any]) -> Finding:
-    """Judge the answer of look_by_torch()."""
     check = "torch"
     if "torch" not in told:
         found = f"looking at GPUs with torch failed: {told['error']}"

@@ -40,10 +40,6 @@ def check_run(root: Path) -> list[Finding]:
     """Read the complete run; return a finding for each kind of file, also if all are in order.
 
     An active run changes meanwhile, so references are read before the files that they refer to.
-
-    Raises:
-        OSError: a directory of the run cannot be read.
-        RunError: a file is in the place of one of its directories.
     """
     paths = RunPaths(root)
     try:
@@ -92,7 +88,6 @@ def _check_log(stage: StagePaths) -> Finding:
 
 
 def _bad_segment(log: StageLog) -> str:
-    """Return what is wrong with the first segment that cannot be read; "" if all can."""
     for segment in log.segments.values():
         try:
             for unit in segment.units:

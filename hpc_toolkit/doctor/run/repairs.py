@@ -43,8 +43,6 @@ _NOW = "somebody did it meanwhile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """One action for one or more files of a kind."""
-
     kind: Literal["directory", "claim"]
     names: tuple[str, ...]
     """Paths below the run."""
@@ -67,8 +65,6 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The repairs of a run."""
-
     repairs: tuple[Repair, ...]
     """The repairs in their order of execution."""
     left: tuple[str, ...]
@@ -150,7 +146,6 @@ def _owners(paths: RunPaths, left: list[str]) -> dict[str, dict[tuple[str, int],
 
 
 def _passes(journal: Path) -> Iterator[tuple[str, str, int, str]]:
-    """Yield (stage, unit, generation, worker) of the claims in a journal's lines."""
     owner = journal.name.removesuffix(".jsonl")
     seen = set()
     for found in JournalReader(journal).poll():
@@ -183,7 +178,7 @@ def _claims(root: Path, log: StageLog, owners: dict[tuple[str, int], str]) -> li
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first names, and the number of further ones: ``a, b, c and 2 more``."""
+    """The first names, and the number of further ones: ``a, b, c and 2 more``."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

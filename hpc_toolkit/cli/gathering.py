@@ -25,11 +25,11 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.gather import Row
-    from hpc_toolkit.results.verification import Problem, Recomputation
+    from hpc_toolkit.results.verification import Problem
     from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.options import Panels
 
@@ -79,7 +79,7 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
     if given["check"]:
         why = "is not for --check, which writes no rows"
         refuse_given(context, context.params.keys() - {"out", "stage", "partial"}, why)
-        _check(run, given)
+        check_results(run, given)
         return
     refuse_given(context, {"run", "out", "stage", "partial", "json"}, "is for --check")
     from hpc_toolkit.results.gather import NotCompleteError
@@ -109,51 +109,31 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
     print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
 
 
-def _check(results: str | None, given: dict[str, Any]) -> None:
-    from hpc_toolkit.results.verification import Recomputation
+def check_results(results: str | None, given: dict[str, Any]) -> None:
+    """Print the problems of results; exit with 1 if there are any."""
+    from hpc_toolkit.results.verification import Range, Recomputation, verify
 
     recompute, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
     if not recompute and (ignore or tolerance != TOLERANCE):
         message = "--tolerance and --ignore are for --recompute"
         raise ConfigError(message, hint="add --recompute 5, or leave them out")
-    check_results(
-        results,
-        items=given["items"],
-        ranges=given["range"],
-        unique=given["unique"],
-        sample=Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore)),
-        as_json=bool(given["json"]),
-    )
-
-
-def check_results(
-    results: str | None,
-    *,
-    items: str | None,
-    ranges: Sequence[str],
-    unique: Sequence[str],
-    sample: Recomputation,
-    as_json: bool,
-) -> None:
-    """Print the problems of results; exit with 1 if there are any."""
-    from hpc_toolkit.results.verification import Range, verify
-
-    parsed = tuple(map(Range.parse, ranges))
+    ranges = tuple(map(Range.parse, given["range"]))
     rows, known, stage = _read(results)
-    if items is not None:
+    if given["items"] is not None:
         from hpc_toolkit.cli.runs import read_items
 
-        known = read_items(items)
-    problems = verify(rows, known, ranges=parsed, unique=tuple(unique))
+        known = read_items(given["items"])
+    problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))
     again = 0
-    if sample.count:
+    if recompute:
         if stage is None:
             message = f"--recompute: {results} does not say which code made it"
             raise ConfigError(message, hint="check the run or a snapshot of it")
         with _stdout_on_stderr():
+            sample = Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore))
             again, more = sample.check(stage, rows)
         problems += more
-    _show(len(rows), known, problems, again, as_json=as_json)
+    _show(len(rows), known, problems, again, as_json=bool(given["json"]))
     if problems:
         sys.exit(1)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -107,19 +106,16 @@ def logs(
     """
     found = open_run(run)
     for part in _log_parts(found, worker, item) if job is None else _job_logs(found, job):
+        data = part.path.read_bytes()[part.start : part.end]
         if as_json:
-            text = part.path.read_bytes()[part.start : part.end].decode(errors="replace")
-            print(json.dumps({"log": part.title, "text": text}))
+            print(json.dumps({"log": part.title, "text": data.decode(errors="replace")}))
             continue
         print(f"--- {printable(part.title)}", file=sys.stderr, flush=True)
-        with part.path.open("rb") as file:
-            file.seek(part.start)
-            sys.stdout.buffer.write(file.read(-1 if part.end is None else part.end - part.start))
+        sys.stdout.buffer.write(data)
         sys.stdout.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class _LogPart:
+class _LogPart(NamedTuple):
     path: Path
     title: str
     start: int = 0

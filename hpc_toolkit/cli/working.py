@@ -207,21 +207,16 @@ def worker_options(
     """A worker's settings from the texts of the options; None is an option that was not given."""
     from hpc_toolkit.worker.worker import WorkerOptions
 
-    defaults = WorkerOptions()
-    in_slurm = "SLURM_JOB_ID" in os.environ
-    idle_exit_s = parse_duration(idle_exit, where="--idle-exit") if idle_exit is not None else None
-    if idle_exit is None and in_slurm:
-        idle_exit_s = _IDLE_EXIT_IN_SLURM_S
-    return WorkerOptions(
-        lease_s=parse_duration(lease, where="--lease") if lease is not None else defaults.lease_s,
-        deadline=_deadline(deadline),
-        idle_exit_s=idle_exit_s,
-        grace_s=(
-            parse_duration(grace, where="--grace", zero=True)
-            if grace is not None
-            else defaults.grace_s
-        ),
-    )
+    found: dict[str, Any] = {"deadline": _deadline(deadline)}
+    if idle_exit is not None:
+        found["idle_exit_s"] = parse_duration(idle_exit, where="--idle-exit")
+    elif "SLURM_JOB_ID" in os.environ:
+        found["idle_exit_s"] = _IDLE_EXIT_IN_SLURM_S
+    if lease is not None:
+        found["lease_s"] = parse_duration(lease, where="--lease")
+    if grace is not None:
+        found["grace_s"] = parse_duration(grace, where="--grace", zero=True)
+    return WorkerOptions(**found)
 
 
 def _deadline(given: str | None) -> float | None:
@@ -306,16 +301,16 @@ def with_snapshots(
 
 def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySettings | None:
     """The settings of Ray; None where the workers are processes."""
+    if not on_ray:
+        if address is not None:
+            message = "--ray-address is for workers that are actors"
+            raise ConfigError(message, hint="add --engine ray, or leave it out")
+        return None
     from hpc_toolkit.engines.ray.settings import AUTO, RaySettings
 
-    if on_ray:
-        return RaySettings(
-            address=address if address is not None else AUTO,
-            cpus_per_worker=shares.cpus,
-            gpus_per_worker=shares.gpus,
-            memory_per_worker=shares.memory_bytes,
-        )
-    if address is not None:
-        message = "--ray-address is for workers that are actors"
-        raise ConfigError(message, hint="add --engine ray, or leave it out")
-    return None
+    return RaySettings(
+        address=address if address is not None else AUTO,
+        cpus_per_worker=shares.cpus,
+        gpus_per_worker=shares.gpus,
+        memory_per_worker=shares.memory_bytes,
+    )

@@ -14,7 +14,7 @@ from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
@@ -32,6 +32,11 @@ def complete_cluster(incomplete: str) -> list[str]:
     from hpc_toolkit.slurm.clusters.facts import cluster_names
 
     return [name for name in cluster_names() if name.startswith(incomplete)]
+
+
+def completion(complete: Callable[[str], list[str]]) -> Callable[..., list[Any]]:
+    """A completion as parameters of typer's own classes take it."""
+    return lambda _context, _words, incomplete: [*complete(incomplete)]
 
 
 def switch(name: str, text: str, *more_names: str) -> Any:
@@ -63,10 +68,7 @@ JsonOption = Annotated[bool, switch("--json", "Print JSON.")]
 
 def run_argument() -> TyperArgument:
     """RunArgument, for a command whose module does not import typer."""
-
-    def complete(_context: object, _words: list[str], incomplete: str) -> list[Any]:
-        return [*complete_run(incomplete)]
-
+    complete = completion(complete_run)
     return TyperArgument(
         param_decls=["run"], metavar="[RUN]", help=_RUN_HELP, autocompletion=complete
     )

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from hpc_toolkit.cli.arguments import completion
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -251,13 +253,6 @@ def _parameter(option: Option, panel: str) -> TyperOption:
         hidden=option.hidden,
         envvar=option.variable,
         show_envvar=option.variable is not None,
-        autocompletion=_completion(option.complete) if option.complete else None,
+        autocompletion=completion(option.complete) if option.complete else None,
         rich_help_panel=panel,
     )
-
-
-def _completion(complete: Callable[[str], list[str]]) -> Callable[..., list[Any]]:
-    def completed(_context: object, _words: list[str], incomplete: str) -> list[Any]:
-        return [*complete(incomplete)]
-
-    return completed

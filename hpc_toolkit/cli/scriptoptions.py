@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.arguments import complete_cluster, find_cluster
+from hpc_toolkit.cli.arguments import complete_cluster, completion, find_cluster
 from hpc_toolkit.cli.help import HelpCommand
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.system.options import Option, flag, many, only_given
@@ -102,7 +102,7 @@ PANELS: Panels = {
 def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
     """The template, and the words that follow two dashes."""
 
-    def complete(_context: object, _words: list[str], incomplete: str) -> list[Any]:
+    def complete(incomplete: str) -> list[str]:
         from hpc_toolkit.slurm.render.script import template_names
 
         names = [*template_names(), *more_templates]
@@ -114,7 +114,7 @@ def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
             metavar="[TEMPLATE]",
             help="work-queue, array, campaign, command, ray or train-... "
             f"[default: {DEFAULT_TEMPLATE}]",
-            autocompletion=complete,
+            autocompletion=completion(complete),
         ),
         TyperArgument(
             param_decls=["command"],

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.doctor import node
 from hpc_toolkit.doctor.channel import Channel, SilentSideError, make_area, remove_area
 from hpc_toolkit.doctor.children import Child
 from hpc_toolkit.doctor.filesystem import delays, locks, names
-from hpc_toolkit.doctor.node import gpus
 from hpc_toolkit.doctor.sides import ANSWER_S, BYE, LEAD, OTHER, side_of
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import files
@@ -59,7 +59,7 @@ class Partner:
             "hold": self._hold,
             "let_go": self._let_go,
             "try": lambda name: locks.try_lock(self._area / name),
-            "gpus": gpus.look_here,
+            "gpus": node.look_here,
             BYE: os.getpid,
         }
         try:

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 # Two GPUs, played by the CPU: the second one has no memory.
 GPUS = """
 import json, torch
-from hpc_toolkit.doctor.node import gpus
+from hpc_toolkit.doctor import node
 
 cpu, ones = torch.device("cpu"), torch.ones
 
@@ -29,8 +29,8 @@ torch.device = lambda kind, index: index
 torch.ones = allocate
 torch.cuda.init = lambda: None
 torch.cuda.device_count = lambda: 2
-gpus._be_quiet = lambda: None
-print(json.dumps(gpus.look_by_torch()))
+node._be_quiet = lambda: None
+print(json.dumps(node.look_by_torch()))
 """
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.doctor import node
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.node import slurm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,12 +36,12 @@ def answering(path: Path) -> Finding:
     install(path)
     (path / "config").write_text(CONFIG)
     install(path, f'while read -r line; do echo "$line"; done <{path}/config', "scontrol")
-    return slurm.check_slurm()
+    return node.check_slurm()
 
 
 @pytest.mark.usefixtures("path")
 def test_a_machine_without_slurm_may_do_without() -> None:
-    found = slurm.check_slurm()
+    found = node.check_slurm()
 
     assert (found.check, found.verdict) == ("slurm", Verdict.SKIPPED)
 
@@ -57,7 +57,7 @@ def test_a_controller_that_is_silent_is_unknown_and_says_why(path: Path) -> None
     install(path)
     install(path, "echo 'Unable to contact slurm controller' >&2; exit 1", "scontrol")
 
-    found = slurm.check_slurm()
+    found = node.check_slurm()
 
     assert found.verdict is Verdict.UNKNOWN
     assert "Unable to contact slurm controller" in found.found
@@ -65,9 +65,9 @@ def test_a_controller_that_is_silent_is_unknown_and_says_why(path: Path) -> None
 
 def test_a_slurm_that_is_not_set_up_is_none(path: Path) -> None:
     install(path)
-    install(path, f"echo 'fatal: {slurm._NOT_SET_UP}' >&2; exit 1", "scontrol")
+    install(path, f"echo 'fatal: {node._NOT_SET_UP}' >&2; exit 1", "scontrol")
 
-    found = slurm.check_slurm()
+    found = node.check_slurm()
 
     assert found.verdict is Verdict.SKIPPED
 
@@ -75,7 +75,7 @@ def test_a_slurm_that_is_not_set_up_is_none(path: Path) -> None:
 def test_a_slurm_of_which_a_part_is_missing_names_it(path: Path) -> None:
     install(path, "exit 0", "sbatch", "scontrol", "scancel")
 
-    found = slurm.check_slurm()
+    found = node.check_slurm()
 
     assert found.verdict is Verdict.UNKNOWN
     assert found.found == "srun, squeue cannot be found"
@@ -84,7 +84,7 @@ def test_a_slurm_of_which_a_part_is_missing_names_it(path: Path) -> None:
 def test_a_script_renders_for_the_cluster_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCTK_CLUSTER", "killarney")
 
-    found = slurm.check_script()
+    found = node.check_script()
 
     assert found.verdict is Verdict.FINE
     assert found.found == "work-queue renders for cluster killarney"
@@ -95,7 +95,7 @@ def test_a_cluster_that_cannot_be_loaded_is_a_fault_with_its_hint(
 ) -> None:
     monkeypatch.setenv("HPCTK_CLUSTER", "kilarney")
 
-    found = slurm.check_script()
+    found = node.check_script()
 
     assert found.verdict is Verdict.UNSAFE
     assert "kilarney" in found.found

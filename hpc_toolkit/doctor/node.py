@@ -1,4 +1,4 @@
-"""Check the GPUs of both sides: whether they answer and torch can use them.
+"""Check a node: its GPUs, Slurm, and whether a script renders for its cluster.
 
 Every query of a driver runs in a child that can be abandoned: a broken driver never answers.
 """
@@ -6,6 +6,9 @@ Every query of a driver runs in a child that can be abandoned: a broken driver n
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor.children import ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.clusters.choice import resolve_cluster
+from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
-from hpc_toolkit.system.quantities import format_size
+from hpc_toolkit.system.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +34,9 @@ _AMD = Path("/dev/kfd")
 _MOST_WORDS = 160
 _FAILS = "items that use a GPU fail on this node, or wait for ever"
 _LEAVE_OUT = "leave the node out (--sbatch exclude=NODE), and tell the site"
+_PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
+_ANSWER_S = 10.0
+_NOT_SET_UP = "Could not establish a configuration source"
 
 
 def look_here() -> list[dict[str, Any]]:
@@ -170,3 +180,53 @@ def _first_words(error: BaseException) -> str:
     """Return the first line of an error that is not empty, short enough for a message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:_MOST_WORDS]
+
+
+def check_slurm() -> Finding:
+    """Query the controller once."""
+    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if len(missing) == len(_PROGRAMS):
+        return _no_slurm("not on this PATH; workers run here without it")
+    if missing:
+        return _silent_slurm(f"{', '.join(missing)} cannot be found", "look at your PATH")
+    began = time.monotonic()
+    try:
+        config = slurm_config(timeout_s=_ANSWER_S)
+    except SlurmError as error:
+        if _NOT_SET_UP in error.message:
+            return _no_slurm("installed, but not set up on this machine (no slurm.conf)")
+        return _silent_slurm(error.message, error.hint)
+    version = config.get("SLURM_VERSION", "of an unknown version")
+    found = f"{version} of cluster {config.get('ClusterName', '?')} answered in "
+    return fine("slurm", found + format_duration(time.monotonic() - began))
+
+
+def _no_slurm(found: str) -> Finding:
+    return Finding("slurm", Verdict.SKIPPED, found)
+
+
+def _silent_slurm(found: str, fix: str) -> Finding:
+    means = "no job can be submitted or watched from here now; local workers need no Slurm"
+    return Finding("slurm", Verdict.UNKNOWN, found, means, fix)
+
+
+def check_script() -> Finding:
+    """Render a script for the smallest job that the cluster accepts; submit nothing."""
+    from hpc_toolkit.slurm.render.script import render_script
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+    check, template = "templates", "work-queue"
+    try:
+        cluster = resolve_cluster(None).cluster
+        spec = ScriptSpec(
+            job_name=template,
+            python=os.path.abspath(sys.executable),
+            nodes=cluster.min_nodes or 1,
+            gpus_per_node=cluster.gpus_per_node or 0,
+            account="doctor" if cluster.account_required else None,
+        )
+        render_script(spec, cluster, template)
+    except HpcToolkitError as error:
+        means = "no script can be rendered here without --cluster"
+        return Finding(check, Verdict.UNSAFE, error.message, means, error.hint)
+    return fine(check, f"{template} renders for cluster {cluster.name}")

@@ -33,7 +33,7 @@ PANELS: Panels = {
             "FILE",
             default="synthetic",
         ),
-        Option("policies", "all, or names.", "NAMES", default="random,gp-ucb"),
+        Option("policies", "all, or e.g. gp-ucb:initial=8.", "NAMES", default="random,gp-ucb"),
         Option("seeds", "Number of searches per policy and table.", "N", default=10),
         Option("subtables", "Search on N random parts of the table.", "N", default=0),
         Option("arms_share", "Share of the arms in each part.", "NUMBER", default=0.5, hidden=True),

@@ -38,7 +38,7 @@ def doctor(
         ),
     ] = None,
     pair: Annotated[str | None, value("OTHER_MOUNT", "DIR on a second mount.")] = None,
-    repair: Annotated[bool, switch("--repair", "Show repairs of a run, and ask.")] = False,
+    repair: Annotated[bool, switch("--repair", "Show repairs; do them if you agree.")] = False,
     yes: Annotated[bool, switch("--yes", "Repair without asking.", "-y")] = False,
     as_json: JsonOption = False,
 ) -> None:

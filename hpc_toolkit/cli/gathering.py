@@ -39,7 +39,9 @@ TOLERANCE = 1e-9
 
 PANELS: Panels = {
     "Options": (
-        Option("out", "Write .jsonl, .csv, .npz or .parquet.", "FILE", short="-o", default="-"),
+        Option(
+            "out", ".jsonl, .csv, .npz, .parquet; - is stdout.", "FILE", short="-o", default="-"
+        ),
         Option("stage", "Stage of a campaign. [default: the last stage]"),
         flag("partial", "Skip unfinished items instead of exiting with an error."),
         flag("json", "Print JSON: a summary of FILE, or of the check."),

@@ -42,7 +42,12 @@ PANELS: Panels = {
     "Node": (
         Option("nodes", "Numbers of nodes to compare.", "N,N", default="1,2,4,8"),
         Option("gpus_per_node", "GPUs per node. [default: the cluster's]", "N", least=0),
-        Option("workers_per_node", "Workers per node. [default: one per GPU]", "N", least=1),
+        Option(
+            "workers_per_node",
+            "Workers per node. [default: one per GPU or what fits]",
+            "N",
+            least=1,
+        ),
         Option("cores_per_worker", "CPUs per worker.", "N", least=1),
         Option("memory_per_worker", "Peak memory per worker, e.g. 24G.", "SIZE"),
         Option("cluster", "Cluster, or a TOML file.", "NAME", complete=complete_cluster),

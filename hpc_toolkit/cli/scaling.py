@@ -100,7 +100,7 @@ PANELS: Panels = {
 _PRICES = (
     many("out", "Write .md, .json or .svg", "FILE")._replace(short="-o"),
     flag("json", "Print JSON."),
-    Option("cluster", "Cluster or TOML file with prices.", "NAME", complete=complete_cluster),
+    Option("cluster", "For its prices. [default: measured]", "NAME", complete=complete_cluster),
     Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
     Option("min_efficiency", "Exit with 1 if a world size is less efficient.", "NUMBER", least=0),
 )

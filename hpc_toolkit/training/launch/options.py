@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 PANELS: Panels = {
     "Ranks": (
-        Option("nproc_per_node", "Ranks here: N, gpu, cpu, auto. [one per GPU in Slurm]", "N|KIND"),
+        Option(
+            "nproc_per_node", "N, gpu, cpu or auto. [default: 1; one per GPU in Slurm]", "N|KIND"
+        ),
         Option("nnodes", "Number of nodes. [default: 1]", "N"),
         Option("node_rank", "Rank of this node, from 0.", "N"),
         flag("module", "Treat SCRIPT as a module, like 'python -m'.", short="-m"),

@@ -1,6 +1,7 @@
 # make demo    set up, then run the whole example campaign here: local workers, no Slurm
 # make test    set up, then everything that must pass, every scenario at reduced size
 # make check   the quick tier: format, lint, types, unit tests
+# make local   make check, then the quick tests with real processes on the local disk; needs no root
 # make soak    every scenario at full size, and all tests of jobs on a newer Slurm
 # make newslurm SUITE=sid    all tests of jobs on the Slurm of another Debian release
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
@@ -15,7 +16,10 @@ NEWSLURM = exec $(PY) -m tests.slurm.slurmroot --suite $(SUITE)
 CODE = hpc_toolkit tests benchmarks examples
 ALL = demo,dev,oracles
 
-.PHONY: demo test test-files test-fuse test-nfs test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
+# Without compiled files each of the tests' many processes would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
 
 demo:
 	@.ci/setup demo
@@ -32,7 +36,7 @@ test: lint
 SMALL = not soak and not alone
 SLOWER = --ignore=tests/unit --ignore=tests/model
 test-files:
-	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 2 --durations=10
+	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 2 --dist worksteal --durations=10
 test-fuse:
 	$(PYTEST) tests/sharedfs -m "not nfs and $(SMALL)" --durations=10
 test-nfs:
@@ -52,6 +56,9 @@ newslurm:
 
 check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2
+
+local: check
+	$(PYTEST) tests/integration tests/faults -m "not slow and $(SMALL)" -q -n 2 --dist worksteal
 
 lint:
 	@.ci/setup $(ALL)

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from arguments import number, parser
 from resultsfile import facts, table, write_section
+from simulation.cluster import simulate
+from simulation.scenario import Group, Scenario
 
 from hpc_toolkit.bandit.bench.comparison import Entrant
 from hpc_toolkit.bandit.bench.replay import Asks, replay
 from hpc_toolkit.bandit.bench.synthetic import score_table
-from hpc_toolkit.planning.simulation.cluster import simulate
-from hpc_toolkit.planning.simulation.scenario import Group, Scenario
 from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:

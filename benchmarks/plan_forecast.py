@@ -42,12 +42,12 @@ from typing import TYPE_CHECKING, Any
 
 from arguments import number_or_none, parser
 from resultsfile import facts, table, write_section
+from simulation.cluster import simulate
+from simulation.scenario import Group, Scenario
+from simulation.worker import STAGE
 
 from hpc_toolkit.planning.forecast import Forecaster
 from hpc_toolkit.planning.reading import read_work
-from hpc_toolkit.planning.simulation.cluster import simulate
-from hpc_toolkit.planning.simulation.scenario import Group, Scenario
-from hpc_toolkit.planning.simulation.worker import STAGE
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
@@ -55,8 +55,9 @@ from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulation.worker import VirtualClock
+
     from hpc_toolkit.planning.forecast import Interval
-    from hpc_toolkit.planning.simulation.worker import VirtualClock
 
 WORKERS = 4
 CREATING = Lock()

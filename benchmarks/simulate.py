@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 
 from arguments import parser
 from resultsfile import facts, table, write_section
-
-from hpc_toolkit.planning.simulation.cluster import simulate
-from hpc_toolkit.planning.simulation.scenario import Group, Kill, Preemption, Scenario
+from simulation.cluster import simulate
+from simulation.scenario import Group, Kill, Preemption, Scenario
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.simulation.scenario import Outcome
+    from simulation.scenario import Outcome
 
 LAYERS = (6, 6, 12, 24)
 STEPS = 108

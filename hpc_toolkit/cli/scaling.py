@@ -289,10 +289,10 @@ def analyze(
     sys.stdout.write(data if as_json else printable_lines(page))
     for path in out:
         if path.suffix == ".svg":
-            write_out(path, scaling_svg([one for one, _, _ in judged], judged[0][1].minimum))
+            write_out(path, scaling_svg([one for one, _ in judged], judged[0][1].minimum))
         else:
             write_out(path, data if path.suffix == ".json" else page)
-    if min_efficiency is not None and any(verdict.below for _, verdict, _ in judged):
+    if min_efficiency is not None and any(verdict.below for _, verdict in judged):
         raise typer.Exit(1)
 
 
@@ -302,7 +302,6 @@ def _judged(
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
     from hpc_toolkit.training.scaling.prices import priced
     from hpc_toolkit.training.scaling.records import read_source
-    from hpc_toolkit.training.scaling.tables import check_claims
 
     judged: list[Judged] = []
     notes: list[str] = []
@@ -311,8 +310,7 @@ def _judged(
         notes += left_out
         for series in found:
             comparison = compare(priced(series, **prices))
-            verdict = judge(comparison, FAIR if minimum is None else minimum)
-            judged.append((comparison, verdict, check_claims(comparison)))
+            judged.append((comparison, judge(comparison, FAIR if minimum is None else minimum)))
     return judged, notes
 
 

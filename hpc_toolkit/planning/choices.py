@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import START_S
@@ -145,7 +145,7 @@ def choose(
     If the time limit of one job is too short, several jobs follow each other.
     """
     workers = nodes * node.workers
-    forecast, ask_s, in_a_row = _in_jobs(forecaster, workers, limit_s, within_s=within_s)
+    forecast, ask_s, in_a_row = _in_jobs(forecaster, workers, limit_s, within_s)
     hours = forecast.time_s.times(nodes / HOUR_S)
     price, watts = node.price_per_hour, node.watts
     return Choice(
@@ -161,17 +161,17 @@ def choose(
 
 
 def _in_jobs(
-    forecaster: Forecaster, workers: int, limit_s: int | None, **options: Any
+    forecaster: Forecaster, workers: int, limit_s: int | None, within_s: float | None = None
 ) -> tuple[Forecast, int, int]:
     """Forecast under the time limit of one job: with the limit to request, and the jobs in a row.
 
     The number of jobs is enough in 19 of 20 cases; it is 0 if no number is.
     """
-    forecast = forecaster.forecast(workers, **options)
+    forecast = forecaster.forecast(workers, within_s=within_s)
     ask_s = _round_up(forecast.time_s.high * _MARGIN + START_S)
     if limit_s is None or ask_s <= limit_s:
         return forecast, ask_s, 1
-    forecast = forecaster.forecast(workers, limit_s=limit_s, **options)
+    forecast = forecaster.forecast(workers, limit_s=limit_s, within_s=within_s)
     return forecast, limit_s, 0 if forecast.jobs is None else math.ceil(forecast.jobs.high)
 
 
@@ -220,7 +220,7 @@ def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> li
         count = min(nodes, site.nodes or nodes)
         limit_s = site.max_walltime_s
         workers = count * node.workers
-        forecast, _, row = _in_jobs(forecaster, workers, limit_s, simulated=False)
+        forecast, _, row = _in_jobs(forecaster, workers, limit_s)
         found.append(
             Way(
                 partition=partition.name,

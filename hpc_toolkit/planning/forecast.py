@@ -9,7 +9,7 @@ import numpy as np
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.lengths import GuessedLengths, LearnedLengths
-from hpc_toolkit.planning.schedule import jobs_of, rehearse, schedule
+from hpc_toolkit.planning.schedule import jobs_of, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,6 @@ DRAWS = 200
 _FEWEST_DRAWS = 50
 _MOST_JOBS = 400_000
 """The most units times draws to schedule for one number of workers."""
-_SIMULATED = 3
 START_S = 120.0
 """Seconds until the ranks of a job work: its prologue, imports, the first claims."""
 _MOST_LOST = 0.9
@@ -61,9 +60,6 @@ class Forecast:
     """Seconds until the last item has a result."""
     worker_s: Interval
     """Worker seconds of work and loading, without waiting at the end."""
-    ratio: float
-    """Ratio of the simulated time of the queue's own code to the time of list scheduling."""
-    simulated: int
     draws: int
     jobs: Interval | None = None
     """Number of jobs in a row under the time limit of one job; None without a limit, or if the
@@ -100,20 +96,17 @@ class Forecaster:
             if isinstance(model, GuessedLengths)
         ]
         """Stages for which nothing but the guess is known."""
-        self._known: dict[int | None, tuple[list[Course], float, int]] = {}
-        self._rehearsed: list[list[Lengths]] = []
+        self._known: dict[int | None, list[Course]] = {}
         self._anew: list[list[list[Job]]] = []
         self._going_on: list[list[list[Job]]] = []
-        for number in range(self._draws):
+        for _ in range(self._draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
             lengths = [_scaled(model.draw(chance), drift) for model in models]
             again = [_again(stage, chance) for stage in work.stages]
-            # Keep the durations of a few draws only: all draws of a million items fill the memory.
+            # The durations themselves are not kept: those of a million items would fill the memory.
             self._anew.append(_jobs(work, lengths, again, going_on=False))
             if work.workers:
                 self._going_on.append(_jobs(work, lengths, again, going_on=True))
-            if number < _SIMULATED:
-                self._rehearsed.append(lengths)
             self._facts.append(_facts(lengths, self._anew[-1]))
         self.item_s = Interval.of(self._each("mean_s"))
         """Mean seconds of the items left."""
@@ -134,23 +127,18 @@ class Forecaster:
         *,
         within_s: float | None = None,
         limit_s: float | None = None,
-        simulated: bool = True,
     ) -> Forecast:
         """Forecast the work left for workers that begin now and replace the running ones.
 
         Without a number, the living workers go on with their batches. ``limit_s`` is the time limit
-        of one job: further jobs follow until all is done. If ``simulated``, simulations of the
-        queue correct the forecast, which takes seconds.
+        of one job: further jobs follow until all is done.
         """
         count = len(self._work.workers) if workers is None else workers
         busy = min(count, self._work.most_workers or count)
         if workers not in self._known:
-            at_most = _SIMULATED if simulated else 0
-            ratio, simulated_draws = rehearse(self._work.stages, self._rehearsed[:at_most], busy)
-            courses = self._courses(None if workers is None else busy)
-            self._known[workers] = courses, ratio, simulated_draws
-        courses, ratio, simulated_draws = self._known[workers]
-        whole = np.array([course.makespan_s for course in courses]) * ratio
+            self._known[workers] = self._courses(None if workers is None else busy)
+        courses = self._known[workers]
+        whole = np.array([course.makespan_s for course in courses])
         times, jobs = whole, None
         if limit_s is not None and self.fits(limit_s):
             times, row = self._in_a_row(whole, busy, limit_s)
@@ -159,8 +147,6 @@ class Forecaster:
             workers=count,
             time_s=Interval.of(times),
             worker_s=Interval.of([course.busy_s for course in courses]),
-            ratio=ratio,
-            simulated=simulated_draws,
             draws=self._draws,
             jobs=jobs,
             lost_s=float(np.mean(times - whole)),
@@ -168,7 +154,7 @@ class Forecaster:
         if within_s is None:
             return found
         # Assume that the losses at the ends of jobs are spread evenly.
-        by = within_s / ratio * whole / np.maximum(times, 1e-9)
+        by = within_s * whole / np.maximum(times, 1e-9)
         shares = [course.share_by(at) for course, at in zip(courses, by, strict=True)]
         return replace(found, within=float(np.mean(times <= within_s)), share=Interval.of(shares))
 

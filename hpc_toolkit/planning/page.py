@@ -141,10 +141,6 @@ def _sentences(plan: Plan) -> list[str]:
         )
         if plan.ungrouped:
             said.append("A list without groups is cut into units of up to 1/64 of what is left.")
-    simulated = sum(one.forecast.simulated for one in plan.choices)
-    draws = plan.choices[0].forecast.draws if plan.choices else 0
-    kind = f"{draws} draws a row by list scheduling"
-    said.append(f"{kind}, {simulated} of all rows by the queue's own code on a virtual clock.")
     return said
 
 

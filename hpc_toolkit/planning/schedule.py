@@ -2,9 +2,7 @@
 
 This is list scheduling: a free worker takes the next unit. The choice follows the queue's
 preference (:mod:`hpc_toolkit.queue.affinity`): the loaded group, else the longest group that no
-worker has begun, else the group with most work left. A simulation runs the code of claims, choice
-and journals on a virtual clock. This is too slow for hundreds of draws, so list scheduling handles
-all draws, and a few simulated draws measure what the queue's own code costs beyond it.
+worker has begun, else the group with most work left.
 """
 
 from __future__ import annotations
@@ -16,11 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.planning.simulation.cluster import simulate
-from hpc_toolkit.planning.simulation.scenario import Group, Scenario
 from hpc_toolkit.planning.work import context
 from hpc_toolkit.queue.affinity import siblings_key
-from hpc_toolkit.queue.units import plan_units
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,20 +24,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.work import StageWork
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
-
-MOST_ITEMS = 8_000
-"""Runs with more items are not simulated."""
-MOST_PER_WORKER = 500
-"""Runs with more items per worker are not simulated: simulation and list scheduling differ only at
-the end, which is then a small part."""
-MOST_WORKERS = 64
-"""More workers are not simulated: they need too many open files, and minutes."""
-_TICKS = 4_000
-"""Approximate number of ticks of a simulation, to limit its wall-clock time."""
-_LONGEST_TICK_S = 40.0
-"""Longest tick, well below a lease."""
-_BOUNDS = (0.95, 1.5)
-"""Bounds of the ratio. A ratio beyond them is chance: the two made different choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,60 +175,3 @@ class _Waiting:
             if key in self._groups and key not in self._begun:
                 return key
         return max(self._groups, key=lambda key: self._left[key])
-
-
-def rehearse(
-    stages: Sequence[StageWork], draws: Sequence[Sequence[Lengths]], workers: int
-) -> tuple[float, int]:
-    """Simulate draws, each with the durations of every stage; a large run gets fewer draws.
-
-    Return the median ratio of the simulated makespan to the makespan of list scheduling, and the
-    number of simulated draws; (1, 0) if nothing is simulated. All of the work begins anew, and all
-    workers begin at once.
-    """
-    items = sum(len(stage.left) for stage in stages)
-    large = items > min(MOST_ITEMS, MOST_PER_WORKER * workers) or workers > MOST_WORKERS
-    if large or not draws:
-        return 1.0, 0
-    count = max(1, min(len(draws), 2_000 // items))
-    ratios = [_ratio(stages, lengths, workers) for lengths in draws[:count]]
-    return float(np.clip(np.median(ratios), *_BOUNDS)), count
-
-
-def _ratio(stages: Sequence[StageWork], lengths: Sequence[Lengths], workers: int) -> float:
-    groups = tuple(_groups(stages, lengths))
-    total_s = sum(group.seconds for group in groups)
-    tick_s = min(max(1.0, total_s / _TICKS), _LONGEST_TICK_S)
-    if total_s <= 0:
-        return 1.0
-    scenario = Scenario(groups=groups, workers=workers, tick_s=tick_s)
-    listed = schedule([_jobs(groups)], workers).makespan_s
-    return simulate(scenario).makespan_s / listed
-
-
-def _groups(stages: Sequence[StageWork], lengths: Sequence[Lengths]) -> list[Group]:
-    found: dict[str, list[float]] = {}
-    load_s: dict[str, float] = {}
-    for stage, drawn in zip(stages, lengths, strict=True):
-        for item, seconds in zip(stage.left, drawn.seconds, strict=True):
-            group = stage.group_of(item)
-            key = context(stage.name, group)
-            found.setdefault(key, []).append(float(seconds))
-            first_s = (drawn.first - 1.0) * float(seconds)
-            load_s.setdefault(key, max(0.0, drawn.load_s.get(group, 0.0) + first_s))
-    return [Group(tuple(seconds), load_s[key]) for key, seconds in found.items()]
-
-
-def _jobs(groups: Sequence[Group]) -> list[Job]:
-    """Return as jobs the units into which the simulation cuts the groups."""
-    of = [number for number, group in enumerate(groups) for _ in group.items_s]
-    seconds = np.concatenate([[0.0], np.cumsum([s for group in groups for s in group.items_s])])
-    return [
-        Job(
-            key=f"items/{of[first]}",
-            seconds=float(seconds[first + count] - seconds[first]),
-            load_s=groups[of[first]].load_s,
-            count=count,
-        )
-        for first, count in plan_units(of, len(of))
-    ]

@@ -1,4 +1,4 @@
-"""The documents' blocks run and print what they say; the commands that they name exist.
+"""The documents' blocks run and print what they say.
 
 Fenced blocks of ``console``, ``sh`` and ``python`` are run in the order of a document, in a
 directory of its own. A ``console`` block shows commands behind ``$`` and what they print, which
@@ -13,20 +13,17 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.cli.scriptoptions import PANELS
-from hpc_toolkit.system.options import by_name
-from tests.documents import PACKAGE, REPOSITORY, USER_DOCS, Block, read_blocks
+from tests.documents import REPOSITORY, USER_DOCS, Block, read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 WORKER = re.compile(r"\b[\w-]+-\d+-[0-9a-f]{6}\b")
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
@@ -110,82 +107,6 @@ def test_blocks_of_a_document_do_and_print_what_it_says(name: str, tmp_path: Pat
     assert ran
 
 
-def test_a_console_block_that_prints_something_else_is_noticed(tmp_path: Path) -> None:
-    shell = Shell(tmp_path, tmp_path)
-
-    shell.run_block(Block(1, "console", "$ echo 3 items of n1-12-0a1b2c\n7 items of vm-3-ffffff\n"))
-    with pytest.raises(AssertionError, match="echo done"):
-        shell.run_block(Block(1, "console", "$ echo done\nfailed\n"))
-    with pytest.raises(AssertionError, match="exit code 3"):
-        shell.run_block(Block(1, "sh", "exit 3\n"))
-
-
-@pytest.fixture(scope="module")
-def commands() -> dict[str, set[str]]:
-    """The options of every command, hidden ones too; ``cluster show`` is one as well."""
-    found = {}
-    for name in subcommands():
-        for full in [f"{name} {inner}" for inner in subcommands(name)] or [name]:
-            found[full] = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", helped(*full.split())))
-    assert {"init", "work", "cluster show"} <= set(found)
-    scripts = {option.spelling for option in by_name(PANELS).values()}
-    for name in ("render", "submit", "scaling run"):
-        found[name] |= scripts  # some are hidden
-    return found
-
-
-def helped(*words: str, option: str = "--help-all") -> str:
-    """What ``hpctk WORDS --help-all`` prints, on a terminal wide enough to cut nothing."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hpc_toolkit", *words, option],
-        cwd=REPOSITORY,
-        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
-def subcommands(*words: str, option: str = "--help-all") -> list[str]:
-    """The words that can follow."""
-    text = helped(*words, option=option)
-    if "COMMAND [ARGS]" not in text:
-        return []
-    return re.findall(r"^  ([a-z]+) {2,}\S", text.partition("\nOptions:")[0], re.MULTILINE)
-
-
-def test_every_command_of_the_help_is_in_the_readme() -> None:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    shown = [
-        full
-        for name in subcommands(option="--help")
-        for full in [f"{name} {inner}" for inner in subcommands(name, option="--help")] or [name]
-    ]
-
-    assert [name for name in shown if not re.search(rf"`hpctk {name}\b", text)] == []
-
-
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", *USER_DOCS])
-def test_commands_and_options_of_a_document_exist(name: str, commands: dict[str, set[str]]) -> None:
-    first = {command.partition(" ")[0] for command in commands}
-    text = (REPOSITORY / name).read_text(encoding="utf-8")
-
-    named = re.findall(r"(?:`|\$ |\(|^)hpctk ([a-z]+)([^`\n|)]*)", text, re.MULTILINE)
-
-    for word, rest in named:
-        assert word in first
-        # Some commands have two words, such as 'hpctk lab up'.
-        second = (rest.split() or [""])[0]
-        known = commands.get(word) or commands.get(f"{word} {second}", set())
-        if second.startswith("kubernetes-"):
-            # These templates of render have options of their own.
-            known = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", helped(word, second)))
-        # What follows "--" are the words of another program.
-        for option in re.findall(r"(?<=\s)--[a-z-]+", rest.partition(" -- ")[0]):
-            assert option in known, f"hpctk {word} has no {option}"
-
-
 def test_i7_status_changes_nothing_below_the_run(tmp_path: Path) -> None:
     shell = Shell(tmp_path, tmp_path)
     (tmp_path / "items.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
@@ -207,12 +128,3 @@ def everything_below(root: Path) -> dict[str, tuple[int, int, bytes]]:
         data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         found[str(path)] = (told.st_ctime_ns, told.st_size, data)
     return found
-
-
-def test_hpctk_of_the_documents_is_this_checkout(tmp_path: Path) -> None:
-    shell = Shell(tmp_path, tmp_path)
-
-    where = shell.run(sys.executable, "-c", "import hpc_toolkit; print(hpc_toolkit.__file__)")
-
-    assert Path(where.strip()).parent == PACKAGE
-    assert shutil.which("hpctk", path=shell.environ["PATH"]) == str(tmp_path / "hpctk")

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from simulation.cluster import simulate
+from simulation.scenario import Group, Scenario
+from simulation.worker import STAGE
 
 from hpc_toolkit.planning.forecast import Forecaster
 from hpc_toolkit.planning.reading import read_work
-from hpc_toolkit.planning.simulation.cluster import simulate
-from hpc_toolkit.planning.simulation.scenario import Group, Scenario
-from hpc_toolkit.planning.simulation.worker import STAGE
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from tests.integration.realrun import wait_until
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.simulation.worker import VirtualClock
+    from simulation.worker import VirtualClock
+
     from tests.integration.realrun import Hpctk
 
 
@@ -61,7 +62,7 @@ def planned(seed: int) -> tuple[float, float, float, float]:
     def look(clock: VirtualClock) -> None:
         view = RunView(RunPaths(root), manifest)
         forecaster = Forecaster(read_work(view, clock, given="run"), draws=60)
-        found.append((clock.now, forecaster.forecast(None, simulated=False).time_s))
+        found.append((clock.now, forecaster.forecast(None).time_s))
 
     root = Path(f"run-{seed}")
     root.mkdir()

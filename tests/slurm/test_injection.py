@@ -14,7 +14,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.allowlist import QUANTITIES
 from hpc_toolkit.slurm.render import script as render
-from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.hostile import ODD_BUT_FINE
 from tests.slurm import injection
 from tests.slurm.injection import DIRECTIVES, PLACES, TEXTS
@@ -31,7 +31,7 @@ from tests.slurm.injectionbench import (
 from tests.slurm.rehearsal import MEASURED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.slurm.reallab import LabUnderTest
@@ -305,68 +305,6 @@ def submit_run(bench: Bench, venv: Venv, at: int, name: str) -> tuple[str, Path]
 @pytest.mark.slow
 def test_runs_with_odd_names_are_worked_on(lab: LabUnderTest, tmp_path: Path) -> None:
     work_on(Bench(lab, tmp_path), RUNS)
-
-
-# --- the detectors detect ---
-
-
-def unquoted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Break one of the filters through which every value of a script goes."""
-    broken: dict[str, Callable[..., str]] = {
-        "sh": str,
-        "started": lambda batch, words: " ".join(["exec", *batch, "--", '"$0"', *words]),
-        "directive": lambda option: "--" + "=".join(filter(None, option)),
-    }
-    filters = render._environment().filters
-    monkeypatch.setitem(filters, name, lambda *values: render._Marked(broken[name](*values)))
-
-
-@pytest.mark.parametrize("name", ["sh", "started"])
-def test_a_filter_that_does_not_quote_is_found(
-    name: str, monkeypatch: pytest.MonkeyPatch, lab: LabUnderTest, tmp_path: Path
-) -> None:
-    bench = Bench(lab, tmp_path)
-    place = {"sh": "env value", "started": "python"}[name]
-    (part,) = (one for one in PARTS if one.place == place)
-    plan = single(bench, part, "$(touch canary)")
-    unquoted(monkeypatch, name)
-
-    job = bench.submit(plan)
-    bench.lab.wait_for(job)
-
-    assert "touch canary" in bench.canaries()
-    with pytest.raises(AssertionError):
-        bench.check(job, plan)
-
-
-@pytest.mark.parametrize("text", ["a b", "a #b", 'say "x"'])
-def test_a_directive_that_is_not_quoted_is_found(
-    text: str, monkeypatch: pytest.MonkeyPatch, lab: LabUnderTest, tmp_path: Path
-) -> None:
-    (place,) = (one for one in DIRECTIVES if one.name == "comment")
-    reader = Reader(lab, tmp_path)
-    assert reader.differences(place, [injection.outcome(place, text)]) == []
-    unquoted(monkeypatch, "directive")
-
-    assert len(reader.differences(place, [injection.outcome(place, text)])) == 1
-
-
-def test_a_line_too_many_is_found(
-    monkeypatch: pytest.MonkeyPatch, lab: LabUnderTest, tmp_path: Path
-) -> None:
-    """A newline gets past no check, so all of them are left out."""
-    bench = Bench(lab, tmp_path)
-    monkeypatch.setattr("hpc_toolkit.slurm.render.spec.check_request", lambda _: None)
-    fields = {**bench.asked(Plan()).fields, "account": "x\n#SBATCH --error=canary # y"}
-    spec = read_spec(fields)
-    with pytest.raises(HpcToolkitError, match="would not stay on one line"):
-        render.render_script(spec, injection.LAB, "command")
-    unquoted(monkeypatch, "directive")
-    monkeypatch.setattr(render, "_comment_text", render._Marked)
-
-    bench.lab.wait_for(bench.submit(Plan(), render.render_script(spec, injection.LAB, "command")))
-
-    assert bench.canaries() == {str(bench.place / "canary")}
 
 
 # --- at full size ---

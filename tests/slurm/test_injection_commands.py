@@ -100,12 +100,15 @@ SMALL = ("--cluster=lab", "--mem=1G", "--time=5", "--cpus-per-task=1")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "every", [pytest.param(4, id="small"), pytest.param(1, id="full", marks=pytest.mark.soak)]
+)
 def test_a_dry_run_of_a_hostile_run_shows_or_refuses_it_and_does_nothing(
-    call: Call, lab: LabUnderTest, tmp_path: Path
+    call: Call, lab: LabUnderTest, tmp_path: Path, every: int
 ) -> None:
     before, shown, refused = queue(lab), 0, 0
     names = [text for text in TEXTS if "\0" not in text and "\ud800" not in text]
-    for text in filter(can_be_a_name, names):
+    for text in list(filter(can_be_a_name, names))[::every]:
         run = sleeping(tmp_path / text)
 
         ended = call("submit", *SMALL, f"--run=./{text}", "--dry-run")
@@ -123,8 +126,8 @@ def test_a_dry_run_of_a_hostile_run_shows_or_refuses_it_and_does_nothing(
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
         (tmp_path / "run").rename(tmp_path.parent / f"{tmp_path.name}-{shown + refused}")
     MEASURED.append(f"hostile commands: {shown} shown, {refused} refused")
-    assert shown > 90
-    assert refused > 10
+    assert shown > 90 // every
+    assert refused > 10 // every
     assert queue(lab) == before
 
 

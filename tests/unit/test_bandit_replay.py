@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulation.cluster import simulate
+from simulation.scenario import Group, Scenario
 
 from hpc_toolkit.bandit import Arm, ArmTable, Proposal, make_policy
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.bench.replay import Asks, Trace, finish_times, replay
 from hpc_toolkit.bandit.policy import Pull, TaskSet
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.simulation.cluster import simulate
-from hpc_toolkit.planning.simulation.scenario import Group, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

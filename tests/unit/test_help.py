@@ -1,7 +1,8 @@
-"""The help: short, plain, with examples."""
+"""The help: short, plain, with examples, and with all that the documents name."""
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -14,6 +15,9 @@ import pytest
 from typer.main import get_command
 
 from hpc_toolkit import cli
+from hpc_toolkit.cli.scriptoptions import PANELS
+from hpc_toolkit.system.options import by_name
+from tests.documents import REPOSITORY, USER_DOCS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,3 +114,39 @@ def test_help_all_shows_what_the_help_leaves_out(name: str) -> None:
 def test_completion_is_there_and_not_in_the_short_help() -> None:
     assert "--show-completion" not in helped("")
     assert "--show-completion" in helped("", "--help-all")
+
+
+def test_every_command_of_the_help_is_in_the_readme() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    commands = [
+        name
+        for name in VISIBLE
+        if name.partition(" ")[0] in VISIBLE and not hasattr(COMMANDS[name], "commands")
+    ]
+
+    assert [name for name in commands if not re.search(rf"`hpctk {name}\b", text)] == []
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", *USER_DOCS])
+def test_commands_and_options_of_a_document_exist(name: str) -> None:
+    text = (REPOSITORY / name).read_text(encoding="utf-8")
+
+    for words in re.findall(r"(?:`|\$ |\(|^)hpctk ([a-z]+[^`\n|)]*)", text, re.MULTILINE):
+        # The words behind "--" are those of another program.
+        command, *rest = words.partition(" -- ")[0].split()
+        assert command in COMMANDS, words
+        if rest and f"{command} {rest[0]}" in COMMANDS:
+            command += f" {rest[0]}"
+        elif rest and rest[0].startswith("kubernetes-"):
+            # These templates of render have options of their own.
+            command += f" {rest[0]}"
+        for option in re.findall(r"(?<=\s)--[a-z-]+", words.partition(" -- ")[0]):
+            assert option in options_of(command), f"hpctk {command} has no {option}"
+
+
+@functools.cache
+def options_of(command: str) -> set[str]:
+    found = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", helped(command, "--help-all", width=300)))
+    if command in ("render", "submit", "scaling run"):
+        found |= {option.spelling for option in by_name(PANELS).values()}  # some are hidden
+    return found

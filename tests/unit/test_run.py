@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ def test_create_makes_a_sealed_run_that_can_be_opened(tmp_path: Path) -> None:
     assert status.stages["items"].total == 3
     assert status.stages["items"].sealed
     assert run.manifest.provenance["hpctk"]
+    assert f"numpy=={metadata.version('numpy')}" in run.manifest.provenance["packages"]
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["run"]
 
 

@@ -288,7 +288,7 @@ def test_means_over_ranks_leave_out_what_a_rank_does_not_know() -> None:
 
 def test_the_overview_advises_no_world_size_where_one_alone_was_measured() -> None:
     judged = [
-        (found, judge(found), ())
+        (found, judge(found))
         for found in (compare(series({2: 1.0})), compare(series({1: 1, 2: 2})))
     ]
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulation.cluster import simulate
+from simulation.scenario import Group, Kill, Preemption, Scenario
 
 from hpc_toolkit.bandit.bench.synthetic import score_table
-from hpc_toolkit.planning.simulation.cluster import simulate
-from hpc_toolkit.planning.simulation.scenario import Group, Kill, Preemption, Scenario
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
@@ -105,13 +105,13 @@ def test_equal_scenarios_have_equal_outcomes_and_another_seed_has_its_own() -> N
 def test_an_outcome_does_not_depend_on_the_interpreters_hashes() -> None:
     code = (
         "from tests.unit.test_simulation import STORM\n"
-        "from hpc_toolkit.planning.simulation.cluster import simulate\n"
+        "from simulation.cluster import simulate\n"
         "print(simulate(STORM))"
     )
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed},
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "benchmarks"},
             capture_output=True,
             text=True,
             check=True,

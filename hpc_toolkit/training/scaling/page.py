@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.training.scaling.comparison import Comparison, Row, Verdict
     from hpc_toolkit.training.scaling.series import Series
-    from hpc_toolkit.training.scaling.tables import Finding
 
     Column = tuple[str, Callable[[Row], str | None]]
     """A heading, and a function that returns a row's cell, or None for an unknown value."""
 
-Judged = tuple["Comparison", "Verdict", tuple["Finding", ...]]
-"""A comparison, its verdict, and the findings on claims about it."""
+Judged = tuple["Comparison", "Verdict"]
 
 
 def results_columns(comparison: Comparison) -> Iterator[Column]:
@@ -118,7 +116,7 @@ def as_markdown(judged: Sequence[Judged], notes: Sequence[str] = ()) -> str:
 def _overview(judged: Sequence[Judged]) -> Iterator[str]:
     yield "| | use | its rate or time | efficiency | its cost |"
     yield "|---|---:|---:|---:|---:|"
-    for comparison, verdict, _ in judged:
+    for comparison, verdict in judged:
         series = comparison.series
         row = next(one for one in comparison.rows if one.world_size == verdict.world_size)
         cells = (
@@ -142,7 +140,7 @@ def _name(series: Series) -> str:
 
 
 def _section(one: Judged) -> Iterator[str]:
-    comparison, verdict, findings = one
+    comparison, verdict = one
     series = comparison.series
     yield f"## {_name(series)}"
     yield ""
@@ -152,11 +150,6 @@ def _section(one: Judged) -> Iterator[str]:
     yield ""
     for columns in (results_columns(comparison), step_columns(), machine_columns()):
         yield from _table(comparison, list(columns))
-    if findings:
-        yield "| stated | verdict | computed |"
-        yield "|---|---|---|"
-        for finding in findings:
-            yield f"| {_cell(finding.text)} | {finding.verdict} | {_cell(finding.computed)} |"
 
 
 def headline(comparison: Comparison, verdict: Verdict) -> str:
@@ -204,9 +197,7 @@ def as_data(judged: Sequence[Judged], notes: Sequence[str] = ()) -> dict[str, An
     }
 
 
-def _data(
-    comparison: Comparison, verdict: Verdict, findings: tuple[Finding, ...]
-) -> dict[str, Any]:
+def _data(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
     series = comparison.series
     return {
         "name": series.name,
@@ -219,7 +210,6 @@ def _data(
         "advice": headline(comparison, verdict).replace("**", ""),
         "verdict": asdict(verdict),
         "notes": list(series.notes),
-        "claims": [asdict(finding) for finding in findings],
     }
 
 

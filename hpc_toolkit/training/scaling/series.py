@@ -1,4 +1,4 @@
-"""Rates of the same work on several numbers of ranks, and claims about them."""
+"""Rates of the same work on several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -50,22 +50,6 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A number that somebody stated about a series, to be checked."""
-
-    text: str
-    quantity: str
-    """Which number: a key of ``claims.QUANTITIES``."""
-    value: float
-    half: float
-    """Half of a unit of the last written digit: 0.05 for "7.6"."""
-    world_size: int | None = None
-    """World size of the number; None if the statement does not name it."""
-    samples: int = THOUSAND
-    """Number of samples to which a stated cost refers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """The same work on several world sizes."""
 
@@ -91,7 +75,6 @@ class Series:
     """Cluster of all measurements, as ``--cluster`` takes it; "" if unknown or not the same."""
     partition: str = ""
     """Partition of all measurements; "" if unknown or not the same."""
-    claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
     """Facts that a reader must know, such as ranks that shared CPUs."""
 

@@ -16,18 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.planning.simulation.scenario import Outcome
-from hpc_toolkit.planning.simulation.worker import STAGE, SimulatedWorker, Site, VirtualClock
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
+from simulation.scenario import Outcome
+from simulation.worker import STAGE, SimulatedWorker, Site, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hpc_toolkit.planning.simulation.scenario import Kill, Preemption, Scenario
+    from simulation.scenario import Kill, Preemption, Scenario
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a random name is made in it
+_MEMORY = Path("/dev/shm")
 
 
 @dataclass(slots=True)

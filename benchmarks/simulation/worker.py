@@ -20,9 +20,9 @@ from hpc_toolkit.worker.unitlines import UnitLines
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from hpc_toolkit.planning.simulation.scenario import Outcome, Scenario
     from hpc_toolkit.queue.log import StageLog
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
+    from simulation.scenario import Outcome, Scenario
 
     Steps = Generator[float, None, bool]
 

@@ -1,4 +1,4 @@
-"""Published tables reproduce what they say, and are named where they contradict themselves."""
+"""Tables that others published have the numbers that they state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.comparison import Comparison, compare
 from hpc_toolkit.training.scaling.records import read_source
-from hpc_toolkit.training.scaling.tables import Finding, check_claims, read_csv, read_json
+from hpc_toolkit.training.scaling.tables import read_csv, read_json
 
 PUBLISHED = Path(__file__).with_name("published_scaling.json")
 
@@ -20,10 +20,6 @@ PUBLISHED = Path(__file__).with_name("published_scaling.json")
 def published() -> dict[str, Comparison]:
     found, _ = read_source(PUBLISHED)
     return {series.name: compare(series) for series in found}
-
-
-def findings(comparison: Comparison) -> dict[str, Finding]:
-    return {finding.text: finding for finding in check_claims(comparison)}
 
 
 @pytest.mark.parametrize(
@@ -60,45 +56,6 @@ def test_published_tables_have_these_speedups_efficiencies_and_gpu_hours(
     assert [row.gpu_hours for row in rows] == pytest.approx(gpu_hours, rel=1e-3)
 
 
-def test_costs_of_the_a10_table_contradict_one_of_its_two_prices(
-    published: dict[str, Comparison],
-) -> None:
-    comparison = published["QLoRA on 4 x A10"]
-    found = findings(comparison)
-
-    assert [row.cost_per_1000 for row in comparison.rows] == pytest.approx(
-        [0.114155, 0.119048, 0.121212], rel=1e-4
-    )
-    assert found["$0.060 per 1K samples"].verdict == "contradicted"
-    assert "$0.121 per 1,000 samples on 4" in found["$0.060 per 1K samples"].computed
-    assert found["$1.20 per 10K samples"].verdict == "reproduced"
-    both = found["'$0.060 per 1K samples' and '$1.20 per 10K samples'"]
-    assert both.verdict == "contradictory"
-    assert both.computed == "$0.060 per 1,000 samples against $0.120 per 1,000 samples"
-
-
-def test_efficiency_of_the_a10_table_contradicts_its_speedup(
-    published: dict[str, Comparison],
-) -> None:
-    found = findings(published["QLoRA on 4 x A10"])
-
-    assert found["85.2 % efficiency"] == Finding(
-        text="85.2 % efficiency", verdict="contradicted", computed="94.2% on 4"
-    )
-    assert found["3.70x of 4"].computed == "3.77x on 4"
-    assert found["'85.2 % efficiency' and '3.70x of 4'"].computed == "85.2% against 92.5%"
-
-
-def test_other_claims_are_held_against_the_numbers(published: dict[str, Comparison]) -> None:
-    assert findings(published["8 x V100"])["7.6x on 8"].computed == "7.06x on 8"
-    found = findings(published["8 x A100"])
-    assert found["160 samples/s = 4x"].verdict == "contradicted"
-    assert found["160 samples/s = 4x"].computed == "3.43x on 4"
-    assert found["16 GPU-hours on 8"].verdict == found["14 GPU-hours on 4"].verdict == "reproduced"
-    assert found["14 GPU-hours on 8"].verdict == "contradicted"
-    assert found["'16 GPU-hours on 8' and '14 GPU-hours on 8'"].verdict == "contradictory"
-
-
 def test_eight_v100_for_an_hour_are_cheaper_than_one_for_its_hours(
     published: dict[str, Comparison],
 ) -> None:
@@ -112,53 +69,6 @@ def test_eight_v100_for_an_hour_are_cheaper_than_one_for_its_hours(
 def table(**changes: Any) -> str:
     plain = {"name": "t", "unit": "hours", "points": [{"world_size": 1, "value": 2}]}
     return json.dumps({**plain, **changes})
-
-
-@pytest.mark.parametrize(
-    ("stated", "verdict"),
-    [
-        ("7.06", "reproduced"),
-        ("7", "reproduced"),
-        ("7.2", "contradicted"),
-    ],
-)
-def test_a_claim_is_as_exact_as_the_digits_it_was_written_with(stated: str, verdict: str) -> None:
-    text = f"""{{"unit": "seconds",
-      "points": [{{"world_size": 1, "value": 480}}, {{"world_size": 8, "value": 68}}],
-      "claims": [{{"quantity": "speedup", "value": {stated}, "world_size": 8}}]}}"""
-
-    (series,) = read_json(text, "t")
-
-    assert check_claims(compare(series))[0].verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "contradictory"),
-    [
-        ('"value": 8, "world_size": 8', '"value": 8.4, "world_size": 8', False),
-        ('"value": 8.4, "world_size": 8', '"value": 8, "world_size": 8', False),
-        ('"value": 8.0, "world_size": 8', '"value": 8.4, "world_size": 8', True),
-        ('"value": 2.00, "world_size": 2', '"value": 3.00, "world_size": 4', False),
-    ],
-)
-def test_claims_contradict_each_other_beyond_their_rounding_and_of_one_world_size(
-    first: str, second: str, contradictory: bool
-) -> None:
-    claims = ", ".join(f'{{"quantity": "speedup", {one}}}' for one in (first, second))
-    text = f'{{"points": [{{"world_size": 1, "value": 1}}], "claims": [{claims}]}}'
-
-    (series,) = read_json(text, "t")
-
-    verdicts = [finding.verdict for finding in check_claims(compare(series))]
-    assert ("contradictory" in verdicts) == contradictory
-
-
-def test_a_claim_about_what_nobody_knows_is_unknown() -> None:
-    (series,) = read_json(
-        table(claims=[{"text": "cheap", "quantity": "cost", "value": 1, "world_size": 1}]), "t"
-    )
-
-    assert check_claims(compare(series))[0].verdict == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -176,15 +86,16 @@ def test_a_claim_about_what_nobody_knows_is_unknown() -> None:
         (table(points=[{"world_size": 1}]), "world size 1: value is missing"),
         (table(points=[{"world_size": 1, "value": "2"}]), "points: value: '2' is not a number"),
         (table(points=[{"world_size": 1, "value": True}]), "True is not a number"),
-        (table(points=[{"world_size": 1, "value": 1e300}]), r"'1E\+300' is not a number"),
+        (
+            table(points=[{"world_size": 1, "value": 1e300}]),
+            r"1e\+300 is not 0 or more",
+        ),
         (table(points=[{"world_size": 1.5, "value": 2}]), "1.5 is not a whole number from 1"),
-        (table(points=[{"world_size": 0, "value": 2}]), "0.0 is not a whole number from 1"),
-        (table(points=[{"world_size": 1, "value": 0}]), "0.0 is not above 0"),
+        (table(points=[{"world_size": 0, "value": 2}]), "0 is not a whole number from 1"),
+        (table(points=[{"world_size": 1, "value": 0}]), "0 is not above 0"),
         (table(points=[{"world_size": 1, "values": []}]), "a list of one number or more"),
         (table(points=[{"world_size": 1, "value": 1, "values": [2]}]), "value and values are both"),
-        (table(price_per_gpu_hour=-3), "price_per_gpu_hour: -3.0 is not 0 or more"),
-        (table(claims=[{"quantity": "speed", "value": 1}]), "quantity: 'speed' is not one of"),
-        (table(claims=[{"quantity": "speedup"}]), "claims: value is missing"),
+        (table(price_per_gpu_hour=-3), "price_per_gpu_hour: -3 is not 0 or more"),
     ],
 )
 def test_a_table_that_cannot_be_read_names_where(text: str, match: str) -> None:

@@ -26,13 +26,11 @@ from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
-    "items": ("items",),
-    "runs": ("init", "try"),
+    "runs": ("init", "items", "try"),
     "working": ("work",),
-    "reading": ("status", "explain", "logs"),
-    "gathering": ("gather",),
-    "changing": ("add", "seal", "retry", "drain"),
-    "snapshots": ("snapshot",),
+    "statusview": ("status",),
+    "gathering": ("gather", "snapshot"),
+    "reading": ("explain", "logs", "add", "seal", "retry", "drain"),
     "campaigns": ("campaign",),
     "bandit": ("bandit",),
     "launch": ("launch",),
@@ -55,7 +53,6 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 def _application() -> typer.Typer:
-    """The command line without commands."""
     import typer
 
     from hpc_toolkit.cli.help import Commands
@@ -161,7 +158,6 @@ def _surroundings(error: Exception) -> int | None:
 
 
 def show_error(error: HpcToolkitError) -> None:
-    """Say what is wrong and what to do, without a traceback."""
     from hpc_toolkit.system.terminal import printable_lines
 
     print(f"error: {printable_lines(error.message)}", file=sys.stderr)

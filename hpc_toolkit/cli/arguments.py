@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperArgument
 
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
@@ -22,38 +23,58 @@ if TYPE_CHECKING:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Runs whose paths begin so."""
     from hpc_toolkit.rundir.layout import all_runs
 
     return [str(run) for run in all_runs() if str(run).startswith(incomplete)]
 
 
 def complete_cluster(incomplete: str) -> list[str]:
-    """Names of clusters that begin so."""
     from hpc_toolkit.slurm.clusters.facts import cluster_names
 
     return [name for name in cluster_names() if name.startswith(incomplete)]
 
 
+def completion(complete: Callable[[str], list[str]]) -> Callable[..., list[Any]]:
+    """A completion as parameters of typer's own classes take it."""
+    return lambda _context, _words, incomplete: [*complete(incomplete)]
+
+
+def switch(name: str, text: str, *more_names: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, *more_names, help=text)
+
+
+def value(metavar: str, text: str, *names: str) -> Any:
+    """An option with a value; without ``names`` it is called like its parameter."""
+    return typer.Option(*names, metavar=metavar, help=text)
+
+
+def argument(metavar: str, text: str) -> Any:
+    return typer.Argument(metavar=metavar, help=text)
+
+
 GivenRun = Annotated[
     str, typer.Argument(metavar="RUN", help="Run directory.", autocompletion=complete_run)
 ]
+_RUN_HELP = "Run directory. [default: $HPCTK_RUN, else the only run below ./runs]"
 RunArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="Run directory. [default: $HPCTK_RUN, else the only run below ./runs]",
-        autocompletion=complete_run,
-    ),
+    str | None, typer.Argument(metavar="[RUN]", help=_RUN_HELP, autocompletion=complete_run)
 ]
 ITEM_HELP = "Item number, counted from 0, or a part of its JSON."
 """Help of the option ``--item ITEM``, which names an item for every command."""
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, switch("--json", "Print JSON.")]
+
+
+def run_argument() -> TyperArgument:
+    """RunArgument, for a command whose module does not import typer."""
+    complete = completion(complete_run)
+    return TyperArgument(
+        param_decls=["run"], metavar="[RUN]", help=_RUN_HELP, autocompletion=complete
+    )
 
 
 def open_run(given: str | None) -> Run:
-    """The run that an argument means."""
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import find_run
 
@@ -71,11 +92,7 @@ def find_cluster(given: str | None) -> Cluster:
 
 
 def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) -> None:
-    """Refuse options that were given on the command line and would have no effect.
-
-    Raises:
-        ConfigError: one that is not among those ``allowed``.
-    """
+    """Refuse options that were given, are not ``allowed`` and would have no effect."""
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
         if one.name not in allowed and source is not None and source.name == "COMMANDLINE":
@@ -86,8 +103,7 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
 def read_counts(text: str, where: str, *, most: int) -> tuple[int, ...]:
     """Whole numbers from 1 to ``most`` in a comma-separated list, each once.
 
-    Raises:
-        ConfigError: the list has anything else in it; the message begins with ``where``.
+    The message of an error begins with ``where``.
     """
     words = [word.strip() for word in text.split(",")]
     numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
@@ -98,11 +114,7 @@ def read_counts(text: str, where: str, *, most: int) -> tuple[int, ...]:
 
 
 def check_out(path: Path, known: Collection[str]) -> None:
-    """Refuse before the work a file that could not be written after it.
-
-    Raises:
-        ConfigError: its format is not known, or nothing can be written there.
-    """
+    """Refuse before the work a file that could not be written after it."""
     if path.suffix not in known:
         message = f"{path}: unknown format {path.suffix!r}"
         raise ConfigError(message, hint=near_miss(path.suffix, list(known)))
@@ -117,11 +129,7 @@ def check_out(path: Path, known: Collection[str]) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Say why the block could not write a file.
-
-    Raises:
-        RunError: the exit code is 75 for an error that may pass.
-    """
+    """Say why the block could not write a file; the exit code is 75 for an error that may pass."""
     try:
         yield
     except OSError as error:
@@ -133,7 +141,6 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def write_out(path: Path, text: str) -> None:
-    """Write a result of the work. Raises RunError."""
     from hpc_toolkit.rundir.files import replace_file
 
     with writing(path):

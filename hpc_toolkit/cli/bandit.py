@@ -6,23 +6,22 @@ import gc
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from hpc_toolkit.cli.arguments import JsonOption, check_out, read_counts, write_out
+from hpc_toolkit.cli.arguments import check_out, read_counts, write_out
 from hpc_toolkit.cli.help import SEARCH, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option
+from hpc_toolkit.system.options import Option, flag, many
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import typer
 
     from hpc_toolkit.bandit.bench.comparison import Entrant
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
     from hpc_toolkit.system.options import Panels
 
-_ENDINGS = (".json", ".csv", ".svg")
 _MOST_GPUS = 999_999
 
 
@@ -30,23 +29,13 @@ PANELS: Panels = {
     "Options": (
         Option(
             "table",
-            "Recorded scores (.csv or .csv.gz), synthetic or synthetic:SEED.",
+            "Scores (.csv, .csv.gz), or synthetic[:SEED].",
             "FILE",
             default="synthetic",
         ),
-        Option(
-            "policies",
-            "Policies, e.g. random,gp-ucb:initial=8; all compares every one.",
-            "NAMES",
-            default="random,gp-ucb",
-        ),
+        Option("policies", "all, or e.g. gp-ucb:initial=8.", "NAMES", default="random,gp-ucb"),
         Option("seeds", "Number of searches per policy and table.", "N", default=10),
-        Option(
-            "subtables",
-            "Search on N random parts of the table instead of all of it.",
-            "N",
-            default=0,
-        ),
+        Option("subtables", "Search on N random parts of the table.", "N", default=0),
         Option("arms_share", "Share of the arms in each part.", "NUMBER", default=0.5, hidden=True),
         Option("tasks", "Tasks in each part. [default: all]", "N", hidden=True),
         Option("asks", "Arms evaluated at once: one, rounds:N or window:N.", default="one"),
@@ -54,6 +43,8 @@ PANELS: Panels = {
         Option("until", "End a search at this share of the best score, e.g. 0.99.", "NUMBER"),
         Option("gpus", "Numbers of GPUs to simulate.", "N,N", default="1,32"),
         Option("first_seed", "First random seed.", "N", default=0, hidden=True),
+        many("out", "Write .json, .csv or .svg", "FILE")._replace(short="-o"),
+        flag("json", "Print JSON."),
     )
 }
 """Most are fields of Plan."""
@@ -71,15 +62,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="bandit", rich_help_panel=SEARCH)
 
 
-def bench(
-    *,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option("--out", "-o", help="Write .json, .csv or .svg. May be repeated."),
-    ] = None,
-    as_json: JsonOption = False,
-    **given: Any,
-) -> None:
+def bench(**given: Any) -> None:
     """Compare policies by searches on recorded or synthetic scores.
 
     Prints how many evaluations each policy needs to find an arm with 99 % of the best score: the
@@ -94,9 +77,13 @@ def bench(
     from hpc_toolkit.bandit.bench.replay import Asks
 
     gc.enable()
-    table = given.pop("table")
-    for path in out or []:
-        _check_out(path, given["until"])
+    table, as_json = given.pop("table"), bool(given.pop("json"))
+    out = [Path(path) for path in given.pop("out")]
+    for path in out:
+        check_out(path, (".json", ".csv", ".svg"))
+        if path.suffix == ".svg" and given["until"] is not None:
+            message = f"{path}: searches that end at a goal have no curves to draw"
+            raise ConfigError(message, hint="leave out --until, or write .json or .csv")
     given |= {
         "entrants": entrants(given.pop("policies")),
         "asks": Asks.parse(given["asks"]),
@@ -113,7 +100,7 @@ def bench(
     finally:
         # Of an interrupted comparison, and of one that an error ends, what is finished is kept.
         if report:
-            _show(report, out or [], as_json=as_json)
+            _show(report, out, as_json=as_json)
 
 
 def _read(given: str) -> ScoreTable:
@@ -125,13 +112,6 @@ def _read(given: str) -> ScoreTable:
     from hpc_toolkit.results.scoretable import read_score_table
 
     return read_score_table(Path(given))
-
-
-def _check_out(path: Path, until: float | None) -> None:
-    check_out(path, _ENDINGS)
-    if path.suffix == ".svg" and until is not None:
-        message = f"{path}: searches that end at a goal have no curves to draw"
-        raise ConfigError(message, hint="leave out --until, or write .json or .csv")
 
 
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:

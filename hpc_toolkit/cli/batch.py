@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.help import SCRIPTS, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.batch.step import Batch, Container
 
 Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help='The running script: "$0".')]
-Words = Annotated[
-    list[str], typer.Argument(metavar="PROGRAM...", help="The program and its arguments.")
-]
+Words = Annotated[list[str], argument("PROGRAM...", "Program and arguments.")]
 _FOREVER = "1000d"
 """Ranks of a campaign wait for the coordinator, however long a round takes."""
 _JOB = (
@@ -77,9 +76,7 @@ def register(app: typer.Typer) -> None:
 def work(
     *,
     script: Script,
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]", help="The run, instead of --run.")
-    ] = None,
+    runs: Annotated[list[str] | None, argument("[RUN]", "Instead of --run.")] = None,
     **given: Any,
 ) -> None:
     """Process the items of RUN on all ranks of this job.
@@ -96,10 +93,15 @@ def work(
     within_s = _whole_seconds(given)
 
     def body(batch: Batch, restarts: Restarts) -> None:
+        named = runs or [given["run"]]
+        if len(named) != 1 or not named[0]:
+            what = "no run directory" if len(named) == 1 else f"{len(named)} run directories"
+            hint = "sbatch SCRIPT RUN, with a RUN that 'hpctk init RUN' has made"
+            raise ConfigError(what, hint=hint)
         idle_exit = given["idle_exit"] or (_FOREVER if campaign else None)
         options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
         request = WorkRequest(
-            run=_one_run(runs or [given["run"]]),
+            run=named[0],
             gpus=given["gpus"],
             options=[f"{name}={value}" for name, value in options.items() if value is not None],
             container=_container(given),
@@ -128,7 +130,7 @@ def train(
     *,
     script: Script,
     program: Words,
-    run_dir: Annotated[str, typer.Option(metavar="DIR", help="The training's directory.")],
+    run_dir: Annotated[str, value("DIR", "The training's directory.")],
     **given: Any,
 ) -> None:
     """Start the ranks of a training on the nodes of this job.
@@ -196,14 +198,6 @@ def _whole_seconds(given: dict[str, Any]) -> int:
     return math.ceil(parse_duration(given["check_within"], where="--check-within"))
 
 
-def _one_run(given: list[str]) -> str:
-    if len(given) != 1 or not given[0]:
-        what = "no run directory" if len(given) == 1 else f"{len(given)} run directories"
-        hint = "sbatch SCRIPT RUN, with a RUN that 'hpctk init RUN' has made"
-        raise ConfigError(what, hint=hint)
-    return given[0]
-
-
 def _container(given: dict[str, Any]) -> Container:
     from hpc_toolkit.slurm.batch.step import Container
 
@@ -216,11 +210,9 @@ def _container(given: dict[str, Any]) -> Container:
 
 
 def preflight(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run that the ranks write to.")
-    ] = None,
+    run: Annotated[str | None, argument("[RUN]", "Run of the ranks.")] = None,
     gpus: Annotated[int, typer.Option(help="GPUs that must be usable on this node.")] = 0,
-    free: Annotated[str, typer.Option(metavar="SIZE", help="Free space required in RUN.")] = "100M",
+    free: Annotated[str, value("SIZE", "Free space required in RUN.")] = "100M",
 ) -> None:
     """Check this node before a job uses it; exit with 1 on a problem.
 
@@ -236,10 +228,8 @@ def preflight(
 
 
 def stage(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory on this node's disk.")],
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Files and directories to copy.")
-    ],
+    directory: Annotated[str, argument("DIR", "Directory on this node's disk.")],
+    paths: Annotated[list[str], argument("PATH...", "What to copy.")],
     users: Annotated[int, typer.Option(help="Tasks on this node that use the copies.")] = 1,
 ) -> None:
     """Copy files to this node's disk, below a directory of its name.

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.arguments import JsonOption, RunArgument, argument, open_run, switch, value
 from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
+    import typer
+
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Found, Summary
     from hpc_toolkit.run import Run
@@ -39,16 +39,10 @@ def register(app: typer.Typer) -> None:
 
 
 def run_campaign(
-    campaign: Annotated[Path, typer.Argument(metavar="CAMPAIGN.toml", help="Campaign file.")],
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Local workers. [default: one per GPU, else 1]")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Run directory. [default: runs/NAME]")
-    ] = None,
-    update: Annotated[
-        bool, typer.Option("--update", help="Accept changed settings of the search.")
-    ] = False,
+    campaign: Annotated[Path, argument("CAMPAIGN.toml", "Campaign file.")],
+    workers: Annotated[int | None, value("N", "Local workers. [default: one per GPU]")] = None,
+    run: Annotated[str | None, value("RUN", "Run directory. [default: runs/NAME]")] = None,
+    update: Annotated[bool, switch("--update", "Accept changed settings of the search.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a campaign on this machine.
@@ -59,12 +53,14 @@ def run_campaign(
         hpctk campaign run campaign.toml
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
-    from hpc_toolkit.campaign.local import campaign_of, resume_campaign
+    from hpc_toolkit.campaign.local import LocalWorkers, campaign_of, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.plainwork import check_code
     from hpc_toolkit.cli.statusview import status_lines
+    from hpc_toolkit.cli.working import check_code, with_progress
     from hpc_toolkit.run import Run
+    from hpc_toolkit.system.gpus import visible_gpus
+    from hpc_toolkit.worker.worker import WorkerOptions
 
     wanted = read_campaign(campaign)
     root = Path(run) if run is not None else Path("runs") / wanted.name
@@ -74,7 +70,9 @@ def run_campaign(
         check_code(found, strict=False)
     else:
         found = make_run(root, campaign, wanted)
-    code = _work(found, workers)
+    count = workers if workers is not None else max(1, len(visible_gpus()))
+    work = partial(LocalWorkers(found).work, count, WorkerOptions())
+    code = with_progress(found, work)
     summary = summarize(found.view, campaign_of(found))
     if not as_json:
         print("\n".join(map(printable, status_lines(found.status()))))
@@ -94,19 +92,7 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
     return make_campaign_run(root, campaign, tuple(path), str(file))
 
 
-def _work(run: Run, workers: int | None) -> int:
-    from hpc_toolkit.campaign.local import LocalWorkers
-    from hpc_toolkit.cli.plainwork import with_progress
-    from hpc_toolkit.system.gpus import visible_gpus
-    from hpc_toolkit.worker.worker import WorkerOptions
-
-    count = workers if workers is not None else max(1, len(visible_gpus()))
-    work = partial(LocalWorkers(run).work, count, WorkerOptions())
-    return with_progress(run, work)
-
-
 def summary_lines(summary: Summary) -> list[str]:
-    """A campaign's outcome as people read it."""
     spent = f"{summary.evaluations} of {summary.all_evaluations} evaluations"
     lines = [
         f"policy          {summary.policy}: {summary.evaluated} of {summary.arms} arms, {spent}"
@@ -126,7 +112,9 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def _best_lines(summary: Summary, best: Found) -> list[str]:
-    lines = [f"best arm        {_line(best)}{_partly(summary)}"]
+    done, tasks = len(summary.tasks), summary.all_evaluations // summary.arms
+    partly = f" over {done} of {tasks} tasks" if done < tasks else ""
+    lines = [f"best arm        {_line(best)}{partly}"]
     if summary.ties:
         shown = ", ".join(summary.ties[:4]) + (", ..." if len(summary.ties) > 4 else "")
         lines.append(f"  ties          {len(summary.ties)} that noise cannot tell from it: {shown}")
@@ -144,11 +132,6 @@ def _best_lines(summary: Summary, best: Found) -> list[str]:
 def _line(found: Found) -> str:
     spread = f" +- {found.stderr:.4f}" if found.stderr is not None else ""
     return f"{found.arm}  {found.score:.4f}{spread}"
-
-
-def _partly(summary: Summary) -> str:
-    tasks = summary.all_evaluations // summary.arms
-    return f" over {len(summary.tasks)} of {tasks} tasks" if len(summary.tasks) < tasks else ""
 
 
 def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:
@@ -188,9 +171,7 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
 
 def coordinate(
     run: RunArgument = None,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Print a summary when the campaign is complete.")
-    ] = False,
+    summary: Annotated[bool, switch("--summary", "Print a summary at the end.")] = False,
 ) -> None:
     """Run the coordinator of a campaign; it may be killed and restarted.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, complete_cluster
+from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.system.quantities import format_mem, format_walltime
@@ -18,7 +18,6 @@ from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.clusters.files import ClusterFile
 
 
 def register(app: typer.Typer) -> None:
@@ -51,33 +50,36 @@ def list_clusters(as_json: JsonOption = False) -> None:
     files = cluster_files()
     found: list[dict[str, Any]] = []
     for name in cluster_names():
-        own = [{"layer": one.layer, "file": one.file} for one in files if one.name == name]
         try:
-            found.append(
-                {"name": name, "description": load_cluster(name).description, "files": own}
-            )
+            known = {"description": load_cluster(name).description}
         except HpcToolkitError as error:
-            found.append({"name": name, "error": error.message, "files": own})
+            known = {"error": error.message}
+        own = [{"layer": one.layer, "file": one.file} for one in files if one.name == name]
+        found.append({"name": name, **known, "files": own})
     if as_json:
         print(json.dumps(found))
         return
-    rows = [(printable(one["name"]), ", ".join(f["layer"] for f in one["files"])) for one in found]
-    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    for (name, layers), one in zip(rows, found, strict=True):
-        text = one.get("description", f"error: {one.get('error')}")
-        print(f"{name:<{widths[0]}}  {layers:<{widths[1]}}  {text}".rstrip())
+    rows: list[tuple[str, ...]] = []
+    for one in found:
+        layers = ", ".join(file["layer"] for file in one["files"])
+        text = one["description"] if "description" in one else f"error: {one['error']}"
+        rows.append((printable(one["name"]), layers, text))
+    _print_columns(rows)
+
+
+def _print_columns(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    for *cells, last in rows:
+        padded = [f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=True)]
+        print(f"{''.join(padded)}{last}".rstrip())
 
 
 def show(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME",
-            help="Name from 'hpctk cluster list', or a TOML file.",
-            autocompletion=complete_cluster,
-        ),
+        typer.Argument(metavar="NAME", help="Name or TOML file.", autocompletion=complete_cluster),
     ],
-    origin: Annotated[bool, typer.Option("--origin", help="Print the file of each fact.")] = False,
+    origin: Annotated[bool, switch("--origin", "Print the file of each fact.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what is known about a cluster, and where it comes from.
@@ -93,17 +95,13 @@ def show(
         origins = {key: str(place) for key, place in cluster.origins}
         print(json.dumps({**_record(cluster), "origins": origins}))
         return
-    rows = [(_file(cluster, key) if origin else "", key, text) for key, text in _rows(cluster)]
-    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    for file, key, text in rows:
-        where = f"{file:<{widths[0]}}  " if origin else ""
-        print(f"{where}{key:<{widths[1]}}  {text}".rstrip())
+    files = [(_file(cluster, key),) if origin else () for key, _ in _rows(cluster)]
+    _print_columns([(*file, *row) for file, row in zip(files, _rows(cluster), strict=True)])
 
 
 def validate(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="TOML files or names. [default: all known files]"),
+        list[str] | None, argument("[NAME]...", "TOML files or names. [default: all]")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -123,7 +121,16 @@ def validate(
         files += called[-1:] if called[-1].layer == "path" else called
     checked = [(one, problems(one)) for one in files]
     if as_json:
-        print(json.dumps([_verdict(one, errors) for one, errors in checked]))
+        found = [
+            {
+                "name": one.name,
+                "layer": one.layer,
+                "file": one.file,
+                "errors": [{"error": error.message, "hint": error.hint} for error in errors],
+            }
+            for one, errors in checked
+        ]
+        print(json.dumps(found))
     else:
         for one, errors in checked:
             for error in errors:
@@ -146,20 +153,10 @@ def schema() -> None:
 
 
 def init(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")],
-    from_slurm: Annotated[
-        bool, typer.Option("--from-slurm", help="Query Slurm on this machine; submits nothing.")
-    ] = False,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="File to write; - is stdout. [default: the user's directory]",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    name: Annotated[str, argument("NAME", "Name of the cluster.")],
+    from_slurm: Annotated[bool, switch("--from-slurm", "Query Slurm; submits nothing.")] = False,
+    out: Annotated[str | None, value("FILE", "File to write; - is stdout.", "-o", "--out")] = None,
+    force: Annotated[bool, switch("--force", "Overwrite the file.")] = False,
 ) -> None:
     """Write a cluster file from the answers of Slurm.
 
@@ -182,11 +179,6 @@ def init(
     print(write_draft(name, text, out=out, force=force))
 
 
-def _verdict(file: ClusterFile, errors: list[HpcToolkitError]) -> dict[str, Any]:
-    said = [{"error": error.message, "hint": error.hint} for error in errors]
-    return {"name": file.name, "layer": file.layer, "file": file.file, "errors": said}
-
-
 def _record(cluster: Cluster) -> dict[str, Any]:
     from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
 
@@ -205,7 +197,7 @@ def _file(cluster: Cluster, row: str) -> str:
 
 
 def _rows(cluster: Cluster) -> list[tuple[str, str]]:
-    """What the files say, by their keys; what they leave open is left out."""
+    """What the files say, by their keys."""
     record, rows = _record(cluster), []
     for key, _ in cluster.origins:
         table, _, inner = key.partition(".")
@@ -230,7 +222,6 @@ def _shown(record: dict[str, Any], key: str) -> str:
 
 
 def _limits(partition: dict[str, Any]) -> str:
-    """What a file says of a partition, by its keys."""
     said = [key for key, value in partition.items() if key != "name" and value not in (None, False)]
     keys = [key.removesuffix("_mib").removesuffix("_s") for key in said]
     return ", ".join(f"{key} {_shown(partition, key)}" for key in keys)

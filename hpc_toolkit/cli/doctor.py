@@ -8,11 +8,11 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.cli.arguments import JsonOption, argument, switch, value
 from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.terminal import printable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.doctor.findings import Report
-    from hpc_toolkit.doctor.run.planning import Plan
+    from hpc_toolkit.doctor.run.repairs import Plan
 
 _WIDTH = 100
 
@@ -33,22 +33,13 @@ def register(app: typer.Typer) -> None:
 def doctor(
     directory: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[DIR]",
-            help="Run, or a directory for runs. [default: $HPCTK_RUN, else the only run "
-            "below ./runs, else .]",
+        argument(
+            "[DIR]", "Run, or a directory for runs. [default: as RUN of 'hpctk status', else .]"
         ),
     ] = None,
-    pair: Annotated[
-        str | None,
-        typer.Option(metavar="OTHER_MOUNT", help="Path of DIR on a second mount of this machine."),
-    ] = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Show repairs of a run, and ask before doing them.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Repair without asking, with --repair.")
-    ] = False,
+    pair: Annotated[str | None, value("OTHER_MOUNT", "DIR on a second mount.")] = None,
+    repair: Annotated[bool, switch("--repair", "Show repairs; do them if you agree.")] = False,
+    yes: Annotated[bool, switch("--yes", "Repair without asking.", "-y")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a filesystem, node or run for problems.
@@ -75,10 +66,10 @@ def doctor(
     if yes:
         message = "--yes belongs to --repair"
         raise ConfigError(message, hint="add --repair, or leave it out")
-    other = _existing(Path(pair)) if pair is not None else None
+    other = _existing(pair) if pair is not None else None
     step = None if other is not None else Step.from_environ()
     # So that what was made is removed also when Slurm or a person ends it.
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if step is not None and not step.leads:
         join_step(root, step)
         return
@@ -92,46 +83,36 @@ def doctor(
 
 def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
-    from hpc_toolkit.doctor.run.planning import plan_repairs
-    from hpc_toolkit.doctor.run.repairing import repair_run
+    from hpc_toolkit.doctor.run.repairs import plan_repairs, repair_run
     from hpc_toolkit.rundir.layout import check_trust
 
     if pair is not None:
         message = "--pair belongs to an examination, and --repair makes none"
         raise ConfigError(message, hint="leave one of them out")
     plan = plan_repairs(root)
-    asks = not (yes or as_json)
+    asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     # Before a person reads through a plan that would then be refused.
-    if plan.repairs and (yes or (asks and _at_a_terminal())) and (warning := check_trust(root)):
+    if plan.repairs and (yes or asks) and (warning := check_trust(root)):
         print(f"warning: {warning}", file=sys.stderr)
     if not as_json:
         print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
-    done = bool(plan.repairs) and (yes or (asks and _agreed()))
+        if plan.repairs and not (yes or asks):
+            print("note: nothing was changed; --yes does it", file=sys.stderr)
+    done = bool(plan.repairs) and (yes or (asks and typer.confirm("Do that?")))
     outcomes = list(repair_run(root, plan.repairs)) if done else []
     if as_json:
         repairs = [one.to_json() for one in plan.repairs]
         told = [{"name": name, "outcome": outcome or "done"} for name, outcome in outcomes]
         print(json.dumps({"run": str(root), "repairs": repairs, "left": plan.left, "done": told}))
     elif done:
-        print("\n".join(map(printable, outcome_lines(outcomes))))
+        other = [f"  {name}: {outcome}" for name, outcome in outcomes if outcome]
+        lines = [f"done: {len(outcomes) - len(other)} of {len(outcomes)}", *other]
+        print("\n".join(map(printable, lines)))
     if any(outcome.startswith("failed") for _, outcome in outcomes):
         sys.exit(1)
 
 
-def _at_a_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def _agreed() -> bool:
-    """Whether a person at a terminal says so."""
-    if not _at_a_terminal():
-        print("note: nothing was changed; --yes does it", file=sys.stderr)
-        return False
-    return typer.confirm("Do that?")
-
-
 def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
-    """What would be done, and what would not, as people read it."""
     yield f"{root}: {'nothing to repair' if not plan.repairs else 'to repair'}"
     for repair in plan.repairs:
         yield from _wrapped("  ", [repair.words])
@@ -140,28 +121,17 @@ def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
         yield from _wrapped("  left: ", [words])
 
 
-def outcome_lines(outcomes: list[tuple[str, str]]) -> Iterator[str]:
-    """What was done, counted, and each file with which it was otherwise."""
-    count = sum(not outcome for _, outcome in outcomes)
-    yield f"done: {count} of {len(outcomes)}"
-    yield from (f"  {name}: {outcome}" for name, outcome in outcomes if outcome)
-
-
-def _end(number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
 def _directory(given: str | None) -> Path:
     from hpc_toolkit.rundir.layout import all_runs
 
-    named = given or os.environ.get("HPCTK_RUN")
-    if named:
-        return _existing(Path(named))
+    if named := given or os.environ.get("HPCTK_RUN"):
+        return _existing(named)
     runs = all_runs()
     return runs[0] if len(runs) == 1 else Path()
 
 
-def _existing(path: Path) -> Path:
+def _existing(given: str) -> Path:
+    path = Path(given)
     if not path.is_dir():
         message = f"{path} is not a directory"
         raise ConfigError(message, hint="name a run, or the directory in which runs shall be made")

@@ -1,4 +1,4 @@
-"""The command that writes results, or checks a run, a snapshot or a file: ``hpctk gather``."""
+"""Commands that write or check results: gather, snapshot."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import typer  # noqa: TC002 - typer reads the annotations
 
-from hpc_toolkit.cli.arguments import complete_run, open_run, refuse_given, writing
+from hpc_toolkit.cli.arguments import (
+    RunArgument,
+    check_out,
+    open_run,
+    refuse_given,
+    switch,
+    value,
+    writing,
+)
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option, many
+from hpc_toolkit.system.options import Option, flag, many
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.gather import Row
-    from hpc_toolkit.results.verification import Problem, Recomputation
+    from hpc_toolkit.results.verification import Problem
     from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.options import Panels
 
@@ -30,86 +38,39 @@ TOLERANCE = 1e-9
 
 
 PANELS: Panels = {
+    "Options": (
+        Option(
+            "out", ".jsonl, .csv, .npz, .parquet; - is stdout.", "FILE", short="-o", default="-"
+        ),
+        Option("stage", "Stage of a campaign. [default: the last stage]"),
+        flag("partial", "Skip unfinished items instead of exiting with an error."),
+        flag("json", "Print JSON: a summary of FILE, or of the check."),
+        flag("check", "Write no rows; exit with 1 and a list of problems if there are any."),
+    ),
     "With --check": (
-        many(
-            "range",
-            "Require a number in this range, e.g. mean=-1:1 or loss=0:",
-            "KEY=LEAST:MOST",
-        ),
+        many("range", "Require a number in this range, e.g. mean=-1:1", "KEY=LEAST:MOST"),
         many("unique", "Require that no two rows have the same value of KEY", "KEY"),
-        Option(
-            "recompute",
-            "Recompute N randomly chosen results and compare.",
-            "N",
-            default=0,
-            least=0,
-        ),
-        Option(
-            "items",
-            "Items that a results file must have; runs and snapshots know their items.",
-            "FILE.jsonl",
-        ),
-        Option(
-            "tolerance",
-            "Relative difference that --recompute accepts.",
-            "NUMBER",
-            default=TOLERANCE,
-            least=0,
-            hidden=True,
-        ),
-        many("ignore", "Key that --recompute does not compare, e.g. a time", "KEY")._replace(
-            hidden=True
-        ),
-    )
+        Option("recompute", "Recompute N random results and compare.", "N", default=0, least=0),
+        Option("items", "Items that a results file must have.", "FILE.jsonl"),
+        Option("tolerance", "Of --recompute.", "NUMBER", default=TOLERANCE, least=0, hidden=True),
+        many("ignore", "Key that --recompute ignores, e.g. a time", "KEY")._replace(hidden=True),
+    ),
 }
 
 
 def register(app: typer.Typer) -> None:
     add_table_command(app, gather, PANELS, panel=LIST)
+    app.command(rich_help_panel=LIST)(snapshot)
 
 
-def gather(
-    context: typer.Context,
-    *,
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run directory. [default: $HPCTK_RUN, else the only run below ./runs] With "
-            "--check also a snapshot (.json) or rows in .jsonl.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    out: Annotated[
-        str,
-        typer.Option(
-            "-o", "--out", metavar="FILE", help="Write .jsonl, .csv, .npz or .parquet; - is stdout."
-        ),
-    ] = "-",
-    stage: Annotated[
-        str | None, typer.Option(help="Stage of a campaign. [default: the last stage]")
-    ] = None,
-    partial: Annotated[
-        bool,
-        typer.Option("--partial", help="Skip unfinished items instead of exiting with an error."),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: a summary of FILE, or of the check.")
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Write no rows. Check that each item has one row, no item failed and all numbers "
-            "are finite; exit with 1 and a list of problems if not.",
-        ),
-    ] = False,
-    **given: Any,
-) -> None:
+def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> None:
     """Write one row per item to a file, or check the results.
 
     Rows are in the order of the items, failed items included. The first complete gather publishes
     the rows; every later one writes the same rows.
+
+    --check requires one row for each item, no failed item and finite numbers. It also takes a
+    snapshot (.json) or rows (.jsonl) instead of RUN.
 
     Examples:
         hpctk gather runs/eval -o results.csv
@@ -117,32 +78,20 @@ def gather(
         hpctk gather runs/eval --check --range accuracy=0:1
         hpctk gather --check results.jsonl --items items.jsonl
     """
-    if check:
+    if given["check"]:
         why = "is not for --check, which writes no rows"
         refuse_given(context, context.params.keys() - {"out", "stage", "partial"}, why)
-        from hpc_toolkit.results.verification import Recomputation
-
-        recompute, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
-        if not recompute and (ignore or tolerance != TOLERANCE):
-            message = "--tolerance and --ignore are for --recompute"
-            raise ConfigError(message, hint="add --recompute 5, or leave them out")
-        check_results(
-            run,
-            items=given["items"],
-            ranges=given["range"],
-            unique=given["unique"],
-            sample=Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore)),
-            as_json=as_json,
-        )
+        check_results(run, given)
         return
-    refuse_given(context, {"run", "out", "stage", "partial", "as_json"}, "is for --check")
+    refuse_given(context, {"run", "out", "stage", "partial", "json"}, "is for --check")
     from hpc_toolkit.results.gather import NotCompleteError
     from hpc_toolkit.results.tables import json_lines, write_table, writer_for
 
+    out = given["out"]
     if out != "-":
         writer_for(Path(out))
     try:
-        table = open_run(run).table(stage=stage, partial=partial)
+        table = open_run(run).table(stage=given["stage"], partial=bool(given["partial"]))
     except NotCompleteError as error:
         for item in error.pending[:20]:
             print(f"pending: {json.dumps(item)}", file=sys.stderr)
@@ -154,7 +103,7 @@ def gather(
         return
     with writing(out):
         write_table(Path(out), table.rows)
-    if as_json:
+    if given["json"]:
         failed = sum(row["state"] == "failed" for row in table.rows)
         rows = {"rows": len(table.rows), "failed": failed, "published": table.published}
         print(json.dumps({"file": out, **rows}))
@@ -162,38 +111,31 @@ def gather(
     print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
 
 
-def check_results(
-    results: str | None,
-    *,
-    items: str | None,
-    ranges: Sequence[str],
-    unique: Sequence[str],
-    sample: Recomputation,
-    as_json: bool,
-) -> None:
-    """Print the problems of a run, a snapshot or a file of results; exit with 1 if there are any.
+def check_results(results: str | None, given: dict[str, Any]) -> None:
+    """Print the problems of results; exit with 1 if there are any."""
+    from hpc_toolkit.results.verification import Range, Recomputation, verify
 
-    Raises:
-        ConfigError: options that do not fit together, or results that cannot be read.
-    """
-    from hpc_toolkit.results.verification import Range, verify
-
-    parsed = tuple(map(Range.parse, ranges))
+    recompute, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
+    if not recompute and (ignore or tolerance != TOLERANCE):
+        message = "--tolerance and --ignore are for --recompute"
+        raise ConfigError(message, hint="add --recompute 5, or leave them out")
+    ranges = tuple(map(Range.parse, given["range"]))
     rows, known, stage = _read(results)
-    if items is not None:
+    if given["items"] is not None:
         from hpc_toolkit.cli.runs import read_items
 
-        known = read_items(items)
-    problems = verify(rows, known, ranges=parsed, unique=tuple(unique))
+        known = read_items(given["items"])
+    problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))
     again = 0
-    if sample.count:
+    if recompute:
         if stage is None:
             message = f"--recompute: {results} does not say which code made it"
             raise ConfigError(message, hint="check the run or a snapshot of it")
         with _stdout_on_stderr():
+            sample = Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore))
             again, more = sample.check(stage, rows)
         problems += more
-    _show(len(rows), known, problems, again, as_json=as_json)
+    _show(len(rows), known, problems, again, as_json=bool(given["json"]))
     if problems:
         sys.exit(1)
 
@@ -213,7 +155,6 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 
 def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | None]:
-    """The rows, the items where they are known, and the code where it is."""
     from hpc_toolkit.results.snapshots import read_snapshot
     from hpc_toolkit.results.tables import read_rows
     from hpc_toolkit.rundir.layout import check_trust
@@ -260,3 +201,32 @@ def _show(
         print(printable(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}"))
     if len(problems) > _SHOWN:
         print(f"  and {len(problems) - _SHOWN} more; --json lists all")
+
+
+def snapshot(
+    run: RunArgument = None,
+    out: Annotated[str, value("FILE.json", "File to write; - is stdout.", "-o", "--out")] = "-",
+    as_json: Annotated[bool, switch("--json", "Print a JSON summary of FILE.")] = False,
+) -> None:
+    """Write a run's items and results so far to one file.
+
+    Workers may be running. 'hpctk init RUN --from FILE.json' creates a run from it on any machine.
+
+    Examples:
+        hpctk snapshot runs/eval -o eval.json
+    """
+    from hpc_toolkit.results.snapshots import write_snapshot
+
+    if out != "-":
+        check_out(Path(out), (".json",))
+    taken = open_run(run).snapshot()
+    if out == "-":
+        sys.stdout.buffer.writelines(taken.to_lines())
+        return
+    with writing(out):
+        write_snapshot(Path(out), taken)
+    if as_json:
+        print(json.dumps({"file": out, **taken.counts}))
+        return
+    counts = taken.counts
+    print(f"{counts['done']} of {counts['items']} items are done in {out}", file=sys.stderr)

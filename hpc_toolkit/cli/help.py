@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from hpc_toolkit.cli.arguments import completion
 from hpc_toolkit.errors import HpcToolkitError
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ _METAVARS = {
 _ALL = "hpc_toolkit.help_all"
 _COMPLETION = {"install_completion", "show_completion"}
 _EXAMPLES = "Examples:"
-_EXIT_USAGE = 2
 _TYPES: dict[str, type] = {"N": int, "NUMBER": float}
 """Value names whose values are converted; all others stay text."""
 
@@ -61,22 +61,16 @@ _TYPES: dict[str, type] = {"N": int, "NUMBER": float}
 class MovedCommandError(HpcToolkitError):
     """A command was called by an old name."""
 
-    exit_code = _EXIT_USAGE
+    exit_code = 2
 
 
 class _PlainHelp:
     """What commands and groups have in common."""
 
-    _all_option: TyperOption | None = None
-
     def get_params(self, ctx: Any) -> list[Any]:
         """Add ``--help-all``."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        if not self.add_help_option:  # type: ignore[attr-defined]
-            return params
-        if self._all_option is None:
-            self._all_option = _help_all()
-        return [*params, self._all_option]
+        return [*params, _HELP_ALL] if self.add_help_option else params  # type: ignore[attr-defined]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Write required arguments without the braces of newer versions of typer."""
@@ -115,16 +109,14 @@ class HelpCommand(_PlainHelp, TyperCommand):
 
 
 class HelpGroup(_PlainHelp, TyperGroup):
-    """A group of commands with a plain help text; it knows the old names of its commands."""
-
-    def _commands(self, ctx: Any) -> list[tuple[str, Any]]:
-        return [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+    """A group of commands with a plain help text."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by their headings, and the options below them."""
         # typer lists groups of commands after single commands.
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
-        for name, command in self._commands(ctx):
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
             if not command.hidden or ctx.meta.get(_ALL, False):
                 row = (name, _first_sentence(command.help or ""))
                 sections.setdefault(command.rich_help_panel or "Commands", []).append(row)
@@ -152,21 +144,7 @@ class Commands(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
     ) -> Callable[[Any], Any]:
-        """As in typer."""
         return super().command(name, cls=cls or HelpCommand, **settings)
-
-
-def _help_all() -> TyperOption:
-    """An option that is not listed itself: the help of ``--help`` names it."""
-    return TyperOption(
-        param_decls=["help_all", "--help-all"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        hidden=True,
-        callback=_show_all,
-        help="",
-    )
 
 
 def _show_all(ctx: Any, _param: Any, wanted: bool) -> None:
@@ -175,6 +153,18 @@ def _show_all(ctx: Any, _param: Any, wanted: bool) -> None:
     ctx.meta[_ALL] = True
     print(ctx.get_help())
     raise typer.Exit
+
+
+_HELP_ALL = TyperOption(
+    param_decls=["help_all", "--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    hidden=True,
+    callback=_show_all,
+    help="",
+)
+"""The help of ``--help`` names this option."""
 
 
 def _rare(param: Any) -> bool:
@@ -191,9 +181,7 @@ def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
         what = "commands and options" if commands else "options"
         rest = f"; --help-all shows all {what}." if more and not everything else "."
         return ", ".join(sorted(param.opts, key=len)), f"Print this help{rest}"
-    if _rare(param) and not everything:
-        return None
-    if not param.help:
+    if not param.help or (_rare(param) and not everything):
         return None
     param = copy(param)
     param.hidden = False
@@ -289,13 +277,6 @@ def _parameter(option: Option, panel: str) -> TyperOption:
         hidden=option.hidden,
         envvar=option.variable,
         show_envvar=option.variable is not None,
-        autocompletion=_completion(option.complete) if option.complete else None,
+        autocompletion=completion(option.complete) if option.complete else None,
         rich_help_panel=panel,
     )
-
-
-def _completion(complete: Callable[[str], list[str]]) -> Callable[..., list[Any]]:
-    def completed(_context: object, _words: list[str], incomplete: str) -> list[Any]:
-        return [*complete(incomplete)]
-
-    return completed

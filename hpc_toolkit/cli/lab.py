@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.cli.arguments import JsonOption, argument, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.system.quantities import format_duration
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from hpc_toolkit.lab.lab import Lab
     from hpc_toolkit.lab.members import LabStatus
 
-NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the lab.")]
+NameOption = Annotated[str, value("NAME", "Name of the lab.")]
 DirOption = Annotated[
     Path | None,
     typer.Option(
         "--dir", metavar="DIR", hidden=True, help="Directory of the lab, instead of --name."
     ),
 ]
-Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, e.g. n3.")]
+Node = Annotated[str, argument("NODE", "Name of the node, e.g. n3.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -71,10 +71,8 @@ def _which(name: str, directory: Path | None) -> str:
 def up(
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 8,
     gpus_per_node: Annotated[int, typer.Option(help="Pretended GPUs per node.")] = 4,
-    gpu_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the GPUs.")] = "l40s",
-    accounting: Annotated[
-        bool, typer.Option("--accounting", help="Also run slurmdbd and MariaDB, for sacct.")
-    ] = False,
+    gpu_type: Annotated[str, value("TYPE", "Type of the GPUs.")] = "l40s",
+    accounting: Annotated[bool, switch("--accounting", "Also run slurmdbd, for sacct.")] = False,
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
@@ -140,7 +138,7 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
 
 
 def execute(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command to run.")],
+    command: Annotated[list[str], argument("COMMAND...", "Command to run.")],
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
@@ -160,9 +158,7 @@ def execute(
 
 def run(
     context: typer.Context,
-    script: Annotated[
-        Path, typer.Argument(metavar="SCRIPT", help="Job script, followed by its arguments.")
-    ],
+    script: Annotated[Path, argument("SCRIPT", "Job script; then its arguments.")],
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
@@ -171,7 +167,7 @@ def run(
     Examples:
         hpctk lab run slurm/work-queue.sbatch
     """
-    from hpc_toolkit.lab.jobs import run_script
+    from hpc_toolkit.lab.jobs import NO_LOG, run_script
 
     lab = _lab(name, directory)
     lab.check_up()
@@ -187,15 +183,15 @@ def run(
     if end is None:
         return
     tell(f"job {end.job}: {end.state} after {format_duration(end.seconds)}")
-    if end.remark:
-        tell(f"hint: {end.remark}")
+    if end.code == NO_LOG:
+        tell("hint: its log could not be opened: does the directory of --output exist?")
     sys.exit(end.code)
 
 
 def status(
     name: NameOption = "lab",
     directory: DirOption = None,
-    every: Annotated[bool, typer.Option("--all", help="List all labs that have a name.")] = False,
+    every: Annotated[bool, switch("--all", "List all labs that have a name.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the state of a lab or of all labs.
@@ -236,9 +232,7 @@ def _line(now: LabStatus) -> str:
 
 def crash(
     node: Node,
-    daemon_only: Annotated[
-        bool, typer.Option("--daemon-only", help="Kill only slurmd; jobs keep running.")
-    ] = False,
+    daemon_only: Annotated[bool, switch("--daemon-only", "Kill slurmd alone.")] = False,
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:

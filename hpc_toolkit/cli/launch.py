@@ -32,24 +32,13 @@ _ARGUMENTS = (
 )
 
 
+_START_TIMEOUT = f"{START_TIMEOUT_S / 60:g}min"
+
 PANELS: Panels = {
     "Options": (
-        Option(
-            "run_dir",
-            "Shared directory for rendezvous and logs; required for several nodes.",
-            "DIR",
-        ),
-        Option(
-            "backend",
-            "Backend of the process group. [default: nccl with GPUs, else gloo]",
-            "nccl|gloo",
-        ),
-        Option(
-            "start_timeout",
-            "Time to wait for all nodes.",
-            "DURATION",
-            default=f"{START_TIMEOUT_S / 60:g}min",
-        ),
+        Option("run_dir", "Shared directory; required for several nodes.", "DIR"),
+        Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
+        Option("start_timeout", "Time to wait for all nodes.", "DURATION", default=_START_TIMEOUT),
         flag("dry_run", "Show what would be started on this node."),
         flag("json", "Print JSON, with --dry-run."),
     ),

@@ -25,9 +25,7 @@ PANELS: Panels = {
         Option("image", "Image of the pods, with hpctk installed. Required.", "IMAGE"),
         Option("nodes", "Number of pods. [default: 1]", "N"),
         Option("node_counts", "Numbers of pods to measure. [default: 1,2,4]", "N,N"),
-        Option(
-            "gpus_per_node", "GPUs of each pod; --node-selector sets their type. [default: 0]", "N"
-        ),
+        Option("gpus_per_node", "GPUs of each pod. [default: 0]", "N"),
         Option("gpu_resource", "Resource name of a GPU. [default: nvidia.com/gpu]", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
         Option("mem", "Memory of each pod, as request and limit; 480G is 480Gi.", "SIZE"),
@@ -42,9 +40,7 @@ PANELS: Panels = {
         many("env", "Set this variable", "NAME=VALUE"),
         many("env_from_secret", "Set this variable from a key of a Secret", "NAME=SECRET:KEY"),
         Option("workers", "Workers of each pod. [default: one per GPU]", "N"),
-        Option(
-            "max_restarts", "Failed pods to replace [default: 10]; restarts of a JobSet [3].", "N"
-        ),
+        Option("max_restarts", "Failed pods to replace [10]; restarts of a JobSet [3].", "N"),
         Option("time", "Time limit of the Job, e.g. 12h or 12:00:00.", "DURATION"),
     ),
     "Placement": (
@@ -109,7 +105,6 @@ class RenderCommand(ScriptCommand):
 
 
 def manifest_command(kind: Kind) -> HelpCommand:
-    """The command that writes a manifest of this kind."""
     from hpc_toolkit.engines.kubernetes.request import KINDS, ONLY_OF
 
     panels = {
@@ -135,7 +130,12 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     from hpc_toolkit.engines.kubernetes.manifest import render_manifest
     from hpc_toolkit.engines.kubernetes.request import ManifestSpec
 
-    values = _fields(only_given(given))
+    values = only_given(given)
+    if "env" in values:
+        values["env"] = tuple(map(read_variable, values["env"]))
+    if "node_counts" in values:
+        counts = read_counts(values["node_counts"], "--node-counts", most=_MOST_PODS)
+        values["node_counts"] = counts
     if "image" not in values:
         msg = "--image: a manifest needs the image of its pods"
         raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")
@@ -149,15 +149,3 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     path = Path(out or f"slurm/{spec.name}.yaml")
     write_script(path, text, force=bool(force))
     print(path)
-
-
-def _fields(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ManifestSpec that the options set."""
-    found: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    if "env" in found:
-        found["env"] = tuple(read_variable(text) for text in found["env"])
-    if "node_counts" in found:
-        found["node_counts"] = read_counts(found["node_counts"], "--node-counts", most=_MOST_PODS)
-    return found

@@ -1,9 +1,7 @@
 """Read the usual words of ``hpctk work`` and ``hpctk status`` without a command line framework.
 
 A job may start ``hpctk work`` on thousands of ranks at once. Each module that a rank imports costs
-about six operations on the shared filesystem, and typer imports eighty. The commands are defined in
-:mod:`hpc_toolkit.cli.working` and :mod:`hpc_toolkit.cli.reading`; the names here are those of their
-parameters, which a test compares.
+about six operations on the shared filesystem, and typer imports eighty.
 """
 
 from __future__ import annotations
@@ -19,86 +17,70 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-_FUNCTIONS = {
-    "work": ("hpc_toolkit.cli.plainwork", "prepare_work"),
-    "status": ("hpc_toolkit.cli.statusview", "show_status"),
-}
-"""The module and the name of each command's function; it may return what is still to be done."""
-_VALUES = {
-    "work": {
-        "--workers": "workers",
-        "--deadline": "deadline",
-        "--idle-exit": "idle_exit",
-        "--lease": "lease",
-        "--grace": "grace",
-    },
-    "status": {},
-}
-"""Options with a value, and their parameters, by command."""
-_FLAGS = {
-    "work": {"--strict-code": ("strict_code", True)},
-    "status": {
-        "--json": ("as_json", True),
-        "--watch": ("watch", True),
-        "--check": ("check", True),
-        "--slurm": ("slurm", True),
-        "--no-slurm": ("slurm", False),
-        "--verbose": ("verbose", True),
-        "-v": ("verbose", True),
-    },
-}
-"""Options without a value, and the parameters that they set, by command."""
-_NUMBERS = {"workers"}
-_VARIABLES = {"HPCTK_MONITOR"}
-"""Environment variables that set an option which is not listed here."""
+    from hpc_toolkit.system.options import Panels
+
+_FUNCTIONS = {"work": ("working", "prepare_work"), "status": ("statusview", "status")}
+"""The module and the function of each command; it may return what is still to be done."""
 
 
-def plain_arguments(command: str, words: Sequence[str]) -> dict[str, Any] | None:
-    """The arguments of a command; None if only the full command line can read the words.
+def plain_arguments(panels: Panels, words: Sequence[str]) -> dict[str, Any] | None:
+    """The arguments of a command with these options; None if only typer can read the words.
 
-    Everything unusual is left to the full command line: other commands, other options, repeated
-    ones, and every mistake.
+    Everything unusual is left to the full command line: repeated options, abbreviations, options
+    that are set by a variable or are converted, and every mistake.
     """
-    if command not in _VALUES or _VARIABLES.intersection(os.environ):
+    options = [one for group in panels.values() for one in group]
+    if any(one.variable in os.environ for one in options if one.variable):
         return None
+    values: dict[str, tuple[str, bool]] = {}
+    flags: dict[str, tuple[str, bool]] = {}
+    for one in options:
+        name, _, negation = one.name.partition("/")
+        if one.metavar in ("N", "DURATION"):
+            values[one.spelling] = (name, one.metavar == "N")
+        elif not one.metavar:
+            flags |= dict.fromkeys(filter(None, (one.spelling, one.short)), (name, True))
+            flags |= {f"--{negation}": (name, False)} if negation else {}
     found: dict[str, Any] = {}
     waiting = iter(words)
     for word in waiting:
-        if word in _FLAGS[command]:
-            parameter, flag = _FLAGS[command][word]
-            found[parameter] = flag
-            continue
-        name, equals, text = word.partition("=")
-        if name in _VALUES[command]:
-            parameter = _VALUES[command][name]
-            text = text if equals else next(waiting, "")
+        option, equals, text = word.partition("=")
+        given: str | int | None
+        if word in flags:
+            name, given = flags[word]
+        elif option in values:
+            name, number = values[option]
+            given = _value(text if equals else next(waiting, ""), number=number)
         else:
-            parameter, text = "run", word
-        value = _value(parameter, text)
-        if parameter in found or value is None:
+            name, given = "run", _value(word, number=False)
+        if given is None or (name in found and word not in flags):
             return None
-        found[parameter] = value
-    return found
+        found[name] = given
+    defaults = {one.name.partition("/")[0]: one.default for one in options}
+    return {"run": None, **defaults, **found}
 
 
-def _value(parameter: str, text: str) -> str | int | None:
+def _value(text: str, *, number: bool) -> str | int | None:
     """The value of an option; None if it is missing or may be an option or a mistake."""
     if not text or text.startswith("-"):
         return None
-    if parameter not in _NUMBERS:
+    if not number:
         return text
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def run_plainly(command: str, words: Sequence[str]) -> None:
     """Run a command and exit; return if only the full command line can read the words."""
-    arguments = plain_arguments(command, words)
-    if arguments is None:
+    if command not in _FUNCTIONS:
         return
     module, function = _FUNCTIONS[command]
     try:
         with listed_imports():
-            rest = getattr(importlib.import_module(module), function)(**arguments)
+            found = importlib.import_module(f"hpc_toolkit.cli.{module}")
+            arguments = plain_arguments(found.PANELS, words)
+            if arguments is None:
+                return
+            rest = getattr(found, function)(**arguments)
         sys.exit(rest() if rest is not None else 0)
     except KeyboardInterrupt:
         sys.exit(130)

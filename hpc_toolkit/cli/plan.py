@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path  # noqa: TC003 - typer reads it
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hpc_toolkit.cli.arguments import (
-    JsonOption,
     RunArgument,
     check_out,
     complete_cluster,
@@ -22,7 +21,7 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import CHECK, add_table_command
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option
+from hpc_toolkit.system.options import Option, flag, many
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.lengths import Guess
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.work import Work
     from hpc_toolkit.system.options import Panels
 
-_ENDINGS = (".md", ".svg", ".json")
 _MOST_ITEMS = 10_000_000
 _MOST_NODES = 100_000
 _EXIT_LATER = 75
@@ -38,37 +36,30 @@ PANELS: Panels = {
     "Work": (
         Option("items", "Plan a new run with N items, instead of RUN.", "N"),
         Option("groups", "Number of groups of items.", "N", default=1),
-        Option("item_time", "Estimated time per item, if nothing has been measured.", "DURATION"),
+        Option("item_time", "Estimated time per item, if nothing was measured.", "DURATION"),
         Option("load_time", "Estimated time to load a group.", "DURATION", default="0"),
     ),
     "Node": (
+        Option("nodes", "Numbers of nodes to compare.", "N,N", default="1,2,4,8"),
         Option("gpus_per_node", "GPUs per node. [default: the cluster's]", "N", least=0),
         Option(
             "workers_per_node",
-            "Workers per node. [default: one per GPU, else as many as fit]",
+            "Workers per node. [default: one per GPU or what fits]",
             "N",
             least=1,
         ),
         Option("cores_per_worker", "CPUs per worker.", "N", least=1),
         Option("memory_per_worker", "Peak memory per worker, e.g. 24G.", "SIZE"),
-        Option(
-            "cluster",
-            "Cluster from 'hpctk cluster list', or a TOML file.",
-            "NAME",
-            complete=complete_cluster,
-        ),
-        Option(
-            "price_per_gpu_hour",
-            "Price of a GPU per hour. [default: the cluster's]",
-            "NUMBER",
-            hidden=True,
-            least=0,
-        ),
+        Option("cluster", "Cluster, or a TOML file.", "NAME", complete=complete_cluster),
+        Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
+    ),
+    "Output": (
+        Option("check", "Compare a plan written by -o FILE.json with the run.", "FILE"),
+        many("out", "Write .md, .svg or .json", "FILE")._replace(short="-o"),
+        flag("json", "Print JSON."),
     ),
     "Limits": (
-        Option(
-            "within", "Show what is done within this time, and the chance that all is.", "DURATION"
-        ),
+        Option("within", "Show what is done by then, and the chance that all is.", "DURATION"),
         Option("time_limit", "Time limit of the longest job, e.g. 12h.", "DURATION"),
     ),
 }
@@ -82,18 +73,6 @@ def plan(
     context: typer.Context,
     *,
     run: RunArgument = None,
-    nodes: Annotated[
-        str, typer.Option(metavar="N,N", help="Numbers of nodes to compare.")
-    ] = "1,2,4,8",
-    check: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Compare a plan written by -o FILE.json with the run."),
-    ] = None,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option("--out", "-o", help="Write .md, .svg or .json. May be repeated."),
-    ] = None,
-    as_json: JsonOption = False,
     **given: Any,
 ) -> None:
     """Estimate the time, node-hours and cost to finish a run.
@@ -110,17 +89,18 @@ def plan(
     from hpc_toolkit.planning.plan import make_plan
     from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
-    for path in out or []:
-        check_out(path, _ENDINGS)
-    if check is not None:
-        refuse_given(context, {"run", "check", "as_json"}, "is not for --check")
-        _compare(run, check, as_json=as_json)
+    out, as_json = [Path(path) for path in given["out"]], bool(given["json"])
+    for path in out:
+        check_out(path, (".md", ".svg", ".json"))
+    if given["check"] is not None:
+        refuse_given(context, {"run", "check", "json"}, "is not for --check")
+        _compare(run, Path(given["check"]), as_json=as_json)
         return
     if given["items"] is None:
         refuse_given(context, context.params.keys() - {"groups"}, "is for --items")
     if given["item_time"] is None:
         refuse_given(context, context.params.keys() - {"load_time"}, "is for --item-time")
-    counts = sorted(read_counts(nodes, "--nodes", most=_MOST_NODES))
+    counts = sorted(read_counts(given["nodes"], "--nodes", most=_MOST_NODES))
     guess = _guess(given["item_time"], given["load_time"])
     memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))
     site = find_cluster(given["cluster"])
@@ -143,7 +123,7 @@ def plan(
         within_s=parse_duration(within, where="--within") if within else None,
         limit_s=math.ceil(parse_duration(limit, where="--time-limit")) if limit else None,
     )
-    _show(found, out or [], as_json=as_json)
+    _show(found, out, as_json=as_json)
 
 
 def _guess(seconds: str | None, load: str) -> Guess | None:
@@ -214,9 +194,7 @@ def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
     text = json.dumps(found.to_json(), allow_nan=False)
     print(text if as_json else "\n".join(as_lines(found)), flush=True)
     for path in out:
-        written = {
-            ".json": lambda: text + "\n",
-            ".md": lambda: as_markdown(found),
-            ".svg": lambda: plan_svg(found),
-        }[path.suffix]()
-        write_out(path, written)
+        if path.suffix == ".json":
+            write_out(path, text + "\n")
+        else:
+            write_out(path, as_markdown(found) if path.suffix == ".md" else plan_svg(found))

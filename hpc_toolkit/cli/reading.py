@@ -1,16 +1,24 @@
-"""Commands that look at a run: status, explain, logs."""
+"""Commands for a run at work: explain, logs, add, seal, retry, drain."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from hpc_toolkit.cli.arguments import ITEM_HELP, JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.arguments import (
+    ITEM_HELP,
+    GivenRun,
+    JsonOption,
+    RunArgument,
+    open_run,
+    switch,
+    value,
+)
 from hpc_toolkit.cli.help import LIST
+from hpc_toolkit.cli.runs import ITEMS, read_items
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable
@@ -23,44 +31,15 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (status, explain, logs):
+    for command in (explain, logs, add, retry, drain):
         app.command(rich_help_panel=LIST)(command)
-
-
-def status(
-    run: RunArgument = None,
-    as_json: JsonOption = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Refresh every 2 s until the run is complete.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 if items have failed.")
-    ] = False,
-    slurm: Annotated[
-        bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm for the state of the run's jobs.")
-    ] = True,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Show the CPUs, GPUs and memory of each worker.")
-    ] = False,
-) -> None:
-    """Show progress, workers, failures and time left.
-
-    If nothing is happening, the output says why. The state of jobs is unknown if Slurm does not
-    answer within 5 s. Without RUN, and with several runs below ./runs, prints one line per run.
-
-    Examples:
-        hpctk status
-        hpctk status runs/eval --watch
-    """
-    from hpc_toolkit.cli.statusview import show_status
-
-    show_status(run, as_json=as_json, watch=watch, check=check, slurm=slurm, verbose=verbose)
+    app.command(rich_help_panel=LIST, hidden=True)(seal)
 
 
 def explain(
     run: RunArgument = None,
     *,
-    item: Annotated[str, typer.Option(metavar="ITEM", help=ITEM_HELP)],
+    item: Annotated[str, value("ITEM", ITEM_HELP)],
     as_json: JsonOption = False,
 ) -> None:
     """Show the claims, attempts and worker deaths of one item.
@@ -112,10 +91,8 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
 def logs(
     run: RunArgument = None,
     worker: Annotated[str | None, typer.Option(help="Name of a worker, or its beginning.")] = None,
-    item: Annotated[str | None, typer.Option(metavar="ITEM", help=ITEM_HELP)] = None,
-    job: Annotated[
-        str | None, typer.Option(metavar="ID", help="Slurm job whose log to print.")
-    ] = None,
+    item: Annotated[str | None, value("ITEM", ITEM_HELP)] = None,
+    job: Annotated[str | None, value("ID", "Slurm job whose log to print.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the output of workers, of one item or of a Slurm job.
@@ -129,19 +106,16 @@ def logs(
     """
     found = open_run(run)
     for part in _log_parts(found, worker, item) if job is None else _job_logs(found, job):
+        data = part.path.read_bytes()[part.start : part.end]
         if as_json:
-            text = part.path.read_bytes()[part.start : part.end].decode(errors="replace")
-            print(json.dumps({"log": part.title, "text": text}))
+            print(json.dumps({"log": part.title, "text": data.decode(errors="replace")}))
             continue
         print(f"--- {printable(part.title)}", file=sys.stderr, flush=True)
-        with part.path.open("rb") as file:
-            file.seek(part.start)
-            sys.stdout.buffer.write(file.read(-1 if part.end is None else part.end - part.start))
+        sys.stdout.buffer.write(data)
         sys.stdout.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class _LogPart:
+class _LogPart(NamedTuple):
     path: Path
     title: str
     start: int = 0
@@ -179,3 +153,67 @@ def _job_logs(run: Run, job: str) -> Iterator[_LogPart]:
         message = f"job {job} has no log yet"
         raise ConfigError(message, hint="Slurm writes it from the job's start on")
     yield from (_LogPart(path, str(path)) for path in paths)
+
+
+def add(
+    run: GivenRun,
+    items: Annotated[str | None, ITEMS] = None,
+    seal: Annotated[
+        bool, switch("--seal", "Allow no further items; workers exit when done.")
+    ] = False,
+) -> None:
+    """Add items to a run created with --open, or seal it.
+
+    Workers may be running. They wait for more items until the run is sealed.
+
+    Examples:
+        hpctk add runs/eval --items more.jsonl
+        hpctk add runs/eval --seal
+    """
+    if items is None and not seal:
+        message = "add needs --items FILE.jsonl, --seal or both"
+        raise ConfigError(message, hint="--items - reads the items from stdin")
+    found = open_run(run)
+    if items is not None:
+        found.add(read_items(items))
+    if seal:
+        found.seal()
+
+
+def seal(run: RunArgument = None) -> None:
+    """Allow no further items, so that workers exit when all are finished.
+
+    Examples:
+        hpctk seal runs/eval
+    """
+    open_run(run).seal()
+
+
+def retry(
+    run: RunArgument = None,
+    item: Annotated[str | None, value("ITEM", ITEM_HELP)] = None,
+    match: Annotated[str, value("TEXT", "Only items whose JSON or error contains TEXT.")] = "",
+) -> None:
+    """Run failed items again, with a fresh set of attempts.
+
+    Examples:
+        hpctk retry runs/eval
+        hpctk retry runs/eval --match OutOfMemoryError
+    """
+    found = open_run(run)
+    count = found.retry(match=match, item=item)
+    print(f"{count} items are pending again", file=sys.stderr)
+    if count and not found.status().workers.alive:
+        print("no worker is alive: start some with 'hpctk work' or 'hpctk submit'", file=sys.stderr)
+
+
+def drain(run: RunArgument = None) -> None:
+    """Ask running workers to exit after their current item.
+
+    Workers that start later are not affected.
+
+    Examples:
+        hpctk drain runs/eval
+    """
+    count = open_run(run).drain()
+    print(f"{count} workers were asked to leave", file=sys.stderr)

@@ -17,7 +17,6 @@ from hpc_toolkit.system.options import Option, Panels, flag, only_given
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.render.drift import Drift
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 PANELS: Panels = {
@@ -28,10 +27,7 @@ PANELS: Panels = {
     **scriptoptions.PANELS,
     "Existing scripts": (
         Option("from", "Render this file again; other options override its options.", "FILE"),
-        flag(
-            "check",
-            "Check that the named files, or those in slurm/, are up to date; exit with 1 if not.",
-        ),
+        flag("check", "Exit with 1 unless the named files, or slurm/, are up to date."),
         flag("diff", "Show the difference, with --check."),
         flag("json", "Print JSON, with --check."),
     ),
@@ -65,7 +61,10 @@ def render(template: str | None, **given: Any) -> None:
     out, force, source = (given.pop(name) for name in ("out", "force", "from"))
     check, diff, as_json = (given.pop(name) for name in ("check", "diff", "json"))
     if check:
-        _refuse_writing({"-o": out, "--force": force, "--from": source})
+        for option, value in {"-o": out, "--force": force, "--from": source}.items():
+            if value:
+                msg = f"{option} writes a script, and --check none"
+                raise ConfigError(msg, hint="name the scripts to check: hpctk render --check FILE")
         words = given.pop("command") or ()
         files = [word for word in (template, *words) if word]
         _check(files, given, diff=bool(diff), as_json=bool(as_json))
@@ -73,7 +72,13 @@ def render(template: str | None, **given: Any) -> None:
     if diff or as_json:
         msg = "--diff and --json belong to --check"
         raise ConfigError(msg, hint="add --check, or leave them out")
-    spec, site, script = requested(template, given, base=_embedded(source) if source else None)
+    base = None
+    if source:
+        from hpc_toolkit.slurm.render.file import read_header, read_script
+
+        header = read_header(read_script(Path(source)), source)
+        base = {**header.request, "template": header.template, "cluster": header.cluster}
+    spec, site, script = requested(template, given, base=base)
     _show_notes(site)
     if out == "-":
         sys.stdout.write(script)
@@ -84,15 +89,6 @@ def render(template: str | None, **given: Any) -> None:
         write_script(path, script, force=bool(force))
         print(path)
     _make_log_directories(spec)
-
-
-def _embedded(source: str) -> dict[str, Any]:
-    """What a script was rendered from."""
-    from hpc_toolkit.slurm.render.file import read_header, read_script
-
-    header = read_header(read_script(Path(source)), source)
-    known = {"template": header.template, "cluster": header.cluster}
-    return {**header.request, **known}
 
 
 def _make_log_directories(spec: ScriptSpec) -> None:
@@ -121,13 +117,6 @@ def _show_notes(site: Cluster) -> None:
         print(f"{_NOTE}{reason}", file=sys.stderr)
 
 
-def _refuse_writing(given: dict[str, Any]) -> None:
-    named = [option for option, value in given.items() if value]
-    if named:
-        msg = f"{named[0]} writes a script, and --check none"
-        raise ConfigError(msg, hint="name the scripts to check: hpctk render --check FILE ...")
-
-
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
     import json
 
@@ -142,7 +131,12 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
     paths = [Path(word) for word in words] or _own_scripts()
     found = [check_manifest(path) if is_manifest(path) else check_drift(path) for path in paths]
     if as_json:
-        print(json.dumps([_record(one, diff=diff) for one in found]))
+        records = [
+            {"file": one.file, "up_to_date": not one.reasons, "reasons": list(one.reasons)}
+            | ({"diff": one.difference()} if diff else {})
+            for one in found
+        ]
+        print(json.dumps(records))
     else:
         for one in found:
             print(printable(f"{one.file}: {'; '.join(one.reasons) or 'up to date'}"))
@@ -153,7 +147,6 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 
 def _own_scripts() -> list[Path]:
-    """What this command wrote into slurm/; there may be others beside it."""
     from hpc_toolkit.engines.kubernetes.manifest import is_manifest
 
     own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]
@@ -172,8 +165,3 @@ def _is_own(path: Path) -> bool:
         return origin(read_script(path)) != "foreign"
     except RenderError:
         return False
-
-
-def _record(one: Drift, *, diff: bool) -> dict[str, Any]:
-    record = {"file": one.file, "up_to_date": not one.reasons, "reasons": list(one.reasons)}
-    return record | ({"diff": one.difference()} if diff else {})

@@ -1,4 +1,4 @@
-"""Commands that make a run and try its code: init, try."""
+"""Commands that make a run, list its items and try its code: init, items, try."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run
-from hpc_toolkit.cli.help import LIST, add_table_command
+from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run, switch, value
+from hpc_toolkit.cli.help import LIST, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.items import parse_items
 from hpc_toolkit.system.options import Option, many, only_given
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.system.options import Panels
 
-ITEMS = typer.Option(
-    "--items", metavar="FILE.jsonl", help="Items, one JSON object per line; - reads stdin."
-)
+ITEMS = value("FILE.jsonl", "Items, one JSON object per line; - reads stdin.", "--items")
 
 
 PANELS: Panels = {
@@ -35,13 +33,7 @@ PANELS: Panels = {
         Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
         Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
-        Option(
-            "max_failures",
-            "Pause the run when more items than this have failed. [default: pause when the first "
-            "20 distinct items all fail]",
-            "N|P%",
-            hidden=True,
-        ),
+        Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
     )
 }
 """The code of a run and its settings: arguments of Run.create."""
@@ -50,10 +42,18 @@ PANELS: Panels = {
 def register(app: typer.Typer) -> None:
     add_table_command(app, init, PANELS, panel=LIST)
     app.command("try", rich_help_panel=LIST)(try_)
+    group = Commands(
+        help="""Print lists of items for 'hpctk init --items -'.
+
+        Examples:
+            hpctk items pythia --sizes 14m,70m --steps 0:143000 > items.jsonl
+        """
+    )
+    group.command("pythia")(pythia)
+    app.add_typer(group, name="items", rich_help_panel=LIST, hidden=True)
 
 
 def read_items(source: str) -> list[Item]:
-    """Items from a file of JSON lines, or from stdin."""
     if source == "-":
         return parse_items(sys.stdin.buffer, source="stdin")
     try:
@@ -69,14 +69,9 @@ def init(
     run: GivenRun,
     items: Annotated[str | None, ITEMS] = None,
     campaign: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CAMPAIGN.toml", help="Create the run of a campaign, e.g. for a Slurm job."
-        ),
+        Path | None, value("CAMPAIGN.toml", "Create the run of a campaign, e.g. for a Slurm job.")
     ] = None,
-    open_: Annotated[
-        bool, typer.Option("--open", help="Allow adding items later with 'hpctk add'.")
-    ] = False,
+    open_: Annotated[bool, switch("--open", "Allow adding items later with 'hpctk add'.")] = False,
     from_: Annotated[
         Path | None,
         typer.Option(
@@ -120,7 +115,6 @@ def init(
 def _init_from(
     run: str, snapshot: Path, changes: dict[str, Any], options: dict[str, Any], *, open_: bool
 ) -> None:
-    """Begin from a snapshot, with changes of its settings and of its workload's options."""
     from dataclasses import replace
 
     from hpc_toolkit.results.snapshots import read_snapshot
@@ -169,7 +163,7 @@ def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
 
 def try_(
     run: RunArgument = None,
-    item: Annotated[str, typer.Option(metavar="ITEM", help=ITEM_HELP)] = "0",
+    item: Annotated[str, value("ITEM", ITEM_HELP)] = "0",
 ) -> None:
     """Run one item in the foreground without recording it.
 
@@ -200,3 +194,38 @@ def try_(
         message = "the item failed; nothing was recorded"
         raise HpcToolkitError(message) from error
     print(json.dumps(value, indent=2))
+
+
+def pythia(
+    sizes: Annotated[str, value("14m,70m,...", "Model sizes: all, or a list.")],
+    steps: Annotated[
+        str, value("STEPS", "all, or steps, FIRST:LAST (all checkpoints) and FIRST:LAST:STRIDE.")
+    ],
+    layers: Annotated[
+        str, value("LAYERS", "blocks (1 to L), all (with 0, the embeddings), last, or 0,4:12:4.")
+    ] = "blocks",
+    deduped: Annotated[bool, switch("--deduped", "Use the deduplicated models.")] = False,
+    checkpoint: Annotated[str | None, value("NAME", "Format of checkpoint names.")] = None,
+) -> None:
+    """Print an item for each layer of each checkpoint of Pythia models.
+
+    Examples:
+        hpctk items pythia --sizes 14m,70m --steps 0,1000:143000:1000 > items.jsonl
+        hpctk items pythia --sizes 14m --steps all --layers last > items.jsonl
+    """
+    from hpc_toolkit.science.workloads.pythia import (
+        HUB,
+        parse_sizes,
+        parse_steps,
+        pythia_items,
+        suspects,
+    )
+
+    chosen_sizes, chosen_steps = parse_sizes(sizes), parse_steps(steps)
+    name = checkpoint or HUB
+    items = pythia_items(chosen_sizes, chosen_steps, layers, deduped=deduped, checkpoint=name)
+    sys.stdout.writelines(f"{json.dumps(item)}\n" for item in items)
+    sys.stdout.flush()  # warnings follow the items also where both go to one pipe
+    if not deduped:
+        for line in suspects(chosen_sizes, chosen_steps):
+            print(f"warning: {line}", file=sys.stderr)

@@ -3,55 +3,110 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import (
-    JsonOption,
+    argument,
     check_out,
     complete_cluster,
     refuse_given,
+    value,
     write_out,
 )
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
-from hpc_toolkit.cli.scalingrun import PANELS, run
-from hpc_toolkit.cli.scriptoptions import ScriptCommand
-from hpc_toolkit.errors import RunError
-from hpc_toolkit.system.options import Option
+from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES
+from hpc_toolkit.training.scaling.settings import (
+    Settings,
+    Variation,
+    parse_world_sizes,
+    sample_cost_ms,
+)
 
 if TYPE_CHECKING:
+    from hpc_toolkit.submit.submission import Submission
+    from hpc_toolkit.training.scaling.launches import ScalingRun
     from hpc_toolkit.training.scaling.page import Judged
 
-_ENDINGS = (".md", ".json", ".svg")
+_TRAINING = "Training"
+_LEFT_OUT = {
+    *("nodes", "ntasks_per_node", "nproc_per_node", "array", "array_offset", "run_dir", "run"),
+    *("rank_restarts", "stage", "stage_dir", "backend"),
+}
+"""Options of a script that a measurement sets itself, or has no use for."""
+_COMMON = {
+    *("gpus_per_node", "cpus_per_task", "mem", "time", "cluster", "account", "partition", "qos"),
+    *("venv", "container", "module", "sbatch"),
+}
+"""Options of a job that the short help shows."""
+_DEFAULTS = Settings()
 
 
+def _setting(name: str, help_text: str, metavar: str = "N", *, hidden: bool = False) -> Option:
+    default = getattr(_DEFAULTS, name.partition("/")[0])
+    return Option(name, help_text, metavar, default=default, hidden=hidden)
+
+
+_SETTINGS: Panels = {
+    _TRAINING: (
+        _setting("batch_size", "Samples per forward pass, of all ranks together."),
+        _setting("weak/strong", "Use --batch-size samples per rank (weak) or in all (strong).", ""),
+        _setting("seq_length", "Tokens per sample."),
+        _setting("max_steps", "Measured steps."),
+        _setting("warmup", "Steps before the measured ones."),
+        _setting("repeats", "Measurements of each case."),
+        _setting("model", "decoder-LAYERSxWIDTH or a model of transformers.", "NAME"),
+        _setting("lora_rank", "Train only adapters of this rank.", hidden=True),
+        _setting("precision", "float32 or bf16.", "NAME"),
+        _setting("accumulate", "Forward passes per step.", hidden=True),
+        _setting("loader_workers", "Data loader processes per rank.", hidden=True),
+        _setting("bucket_cap_mb", "Size of a gradient bucket, in MiB.", hidden=True),
+        Option("sample_cost", "CPU time of a sample.", "DURATION", default="0", hidden=True),
+        _setting("threads", "Threads per rank; 0: its share of the CPUs.", hidden=True),
+    )
+}
+"""Every field of Settings."""
+PANELS: Panels = {
+    _TRAINING: (
+        *_SETTINGS[_TRAINING],
+        many("vary", "Compare values, e.g. loader-workers=1,4,8", "NAME=VALUES"),
+    ),
+    "Where": (
+        Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
+        flag("slurm", "Submit a job for each world size, with the options below."),
+        Option("ranks_per_node", "With --slurm. [default: one per GPU, else 1]", "N", least=1),
+        flag("resume", "Measure only what is missing in DIR."),
+        flag("force", "Submit even if DIR has jobs already, with --slurm.", hidden=True),
+        flag("dry_run", "Show what would be measured."),
+    ),
+} | {
+    ("Ranks of a job" if panel == _TRAINING else panel): tuple(
+        one._replace(hidden=one.name not in _COMMON) for one in group if one.name not in _LEFT_OUT
+    )
+    for panel, group in scriptoptions.PANELS.items()
+}
+"""The training that is measured, and the jobs of ``--slurm``."""
 _PRICES = (
-    Option(
-        "cluster",
-        "Cluster or TOML file with prices. [default: the measured cluster]",
-        "NAME",
-        complete=complete_cluster,
-    ),
-    Option(
-        "price_per_gpu_hour",
-        "Price of one GPU per hour, instead of the cluster's.",
-        "NUMBER",
-        hidden=True,
-        least=0,
-    ),
-    Option(
-        "min_efficiency",
-        "Exit with 1 if a world size is less efficient. [default for the advice: 0.85]",
-        "NUMBER",
-        least=0,
-    ),
+    many("out", "Write .md, .json or .svg", "FILE")._replace(short="-o"),
+    flag("json", "Print JSON."),
+    Option("cluster", "For its prices. [default: measured]", "NAME", complete=complete_cluster),
+    Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
+    Option("min_efficiency", "Exit with 1 if a world size is less efficient.", "NUMBER", least=0),
 )
 _COLLECTIVES = (
+    Option("out", "Write .md or .json.", "FILE", short="-o"),
+    flag("json", "Print JSON."),
     Option("world_size", "Number of ranks on this machine.", "N", default=2, least=2),
     Option("sizes", "Message sizes.", "SIZE,...", default=DEFAULT_SIZES),
     Option("collectives", "all, or e.g. all_reduce,all_gather.", "NAMES", default="all"),
@@ -75,20 +130,141 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="scaling", rich_help_panel=TRAIN)
 
 
+def run(
+    *,
+    out: Annotated[Path, value("DIR", "Directory for records and logs.", "--out", "-o")],
+    world_sizes: Annotated[str, value("N,N", "Numbers of ranks.")] = "1,2,4",
+    **given: Any,
+) -> None:
+    """Measure a training at several world sizes, here or on Slurm.
+
+    Prints DIR, or the job ids with --slurm. 'hpctk scaling analyze DIR' compares the results.
+
+    Examples:
+        hpctk scaling run -o scaling --world-sizes 1,2,4
+        hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
+    """
+    from hpc_toolkit.training.scaling.launches import ScalingRun
+    from hpc_toolkit.training.scaling.records import DIRECTORY
+
+    values = {name: given.pop(name) for name in by_name(_SETTINGS)}
+    wanted = ScalingRun(
+        directory=out.absolute(),
+        world_sizes=parse_world_sizes(world_sizes),
+        settings=Settings(sample_cost_ms=sample_cost_ms(values.pop("sample_cost")), **values),
+        variations=tuple(Variation.parse(text) for text in given.pop("vary") or ()),
+    )
+    wanted.check()
+    given = only_given(given)
+    dry_run, resume = given.pop("dry_run", False), given.pop("resume", False)
+    if any((out / DIRECTORY).glob("*.jsonl")) and not resume:
+        message = f"{out} holds measurements"
+        raise ConfigError(message, hint="--resume measures what is missing; or name another DIR")
+    if not given.pop("slurm", False):
+        _here(wanted, given, dry_run=dry_run)
+        return
+    force = given.pop("force", False)
+    jobs = submissions(wanted, given, given.pop("ranks_per_node", None), dry_run=dry_run)
+    if not dry_run:
+        submit(wanted, jobs, force=force)
+
+
+def _here(run: ScalingRun, given: dict[str, Any], *, dry_run: bool) -> None:
+    import time
+
+    from hpc_toolkit.slurm.render.rules import option
+    from hpc_toolkit.system.quantities import format_duration
+    from hpc_toolkit.training.scaling.launches import launch_here, prepare, with_equal_threads
+
+    backend = given.pop("backend", None)
+    for name in given:
+        message = f"{option(name)} is for jobs"
+        raise ConfigError(message, hint="add --slurm, or leave it out")
+    run = with_equal_threads(run)
+    if dry_run:
+        for size in run.world_sizes:
+            print(f"world size {size}: {run.measurements()} times {shlex.join(run.words())}")
+        return
+    prepare(run.directory)
+    for size in run.world_sizes:
+        began = time.monotonic()
+        code = launch_here(run, size, backend=backend)
+        if code:
+            raise typer.Exit(code)
+        print(f"world size {size}: {format_duration(time.monotonic() - began)}", file=sys.stderr)
+    print(run.directory)
+
+
+def submissions(
+    run: ScalingRun, given: dict[str, Any], ranks_per_node: int | None, *, dry_run: bool
+) -> dict[int, Submission]:
+    """A job for each world size; with ``dry_run`` their scripts are printed."""
+    from hpc_toolkit.submit.send import check_directory
+    from hpc_toolkit.submit.submission import of_request
+    from hpc_toolkit.training.scaling.launches import job_name, job_request
+
+    gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None)
+    count = gpus.rpartition(":")[2]
+    per_node = ranks_per_node or (int(count) if count.isdecimal() and int(count) else 1)
+    run = replace(run, cluster=_cluster(given.get("cluster")))
+    found = {}
+    for size in run.world_sizes:
+        template, asked = job_request(
+            run, size, per_node, gpus=gpus, launch=given.get("launch") or None
+        )
+        values = {**given, **asked, "job_name": job_name(name, size)}
+        spec, site, script = requested(template, values)
+        check_directory(site, Path.cwd())
+        found[size] = of_request(spec, site, template, run=None, cwd=Path.cwd())
+        if dry_run:
+            sys.stdout.write(script)
+    return found
+
+
+def _cluster(given: str | None) -> str:
+    """What records shall call the cluster of the jobs; "" for one of which nothing is known."""
+    from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
+
+    site = resolve_cluster(given).cluster
+    if site.name == FALLBACK:
+        return ""
+    named = site.argument or site.name
+    return os.path.abspath(named) if "/" in named or named.endswith(".toml") else named
+
+
+def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
+    """Send the jobs and print each id; where that breaks off, say what is in the queue."""
+    from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.submit.jobs import record_job
+    from hpc_toolkit.submit.send import send
+    from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
+
+    prepare(run.directory)
+    if not force:
+        refuse_twice(run.directory, run.world_sizes)
+    left = list(jobs)
+    try:
+        for size, submission in jobs.items():
+            for job in send(submission):
+                record_job(RunPaths(run.directory), job)
+                print(job.job, flush=True)
+            left.remove(size)
+    except (HpcToolkitError, KeyboardInterrupt):
+        if len(left) < len(jobs):
+            sizes = ",".join(map(str, left))
+            print(f"note: '--world-sizes {sizes}' sends what is missing", file=sys.stderr)
+        raise
+
+
 def analyze(
     *,
     source: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Directory of 'scaling run' or of logs, or a .json, .csv, .jsonl or .log file.",
+        argument(
+            "SOURCE...",
+            "Directory of 'scaling run' or of logs, or a .json, .csv, .jsonl or .log file.",
         ),
     ],
-    out: Annotated[
-        list[Path] | None,
-        typer.Option("--out", "-o", help="Write .md, .json or .svg. May be repeated."),
-    ] = None,
-    as_json: JsonOption = False,
     **given: Any,
 ) -> None:
     """Compare world sizes by speed, efficiency and cost.
@@ -101,17 +277,21 @@ def analyze(
     """
     from hpc_toolkit.system.terminal import printable_lines
     from hpc_toolkit.training.scaling.page import as_data, as_markdown
+    from hpc_toolkit.training.scaling.picture import scaling_svg
 
-    for path in out or []:
-        check_out(path, _ENDINGS)
+    out, as_json = [Path(path) for path in given.pop("out")], given.pop("json")
+    for path in out:
+        check_out(path, (".md", ".json", ".svg"))
     min_efficiency = given.pop("min_efficiency")
     judged, notes = _judged(source, given, min_efficiency)
-    if as_json:
-        print(json.dumps(as_data(judged, notes), allow_nan=False))
-    else:
-        sys.stdout.write(printable_lines(as_markdown(judged, notes)))
-    for path in out or []:
-        _write(path, judged, notes)
+    data = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
+    page = as_markdown(judged, notes)
+    sys.stdout.write(data if as_json else printable_lines(page))
+    for path in out:
+        if path.suffix == ".svg":
+            write_out(path, scaling_svg([one for one, _ in judged], judged[0][1].minimum))
+        else:
+            write_out(path, data if path.suffix == ".json" else page)
     if min_efficiency is not None and any(verdict.below for _, verdict in judged):
         raise typer.Exit(1)
 
@@ -134,28 +314,12 @@ def _judged(
     return judged, notes
 
 
-def _write(path: Path, judged: list[Judged], notes: list[str]) -> None:
-    from hpc_toolkit.training.scaling.page import as_data, as_markdown
-    from hpc_toolkit.training.scaling.picture import scaling_svg
-
-    if path.suffix == ".json":
-        text = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
-    elif path.suffix == ".md":
-        text = as_markdown(judged, notes)
-    else:
-        text = scaling_svg([one for one, _ in judged], judged[0][1].minimum)
-    write_out(path, text)
-
-
 def collectives(
     context: typer.Context,
     *,
     logs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[LOG]...", help="Print the measurements in these logs."),
+        list[Path] | None, argument("[LOG]...", "Print the measurements in these logs.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write .md or .json.")] = None,
-    as_json: JsonOption = False,
     **given: Any,
 ) -> None:
     """Measure the bandwidth of collectives over message sizes.
@@ -168,12 +332,11 @@ def collectives(
     from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
     from hpc_toolkit.training.scaling.records import read_text
 
+    out, as_json = given.pop("out"), given.pop("json")
     if out is not None:
-        check_out(out, (".md", ".json"))
+        check_out(Path(out), (".md", ".json"))
     if logs:
-        refuse_given(
-            context, {"logs", "out", "as_json"}, "is for a measurement, and a log is there"
-        )
+        refuse_given(context, {"logs", "out", "json"}, "is for a measurement, and a log is there")
         found = [one for path in logs for one in records_in(read_text(path))]
     else:
         found = _timed(**given)
@@ -186,7 +349,7 @@ def collectives(
     page = as_markdown(found)
     sys.stdout.write(data if as_json else page)
     if out is not None:
-        write_out(out, page if out.suffix == ".md" else data)
+        write_out(Path(out), page if out.endswith(".md") else data)
 
 
 def _timed(

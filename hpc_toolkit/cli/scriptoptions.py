@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.arguments import complete_cluster, find_cluster
+from hpc_toolkit.cli.arguments import complete_cluster, completion, find_cluster
 from hpc_toolkit.cli.help import HelpCommand
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.system.options import Option, flag, many, only_given
@@ -32,7 +32,6 @@ DEFAULT_TEMPLATE = "work-queue"
 
 
 def _rare(name: str, help_text: str, metavar: str, *, repeated: bool = False) -> Option:
-    """An option that few people need; the help does not show it."""
     return Option(name, help_text, metavar, repeated=repeated, hidden=True)
 
 
@@ -48,11 +47,7 @@ PANELS: Panels = {
         _rare("isolate_gpus", "Let each rank see only its own GPUs.", ""),
     ),
     "Placement": (
-        Option(
-            "cluster",
-            "A name from 'hpctk cluster list', or a TOML file.",
-            complete=complete_cluster,
-        ),
+        Option("cluster", "A cluster's name, or a TOML file.", complete=complete_cluster),
         Option("account", "Account to charge."),
         Option("partition", "Comma-separated partitions."),
         Option("qos", "Quality of service."),
@@ -107,7 +102,7 @@ PANELS: Panels = {
 def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
     """The template, and the words that follow two dashes."""
 
-    def complete(_context: object, _words: list[str], incomplete: str) -> list[Any]:
+    def complete(incomplete: str) -> list[str]:
         from hpc_toolkit.slurm.render.script import template_names
 
         names = [*template_names(), *more_templates]
@@ -119,7 +114,7 @@ def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
             metavar="[TEMPLATE]",
             help="work-queue, array, campaign, command, ray or train-... "
             f"[default: {DEFAULT_TEMPLATE}]",
-            autocompletion=complete,
+            autocompletion=completion(complete),
         ),
         TyperArgument(
             param_decls=["command"],
@@ -131,11 +126,7 @@ def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
 
 
 class ScriptCommand(HelpCommand):
-    """A command that takes what a script is rendered from, beside the options of its own.
-
-    Its function is ``function(template, *, ..., **given)``. ``template`` is None where the user
-    gave none; ``given`` goes to ``requested`` as it is.
-    """
+    """A command that takes what a script is rendered from, beside the options of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options; for one of sbatch that is none of ours, name ``--sbatch``."""
@@ -185,7 +176,7 @@ def requested(
 
     ``given`` holds the parameters of a command; None and empty ones count as not given, and are
     taken from ``base``, the fields of another request with ``cluster`` and ``template``. Says on
-    stderr how the cluster was found. Raises ConfigError or RenderError.
+    stderr how the cluster was found.
     """
     from hpc_toolkit.slurm.render.script import render_script, template_names
     from hpc_toolkit.slurm.render.spec import read_spec
@@ -239,21 +230,17 @@ def _python(values: dict[str, Any]) -> str:
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ScriptSpec that the options set."""
     values = only_given(given)
     if "module" in values:
         values["modules"] = values.pop("module")
     if "env" in values:
-        values["env"] = [read_variable(text) for text in values["env"]]
+        values["env"] = tuple(map(read_variable, values["env"]))
     if "gpus_per_node" in values:
         values |= _gpus(values["gpus_per_node"])
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
+    return values
 
 
 def _gpus(text: str) -> dict[str, Any]:
-    """Count and, where it is given, type of ``[TYPE:]N``."""
     kind, colon, count = text.rpartition(":")
     if not (count.isascii() and count.isdecimal() and len(count) < 10) or (colon and not kind):
         msg = f"--gpus-per-node: {text!r} is not a number of GPUs"
@@ -262,7 +249,6 @@ def _gpus(text: str) -> dict[str, Any]:
 
 
 def read_variable(text: str) -> tuple[str, str]:
-    """Name and value of ``NAME=VALUE``. Raises ConfigError."""
     name, equals, value = text.partition("=")
     if not equals:
         msg = f"--env: {text!r} has no '='"

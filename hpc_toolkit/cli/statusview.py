@@ -1,4 +1,4 @@
-"""What ``hpctk status`` prints; it imports no command line framework, so that it starts quickly."""
+"""The command ``hpctk status``; this module imports no command line framework."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hpc_toolkit.errors import RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import find_run
 from hpc_toolkit.slurm.records import UNKNOWN
+from hpc_toolkit.system.options import flag
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable
 
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import typer
+
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
+    from hpc_toolkit.system.options import Panels
 
 _WATCH_S = 2.0
 _EXAMPLE_CHARS = 80
@@ -32,20 +36,40 @@ _INDENT = 11
 """Where the text of a status line begins."""
 
 
-def show_status(
-    run: str | None = None,
-    *,
-    as_json: bool = False,
-    watch: bool = False,
-    check: bool = False,
-    slurm: bool = True,
-    verbose: bool = False,
-) -> None:
-    """Show one run, or all below ./runs if none is named; see ``hpctk status --help``."""
+PANELS: Panels = {
+    "Options": (
+        flag("json", "Print JSON."),
+        flag("watch", "Refresh every 2 s until the run is complete."),
+        flag("check", "Exit with 1 if items have failed."),
+        flag("slurm/no-slurm", "Ask Slurm for the state of the run's jobs.")._replace(default=True),
+        flag("verbose", "Show the CPUs, GPUs and memory of each worker.", short="-v"),
+    )
+}
+
+
+def register(app: typer.Typer) -> None:
+    from hpc_toolkit.cli.arguments import run_argument
+    from hpc_toolkit.cli.help import LIST, add_table_command
+
+    add_table_command(app, status, PANELS, panel=LIST, arguments=[run_argument()])
+
+
+def status(run: str | None, **given: Any) -> None:
+    """Show progress, workers, failures and time left.
+
+    If nothing is happening, the output says why. The state of jobs is unknown if Slurm does not
+    answer within 5 s. Without RUN, and with several runs below ./runs, prints one line per run.
+
+    Examples:
+        hpctk status
+        hpctk status runs/eval --watch
+    """
     from hpc_toolkit.rundir.layout import all_runs
     from hpc_toolkit.rundir.proof import believed
     from hpc_toolkit.submit.jobs import JobStates
 
+    as_json, verbose = bool(given["json"]), bool(given["verbose"])
+    watch, check, slurm = given["watch"], given["check"], given["slurm"]
     runs = all_runs()
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, as_json=as_json, verbose=verbose)
@@ -109,12 +133,13 @@ def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
 def _show(
     now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool, verbose: bool
 ) -> None:
-    """Print a status; with ``screen`` in place of what the terminal shows, and no more than it."""
     from hpc_toolkit.submit.standstill import why
 
     now.reason = why(now, jobs)
     if as_json:
-        print(json.dumps({**now.to_json(), "jobs": job_json(jobs)}), flush=True)
+        keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
+        records = [{key: getattr(job, key) for key in keys} for job in jobs]
+        print(json.dumps({**now.to_json(), "jobs": records}), flush=True)
         return
     parts = status_parts(now, jobs, verbose=verbose)
     lines, errors = (list(map(printable, part)) for part in parts)
@@ -128,20 +153,15 @@ def _show(
     print("\x1b[2J\x1b[H" + "\n".join(shown), flush=True)
 
 
-def status_lines(now: Status, jobs: Sequence[JobRecord] = ()) -> list[str]:
+def status_lines(now: Status) -> list[str]:
     """A run's status as people read it."""
-    lines, errors = status_parts(now, jobs)
-    return lines + errors
+    return [line for part in status_parts(now) for line in part]
 
 
 def status_parts(
     now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False
 ) -> tuple[list[str], list[str]]:
-    """The same in two parts: how it stands, then what was found wrong.
-
-    Args:
-        verbose: have a line for each living worker that says what it has.
-    """
+    """The same in two parts: how it stands, then what was found wrong."""
     lines = [f"{now.run}: {_headline(now)}"]
     width = max(len(name) for name in (*now.stages, "workers"))
     for name, counts in now.stages.items():
@@ -152,11 +172,14 @@ def status_parts(
         parts += [f"{getattr(counts, key)} {key}" for key in named if getattr(counts, key)]
         opened = "" if counts.sealed else "  (open for more)"
         lines.append(f"  {name:<{width}}  {share} of {counts.total}: {', '.join(parts)}{opened}")
+    counted = {
+        "draining": now.draining,
+        "finished": now.workers.finished,
+        "dead": now.workers.dead,
+        "deaths seen": now.deaths,
+    }
     workers = [f"{now.workers.alive} alive"]
-    workers += [f"{now.draining} draining"] if now.draining else []
-    workers += [f"{now.workers.finished} finished"] if now.workers.finished else []
-    workers += [f"{now.workers.dead} dead"] if now.workers.dead else []
-    workers += [f"{now.deaths} deaths seen"] if now.deaths else []
+    workers += [f"{count} {what}" for what, count in counted.items() if count]
     workers += not_shown(now)
     lines.append(f"  {'workers':<{width}}  {', '.join(workers)}")
     lines += place_lines(now) if verbose else []
@@ -166,10 +189,10 @@ def status_parts(
     if now.doctor:
         lines.append(f"  {'doctor':<{width}}  {now.doctor}")
     errors = [f"  {'warning':<{width}}  {warning}" for warning in now.warnings[:5]]
-    errors += [
-        f"  {'failure':<{width}}  {one['items']} x {one['error']}: {_short(one['example'])}"
-        for one in now.failures
-    ]
+    for one in now.failures:
+        item = json.dumps(one["example"], ensure_ascii=False)
+        item = item if len(item) <= _EXAMPLE_CHARS else f"{item[: _EXAMPLE_CHARS - 3]}..."
+        errors.append(f"  {'failure':<{width}}  {one['items']} x {one['error']}: {item}")
     return lines, errors
 
 
@@ -178,11 +201,6 @@ def place_lines(now: Status) -> list[str]:
     from hpc_toolkit.system.binding import Place
 
     return [f"    {worker}: {Place.from_record(record)}" for worker, record in now.places.items()]
-
-
-def _short(item: dict[str, Any]) -> str:
-    text = json.dumps(item, ensure_ascii=False)
-    return text if len(text) <= _EXAMPLE_CHARS else f"{text[: _EXAMPLE_CHARS - 3]}..."
 
 
 def _headline(now: Status) -> str:
@@ -204,20 +222,11 @@ def not_shown(now: Status) -> list[str]:
 
 
 def failed_items(now: Status) -> int:
-    """How many items failed, in all stages."""
     return sum(counts.failed for counts in now.stages.values())
 
 
-def job_json(jobs: Sequence[JobRecord]) -> list[dict[str, Any]]:
-    """The fields of a job in ``status --json``."""
-    keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
-    return [{key: getattr(job, key) for key in keys} for job in jobs]
-
-
 def job_lines(jobs: Sequence[JobRecord]) -> list[str]:
-    """One line for each job, oldest first; of very many the newest, and those that have not ended
-    before those that have.
-    """
+    """One line for each job, oldest first; of very many the newest that have not ended."""
     ranked = sorted(
         range(len(jobs)), key=lambda at: (jobs[at].ended, jobs[at].state == UNKNOWN, -at)
     )
@@ -228,18 +237,15 @@ def job_lines(jobs: Sequence[JobRecord]) -> list[str]:
 
 
 def _state(job: JobRecord) -> str:
-    reason = f" ({job.reason})" if job.reason and not job.running else ""
-    parts = [f"{job.state}{reason}"]
+    parts = [job.state + (f" ({job.reason})" if job.reason and not job.running else "")]
     if len(job.elements) > 1:
         parts.append("of its elements " + ", ".join(f"{n} {name}" for name, n in job.elements))
     if job.running and job.nodes:
         parts[0] += f" on {job.nodes}"
-    if job.running and job.end is not None:
-        parts.append(f"until {_clock(job.end)}")
+    if job.end is not None and (job.running or job.ended):
+        parts.append(f"{'until' if job.running else 'ended'} {_clock(job.end)}")
     if job.waiting and job.start is not None and job.start > time.time():
         parts.append(f"starts about {_clock(job.start)}")
-    if job.ended and job.end is not None:
-        parts.append(f"ended {_clock(job.end)}")
     if job.ended and job.exit_code:
         parts.append(f"exit code {job.exit_code}")
     if job.restarts:
@@ -254,14 +260,8 @@ def _clock(at: float) -> str:
 
 
 def fit(lines: Sequence[str], errors: Sequence[str], *, columns: int, rows: int) -> list[str]:
-    """The rows that a terminal of this size shows, of printable lines without newlines.
-
-    ``lines`` are wrapped, and each of ``errors``, which come last, is cut to one row. What the
-    rows do not hold is left out from the end, and counted in its place.
-    """
+    """The rows that fit on a terminal: ``lines`` wrapped, then one row for each of ``errors``."""
     import textwrap
-
-    from rich.cells import chop_cells
 
     indent = " " * min(_INDENT, columns // 3)
     wrapped = [
@@ -269,10 +269,5 @@ def fit(lines: Sequence[str], errors: Sequence[str], *, columns: int, rows: int)
         for line in lines
         for row in textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False)
     ]
-    shown = [part for row in wrapped for part in chop_cells(row, columns)]
-    shown += [chop_cells(error, columns)[0] for error in errors]
     # The last row is the cursor's.
-    if len(shown) < rows:
-        return shown
-    kept = max(1, rows - 2)
-    return [*shown[:kept], f"  and {len(shown) - kept} more lines"[:columns]]
+    return [*wrapped, *(error[:columns] for error in errors)][: rows - 1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli import scriptoptions
-from hpc_toolkit.cli.arguments import GivenRun, open_run
+from hpc_toolkit.cli.arguments import GivenRun, open_run, switch, value
 from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
@@ -26,7 +26,6 @@ from hpc_toolkit.system.terminal import printable
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
 
@@ -36,17 +35,10 @@ _MOST_JOBS = 1000
 
 PANELS: Panels = {
     "Options": (
-        Option(
-            "jobs",
-            "Submit N jobs; --dependency singleton or afterany runs them in turn.",
-            "N",
-            default=1,
-            least=1,
-        ),
+        Option("jobs", "Submit N jobs; see --dependency.", "N", default=1, least=1),
         flag("dry_run", "Show the script and the command; submit nothing."),
         flag(
-            "exclude_failed/no-exclude-failed",
-            "Exclude nodes that failed in this run within a day.",
+            "exclude_failed/no-exclude-failed", "Exclude nodes on which this run failed today."
         )._replace(default=True),
         flag("force", "Submit even if the run is complete or paused."),
     ),
@@ -249,6 +241,9 @@ def _site(header: Header | None) -> Cluster:
 def _show(submission: Submission) -> None:
     """The commands on stderr, the script on stdout, and what Slurm says to it."""
     import shutil
+    import tempfile
+
+    from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate
 
     for number in range(submission.copies):
         before = "JOB" if number else ""
@@ -259,32 +254,24 @@ def _show(submission: Submission) -> None:
     print(f"log: {submission.cwd / submission.log}", file=sys.stderr)
     for script in submission.scripts:
         sys.stdout.write(script.text)
-    if shutil.which("sbatch"):
-        print(f"Slurm: {_estimate(submission)}", file=sys.stderr)
-
-
-def _estimate(submission: Submission) -> str:
-    import tempfile
-
-    from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate
-
+    if shutil.which("sbatch") is None:
+        return
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "script.sbatch")
         path.write_text(submission.scripts[0].text, encoding="utf-8")
-        options = submission.options
+        argv = sbatch_argv(path, submission.arguments, options=submission.options)
         try:
-            return start_estimate(sbatch_argv(path, submission.arguments, options=options))
+            said = start_estimate(argv)
         except SlurmError as error:
-            return error.message
+            said = error.message
+    print(f"Slurm: {said}", file=sys.stderr)
 
 
 def cancel(
     run: GivenRun,
     *,
-    job: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Cancel only this job. May be repeated.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    job: Annotated[list[str] | None, value("ID", "Cancel only this job. May be repeated.")] = None,
+    yes: Annotated[bool, switch("--yes", "Do not ask for confirmation.", "-y")] = False,
 ) -> None:
     """Cancel the jobs of a run, and print their ids.
 
@@ -309,8 +296,9 @@ def cancel(
             jobs = "1 job was" if len(queued) == 1 else f"{len(queued)} jobs were"
             message, hint = f"{jobs} left alone, see above", ""
         raise HpcToolkitError(message, hint=hint)
-    for one in found:
-        print(f"job {_described(one.record)}", file=sys.stderr)
+    for record in (one.record for one in found):
+        where = f" on {record.nodes}" if record.nodes else ""
+        print(f"job {record.id} {record.name}: {record.state}{where}", file=sys.stderr)
     if not yes:
         if not sys.stdin.isatty():
             message = "cancelling was not confirmed"
@@ -319,8 +307,3 @@ def cancel(
     cancel_jobs(found)
     for one in found:
         print(one.record.id)
-
-
-def _described(record: JobRecord) -> str:
-    where = f" on {record.nodes}" if record.nodes else ""
-    return f"{record.id} {record.name}: {record.state}{where}"

@@ -1,24 +1,19 @@
-"""The command ``hpctk work``: its workers' shares of the machine, the monitor, snapshots, Ray."""
+"""The command ``hpctk work``; this module imports no command line framework."""
 
 from __future__ import annotations
 
+import gc
+import importlib
+import math
 import os
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.cli.arguments import RunArgument, check_out, open_run
-from hpc_toolkit.cli.help import LIST, add_table_command
-from hpc_toolkit.cli.plainwork import (
-    check_code,
-    collect_garbage,
-    with_progress,
-    work_here,
-    worker_options,
-)
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
@@ -33,71 +28,43 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.options import Panels
     from hpc_toolkit.system.ranks import RankInfo
+    from hpc_toolkit.worker.worker import WorkerOptions
+
+_IDLE_EXIT_IN_SLURM_S = 600.0
+_LEAVE_BEFORE_END_S = 30.0
+_REFRESH_S = 0.5
 
 PANELS: Panels = {
     "Options": (
         Option("workers", "Local workers, outside srun. [default: one per GPU, else 1]", "N"),
         Option(
-            "deadline",
-            "Exit before this time: a duration or @EPOCH. [default: the end of the Slurm job, else "
-            "$HPCTK_DEADLINE]",
-            "DURATION",
+            "deadline", "Exit before this time, or @EPOCH. [default: the job's end]", "DURATION"
         ),
         Option(
-            "idle_exit",
-            "Exit after this time without work. [default: 10min in Slurm, else never]",
-            "DURATION",
+            "idle_exit", "Exit after this time without work. [default: 10min in Slurm]", "DURATION"
         ),
-        Option(
-            "lease",
-            "Time without a heartbeat after which a worker on another host counts as dead.",
-            "DURATION",
-            hidden=True,
-        ),
-        Option(
-            "grace", "Time to finish the current item when asked to exit.", "DURATION", hidden=True
-        ),
+        Option("lease", "Silence after which a remote worker is dead.", "DURATION", hidden=True),
+        Option("grace", "Time to finish an item when asked to exit.", "DURATION", hidden=True),
         flag("strict_code", "Fail if the code has changed since init."),
-        Option(
-            "engine",
-            "Start workers as processes on this machine or as actors of a Ray cluster.",
-            "processes|ray",
-            default="processes",
-        ),
+        Option("engine", "Start processes or actors of Ray.", "processes|ray", default="processes"),
     ),
     "Resources of each local worker": (
         Option("cpus_per_worker", "Bind each worker to N CPUs, on one NUMA node if possible.", "N"),
         Option(
-            "gpus_per_worker",
-            "GPUs of each worker; 0.5 shares a GPU between two workers, 0 hides all GPUs. "
-            "[default: one each, in turn]",
-            "NUMBER",
+            "gpus_per_worker", "GPUs; 0.5 shares one, 0 hides all. [default: one each]", "NUMBER"
         ),
-        Option(
-            "memory_per_worker",
-            "Memory limit of each worker's process, e.g. 4G; Python raises MemoryError beyond it.",
-            "SIZE",
-        ),
+        Option("memory_per_worker", "Memory limit; Python raises MemoryError beyond it.", "SIZE"),
     ),
     "Monitoring and snapshots": (
-        Option(
-            "monitor",
-            "Log the use of CPUs, memory, GPUs and network of this host.",
-            "",
-            variable="HPCTK_MONITOR",
-        ),
+        Option("monitor", "Log the load of this host.", "", variable="HPCTK_MONITOR"),
         Option("monitor_interval", "Time between samples. [default: 1s]", "DURATION", hidden=True),
-        Option(
-            "snapshot",
-            "Write a snapshot at the end; {done} in the name becomes the number of items done.",
-            "FILE.json",
-        ),
+        Option("snapshot", "Write a snapshot at the end; {done} counts done items.", "FILE.json"),
         Option("snapshot_every", "Also write a snapshot whenever N more items are done.", "N"),
     ),
     "Ray": (
         Option(
             "ray_address",
-            "Ray cluster; auto uses $RAY_ADDRESS, else starts a local one.",
+            "Cluster. [default: auto: $RAY_ADDRESS, else local]",
             "auto|local|HOST:PORT",
         ),
     ),
@@ -106,10 +73,13 @@ PANELS: Panels = {
 
 
 def register(app: typer.Typer) -> None:
-    add_table_command(app, work, PANELS, panel=LIST)
+    from hpc_toolkit.cli.arguments import run_argument
+    from hpc_toolkit.cli.help import LIST, add_table_command
+
+    add_table_command(app, work, PANELS, panel=LIST, arguments=[run_argument()])
 
 
-def work(*, run: RunArgument = None, **given: Any) -> None:
+def work(run: str | None, **given: Any) -> None:
     """Process the items of a run with local workers.
 
     Inside an srun step this process becomes one worker; with --engine ray the workers are actors.
@@ -120,42 +90,157 @@ def work(*, run: RunArgument = None, **given: Any) -> None:
         hpctk work runs/eval --workers 4
         hpctk work runs/eval --deadline 2h --monitor
     """
+    sys.exit(prepare_work(run, **given)())
+
+
+def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
+    """Open the run and import all that a worker needs; the work itself gives the exit code."""
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import find_run
     from hpc_toolkit.system.ranks import RankInfo
 
-    found = open_run(run)
-    check_code(found, strict=given["strict_code"])
+    found = Run.open(find_run(run))
+    check_code(found, strict=bool(given["strict_code"]))
     options = worker_options(*(given[name] for name in ("deadline", "idle_exit", "lease", "grace")))
-    rank = RankInfo.from_environ()
-    workers, on_ray = given["workers"], given["engine"] == "ray"
+    rank, on_ray = RankInfo.from_environ(), given["engine"] == "ray"
     if on_ray:
         rank = replace(rank, in_step=False)  # the driver of actors is not a rank
     shares = read_shares(
         given["cpus_per_worker"], given["gpus_per_worker"], given["memory_per_worker"], rank
     )
     settings = ray_settings(given["ray_address"], shares, on_ray=on_ray)
-    collect_garbage()
+    importlib.import_module("hpc_toolkit.worker.pool")  # as Run.work would, after the others
+    # Imported objects are not garbage, and need not be looked at.
+    gc.freeze()
+    gc.enable()
+    return partial(_work, found, rank, options, shares, settings, given)
+
+
+def _work(
+    run: Run,
+    rank: RankInfo,
+    options: WorkerOptions,
+    shares: Shares,
+    on_ray: RaySettings | None,
+    given: dict[str, Any],
+) -> int:
+    workers = given["workers"]
     with (
-        monitored(found, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
-        with_snapshots(found, rank, given["snapshot"], given["snapshot_every"]) as look,
+        monitored(run, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
+        with_snapshots(run, rank, given["snapshot"], given["snapshot_every"]) as look,
     ):
-        if settings is not None:
+        if on_ray is not None:
             from hpc_toolkit.engines.ray.engine import work_on_ray
 
-            work_on = partial(work_on_ray, found, workers, options, settings)
-            code = with_progress(found, work_on, look)
-        elif rank.in_step:
-            code = found.work(None, options)
-        else:
-            code = work_here(found, workers, options, shares=shares, look=look)
-    sys.exit(code)
+            return with_progress(run, partial(work_on_ray, run, workers, options, on_ray), look)
+        if rank.in_step:
+            return run.work(None, options)
+        from hpc_toolkit.system.gpus import visible_gpus
+
+        count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
+        show_places(shares, count)
+        work_here = partial(run.work, count, options, shares=shares)
+        return with_progress(run, lambda on_tick: work_here(on_tick=on_tick), look)
+
+
+def show_places(shares: Shares, workers: int) -> None:
+    from hpc_toolkit.system.binding import place_workers
+    from hpc_toolkit.system.machine import read_machine
+
+    if shares:
+        for worker, place in enumerate(place_workers(read_machine(), shares, workers)):
+            print(f"worker {worker}: {place}", file=sys.stderr)
+
+
+def with_progress(
+    run: Run,
+    work_on: Callable[[Callable[[], None] | None], int],
+    look: Callable[[], None] | None = None,
+) -> int:
+    """Work, and meanwhile call ``look`` and keep a line on a terminal up to date."""
+    if not sys.stderr.isatty():
+        return work_on(look)
+    from shutil import get_terminal_size
+
+    from hpc_toolkit.results.progress import status_line
+
+    shown_at = -math.inf
+
+    def draw() -> None:
+        nonlocal shown_at
+        shown_at = time.monotonic()
+        line = status_line(run.status())[: get_terminal_size().columns - 1]
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def on_tick() -> None:
+        if time.monotonic() - shown_at >= _REFRESH_S:
+            draw()
+        if look is not None:
+            look()
+
+    try:
+        return work_on(on_tick)
+    finally:
+        draw()
+        print(file=sys.stderr)
+
+
+def check_code(run: Run, *, strict: bool) -> None:
+    """Warn, or refuse, when a workload's file is not the one that the run was made with."""
+    from hpc_toolkit.worker.loading import code_hash
+
+    for stage in run.manifest.stages:
+        before = run.manifest.provenance.get("code", {}).get(stage.name)
+        now = code_hash(stage.workload)
+        if before is None or now == before or (now is None and not strict):
+            continue
+        what = "changed since init" if now is not None else "is in no file that can be found"
+        message = f"the code of stage {stage.name!r}, {stage.workload.function}, {what}"
+        if strict:
+            raise ConfigError(message, hint="make a new run, or leave out --strict-code")
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def worker_options(
+    deadline: str | None, idle_exit: str | None, lease: str | None, grace: str | None
+) -> WorkerOptions:
+    """A worker's settings from the texts of the options; None is an option that was not given."""
+    from hpc_toolkit.worker.worker import WorkerOptions
+
+    found: dict[str, Any] = {"deadline": _deadline(deadline)}
+    if idle_exit is not None:
+        found["idle_exit_s"] = parse_duration(idle_exit, where="--idle-exit")
+    elif "SLURM_JOB_ID" in os.environ:
+        found["idle_exit_s"] = _IDLE_EXIT_IN_SLURM_S
+    if lease is not None:
+        found["lease_s"] = parse_duration(lease, where="--lease")
+    if grace is not None:
+        found["grace_s"] = parse_duration(grace, where="--grace", zero=True)
+    return WorkerOptions(**found)
+
+
+def _deadline(given: str | None) -> float | None:
+    """Epoch seconds by which to be gone."""
+    if given is not None and not given.startswith("@"):
+        return time.time() + parse_duration(given, where="--deadline")
+    # Slurm 23 sets the first anew in each job; the rendered scripts set the second for older ones,
+    # and a job that was submitted inside another may have inherited the other's.
+    job_end = os.environ.get("SLURM_JOB_END_TIME") or os.environ.get("HPCTK_DEADLINE")
+    text, margin = (given[1:], 0.0) if given is not None else (job_end, _LEAVE_BEFORE_END_S)
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if math.isfinite(found):
+        return found - margin
+    message = f"deadline {text!r} is not a number of seconds since the epoch"
+    raise ConfigError(message, hint="such as --deadline 2h or --deadline @1790000000")
 
 
 def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: RankInfo) -> Shares:
-    """What the options say; a rank of Slurm takes its memory's limit at once.
-
-    Raises:
-        ConfigError: a value that no machine can give, or one that srun decides.
-    """
+    """What the options say; a rank of Slurm takes its memory's limit at once."""
     from hpc_toolkit.system.binding import Place, Shares
 
     size = parse_size(memory, where="--memory-per-worker") if memory is not None else None
@@ -172,11 +257,7 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
 
 @contextmanager
 def monitored(run: Run, rank: RankInfo, interval: str | None, *, wanted: bool) -> Iterator[None]:
-    """Sample this host beside the block; under Slurm one rank of each node does.
-
-    Raises:
-        ConfigError: an interval without ``--monitor``, or the packages are missing.
-    """
+    """Sample this host beside the block; under Slurm one rank of each node does."""
     if interval is not None and not wanted:
         message = "--monitor-interval is for --monitor"
         raise ConfigError(message, hint="add --monitor, or leave it out")
@@ -195,11 +276,7 @@ def monitored(run: Run, rank: RankInfo, interval: str | None, *, wanted: bool) -
 def with_snapshots(
     run: Run, rank: RankInfo, pattern: str | None, every: int | None
 ) -> Iterator[Callable[[], None] | None]:
-    """What is to be called a few times a second while the block works; a last snapshot follows it.
-
-    Raises:
-        ConfigError: a rank of Slurm is asked, or there is no file, or no place for one.
-    """
+    """Yield what is to be called often while the block works; a last snapshot follows it."""
     if pattern is None and every is None:
         yield None
         return
@@ -209,6 +286,7 @@ def with_snapshots(
     if rank.in_step:
         message = "--snapshot: a rank of Slurm takes no snapshots"
         raise ConfigError(message, hint="'hpctk snapshot RUN -o FILE' takes one from anywhere")
+    from hpc_toolkit.cli.arguments import check_out
     from hpc_toolkit.results.snapshots import Snapshots
     from hpc_toolkit.system.clock import SystemClock
 
@@ -222,21 +300,17 @@ def with_snapshots(
 
 
 def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySettings | None:
-    """The settings of Ray; None where the workers are processes.
-
-    Raises:
-        ConfigError: an address without ``--engine ray``, or a value that Ray cannot give.
-    """
+    """The settings of Ray; None where the workers are processes."""
+    if not on_ray:
+        if address is not None:
+            message = "--ray-address is for workers that are actors"
+            raise ConfigError(message, hint="add --engine ray, or leave it out")
+        return None
     from hpc_toolkit.engines.ray.settings import AUTO, RaySettings
 
-    if on_ray:
-        return RaySettings(
-            address=address if address is not None else AUTO,
-            cpus_per_worker=shares.cpus,
-            gpus_per_worker=shares.gpus,
-            memory_per_worker=shares.memory_bytes,
-        )
-    if address is not None:
-        message = "--ray-address is for workers that are actors"
-        raise ConfigError(message, hint="add --engine ray, or leave it out")
-    return None
+    return RaySettings(
+        address=address if address is not None else AUTO,
+        cpus_per_worker=shares.cpus,
+        gpus_per_worker=shares.gpus,
+        memory_per_worker=shares.memory_bytes,
+    )

@@ -44,11 +44,7 @@ class Channel:
         self._peer = ""
 
     def connect(self, timeout_s: float) -> None:
-        """Wait until both current processes have read each other's files.
-
-        Raises:
-            SilentSideError: the other side did not arrive.
-        """
+        """Wait until both current processes have read each other's files."""
         self.send(0, {})
         os.close(files.open_or_create(self._other, os.O_RDONLY))
         for record in self._polls(timeout_s):
@@ -62,21 +58,12 @@ class Channel:
                 return
 
     def send(self, number: int, body: dict[str, Any]) -> None:
-        """Send message ``number``.
-
-        Raises:
-            OSError: this side's file cannot be written.
-        """
         record = {"nonce": self._nonce, "echo": self._peer, "number": number, "body": body}
         room = _LENGTH - len(encode_line({**record, "pad": ""}))
         files.write_in_place(self._own, encode_line({**record, "pad": " " * room}))
 
     def receive(self, number: int, timeout_s: float) -> dict[str, Any]:
-        """Wait for the other side's message of this number.
-
-        Raises:
-            SilentSideError: it did not arrive in time.
-        """
+        """Wait for the other side's message of this number."""
         for record in self._polls(timeout_s):
             if record is not None and record["nonce"] == self._peer and record["number"] == number:
                 body: dict[str, Any] = record["body"]
@@ -102,24 +89,18 @@ class Channel:
 
 
 def make_area(root: Path, token: str, side: str) -> Path:
-    """Create the area, or use the one that the other side created; either side may be first.
+    """Create the area of an examination, or use the one that the other side created.
 
-    Args:
-        root: the examined directory, by this side's path.
-        token: identifies this examination.
-        side: name of this side.
-
-    Raises:
-        OSError: this side cannot write to the directory.
+    Raises OSError if this side cannot write to ``root``, its path to the examined directory.
     """
     area = root / f"{_PREFIX}{token}"
     with suppress(FileExistsError):
         area.mkdir()
-    owner = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
-    record = {**owner, "ticks": process_ticks(os.getpid())}
     mine = area / f"owner-{side}"
     try:
-        files.write_in_place(mine, json.dumps(record).encode())
+        pid = os.getpid()
+        owner = [host_name(), boot_id(), pid, process_ticks(pid)]
+        files.write_in_place(mine, json.dumps(owner).encode())
     except OSError:
         # A full disk may have room for the directory but not for the file.
         with suppress(OSError):
@@ -130,7 +111,6 @@ def make_area(root: Path, token: str, side: str) -> Path:
 
 
 def remove_area(area: Path) -> bool:
-    """Remove the area with its contents; return whether it is gone."""
     for _ in range(_TRIES):
         shutil.rmtree(area, ignore_errors=True)
         if not area.exists():
@@ -160,9 +140,8 @@ def _is_abandoned(area: Path, own: Path) -> bool:
         if own.stat().st_mtime - area.stat().st_mtime > _ABANDONED_S:
             return True
     for path in area.glob("owner-*"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            owner = json.loads(files.read_fresh(path))
-            here = (owner["host"], owner["boot"]) == (host_name(), boot_id())
-            if here and process_ticks(owner["pid"]) != owner["ticks"]:
+        with suppress(OSError, ValueError, TypeError):
+            host, boot, pid, ticks = json.loads(files.read_fresh(path))
+            if (host, boot) == (host_name(), boot_id()) and process_ticks(pid) != ticks:
                 return True
     return False

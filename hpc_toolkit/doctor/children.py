@@ -19,8 +19,6 @@ _MOST_WORDS = 160
 
 
 class Child:
-    """A process that makes one call, reports its result, and then waits to be killed."""
-
     def __init__(self, call: Callable[[], Any]) -> None:
         self._read, write = os.pipe()
         self.pid = os.fork()
@@ -32,9 +30,7 @@ class Child:
     def answer(self, timeout_s: float) -> Any:
         """Return the result of the call, as decoded from JSON.
 
-        Raises:
-            TimeoutError: the call has not returned in time.
-            OSError: the call raised an error, or the child died.
+        Raises TimeoutError, or the OSError that the call raised, or that it died.
         """
         data = b""
         end = time.monotonic() + timeout_s
@@ -64,12 +60,7 @@ class Child:
 
 
 def ask_child(call: Callable[[], Any], timeout_s: float) -> Any:
-    """Make a call in a child, kill the child, and return the call's result.
-
-    Raises:
-        TimeoutError: the call did not return in time.
-        OSError: the call raised an error, or the child died.
-    """
+    """Make a call in a child, kill the child, and return the call's result."""
     child = Child(call)
     try:
         return child.answer(timeout_s)

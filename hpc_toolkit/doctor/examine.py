@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import __version__
 from hpc_toolkit.doctor.channel import make_area, remove_area, sweep
 from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
-from hpc_toolkit.doctor.filesystem.locks import Grace
+from hpc_toolkit.doctor.filesystem.locks import waiting_for_server
 from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
-from hpc_toolkit.doctor.node.gpus import check_gpus
-from hpc_toolkit.doctor.node.slurm import check_script, check_slurm
-from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, Helper
+from hpc_toolkit.doctor.node import check_gpus, check_script, check_slurm
+from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, helper
 from hpc_toolkit.doctor.run.check import check_run
-from hpc_toolkit.doctor.run.planning import plan_repairs
+from hpc_toolkit.doctor.run.repairs import plan_repairs
 from hpc_toolkit.doctor.sides import LEAD, Pair
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir import files
@@ -25,11 +24,12 @@ from hpc_toolkit.rundir.proof import believed, write_proof
 from hpc_toolkit.system.mounts import mount_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from hpc_toolkit.doctor.partner import Step
     from hpc_toolkit.system.clock import Clock
+    from hpc_toolkit.system.mounts import Mount
 
 _NO_TROUBLE = (Verdict.FINE, Verdict.SKIPPED)
 _PAIR_IT = "'srun -N2 --ntasks-per-node=1 hpctk doctor DIR', or --pair with a second mount"
@@ -43,54 +43,78 @@ def examine(
     step: Step | None = None,
     around: bool = False,
 ) -> Report:
-    """Examine a directory, and the run in it if it is one.
+    """Examine a directory, and the run in it if it is one; remove all files that it creates.
 
-    Removes all files that it creates. If the two sides stand for two hosts, the result is stored
-    in the run.
+    The result is stored in the run if the two sides stand for two hosts.
 
     Args:
         directory: the directory to examine; it may be an active run.
         clock: gives the wall time of the stored result, for people.
         other: the same directory through another mount of this machine.
-        step: the step of this task, which leads; the other task calls
-            :func:`hpc_toolkit.doctor.partner.join_step`.
+        step: the step of this task, which leads; the other task calls ``join_step``.
         around: whether to examine Slurm, GPUs and templates as well.
 
     Raises:
         ConfigError: ``other`` is another directory.
         RunError: the other side did not arrive, or stopped answering.
     """
-    paired = other is not None or step is not None
-    examination = _Examination(directory, paired=paired)
+    mount, local = mount_of(directory), files.is_local(directory)
+    means = "a run here is for processes of this machine" if local else ""
+    where = f"{mount.kind}, {mount.source} at {mount.point}"
+    found = [fine("filesystem", where, means), check_mount(mount), *mounts.check_space(directory)]
+    report = Report(str(directory), found)
+    around_it: list[Finding] = []
     token = step.token if step is not None else os.urandom(6).hex()
     try:
-        with examination.grace.waiting():
+        with waiting_for_server(mount):
             area = make_area(directory, token, LEAD)
     except OSError as error:
-        examination.add(_unwritable(directory, error))
+        found.append(_unwritable(directory, error))
     else:
         try:
             if swept := sweep(directory, area):
-                found = f"removed what an examination left that was killed: {', '.join(swept)}"
-                examination.add(fine("left over", found))
-            if step is not None:
-                examination.work(Pair(area, arrival_s=STEP_ARRIVAL_S), around=around, step=True)
-            else:
-                _with_helper(examination, other or directory, area, around=around)
+                words = f"removed what an examination left that was killed: {', '.join(swept)}"
+                found.append(fine("left over", words))
+            with _pair(area, other or directory, step) as pair:
+                paired = other is not None or step is not None
+                found.append(_check_sides(pair, paired=paired, local=local))
+                _check_pair(report, pair, mount)
+                if around:
+                    # Two tasks on one node see the same GPUs.
+                    nodes = step is not None and pair.here.host != pair.there.host
+                    around_it += check_gpus(pair, nodes=nodes)
         finally:
             remove_area(area)
+    of_directory = list(found)
+    found += around_it
     if around:
-        examination.around += [*check_slurm(), check_script()]
+        found += [check_slurm(), check_script()]
     if RunPaths(directory).manifest.exists():
-        examination.of_run += _look_at_run(directory, examination, clock)
-    return examination.report()
+        found += _look_at_run(directory, report, of_directory, clock)
+    return report
 
 
-def _look_at_run(directory: Path, examination: _Examination, clock: Clock) -> list[Finding]:
-    paths, report, found = RunPaths(directory), examination.report(), []
+@contextmanager
+def _pair(area: Path, root: Path, step: Step | None) -> Iterator[Pair]:
+    """Connect to the other side: the second task of the step, else a child of this process."""
+    if step is not None:
+        pair = Pair(area, arrival_s=STEP_ARRIVAL_S)
+        yield pair
+        pair.close()
+        return
+    with helper(root, area):
+        pair = Pair(area, arrival_s=ARRIVAL_S)
+        yield pair
+        pair.close()
+
+
+def _look_at_run(
+    directory: Path, report: Report, of_directory: list[Finding], clock: Clock
+) -> list[Finding]:
+    paths, found = RunPaths(directory), []
     if report.apart:
         try:
-            _keep(report, examination.of_directory, paths, clock)
+            _keep(report, of_directory, paths, clock)
         except OSError as error:
             found.append(_failed("doctor.json", error))
     try:
@@ -105,105 +129,44 @@ def _look_at_run(directory: Path, examination: _Examination, clock: Clock) -> li
     return found
 
 
-def _with_helper(examination: _Examination, root: Path, area: Path, *, around: bool) -> None:
-    helper = Helper(root, area)
-    try:
-        examination.work(Pair(area, arrival_s=ARRIVAL_S), around=around, step=False)
-    finally:
-        helper.end()
+def _check_pair(report: Report, pair: Pair, mount: Mount) -> None:
+    """Make all checks of the directory that need two sides."""
+    report.sides, report.apart = (pair.here, pair.there), pair.apart
 
-
-class _Examination:
-    """An examination in progress: its sides, and its findings so far."""
-
-    def __init__(self, directory: Path, *, paired: bool) -> None:
-        self._directory = directory
-        self._paired = paired
-        self.around: list[Finding] = []
-        """Findings on Slurm, GPUs and templates."""
-        self.of_run: list[Finding] = []
-        """Findings on the run's files."""
-        self._pair: Pair | None = None
-        self._trials: list[locks.LockTrial] = []
-        self._delays: dict[str, float | None] = {}
-        mount = mount_of(directory)
-        self.grace = Grace(mount)
-        where = f"{mount.kind}, {mount.source} at {mount.point}"
-        local = files.is_local(directory)
-        means = "a run here is for processes of this machine" if local else ""
-        self.of_directory = [
-            fine("filesystem", where, means),
-            check_mount(mount),
-            *mounts.check_space(directory),
-        ]
-
-    def add(self, *findings: Finding) -> None:
-        self.of_directory += findings
-
-    def work(self, pair: Pair, *, around: bool, step: bool) -> None:
-        """Make all checks that need two sides.
-
-        Args:
-            pair: the sides.
-            around: whether to check their GPUs.
-            step: whether the sides are tasks of a Slurm step.
-        """
-        self._pair = pair
-        self.add(self._check_sides(pair))
-        checks: dict[str, Callable[[], list[Finding]]] = {
-            "exclusive names": lambda: names.check_names(pair),
-            "rename": lambda: names.check_rename(pair),
-            "delays": self._check_views,
-            "locks": self._check_locks,
-            "fsync": lambda: [delays.check_writing(pair.area)],
-        }
-        for name, check in checks.items():
-            try:
-                self.add(*check())
-            except OSError as error:
-                self.add(_failed(name, error))
-        if around:
-            # Two tasks on one node see the same GPUs.
-            nodes = step and pair.here.host != pair.there.host
-            self.around += check_gpus(pair, nodes=nodes)
-        pair.close()
-
-    def _check_views(self) -> list[Finding]:
-        assert self._pair is not None
-        findings, self._delays = delays.check_views(self._pair)
+    def check_views() -> list[Finding]:
+        findings, report.delays_s = delays.check_views(pair)
         return findings
 
-    def _check_locks(self) -> list[Finding]:
-        assert self._pair is not None
-        findings, self._trials = locks.check_locks(self._pair, self.grace)
-        return [*self.grace.findings(), *findings]
+    def check_locks() -> list[Finding]:
+        findings, excludes = locks.check_locks(pair, mount)
+        report.locks_proven = pair.apart and excludes
+        return findings
 
-    def _check_sides(self, pair: Pair) -> Finding:
-        hosts = {pair.here.host, pair.there.host}
-        who = " and ".join(sorted(hosts)) if len(hosts) > 1 else f"{pair.here.host} alone"
-        if pair.apart:
-            mounts = f"{pair.here.mount.point} and {pair.there.mount.point}"
-            return fine("sides", f"{who}: {mounts}")
-        if self._paired:
-            found = f"{who}: both sides use one mount of one kernel"
-        elif files.is_local(self._directory):
-            return fine("sides", who)
-        else:
-            found = f"{who}, through one mount"
-        means = "what other hosts see, and whether locks reach them, was not looked at"
-        return Finding("sides", Verdict.UNKNOWN, found, means, _PAIR_IT)
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "exclusive names": lambda: names.check_names(pair),
+        "delays": check_views,
+        "locks": check_locks,
+        "fsync": lambda: [delays.check_writing(pair.area)],
+    }
+    for name, check in checks.items():
+        try:
+            report.findings += check()
+        except OSError as error:
+            report.findings.append(_failed(name, error))
 
-    def report(self) -> Report:
-        pair = self._pair
-        apart = pair is not None and pair.apart
-        return Report(
-            directory=str(self._directory),
-            sides=(pair.here, pair.there) if pair is not None else (),
-            apart=apart,
-            locks_proven=apart and any(t.kind == "flock" and t.excludes for t in self._trials),
-            delays_s=self._delays,
-            findings=(*self.of_directory, *self.around, *self.of_run),
-        )
+
+def _check_sides(pair: Pair, *, paired: bool, local: bool) -> Finding:
+    here, there = pair.here, pair.there
+    who = f"{here.host} alone"
+    if here.host != there.host:
+        who = " and ".join(sorted((here.host, there.host)))
+    if pair.apart:
+        return fine("sides", f"{who}: {here.mount.point} and {there.mount.point}")
+    if local and not paired:
+        return fine("sides", who)
+    through = ": both sides use one mount of one kernel" if paired else ", through one mount"
+    means = "what other hosts see, and whether locks reach them, was not looked at"
+    return Finding("sides", Verdict.UNKNOWN, f"{who}{through}", means, _PAIR_IT)
 
 
 def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -> None:

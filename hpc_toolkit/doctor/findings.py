@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,7 @@ class Finding:
     """One line of the report."""
 
     check: str
-    """Name of the check."""
     verdict: Verdict
-    """How well the checked thing suits a run."""
     found: str
     """The observation, with its numbers."""
     means: str = ""
@@ -49,7 +47,6 @@ class Finding:
 
 
 def fine(check: str, found: str, means: str = "") -> Finding:
-    """Return a finding of something that suits a run."""
     return Finding(check, Verdict.FINE, found, means)
 
 
@@ -59,38 +56,28 @@ def judged(check: str, found: str, verdict: Verdict, means: str, fix: str, *, ba
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """Return the worst verdict of all findings; fine if there are none."""
     return max((Verdict.FINE, *(one.verdict for one in findings)), key=_ORDER.index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Report:
     """The result of examining one directory."""
 
     directory: str
     """The directory as it was given."""
-    sides: tuple[Side, ...]
+    findings: list[Finding]
+    sides: tuple[Side, ...] = ()
     """The sides, the lead first; empty if the directory is not writable."""
-    apart: bool
+    apart: bool = False
     """Whether the sides stand for two hosts."""
-    locks_proven: bool
+    locks_proven: bool = False
     """Whether flock excluded another host, and became free at its holder's death."""
-    delays_s: dict[str, float | None]
+    delays_s: dict[str, float | None] = field(default_factory=dict)
     """Seconds until one side saw each change of the other side; None if it took too long."""
-    findings: tuple[Finding, ...]
 
     @property
     def verdict(self) -> Verdict:
         return worst(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``hpctk doctor --json`` prints them."""
-        return {
-            "directory": self.directory,
-            "verdict": self.verdict,
-            "sides": [side.to_json() for side in self.sides],
-            "apart": self.apart,
-            "locks_proven": self.locks_proven,
-            "delays_s": self.delays_s,
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        return {**asdict(self), "verdict": self.verdict}

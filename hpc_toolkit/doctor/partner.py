@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.doctor import node
 from hpc_toolkit.doctor.channel import Channel, SilentSideError, make_area, remove_area
 from hpc_toolkit.doctor.children import Child
 from hpc_toolkit.doctor.filesystem import delays, locks, names
-from hpc_toolkit.doctor.node import gpus
 from hpc_toolkit.doctor.sides import ANSWER_S, BYE, LEAD, OTHER, side_of
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 ARRIVAL_S = 20.0
@@ -30,19 +30,13 @@ _GOES_WITHIN_S = 1.0
 
 
 class Partner:
-    """The other side: carries out requests until the lead ends the examination."""
-
     def __init__(self, area: Path) -> None:
         self._area = area
         self._holder: locks.Holder | None = None
         self._changes: delays.Changes | None = None
 
     def serve(self, *, arrival_s: float) -> None:
-        """Answer the lead's requests.
-
-        Raises:
-            SilentSideError: the lead did not arrive, or stopped sending requests.
-        """
+        """Answer the lead's requests until it ends the examination, or is silent."""
         channel = Channel(self._area, OTHER, LEAD)
         channel.connect(arrival_s)
         number, act = 0, ""
@@ -60,13 +54,12 @@ class Partner:
             "where": lambda: side_of(self._area.parent).to_json(),
             "race": lambda own: names.race(self._area / "race", own),
             "create": lambda name, target: files.create_name(self._area / name, target),
-            "replace": lambda name: names.replace_often(self._area / name),
             "prepare": self._prepare,
             "change": self._change,
             "hold": self._hold,
             "let_go": self._let_go,
-            "try": lambda kind, name: locks.try_lock(kind, self._area / name),
-            "gpus": gpus.look_here,
+            "try": lambda name: locks.try_lock(self._area / name),
+            "gpus": node.look_here,
             BYE: os.getpid,
         }
         try:
@@ -82,8 +75,8 @@ class Partner:
         assert self._changes is not None
         self._changes.make()
 
-    def _hold(self, kind: str, name: str) -> str:
-        self._holder = locks.Holder(kind, self._area / name)
+    def _hold(self, name: str) -> str:
+        self._holder = locks.Holder(self._area / name)
         return self._holder.outcome
 
     def _let_go(self) -> None:
@@ -94,8 +87,6 @@ class Partner:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """This process as one of the two tasks of a Slurm step."""
-
     token: str
     """Identifier that both tasks share, and that no other step has."""
     leads: bool
@@ -103,11 +94,7 @@ class Step:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
-        """Return the step of this process; None outside a step, or in a step of one task.
-
-        Raises:
-            ConfigError: the step has more than two tasks, or an unknown number.
-        """
+        """Return the step of this process; None outside a step, or in a step of one task."""
         if not environ.get("SLURM_STEP_ID", "").isdigit():
             return None
         tasks = environ.get("SLURM_NTASKS", "")
@@ -122,11 +109,7 @@ class Step:
 
 
 def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S) -> None:
-    """Act as the second task of a step: carry out the requests of the first one, which reports.
-
-    Raises:
-        RunError: the first task did not arrive or stopped answering, or this one cannot write.
-    """
+    """Act as the second task of a step: carry out the requests of the first one, which reports."""
     try:
         area = make_area(directory, step.token, OTHER)
     except OSError as error:
@@ -140,30 +123,18 @@ def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S)
         raise
 
 
-class Helper:
-    """The other side as a child of this process."""
-
-    def __init__(self, root: Path, area: Path) -> None:
-        """Start the child.
-
-        Args:
-            root: the directory, by the path that the child shall use.
-            area: the lead's area.
-
-        Raises:
-            ConfigError: ``root`` is another directory, or not writable.
-        """
-        _check_same(root, area, root / area.name)
-        token = area.name.rpartition("doctor-")[2]
-        self._child = Child(
-            lambda: Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S)
-        )
-
-    def end(self) -> None:
-        """Wait for the released child to end, or kill it."""
+@contextmanager
+def helper(root: Path, area: Path) -> Iterator[None]:
+    """Have the other side as a child, which uses ``root``, a path to the directory of ``area``."""
+    _check_same(root, area, root / area.name)
+    token = area.name.rpartition("doctor-")[2]
+    child = Child(lambda: Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S))
+    try:
+        yield
         with suppress(TimeoutError, OSError):
-            self._child.answer(_GOES_WITHIN_S)
-        self._child.end()
+            child.answer(_GOES_WITHIN_S)
+    finally:
+        child.end()
 
 
 def _check_same(root: Path, area: Path, twin: Path) -> None:

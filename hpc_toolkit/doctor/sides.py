@@ -23,9 +23,7 @@ class Side:
     """One process that uses the directory by one path."""
 
     host: str
-    """Host name (see :func:`hpc_toolkit.system.ranks.host_name`)."""
     boot: str
-    """Id of the host's boot."""
     device: int
     """The kernel's number of the mounted filesystem; comparable only within one boot."""
     path: str
@@ -43,11 +41,6 @@ class Side:
 
 
 def side_of(directory: Path) -> Side:
-    """Describe this process as a side.
-
-    Raises:
-        OSError: the directory cannot be accessed.
-    """
     return Side(
         host=host_name(),
         boot=boot_id(),
@@ -58,7 +51,7 @@ def side_of(directory: Path) -> Side:
 
 
 def are_apart(one: Side, other: Side) -> bool:
-    """Return whether results between these sides are valid between hosts.
+    """Whether results between these sides are valid between hosts.
 
     Within one kernel only two mounts with separate caches and locks can stand for two hosts. A bind
     mount, or a second NFS mount that shares the cache of the first, has the same device.
@@ -82,7 +75,6 @@ class Pair:
         """Whether results between the sides are valid between hosts."""
 
     def start(self, act: str, **words: Any) -> None:
-        """Send a request without waiting for the answer."""
         if self._asked:
             # A failed check has left its answer unread; the other side takes one request at a time.
             with suppress(OSError):
@@ -92,12 +84,7 @@ class Pair:
         self._channel.send(self._number, {"act": act, **words})
 
     def finish(self) -> Any:
-        """Wait for the answer to the last request.
-
-        Raises:
-            OSError: the request failed with this error on the other side.
-            SilentSideError: the other side did not answer.
-        """
+        """Wait for the answer to the last request; raises the other side's OSError."""
         told = self._channel.receive(self._number, ANSWER_S)
         self._asked = False
         if "errno" in told:
@@ -105,10 +92,8 @@ class Pair:
         return told["answer"]
 
     def ask(self, act: str, **words: Any) -> Any:
-        """Send a request and wait for the answer."""
         self.start(act, **words)
         return self.finish()
 
     def close(self) -> None:
-        """Tell the other side to end."""
         self.ask(BYE)

@@ -26,7 +26,6 @@ _FOREIGN = (
 
 
 def environment(paths: LabPaths) -> dict[str, str]:
-    """Return this process's environment for commands that contact the lab."""
     own = {key: text for key, text in os.environ.items() if not key.startswith(_FOREIGN)}
     return {**own, "SLURM_CONF": str(paths.slurm_conf)}
 
@@ -39,9 +38,7 @@ def finished(
 ) -> Finished:
     """Run a command to its end, by default a Slurm command against the lab.
 
-    Raises:
-        HpcToolkitError: it did not end within ``limit_s``, by default 30 s, for example because a
-            daemon is stopped. Its process group was killed.
+    Kills its process group after ``limit_s``, by default 30 s, e.g. because a daemon is stopped.
     """
     given = environment(paths) if environ is None else environ
     words = [program(argv[0]), *argv[1:]]
@@ -53,11 +50,7 @@ def finished(
 
 
 def ask(paths: LabPaths, *argv: str, limit_s: float | None = None) -> str:
-    """Run a Slurm command against the lab and return its stdout.
-
-    Raises:
-        HpcToolkitError: it fails, or does not answer within ``limit_s``, by default 30 s.
-    """
+    """Run a Slurm command against the lab and return its stdout."""
     done = finished(paths, *argv, limit_s=limit_s)
     if done.code != 0:
         message = " ".join(done.stderr.split()) or f"{argv[0]} failed"

@@ -22,11 +22,6 @@ def ports_needed(settings: LabSettings) -> int:
     return settings.nodes + 2
 
 
-def database_port(settings: LabSettings, port: int) -> int:
-    """Return the port of slurmdbd in the block of ports that begins at ``port``."""
-    return port + settings.nodes + 1
-
-
 def first_job_id(epoch_s: float) -> int:
     """Return the id of a lab's first job, from its start time in tenths of a second.
 
@@ -39,90 +34,64 @@ def slurm_conf(
     settings: LabSettings, paths: LabPaths, *, port: int, user: str, first_job: int
 ) -> str:
     """Return slurm.conf(5) for daemons that run as ``user`` on the ports from ``port`` on."""
-    lines = [
-        *_identity(paths, port=port, user=user),
-        *_behaviour(),
-        f"FirstJobId={first_job}",
-        *_accounting(settings, paths, port=port),
-        *_nodes(settings, port),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _identity(paths: LabPaths, *, port: int, user: str) -> list[str]:
-    return [
-        f"ClusterName={CLUSTER_NAME}",
-        f"SlurmctldHost={CONTROL}({LOOPBACK})",
-        f"SlurmUser={user}",
-        f"SlurmdUser={user}",
-        "AuthType=auth/munge",
-        "CredType=cred/munge",
-        # A requeued job waits until its old credential has expired: 120 s by default.
-        f"AuthInfo=socket={paths.munge_socket},cred_expire=5",
-        # Daemons listen on the address of their host name, which is 127.0.0.1 in a lab.
-        "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
-        f"SlurmctldPort={port}",
-        f"StateSaveLocation={paths.state}",
-        f"SlurmdSpoolDir={paths.spool}/%n",
-        f"SlurmctldPidFile={paths.run}/slurmctld.pid",
-        f"SlurmdPidFile={paths.run}/slurmd-%n.pid",
-        f"SlurmctldLogFile={paths.log('slurmctld')}",
-        f"SlurmdLogFile={paths.log('slurmd-%n')}",
-    ]
-
-
-def _behaviour() -> list[str]:
-    return [
-        "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
-        "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core_Memory",
-        "SlurmdParameters=config_overrides",
-        # With 2, a reply from before a crash would return a node to service (node_did_resp).
-        "ReturnToService=1",
-        "PreemptType=preempt/partition_prio",
-        "PreemptMode=REQUEUE",
-        "JobRequeue=1",
-        "MaxArraySize=1001",
-        "KillWait=30",
-        "SlurmctldTimeout=30",
-        "SlurmdTimeout=30",
-        "InactiveLimit=0",
-        "MinJobAge=300",
-        "SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0",
-        "PropagateResourceLimitsExcept=MEMLOCK",
-        "MailProg=/bin/true",
-    ]
-
-
-def _accounting(settings: LabSettings, paths: LabPaths, *, port: int) -> list[str]:
-    if not settings.accounting:
-        return []
-    return [
-        "AccountingStorageType=accounting_storage/slurmdbd",
-        f"AccountingStorageHost={CONTROL}",
-        f"AccountingStoragePort={database_port(settings, port)}",
-        f"AccountingStoragePass={paths.munge_socket}",
-        "JobAcctGatherType=jobacct_gather/linux",
-        "JobAcctGatherFrequency=5",
-    ]
-
-
-def _nodes(settings: LabSettings, port: int) -> list[str]:
-    first, last = port + 1, port + settings.nodes
-    shape = f"CPUs={CPUS_PER_NODE} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS_PER_NODE}"
-    node = (
-        f"NodeName={node_range(settings)} NodeAddr={LOOPBACK} Port={_range(first, last)}"
-        f" {shape} ThreadsPerCore=1 RealMemory={MEM_PER_NODE_MIB}"
-    )
-    gpus = settings.gpus_per_node
-    limits = "MaxTime=3-00:00:00 State=UP"
-    return [
-        *(["GresTypes=gpu"] if gpus else []),
-        node + (f" Gres=gpu:{settings.gpu_type}:{gpus}" if gpus else ""),
-        f"PartitionName=main Nodes=ALL Default=YES PriorityTier=1 {limits}",
-        f"PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF {limits}",
-    ]
+    nodes, gpus = settings.nodes, settings.gpus_per_node
+    gres = f" Gres=gpu:{settings.gpu_type}:{gpus}" if gpus else ""
+    # A requeued job waits until its old credential has expired (cred_expire): 120 s by default.
+    # Daemons listen on the address of their host name (NoInAddrAny), 127.0.0.1 in a lab.
+    # With ReturnToService=2, a reply from before a crash would return a node to service.
+    text = f"""\
+ClusterName={CLUSTER_NAME}
+SlurmctldHost={CONTROL}({LOOPBACK})
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={paths.munge_socket},cred_expire=5
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmctldPort={port}
+StateSaveLocation={paths.state}
+SlurmdSpoolDir={paths.spool}/%n
+SlurmctldPidFile={paths.run}/slurmctld.pid
+SlurmdPidFile={paths.run}/slurmd-%n.pid
+SlurmctldLogFile={paths.log("slurmctld")}
+SlurmdLogFile={paths.log("slurmd-%n")}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+ReturnToService=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+MaxArraySize=1001
+KillWait=30
+SlurmctldTimeout=30
+SlurmdTimeout=30
+InactiveLimit=0
+MinJobAge=300
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+PropagateResourceLimitsExcept=MEMLOCK
+MailProg=/bin/true
+FirstJobId={first_job}
+"""
+    if settings.accounting:
+        text += f"""\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={CONTROL}
+AccountingStoragePort={port + nodes + 1}
+AccountingStoragePass={paths.munge_socket}
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=5
+"""
+    text += "GresTypes=gpu\n" if gpus else ""
+    return f"""{text}\
+NodeName={node_range(settings)} NodeAddr={LOOPBACK} Port={_range(port + 1, port + nodes)} \
+CPUs={CPUS_PER_NODE} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 \
+RealMemory={MEM_PER_NODE_MIB}{gres}
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 MaxTime=3-00:00:00 State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=3-00:00:00 State=UP
+"""
 
 
 def node_range(settings: LabSettings) -> str:
@@ -136,48 +105,44 @@ def _range(first: int, last: int) -> str:
 
 def gres_conf(settings: LabSettings, paths: LabPaths) -> str:
     """Return gres.conf(5) with the devices that represent GPUs."""
-    lines = ["AutoDetect=off"]
-    if settings.gpus_per_node:
-        files = f"{paths.devices}/gpu{_range(0, settings.gpus_per_node - 1)}"
-        lines.append(
-            f"NodeName={node_range(settings)} Name=gpu Type={settings.gpu_type} File={files}"
-        )
-    return "\n".join(lines) + "\n"
+    gpus = settings.gpus_per_node
+    if not gpus:
+        return "AutoDetect=off\n"
+    files = f"{paths.devices}/gpu{_range(0, gpus - 1)}"
+    node = f"NodeName={node_range(settings)} Name=gpu Type={settings.gpu_type} File={files}"
+    return f"AutoDetect=off\n{node}\n"
 
 
 def slurmdbd_conf(settings: LabSettings, paths: LabPaths, *, port: int, user: str) -> str:
     """Return slurmdbd.conf(5); slurmdbd finds the database by MYSQL_UNIX_PORT."""
-    lines = [
-        "AuthType=auth/munge",
-        f"AuthInfo=socket={paths.munge_socket}",
-        f"DbdHost={CONTROL}",
-        f"DbdAddr={LOOPBACK}",
-        f"DbdPort={database_port(settings, port)}",
-        "CommunicationParameters=NoInAddrAny",
-        f"SlurmUser={user}",
-        f"PidFile={paths.run}/slurmdbd.pid",
-        f"LogFile={paths.log('slurmdbd')}",
-        "StorageType=accounting_storage/mysql",
-        "StorageHost=localhost",
-        f"StorageUser={user}",
-        "StorageLoc=slurm",
-    ]
-    return "\n".join(lines) + "\n"
+    return f"""\
+AuthType=auth/munge
+AuthInfo=socket={paths.munge_socket}
+DbdHost={CONTROL}
+DbdAddr={LOOPBACK}
+DbdPort={port + settings.nodes + 1}
+CommunicationParameters=NoInAddrAny
+SlurmUser={user}
+PidFile={paths.run}/slurmdbd.pid
+LogFile={paths.log("slurmdbd")}
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser={user}
+StorageLoc=slurm
+"""
 
 
 def cluster_toml(settings: LabSettings) -> str:
     """Return a cluster file: the built-in ``lab`` with the nodes and GPUs of this lab."""
-    lines = [
-        'extends = "lab"',
-        f"description = \"a Slurm of 'hpctk lab': {settings.words}\"",
-        f"nodes = {settings.nodes}",
-        f"gpus_per_node = {settings.gpus_per_node}",
-        f'gpu_type = "{settings.gpu_type}"',
-    ]
-    for name in ("main", "urgent"):
-        lines += ["", "[[partitions]]", f'name = "{name}"', 'max_walltime = "3-00:00:00"']
-        lines.append(f"nodes = {settings.nodes}")
-    return "\n".join(lines) + "\n"
+    limits = f'max_walltime = "3-00:00:00"\nnodes = {settings.nodes}'
+    partitions = [f'\n[[partitions]]\nname = "{name}"\n{limits}\n' for name in ("main", "urgent")]
+    return f"""\
+extends = "lab"
+description = "a Slurm of 'hpctk lab': {settings.words}"
+nodes = {settings.nodes}
+gpus_per_node = {settings.gpus_per_node}
+gpu_type = "{settings.gpu_type}"
+{"".join(partitions)}"""
 
 
 def hosts_text(settings: LabSettings, machine: str) -> str:

@@ -71,7 +71,7 @@ class Host:
 
 
 def user_name() -> str:
-    """Return the user that daemons run as: the name, or the UID of a user without a name."""
+    """The user that daemons run as: the name, or the UID of a user without a name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -79,7 +79,6 @@ def user_name() -> str:
 
 
 def daemon_environment(paths: LabPaths) -> dict[str, str]:
-    """Return the environment of daemons; only PATH comes from the environment of this process."""
     return {
         "PATH": search_path(),
         "LC_ALL": "C.UTF-8",
@@ -89,12 +88,7 @@ def daemon_environment(paths: LabPaths) -> dict[str, str]:
 
 
 def check_namespaces(host: Host) -> None:
-    """Check that this user can create the namespaces of a lab's host.
-
-    Raises:
-        NamespaceError: it is not possible; the error says why.
-        HpcToolkitError: unshare did not end in time.
-    """
+    """Raise NamespaceError, with the kernel's reason, if this user cannot make a lab's host."""
     command = host.command(["true"])
     done = finished(host.paths, *command, environ=daemon_environment(host.paths))
     if done.code != 0:
@@ -119,11 +113,7 @@ class Starting:
     """File for its output before it opens its log."""
 
     def wait(self) -> None:
-        """Wait until the program has exited, or a daemon has moved to the background.
-
-        Raises:
-            HpcToolkitError: it failed; the error has the end of its log.
-        """
+        """Wait until the program has exited, or a daemon is in the background."""
         try:
             code = self.process.wait(_START_S)
         except subprocess.TimeoutExpired:
@@ -187,17 +177,12 @@ def start_slurmctld(host: Host) -> Starting:
 
 
 def start_slurmd(host: Host) -> Starting:
-    """Start the daemon of one node."""
     argv = ["slurmd", "-N", host.node, "-f", str(host.paths.slurm_conf)]
     return start(host, f"slurmd of {host.node}", argv, log=f"slurmd-{host.node}")
 
 
 def wait_for_daemon(host: Host, name: str, ready: Callable[[], bool]) -> None:
-    """Wait until a daemon in the background of this host is ready.
-
-    Raises:
-        HpcToolkitError: it ended, or is not ready after 90 s; the error has the end of its log.
-    """
+    """Wait until a daemon in the background of this host is ready; else show its log."""
     deadline = time.monotonic() + _READY_S
     missed = 0
     while not ready():
@@ -264,6 +249,6 @@ def start_slurmdbd(host: Host) -> None:
 
 
 def _add_cluster(host: Host) -> bool:
-    """Return whether slurmdbd accepted the cluster; it fails while it creates its tables."""
+    """Whether slurmdbd accepted the cluster; it fails while it creates its tables."""
     argv = ["sacctmgr", "--immediate", "add", "cluster", CLUSTER_NAME]
     return finished(host.paths, *argv, environ=daemon_environment(host.paths)).code == 0

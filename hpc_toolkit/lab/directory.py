@@ -25,7 +25,6 @@ FORMAT = 1
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _KEYS = {"format", "settings", "start"}
 """Keys that identify a lab's lab.json, whichever version wrote it."""
-_BEGINNING = b'{"format": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class LabRecord:
 
     settings: LabSettings
     port: int
-    """The first of the lab's ports."""
     start: str
     """Id of the lab's start: 8 hexadecimal digits."""
     ready: bool
@@ -53,11 +51,7 @@ def labs_home() -> Path:
 
 
 def lab_paths(name: str, directory: Path | None) -> LabPaths:
-    """Return the paths of the lab in ``directory``, or of the lab called ``name``.
-
-    Raises:
-        ConfigError: the name or the directory is not valid for a lab.
-    """
+    """Return the paths of the lab in ``directory``, or of the lab called ``name``."""
     where = directory if directory is not None else labs_home() / check_name(name)
     try:
         # Resolved, so that a lab has one token whatever path names it.
@@ -75,12 +69,7 @@ def known_labs() -> Iterator[LabPaths]:
 
 
 def make_directory(paths: LabPaths) -> None:
-    """Create the lab's directory, or accept an existing one.
-
-    Raises:
-        ConfigError: another user could change files that the daemons use, or the directory holds
-            files that are not a lab's.
-    """
+    """Create the lab's directory, or accept an empty one or that of a lab."""
     root = paths.root
     try:
         for above in reversed(root.parents):
@@ -103,11 +92,7 @@ def make_directory(paths: LabPaths) -> None:
 
 
 def is_lab(paths: LabPaths) -> bool:
-    """Return whether a directory holds a lab or remains of one; no other directory is touched.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """Return whether a directory holds a lab or remains of one; no other directory is touched."""
     try:
         names = set(os.listdir(paths.root))
     except (FileNotFoundError, NotADirectoryError):
@@ -116,13 +101,10 @@ def is_lab(paths: LabPaths) -> bool:
     if paths.record.name not in names:
         # An 'up' that was killed before it wrote lab.json has only locked the directory.
         return bool(names) and names <= {paths.lock.name, *left} and _empty(paths.lock)
-    text = read_fresh(paths.record)
     try:
-        content: Any = json.loads(text)
+        content: Any = json.loads(read_fresh(paths.record))
     except ValueError:
-        # Truncated by a full disk: a lab if nothing else is in the directory.
-        own = {path.name for path in (*paths.written(), paths.record, paths.lock)}
-        return names <= own | left and text[: len(_BEGINNING)] == _BEGINNING[: len(text)]
+        return False
     return isinstance(content, dict) and content.keys() >= _KEYS
 
 
@@ -134,9 +116,6 @@ def check_owner(root: Path, *, others_of_root: bool = False) -> None:
     """Check that only this user and root can change files in ``root``.
 
     The directory must belong to this user; with ``others_of_root`` it may also belong to root.
-
-    Raises:
-        ConfigError: another user can change files, or owns the directory.
     """
     told = root.lstat()
     if not stat.S_ISDIR(told.st_mode):
@@ -155,7 +134,7 @@ def check_owner(root: Path, *, others_of_root: bool = False) -> None:
 
 
 def _who_may_replace(directory: Path) -> str:
-    """Return who besides this user and root can rename files in a directory; "" if nobody."""
+    """Who besides this user and root can rename files in a directory; "" if nobody."""
     told = directory.stat()
     if told.st_uid not in (0, os.geteuid()) and not _is_unmapped(told.st_uid):
         return f"user {told.st_uid}"
@@ -168,10 +147,7 @@ def _who_may_replace(directory: Path) -> str:
 
 
 def _is_private_group(told: os.stat_result) -> bool:
-    """Return whether a file's group has its owner as the only member, as usual with umask 002.
-
-    See usermod(8), -U.
-    """
+    """Whether a file's group has its owner as the only member, as usual with umask 002."""
     try:
         owner, group = pwd.getpwuid(told.st_uid), grp.getgrgid(told.st_gid)
     except KeyError:
@@ -181,7 +157,7 @@ def _is_private_group(told: os.stat_result) -> bool:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Return whether ``uid`` is how a user namespace shows root outside; user_namespaces(7)."""
+    """Whether ``uid`` is how a user namespace shows root outside; user_namespaces(7)."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
         lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
@@ -200,7 +176,6 @@ def remove_files(paths: LabPaths) -> None:
 
 
 def write_record(paths: LabPaths, record: LabRecord) -> None:
-    """Write lab.json in one step."""
     content = {"format": FORMAT, **asdict(record)}
     replace_file(paths.record, [json.dumps(content).encode() + b"\n"])
     # Users that may enter the directory may use the lab, whatever the umask of its owner.

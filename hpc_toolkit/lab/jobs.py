@@ -34,7 +34,7 @@ _QUEUED_AGAIN = {"NODE_FAIL", "PREEMPTED"}
 """Ended states that a job may show for a moment before Slurm requeues it."""
 _STANDS_S = 2.0
 """Seconds after which such a state is final."""
-_NO_LOG = 128 + 53
+NO_LOG = 128 + 53
 """The code of a job whose log slurmstepd could not open: it reports "signal" 53."""
 
 
@@ -51,12 +51,6 @@ class JobEnd:
     seconds: float
     """Seconds since the submission."""
 
-    @property
-    def remark(self) -> str:
-        """The meaning of a code that is not self-explanatory; else ""."""
-        no_log = "its log could not be opened: does the directory of --output exist?"
-        return no_log if self.code == _NO_LOG else ""
-
 
 def run_script(
     paths: LabPaths,
@@ -70,10 +64,6 @@ def run_script(
     ``tell`` gets a line for the submission and for each reason why the job waits. A requeued job is
     followed until its final end. An interrupt cancels the job. Returns None if sbatch submitted no
     job, as for ``--test-only``; ``tell`` then gets the stderr of sbatch.
-
-    Raises:
-        HpcToolkitError: sbatch refuses the script, the lab is taken down, or its controller does
-            not answer.
     """
     began = time.monotonic()
     job = ""
@@ -99,14 +89,7 @@ def run_script(
 
 
 def submit(paths: LabPaths, script: Path, arguments: Sequence[str]) -> tuple[str, str]:
-    """Submit a script with its arguments; return the job's id and what sbatch wrote to stderr.
-
-    The id is "" if sbatch submitted no job, as for ``--test-only``.
-
-    Raises:
-        HpcToolkitError: sbatch refuses the script, or does not end within 30 s, for example because
-            the script has ``#SBATCH --wait``.
-    """
+    """Submit a script; return the job's id, "" without a job, and what sbatch wrote to stderr."""
     # Absolute, so that sbatch takes no script for an option; the arguments go to the script.
     try:
         done = finished(paths, "sbatch", "--parsable", str(script.absolute()), *arguments)
@@ -121,7 +104,7 @@ def submit(paths: LabPaths, script: Path, arguments: Sequence[str]) -> tuple[str
 
 
 def code_of(record: JobRecord) -> int:
-    """Return the code that JobEnd has for a job; 0 while the job has not ended."""
+    """The code that JobEnd has for a job; 0 while the job has not ended."""
     return record.exit_code or int(record.ended and record.state != "COMPLETED")
 
 
@@ -183,8 +166,7 @@ def _went_down(paths: LabPaths, job: str) -> HpcToolkitError:
 def job_records(paths: LabPaths, job: str) -> list[JobRecord]:
     """Return the current record of a job, or of every element of an array.
 
-    Raises:
-        HpcToolkitError: Slurm knows no such job; it forgets a job 5 minutes after its end.
+    Slurm forgets a job 5 minutes after its end.
     """
     argv = ("squeue", "--noheader", "--array", "--states=all", "--jobs", job)
     records = parse_squeue(ask(paths, *argv, "--Format", _COLUMNS, limit_s=_QUESTION_S).encode())
@@ -195,17 +177,13 @@ def job_records(paths: LabPaths, job: str) -> list[JobRecord]:
 
 
 def job_logs(paths: LabPaths, job: str) -> list[Path]:
-    """Return the files of stdout and stderr of a job, or of all elements of an array.
-
-    Raises:
-        HpcToolkitError: Slurm knows no such job.
-    """
+    """Return the files of stdout and stderr of a job, or of all elements of an array."""
     argv = ("scontrol", "show", "job", "--oneliner", job)
     return parse_logs(ask(paths, *argv, limit_s=_QUESTION_S))
 
 
 def parse_logs(text: str) -> list[Path]:
-    """Parse scontrol's output for job_logs() into log files, in its order, without duplicates."""
+    """Parse scontrol's output into log files, in its order, without duplicates."""
     found: dict[Path, None] = {}
     for line in text.splitlines():
         # The user's names and comments come before these fields and may contain any text.
@@ -218,7 +196,7 @@ def parse_logs(text: str) -> list[Path]:
 def _show_more(log: Path, offset: int, show: Callable[[bytes], None]) -> int:
     """Show a log from ``offset`` on; return the offset of its end.
 
-    A log that has become shorter was truncated by a restart of the job, and is shown as a whole.
+    A log that has become shorter was truncated by a restart of the job, and is shown again.
     """
     try:
         with log.open("rb") as file:

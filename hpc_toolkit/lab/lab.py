@@ -57,13 +57,8 @@ class Lab:
     def up(self, settings: LabSettings) -> bool:
         """Start the lab and return when every node is idle; False if it was up already.
 
-        Leftovers of an earlier start are removed first. Of several concurrent callers one starts
-        the lab; the others wait for it.
-
-        Raises:
-            ConfigError: the lab runs with other settings, programs are missing, or its directory
-                is not safe.
-            HpcToolkitError: the lab does not start; none of its processes is left.
+        Of several concurrent callers one starts the lab; the others wait for it. If it does not
+        start, none of its processes is left.
         """
         check_programs(accounting=settings.accounting)
         _check_outside(surrounding_labs())
@@ -78,10 +73,7 @@ class Lab:
         return True
 
     def down(self) -> int:
-        """Kill all processes of the lab and remove its files; return the number of processes.
-
-        Jobs end by SIGKILL. Does nothing if there is no lab.
-        """
+        """Kill all processes of the lab and remove its files; return how many were killed."""
         _check_outside(surrounding_labs() & {self.paths.token})
         try:
             if self.paths.root.is_dir():
@@ -101,16 +93,12 @@ class Lab:
         return killed
 
     def status(self) -> LabStatus:
-        """Return the lab's status. Writes nothing and asks no daemon."""
         return status_of(self.paths)
 
     def inside(self, argv: list[str]) -> list[str]:
         """Return ``argv`` as a command that runs inside the lab, on its host ``localhost``.
 
-        Only inside the lab do srun and salloc listen where its nodes reach them, on 127.0.0.1.
-
-        Raises:
-            ConfigError: the lab is not up.
+        Only there do srun and salloc listen where its nodes reach them, on 127.0.0.1.
         """
         return Host(self.paths, self.check_up().start).command(argv)
 
@@ -119,9 +107,6 @@ class Lab:
 
         With ``daemon_only`` only its slurmd is killed: its jobs continue, and Slurm notices by
         itself after SlurmdTimeout, 30 s.
-
-        Raises:
-            ConfigError: the lab is not up, has no such node, or is another user's.
         """
         self._check_node(node)
         self.paths.crashed.mkdir(exist_ok=True)
@@ -134,12 +119,7 @@ class Lab:
         return killed
 
     def restore(self, node: str) -> None:
-        """Start a crashed node again, as after a reboot, and return when it takes jobs.
-
-        Raises:
-            ConfigError: the lab is not up, has no such node, or is another user's.
-            HpcToolkitError: the node does not come back.
-        """
+        """Start a crashed node again, as after a reboot, and return when it takes jobs."""
         _check_outside(surrounding_labs())
         record = self._check_node(node)
         kill_members(self.paths.token, node)
@@ -151,11 +131,7 @@ class Lab:
         wait_for_nodes(self.paths, (node,), {"idle", "mixed", "allocated"})
 
     def check_up(self) -> LabRecord:
-        """Return the record of the lab if it is up.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """Return the record of the lab; ConfigError unless it is up."""
         if self.paths.root.is_dir():
             # The lab's files can run code: slurm.conf names plugins, and a hosts file is mounted.
             check_owner(self.paths.root, others_of_root=True)
@@ -188,7 +164,7 @@ class Lab:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lab's lock, so that no other process starts or ends it; create its directory."""
+        """Hold the lab's lock; create its directory."""
         while True:
             make_directory(self.paths)
             try:
@@ -202,9 +178,7 @@ class Lab:
     def _lock(self) -> AbstractContextManager[object]:
         """Take the lab's lock; leaving the returned context releases it.
 
-        Raises:
-            FileNotFoundError: the lab's directory does not exist.
-            HpcToolkitError: another process has held it for minutes.
+        Raises FileNotFoundError if the lab's directory does not exist.
         """
         from filelock import FileLock, Timeout
 
@@ -218,10 +192,7 @@ class Lab:
 
 
 def _check_outside(surrounding: set[str]) -> None:
-    """Check that this process runs in none of the labs ``surrounding``.
-
-    Such a lab would kill this process, or contain the processes that it starts.
-    """
+    """Refuse to run in one of these labs: it would kill this process, or contain its children."""
     if surrounding:
         message = "this process runs inside a lab"
         raise ConfigError(message, hint="run the command in a shell outside the lab")
@@ -246,10 +217,7 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
 
 
 def end_lab(paths: LabPaths) -> int:
-    """Kill all processes of a lab, including those just being started; return their number.
-
-    The caller holds the lab's lock.
-    """
+    """Kill all processes of a lab; return their number. The caller holds the lab's lock."""
     # Without its hosts file, a process that is just being started fails; if it has mounted the
     # file already, it is found.
     shutil.rmtree(paths.hosts, ignore_errors=True)
@@ -312,7 +280,7 @@ def _listens(port: int) -> bool:
 
 
 def _check_listeners(record: LabRecord) -> None:
-    """Raise HpcToolkitError if other machines can reach a port of the lab."""
+    """Refuse a lab of which other machines can reach a port."""
     block = range(record.port, record.port + config.ports_needed(record.settings))
     exposed = [one.port for one in listeners() if one.port in block and not one.loopback]
     if exposed:
@@ -321,11 +289,7 @@ def _check_listeners(record: LabRecord) -> None:
 
 
 def wait_for_nodes(paths: LabPaths, nodes: tuple[str, ...], states: set[str]) -> None:
-    """Wait until each node is in one of ``states``.
-
-    Raises:
-        HpcToolkitError: a daemon ended, or a minute passed; the error has the end of a log.
-    """
+    """Wait until each node is in one of ``states``; an error has the end of a log."""
     deadline = time.monotonic() + _IDLE_S
     while True:
         now = node_states(paths)

@@ -59,9 +59,8 @@ def member_node(mounts: str, token: str) -> str | None:
 def job_lab(environ: Mapping[str, str]) -> tuple[Path, str] | None:
     """Return directory and node of the lab whose job set this environment; None without a lab.
 
-    SLURM_CONF alone does not prove that a process belongs to a job of the lab: ``hpctk lab env``
-    sets it in a user's shell. The variables that slurmd sets must also name a lab. In a job of
-    another cluster they name that cluster.
+    SLURM_CONF alone does not prove it: ``hpctk lab env`` sets it in a user's shell. The variables
+    that slurmd sets must also name a lab; in a job of another cluster they name that cluster.
     """
     conf, node = Path(environ.get("SLURM_CONF", "")), environ.get("SLURMD_NODENAME")
     of_a_job = "SLURM_JOB_ID" in environ and environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME
@@ -100,7 +99,6 @@ def surrounding_labs() -> set[str]:
 
 
 def _node_in(pid: str, token: str) -> str | None:
-    """Return the node of a process in this lab; None outside the lab."""
     mounts = _read(pid, "mountinfo")
     if (own := member_node(mounts, token)) is not None or _ANY_MARK.search(mounts):
         return own
@@ -112,17 +110,14 @@ def _node_in(pid: str, token: str) -> str | None:
 
 
 def _has_own_lab(pid: str, directory: Path, token: str) -> bool:
-    """Return whether a process has another root directory with another lab at the same path.
-
-    If that root has no such lab, the process is of our lab and got there by chroot(2).
-    """
+    """Whether a process has another root directory with another lab at the same path."""
     root = Path(PROC, pid, "root")
     there = os.path.exists(f"{root}{directory}/etc/slurm.conf")
     return there and lab_token(directory, root) != token
 
 
 def _real_user(pid: str) -> int:
-    """Return the real UID of a process, which could make root the owner of /proc/PID: proc(5)."""
+    """The real UID of a process, which could make root the owner of /proc/PID: proc(5)."""
     match = re.search(r"^Uid:\s+(\d+)", _read(pid, "status"), re.MULTILINE)
     return int(match[1]) if match else -1
 
@@ -132,13 +127,7 @@ def _read(pid: str, name: str) -> str:
 
 
 def kill_members(token: str, node: str | None = None, *, name: str | None = None) -> int:
-    """Kill the processes of a lab, of one node or of one name, until none is left.
-
-    Returns how many were killed.
-
-    Raises:
-        HpcToolkitError: some do not end within 20 s, or belong to another user.
-    """
+    """Kill the processes of a lab, of a node or of a name, until none is left; return how many."""
     killed: set[int] = set()
     deadline = time.monotonic() + _KILL_S
     empty = 0
@@ -191,7 +180,7 @@ class LabStatus:
     """The first of its ports."""
     processes: int
     crashed: tuple[str, ...]
-    """Nodes that were crashed on purpose and not restored."""
+    """Nodes that were crashed on purpose."""
     gone: tuple[str, ...]
     """Daemons that should run but do not, such as ``slurmd of n3``."""
 
@@ -210,21 +199,18 @@ class LabStatus:
 
 
 def status_of(paths: LabPaths) -> LabStatus:
-    """Return the status of the lab in a directory. Writes nothing.
-
-    Scans again for 0.1 s before it reports that a daemon is gone.
-    """
+    """Return the status of the lab in a directory. Writes nothing."""
     record = read_record(paths)
     found = members(paths.token)
     crashed = _crashed(paths)
     wanted = _daemons(record.settings, crashed) if record is not None else []
-    missing = _not_among(wanted, found)
+    present = {(one.node, one.name) for one in found}
     # One scan can miss a daemon that re-executes itself (slurmd 23.11, 'scontrol reconfigure').
     for _ in range(LOOKS - 1):
-        if missing:
+        if not present.issuperset(wanted):
             time.sleep(_SCAN_PAUSE_S)
-            missing = _not_among(missing, members(paths.token))
-    gone = tuple(f"{name} of {node}" for node, name in missing)
+            present |= {(one.node, one.name) for one in members(paths.token)}
+    gone = tuple(f"{name} of {node}" for node, name in wanted if (node, name) not in present)
     whole = record is not None and record.ready and not gone
     return LabStatus(
         state="up" if whole else "broken" if found else "down",
@@ -244,13 +230,7 @@ def _crashed(paths: LabPaths) -> tuple[str, ...]:
         return ()
 
 
-def _not_among(wanted: list[tuple[str, str]], found: list[Member]) -> list[tuple[str, str]]:
-    present = {(one.node, one.name) for one in found}
-    return [daemon for daemon in wanted if daemon not in present]
-
-
 def _daemons(settings: LabSettings, crashed: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return (node, command) of every daemon that should run."""
     names = ["munged", "slurmctld", *(["mariadbd", "slurmdbd"] if settings.accounting else [])]
     nodes = [node for node in settings.node_names if node not in crashed]
     return [(CONTROL, name) for name in names] + [(node, "slurmd") for node in nodes]

@@ -34,16 +34,12 @@ _WITH_ACCOUNTING = ("slurm-wlm-mysql-plugin",)
 
 
 def search_path() -> str:
-    """Return PATH, followed by the directories of daemons."""
+    """PATH, followed by the directories of daemons."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), *_ADMINISTRATORS])
 
 
 def program(name: str) -> str:
-    """Return the path of a program.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The path of a program; ConfigError if it is not installed."""
     found = shutil.which(name, path=search_path())
     if found is None:
         message = f"{name} is not installed"
@@ -52,13 +48,12 @@ def program(name: str) -> str:
 
 
 def missing_programs(*, accounting: bool) -> list[str]:
-    """Return the programs that a lab needs and this machine lacks."""
     wanted = {**_SLURM, **(_ACCOUNTING if accounting else {})}
     return [name for name in wanted if shutil.which(name, path=search_path()) is None]
 
 
 def install_command(missing: list[str]) -> str:
-    """Return the command that installs missing programs and their plugins on Debian and Ubuntu."""
+    """The command that installs programs and their plugins on Debian and Ubuntu."""
     packages = {**_SLURM, **_ACCOUNTING}
     wanted = [packages[name] for name in missing]
     if any(name in _SLURM for name in missing):
@@ -69,11 +64,7 @@ def install_command(missing: list[str]) -> str:
 
 
 def check_programs(*, accounting: bool) -> None:
-    """Check that all programs of a lab are installed.
-
-    Raises:
-        ConfigError: programs are missing; the hint is the command that installs them.
-    """
+    """Refuse to start without a program; the hint is the command that installs it."""
     missing = missing_programs(accounting=accounting)
     if missing:
         message = f"a lab needs programs that are not installed: {', '.join(missing)}"

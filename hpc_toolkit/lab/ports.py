@@ -17,8 +17,6 @@ _LOOPBACK_HEX = "0100007F"
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A TCP socket that waits for connections."""
-
     port: int
     loopback: bool
     """Whether it listens on 127.0.0.1, where only this machine reaches it."""
@@ -29,9 +27,6 @@ def free_block(count: int, *, seed: int) -> int:
 
     The search starts at a position that depends on ``seed``, so that labs started at the same
     time rarely collide.
-
-    Raises:
-        ConfigError: there is no such block.
     """
     # Slurm could bind a port with a listener at another address, which would pass for the lab's.
     taken = {one.port for one in listeners()}
@@ -59,11 +54,7 @@ def is_free(port: int) -> bool:
 
 
 def port_spans() -> list[range]:
-    """Return the ranges of ports to search, in order.
-
-    The ports below and above those that the kernel gives to outgoing connections come first, then
-    all of them: ip(7), ip_local_port_range.
-    """
+    """The ranges of ports to search: first those that no outgoing connection gets."""
     try:
         text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
         low, high = map(int, text.split())
@@ -75,7 +66,7 @@ def port_spans() -> list[range]:
 
 
 def own_address() -> str:
-    """Return the address of this machine's host name; the name itself if it does not resolve.
+    """The address of this machine's host name; the name itself if it does not resolve.
 
     srun and salloc listen there, whatever address their lab's daemons use.
     """
@@ -87,7 +78,6 @@ def own_address() -> str:
 
 
 def listeners() -> list[Listener]:
-    """Return all listening TCP sockets of this machine."""
     found: list[Listener] = []
     for name in ("tcp", "tcp6"):
         try:

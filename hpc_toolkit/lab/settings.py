@@ -70,11 +70,6 @@ class LabSettings:
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it is valid for a lab.
-
-    Raises:
-        ConfigError: it is not.
-    """
     if not _NAME.fullmatch(name):
         message = f"--name: {name!r} is not a valid name of a lab"
         raise ConfigError(message, hint="a small letter, then small letters, digits or -")
@@ -86,9 +81,6 @@ def lab_token(directory: Path, root: Path = Path("/")) -> str:
 
     ``root`` is the root directory to which the path refers: processes with different roots can be
     in one PID namespace, and each root can have a lab at this path.
-
-    Raises:
-        OSError: ``root`` does not exist.
     """
     told = root.stat()
     place = f"{directory}\0{told.st_dev}:{told.st_ino}"
@@ -149,18 +141,16 @@ class LabPaths:
 
     @property
     def unfinished_record(self) -> str:
-        """Pattern of the temporary files that files.replace_file() leaves if it is killed."""
         return f".{self.record.name}.*.tmp"
 
     def written(self) -> tuple[Path, ...]:
-        """Return the directories that a start creates."""
+        """The directories that a start creates."""
         return (
             self.etc, self.hosts, self.devices, self.run, self.state, self.spool, self.munge,
             self.database, self.crashed, self.logs,
         )  # fmt: skip
 
     def hosts_file(self, start: str, node: str) -> Path:
-        """Return the hosts file that the processes of one node see, in one start of the lab."""
         return self.hosts / f"{self.token}.{start}.{node}"
 
     def log(self, daemon: str) -> Path:

@@ -200,15 +200,6 @@ def publish_directory(staging: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
-def move_file(path: Path, to: Path) -> None:
-    """Rename a file and sync both directories; FileExistsError if the new name is taken."""
-    if to.exists():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to))
-    path.rename(to)
-    for directory in {to.parent, path.parent}:
-        sync_directory(directory)
-
-
 def read_fresh(path: Path) -> bytes:
     """Read a small file after a fresh ``open``; b"" if it does not exist.
 

@@ -55,8 +55,6 @@ class RunPaths:
         """Scripts and records of submitted jobs; absent if no job was submitted."""
         self.doctor = root / "doctor.json"
         """What 'hpctk doctor' proved about the filesystem; absent until then."""
-        self.repaired = root / "repaired"
-        """Files that 'hpctk doctor --repair' moved away; absent until then."""
         self.bandit = root / "bandit"
         self.trials = self.bandit / "trials.jsonl"
 

@@ -68,4 +68,8 @@ def by_name(panels: Panels) -> dict[str, Option]:
 
 def only_given(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a command that were given; an option with a default always has one."""
-    return {name: value for name, value in values.items() if value not in (None, (), [])}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value not in (None, (), [])
+    }

@@ -53,8 +53,8 @@ _SEEN = struct.Struct("=qqq64s")
 
 # What the commands import on their way: once here instead of in every child.
 _NEEDED = (
-    *("cli.runs", "cli.working", "cli.reading", "cli.gathering", "worker.worker", "worker.pool"),
-    *("results.explain", "results.tables"),
+    *("cli.runs", "cli.working", "cli.statusview", "cli.reading", "cli.gathering"),
+    *("worker.worker", "worker.pool", "results.explain", "results.tables"),
 )
 
 

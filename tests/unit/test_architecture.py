@@ -63,7 +63,6 @@ FENCES: dict[str, set[str]] = {
     "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
     "typer": {"cli"},
-    "rich": {"cli"},
     "submitit": {"notebook"},
     "IPython": {"results.progress"},
 }

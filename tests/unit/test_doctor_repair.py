@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.doctor import doctor
-from hpc_toolkit.doctor.run.planning import plan_repairs
-from hpc_toolkit.doctor.run.repairing import repair_run
+from hpc_toolkit.doctor.run.repairs import plan_repairs, repair_run
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir import files
@@ -77,14 +76,6 @@ def test_a_run_in_order_needs_no_repair_and_is_not_touched(toy: ToyRun) -> None:
     assert tree(toy.root) == before
 
 
-def test_an_open_stage_without_entries_needs_no_repair(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 0, sealed=False)
-
-    plan = plan_repairs(toy.root)
-
-    assert (plan.repairs, plan.left) == ((), ())
-
-
 def test_claims_that_a_person_deleted_are_made_again_with_their_owners(toy: ToyRun) -> None:
     claims = toy.stage_paths.claims
     before = {name: os.readlink(claims / name) for name in os.listdir(claims)}
@@ -134,32 +125,12 @@ def test_a_claim_that_somebody_made_meanwhile_is_his(toy: ToyRun) -> None:
     assert os.readlink(claim) == "w9"
 
 
-def test_a_head_that_tells_of_more_entries_shows_that_the_last_one_is_gone(toy: ToyRun) -> None:
-    toy.stage_paths.entry(3).unlink()
-
-    plan = plan_repairs(toy.root)
-
-    assert plan.repairs == ()
-    assert plan.left == (
-        "the log of items: entry 3, or what it names, is missing; restore it from a backup",
-    )
-
-
 @pytest.mark.parametrize("name", ["control", "workers", "stages/items/results"])
 def test_a_directory_that_is_missing_is_made(toy: ToyRun, name: str) -> None:
     shutil.rmtree(toy.root / name)
 
     assert repaired(toy) == {name: ""}
     assert (toy.root / name).is_dir()
-
-
-def test_a_directory_whose_files_the_log_names_is_not_made_empty(toy: ToyRun) -> None:
-    shutil.rmtree(toy.stage_paths.retries)
-
-    plan = plan_repairs(toy.root)
-
-    assert plan.repairs == ()
-    assert "entry 3, or what it names, is missing" in plan.left[0]
 
 
 @pytest.mark.parametrize("head", [True, False])
@@ -185,34 +156,6 @@ def test_a_claim_that_an_old_listing_lacks_is_not_missing(
     monkeypatch.setattr(files, "list_names", lambda path: [] if path == claims else listed(path))
 
     assert plan_repairs(toy.root).repairs == ()
-
-
-def test_a_temporary_file_that_a_kill_left_is_moved_and_not_deleted(toy: ToyRun) -> None:
-    left, young = toy.root / TEMPORARY, toy.root / TEMPORARY.replace("0123", "9876")
-    left.write_text("{}")
-    young.write_text("{}")
-    age(left)
-    plan = plan_repairs(toy.root)
-
-    first, second = (list(repair_run(toy.root, plan.repairs)) for _ in range(2))
-
-    assert (first, second) == ([(TEMPORARY, "")], [(TEMPORARY, "somebody did it meanwhile")])
-    assert (toy.paths.repaired / TEMPORARY).read_text() == "{}"
-    assert young.exists()
-    assert plan.left == ("1 temporary files: changed within the last hour",)
-
-
-def test_a_temporary_file_that_is_written_meanwhile_stays(toy: ToyRun) -> None:
-    left = toy.root / TEMPORARY
-    left.touch()
-    age(left)
-    plan = plan_repairs(toy.root)
-    os.utime(left)
-
-    assert list(repair_run(toy.root, plan.repairs)) == [
-        (TEMPORARY, "left: changed within the last hour")
-    ]
-    assert left.exists()
 
 
 def test_a_file_in_the_place_of_a_directory_is_told_as_a_failure(toy: ToyRun) -> None:

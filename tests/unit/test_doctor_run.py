@@ -10,7 +10,7 @@ import pytest
 
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.run.check import check_run
-from hpc_toolkit.doctor.run.planning import plan_repairs
+from hpc_toolkit.doctor.run.repairs import plan_repairs
 from hpc_toolkit.errors import HpcToolkitError
 from tests.toyrun import ToyRun, tree
 
@@ -77,17 +77,6 @@ def test_a_published_table_with_a_bad_row_is_unsafe(worked: ToyRun, kept: bytes)
 
     assert log.verdict is Verdict.UNSAFE
     assert f"line {len(lines)} of results/" in log.found
-
-
-def test_a_published_table_with_a_bad_first_line_is_unsafe(worked: ToyRun) -> None:
-    worked.worker("w2").work(worked.unit_name(4), 2, i4="done", i5="done", i6="done", i7="done")
-    worked.reopen().results()
-    (table,) = (worked.stage_paths.root / "results").iterdir()
-    table.write_bytes(b"\0" + table.read_bytes())
-
-    (log,) = findings(worked)["log (items)"]
-
-    assert "line 1 of results/" in log.found
 
 
 def cut_last_line(toy: ToyRun) -> None:
@@ -159,16 +148,6 @@ def test_damage_is_found_where_it_is_and_says_what_it_means(
     assert tree(worked.root) == before
 
 
-def test_a_payload_that_no_entry_names_is_told_and_harms_nothing(worked: ToyRun) -> None:
-    (worked.stage_paths.items / "0123456789abcdef.jsonl").write_text("{}\n")
-
-    (found,) = findings(worked)["log (items)"]
-
-    assert found.verdict is Verdict.FINE
-    assert "no entry names items/0123456789abcdef.jsonl" in found.found
-    assert "complete" in found.fix
-
-
 def test_of_many_damaged_files_three_are_named_and_the_rest_counted(worked: ToyRun) -> None:
     for number in range(2, 7):
         (worked.stage_paths.claims / f"000001-4.{number}.lock").symlink_to("ghost")
@@ -185,15 +164,6 @@ def test_a_run_json_that_cannot_be_read_is_the_one_finding(tmp_path: Path) -> No
 
     assert (found.check, found.verdict) == ("run.json", Verdict.UNSAFE)
     assert "damaged" in found.found
-
-
-def test_a_log_of_which_the_last_entry_was_deleted_is_told_by_its_head(worked: ToyRun) -> None:
-    worked.stage_paths.entry(2).unlink()
-
-    (found,) = findings(worked)["log (items)"]
-
-    assert found.verdict is Verdict.UNSAFE
-    assert found.found == "entry 2, or what it names, is missing"
 
 
 @pytest.mark.parametrize("name", ["workers", "control", "stages/items/log", "stages/items/claims"])

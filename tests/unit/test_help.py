@@ -1,6 +1,4 @@
-"""The help: short, plain, with examples, with the new names of commands that moved, and all that
-the documents name.
-"""
+"""The help: short, plain, with examples, and with all that the documents name."""
 
 from __future__ import annotations
 

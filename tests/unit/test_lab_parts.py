@@ -153,28 +153,6 @@ class TestPackages:
             "slurmctld slurmd munge slurm-wlm-basic-plugins"
         )
 
-    def test_accounting_needs_a_database_and_its_plugin(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(packages, "search_path", lambda: str(tmp_path))
-
-        command = packages.install_command(packages.missing_programs(accounting=True))
-
-        assert command == (
-            "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge "
-            "util-linux mount hostname slurmdbd mariadb-server slurm-wlm-basic-plugins "
-            "slurm-wlm-mysql-plugin"
-        )
-
-    def test_daemons_are_found_where_a_users_path_does_not_look(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("PATH", "/nowhere")
-
-        assert packages.search_path().split(":") == [
-            *("/nowhere", "/usr/local/sbin", "/usr/sbin", "/sbin")
-        ]
-
 
 class Processes:
     """The directories of processes in a /proc that a test makes."""
@@ -255,13 +233,6 @@ class TestMembers:
 
         assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
 
-    def test_labs_of_one_path_in_two_roots_have_tokens_of_their_own(
-        self, paths: LabPaths, tmp_path: Path
-    ) -> None:
-        """Else one root's 'lab down' would end the other's lab, where both share the processes."""
-        assert lab_token(paths.root) == lab_token(paths.root, Path("/")) == paths.token
-        assert lab_token(paths.root, tmp_path) != paths.token
-
     @pytest.mark.parametrize(("has_lab", "found"), [(True, False), (False, True)])
     def test_a_job_without_the_mount_belongs_to_the_lab_of_its_own_root_if_there_is_one(
         self, has_lab: bool, found: bool, paths: LabPaths, proc: Processes
@@ -316,10 +287,6 @@ class TestDirectory:
 
         assert lab_paths("second", None).root == Path("/var/ada/hpctk/labs/second")
 
-    def test_a_home_that_nobody_has_is_an_error(self) -> None:
-        with pytest.raises(ConfigError, match=r"^~no-such-user/x: "):
-            lab_paths("lab", Path("~no-such-user/x"))
-
     def test_a_directory_that_no_name_can_mean_hides_no_lab(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -329,20 +296,6 @@ class TestDirectory:
             (tmp_path / "hpctk/labs" / name / "lab.json").touch()
 
         assert [one.root.name for one in known_labs()] == ["first", "zeta"]
-
-    def test_a_link_to_a_lab_names_the_same_lab(self, tmp_path: Path) -> None:
-        (tmp_path / "real").mkdir()
-        (tmp_path / "link").symlink_to("real")
-
-        linked = lab_paths("lab", tmp_path / "link" / "lab")
-
-        assert linked == lab_paths("lab", tmp_path / "real" / "lab")
-
-    def test_a_new_directory_is_closed_to_writers(self, paths: LabPaths) -> None:
-        make_directory(paths)
-        make_directory(paths)
-
-        assert paths.root.stat().st_mode & 0o022 == 0
 
     @pytest.mark.parametrize("locked", [False, True])
     @pytest.mark.parametrize("looks", [1, 2])
@@ -455,14 +408,6 @@ class TestDirectory:
         assert os.listdir(paths.root) == [name]
         assert paths.root.stat().st_mode & 0o777 == 0o711
 
-    def test_a_directory_with_other_files_is_refused_and_kept(self, paths: LabPaths) -> None:
-        paths.root.mkdir()
-        (paths.root / "thesis.tex").touch()
-
-        with pytest.raises(ConfigError, match=r"holds files that are not a lab's.*thesis\.tex"):
-            make_directory(paths)
-        assert (paths.root / "thesis.tex").exists()
-
     def test_what_a_kill_left_of_lab_json_is_accepted_and_removed(self, paths: LabPaths) -> None:
         make_directory(paths)
         left = paths.root / ".lab.json.0a1b2c3d.tmp"
@@ -533,18 +478,6 @@ class TestRecord:
         assert (now.state, now.gone) == ("up", ())
         assert looks == [daemons], "no look was needed after every daemon had been seen"
 
-    def test_a_daemon_that_no_look_finds_is_gone(
-        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        paths.root.mkdir()
-        write_record(paths, replace(self.RECORD, settings=LabSettings(1)))
-        found = [Member(11, "localhost", "munged"), Member(13, "n1", "slurmd")]
-        monkeypatch.setattr("hpc_toolkit.lab.members.members", lambda _token: found)
-
-        now = status_of(paths)
-
-        assert (now.state, now.gone) == ("broken", ("slurmctld of localhost",))
-
 
 class TestJobs:
     @pytest.mark.parametrize(
@@ -573,14 +506,6 @@ class TestJobs:
 
         assert parse_logs(text) == [Path("/é à/1 o.log"), Path("/é à/1 e.log"), Path("/o")]
         assert parse_logs("JobId=4 JobName=x\n") == []
-
-    def test_a_standard_error_without_a_file_of_its_own_is_not_a_log(self) -> None:
-        """Slurm 25.11 and newer print it blank where only --output is given."""
-        text = (
-            "JobId=1 JobName=x WorkDir=/w StdErr= StdIn=/dev/null StdOut=/o.log TresPerTask=cpu=1\n"
-        )
-
-        assert parse_logs(text) == [Path("/o.log")]
 
 
 class SlowSlurm:
@@ -672,18 +597,6 @@ class TestFollowingAJob:
         assert slurm.asked == 1
         assert not slurm.cancelled
 
-    def test_a_lab_without_its_files_went_down(
-        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        slurm = SlowSlurm(paths, "RUNNING")
-        slurm.state = "down"
-        paths.slurm_conf.unlink()
-
-        with pytest.raises(HpcToolkitError, match="went down before job 12 ended"):
-            slurm.run(monkeypatch)
-
-        assert (slurm.asked, slurm.cancelled) == (0, False)
-
     def test_a_log_that_was_begun_anew_is_shown_whole(
         self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -695,15 +608,6 @@ class TestFollowingAJob:
         slurm.run(monkeypatch)
 
         assert slurm.shown == b"one, which is longer two grows three"
-
-    def test_a_log_that_goes_on_after_a_requeue_is_shown_once(
-        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        slurm = SlowSlurm(paths, "RUNNING:0:x", "RUNNING:1:xy", "COMPLETED:1:xyz")
-
-        slurm.run(monkeypatch)
-
-        assert slurm.shown == b"xyz"
 
     def test_a_job_tells_each_reason_for_which_it_waits_once(
         self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from hpc_toolkit.cli import reading
+from hpc_toolkit.cli import reading, statusview
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.client import SlurmError
@@ -60,6 +60,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 def call(*arguments: str) -> Result:
     app = typer.Typer()
+    statusview.register(app)
     reading.register(app)
     submit_commands.register(app)
     return CliRunner().invoke(app, list(arguments))

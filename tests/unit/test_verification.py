@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.gathering import check_results
+from hpc_toolkit.cli.gathering import TOLERANCE, check_results
 from hpc_toolkit.errors import ConfigError, RunError, WorkloadError
 from hpc_toolkit.results.snapshots import write_snapshot
 from hpc_toolkit.results.tables import read_rows, write_table
@@ -269,9 +269,9 @@ def test_what_code_prints_is_no_part_of_the_answer(
     taken = replace(run.snapshot(), rows=[row(0, value={"mean": 0.5})])
     write_snapshot(tmp_path / "s.json", taken)
 
-    sample = Recomputation(count=1)
+    given = {"recompute": 1, "tolerance": TOLERANCE, "json": True, "items": None}
     path = str(tmp_path / "s.json")
-    check_results(path, items=None, ranges=[], unique=[], sample=sample, as_json=True)
+    check_results(path, {**given, "range": [], "unique": [], "ignore": []})
 
     out, err = capfd.readouterr()
     assert json.loads(out)["whole"]

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli import plainwork
-from hpc_toolkit.cli.plainwork import show_places
-from hpc_toolkit.cli.working import monitored, read_shares, with_snapshots
+from hpc_toolkit.cli import working
+from hpc_toolkit.cli.working import monitored, read_shares, show_places, with_snapshots
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.snapshots import read_snapshot, write_snapshot
 from hpc_toolkit.run import Run
@@ -110,7 +109,7 @@ def test_a_progress_bar_and_snapshots_are_called_alike(
 
     for terminal in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        assert plainwork.with_progress(run, work_on, lambda: looked.append("look")) == 75
+        assert working.with_progress(run, work_on, lambda: looked.append("look")) == 75
     assert looked == ["look", "look"]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.plainwork import check_code
+from hpc_toolkit.cli.working import check_code
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec

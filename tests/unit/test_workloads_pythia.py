@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hpc_toolkit.cli import items as item_commands
+from hpc_toolkit.cli import runs as item_commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.science.workloads.pythia import (

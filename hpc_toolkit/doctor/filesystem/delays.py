@@ -62,8 +62,6 @@ class Changes:
 
 
 def looks(directory: Path) -> dict[str, Callable[[], bool]]:
-    """Return a function for each change that says whether a reader of the run sees it."""
-
     def reads(name: str, data: bytes) -> Callable[[], bool]:
         return lambda: files.read_fresh(directory / name) == data
 
@@ -105,7 +103,6 @@ def measure_delays(pair: Pair) -> dict[str, float | None]:
 
 
 def check_views(pair: Pair) -> tuple[list[Finding], dict[str, float | None]]:
-    """Measure the delays and judge them."""
     delays = measure_delays(pair)
     return [_judge(name, delay) for name, delay in delays.items()], delays
 
@@ -143,5 +140,4 @@ def check_writing(area: Path) -> Finding:
 
 
 def format_ms(seconds: float) -> str:
-    """Format seconds as milliseconds with three significant digits: "0.08 ms"."""
     return f"{seconds * 1000:.3g} ms"

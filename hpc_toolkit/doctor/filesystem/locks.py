@@ -36,37 +36,33 @@ _NOTE = (
     "answers after its grace period, 90 s by default. "
     f"Doctor waits up to {LONGEST_S:g} s for a lock\n"
 )
-KINDS = ("flock", "lockf")
-"""flock(2), which workers use, and the byte-range locks of fcntl(2)."""
 GRANTED, REFUSED, HUNG = "granted", "refused", "hung"
 _ANSWER_S = 10.0
 _FREED_WITHIN_S = 15.0
 _HUNG = f"a lock request did not come back within {_ANSWER_S:g} s"
 _HUNG_ON_NFS = f"{_HUNG}, nor one before within {LONGEST_S:g} s"
 _RUN_AGAIN = "if the NFS server was restarted just now, run doctor again in 2 minutes; otherwise "
-_NOT_OURS = "workers use flock; other programs can rest on these"
 
 
-def take_lock(kind: str, path: str) -> bool:
-    """Take a lock without waiting, for the life of this process; return whether it was free.
+def take_lock(path: str) -> bool:
+    """Take a lock by flock(2), as workers do, without waiting; return whether it was free.
+
+    This process then holds it until it ends.
 
     Raises:
         OSError: the filesystem has no such locks.
     """
     fd = files.open_or_create(path, os.O_RDWR)
-    lock = fcntl.flock if kind == "flock" else fcntl.lockf
     try:
-        lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     return True
 
 
 class Holder:
-    """A process that holds a lock until it is killed."""
-
-    def __init__(self, kind: str, path: Path) -> None:
-        self._child = Child(lambda: take_lock(kind, str(path)))
+    def __init__(self, path: Path) -> None:
+        self._child = Child(lambda: take_lock(str(path)))
         self.outcome = GRANTED
         """Whether the process holds the lock: granted, refused, hung, or an error."""
         try:
@@ -80,18 +76,17 @@ class Holder:
         self._child.end()
 
 
-def try_lock(kind: str, path: Path) -> str:
+def try_lock(path: Path) -> str:
     """Take a lock and release it; return granted, refused, hung, or an error."""
-    holder = Holder(kind, path)
+    holder = Holder(path)
     holder.kill()
     return holder.outcome
 
 
 @dataclass(frozen=True, slots=True)
 class LockTrial:
-    """The results of one kind of lock between the two sides."""
+    """The results of a lock between the two sides."""
 
-    kind: str
     holding: tuple[str, str]
     """Results of the other side, then of this one, for taking the free lock."""
     against: tuple[str, str]
@@ -101,71 +96,55 @@ class LockTrial:
 
     @property
     def excludes(self) -> bool:
-        """Whether the lock excluded the other side both ways, and became free at a death."""
         held = self.holding == (GRANTED, GRANTED) and self.against == (REFUSED, REFUSED)
         return held and self.freed_s is not None
 
 
-def try_locks(pair: Pair, kind: str) -> LockTrial:
-    """Hold a lock on each side in turn and try to take it from the other."""
-    name = f"lock-{kind}"
-    path = pair.area / name
-    there = str(pair.ask("hold", kind=kind, name=name))
-    mine = try_lock(kind, path) if there == GRANTED else ""
+def try_locks(pair: Pair) -> LockTrial:
+    path = pair.area / "lock"
+    there = str(pair.ask("hold", name=path.name))
+    mine = try_lock(path) if there == GRANTED else ""
     pair.ask("let_go")
-    freed_s = _time_until_free(kind, path) if mine == REFUSED else None
-    holder = Holder(kind, path)
+    freed_s = _time_until_free(path) if mine == REFUSED else None
+    holder = Holder(path)
     try:
-        theirs = str(pair.ask("try", kind=kind, name=name)) if holder.outcome == GRANTED else ""
+        theirs = str(pair.ask("try", name=path.name)) if holder.outcome == GRANTED else ""
     finally:
         holder.kill()
-    return LockTrial(kind, (there, holder.outcome), (mine, theirs), freed_s)
+    return LockTrial((there, holder.outcome), (mine, theirs), freed_s)
 
 
-def _time_until_free(kind: str, path: Path) -> float | None:
+def _time_until_free(path: Path) -> float | None:
     began = time.monotonic()
     while (passed := time.monotonic() - began) < _FREED_WITHIN_S:
-        if try_lock(kind, path) == GRANTED:
+        if try_lock(path) == GRANTED:
             return round(passed, 3)
         time.sleep(0.01)
     return None
 
 
-def wait_for_locks(path: Path, grace: Grace) -> None:
-    """Take a first lock, so that the trials, with their short timeouts, follow a grace period."""
-    if not grace.possible:
-        return
-    # The trials judge a request that fails or hangs.
-    with grace.waiting(), suppress(TimeoutError, OSError):
-        ask_child(lambda: take_lock("flock", str(path)), LONGEST_S)
-
-
-def check_locks(pair: Pair, grace: Grace) -> tuple[list[Finding], list[LockTrial]]:
-    """Test both kinds of locks, each on its own file: on NFS they exclude each other."""
-    wait_for_locks(pair.area / "lock-first", grace)
-    trials = [try_locks(pair, kind) for kind in KINDS]
-    return [_judge(trial, pair.apart, pair.here.mount) for trial in trials], trials
+def check_locks(pair: Pair, mount: Mount) -> tuple[list[Finding], bool]:
+    """Test locks between the sides; also return whether they exclude the other side."""
+    if mount.kind in NFS:
+        # The trial has short timeouts, so a first lock waits for the end of a grace period. The
+        # trial judges a request that fails or hangs.
+        with waiting_for_server(mount), suppress(TimeoutError, OSError):
+            ask_child(lambda: take_lock(str(pair.area / "lock-first")), LONGEST_S)
+    trial = try_locks(pair)
+    return [_judge(trial, pair.apart, pair.here.mount)], trial.excludes
 
 
 def _judge(trial: LockTrial, apart: bool, mount: Mount) -> Finding:
-    check = f"locks ({trial.kind})"
-    where = "between the two sides" if apart else "within this host"
-    outcomes = (*trial.holding, *trial.against)
+    check = "locks (flock)"
     if trial.excludes:
-        freed = format_duration(trial.freed_s or 0.0)
-        means = _NOT_OURS
-        if trial.kind == "flock":
-            means = f"a worker's death can be seen by its lock; {keeps_locks_of_lost_hosts(mount)}"
-        found = f"held on one side, refused on the other, {where}; "
-        found += f"free {freed} after a kill -9 of the process alone"
+        where = "between the two sides" if apart else "within this host"
+        found = f"held on one side, refused on the other, {where}; free "
+        found += f"{format_duration(trial.freed_s or 0.0)} after a kill -9 of the process alone"
+        means = f"a worker's death can be seen by its lock; {keeps_locks_of_lost_hosts(mount)}"
         if not apart:
             means = "whether they reach other hosts needs two sides"
         return fine(check, found, means)
-    if trial.kind != "flock":
-        found = _HUNG if HUNG in outcomes else _what_failed(trial)
-        means = "workers do not use them; programs that do (SQLite, HDF5) are unsafe here"
-        return Finding(check, Verdict.SLOWER, found, means)
-    if HUNG in outcomes:
+    if HUNG in (*trial.holding, *trial.against):
         found, again = (_HUNG_ON_NFS, _RUN_AGAIN) if mount.kind in NFS else (_HUNG, "")
         means = "a worker takes its own lock when it starts, and may wait for ever"
         fix = f"{again}ask the site for working locks, or choose another directory"
@@ -185,34 +164,13 @@ def _what_failed(trial: LockTrial) -> str:
     return "refused though nobody held it"
 
 
-class Grace:
-    """The time that an examination waited for the server of one mount."""
-
-    def __init__(self, mount: Mount) -> None:
-        self.possible = mount.kind in NFS
-        """Whether the server can have a grace period."""
-        self._waited_s = 0.0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Print a note on stderr if the block waits for the server for long."""
-        note = Timer(_NOTE_AFTER_S, sys.stderr.write, [_NOTE])
-        if self.possible:
-            note.start()
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            note.cancel()
-            self._waited_s = max(self._waited_s, time.monotonic() - began)
-
-    def findings(self) -> list[Finding]:
-        """Return a finding if the server took long to answer."""
-        if not self.possible or self._waited_s <= _NOTE_AFTER_S:
-            return []
-        found = f"the NFS server answered after {format_duration(self._waited_s)}"
-        means = (
-            "a server that has just started grants no locks, and on NFSv4 opens no files, for 90 s "
-            "by default; workers wait as well. What follows was measured afterwards"
-        )
-        return [fine("grace period", found, means)]
+@contextmanager
+def waiting_for_server(mount: Mount) -> Iterator[None]:
+    """Print a note on stderr if the block waits long for an NFS server."""
+    note = Timer(_NOTE_AFTER_S, sys.stderr.write, [_NOTE])
+    if mount.kind in NFS:
+        note.start()
+    try:
+        yield
+    finally:
+        note.cancel()

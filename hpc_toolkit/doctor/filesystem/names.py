@@ -1,4 +1,4 @@
-"""Test names that only one process can create, and renames: every claim relies on them."""
+"""Test names that only one process can create: every claim relies on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
 from hpc_toolkit.rundir import files
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 RACE_S = 1.0
 _MOST_NAMES = 600
-_LOOKS_S = 0.5
-_OLD, _NEW = b"old" * 100, b"new" * 100
-
 _CHOOSE = "choose a directory on another filesystem"
 
 
@@ -46,13 +43,13 @@ def race(directory: Path, own: str) -> dict[str, int]:
 
 
 def check_names(pair: Pair) -> list[Finding]:
-    """Check that symlinks work; then race for names, and repeat a request as after a lost reply."""
+    """Check that symlinks work; then race for names."""
     refusal = files.symlink_refusal(pair.area)
     if refusal:
         means = "claims and log entries are symlinks; no run can be made here"
         found = f"cannot be made: {refusal}"
         return [Finding("symlinks", Verdict.UNSAFE, found, means, _CHOOSE)]
-    return [_check_race(pair), _check_repeat(pair)]
+    return [_check_race(pair)]
 
 
 def _check_race(pair: Pair) -> Finding:
@@ -91,63 +88,7 @@ def _check_race(pair: Pair) -> Finding:
 
 
 def _owner(path: Path) -> str:
-    """Return the target of a name; "" if both sides skipped it."""
+    """The target of a name; "" if both sides skipped it."""
     with suppress(FileNotFoundError):
         return os.readlink(path)
     return ""
-
-
-def _check_repeat(pair: Pair) -> Finding:
-    """Create a name twice, as a client does that lost the server's reply: it must own the name."""
-    path = pair.area / "repeat"
-    first, again = (files.create_name(path, "lead") for _ in range(2))
-    there = str(pair.ask("create", name="repeat", target="other"))
-    right = (first, again, there) == ("lead", "lead", "lead")
-    if right:
-        return fine("lost reply", "a name that is made again is met with the owner that it has")
-    found = f"a name of 'lead' was read as {first!r}, {again!r} and {there!r}"
-    means = "a worker can take a claim for its own that is not"
-    return Finding("lost reply", Verdict.UNSAFE, found, means, _CHOOSE)
-
-
-def replace_often(path: Path) -> int:
-    """Replace a file again and again; return how often."""
-    count = 0
-    end = time.monotonic() + _LOOKS_S
-    while time.monotonic() < end:
-        files.replace_file(path, [_NEW if count % 2 else _OLD])
-        count += 1
-    return count
-
-
-def check_rename(pair: Pair) -> list[Finding]:
-    """Read a file while the other side replaces it by rename, and rename a directory."""
-    path = pair.area / "replaced"
-    files.replace_file(path, [_OLD])
-    pair.start("replace", name=path.name)
-    seen: Counter[str] = Counter()
-    end = time.monotonic() + _LOOKS_S
-    while time.monotonic() < end:
-        seen[_look(path)] += 1
-    count: Any = pair.finish()
-    (pair.area / "staging").mkdir()
-    files.publish_directory(pair.area / "staging", pair.area / "published")
-    torn = seen["torn"] + seen["missing"]
-    stale = f", {seen['stale']} of them failed with 'stale file handle'" if seen["stale"] else ""
-    found = f"{sum(seen.values())} reads while a file was replaced {count} times: "
-    if torn:
-        found += f"{torn} saw neither the old nor the new{stale}"
-        means = "a settings file may be read in pieces"
-        return [Finding("rename", Verdict.UNSAFE, found, means, _CHOOSE)]
-    verdict = Verdict.SLOWER if seen["stale"] else Verdict.FINE
-    return [Finding("rename", verdict, f"{found}all whole{stale}")]
-
-
-def _look(path: Path) -> str:
-    try:
-        data = files.read_fresh(path)
-    except OSError:
-        return "stale"
-    if not data:
-        return "missing"
-    return "whole" if data in (_OLD, _NEW) else "torn"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.settings import read_settings
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
-from hpc_toolkit.doctor.run.planning import PAYLOADS, first_names, read_log
+from hpc_toolkit.doctor.run.repairs import first_names, read_log
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.claims import claim_name, parse_claim
 from hpc_toolkit.queue.presence import read_presence
@@ -40,10 +40,6 @@ def check_run(root: Path) -> list[Finding]:
     """Read the complete run; return a finding for each kind of file, also if all are in order.
 
     An active run changes meanwhile, so references are read before the files that they refer to.
-
-    Raises:
-        OSError: a directory of the run cannot be read.
-        RunError: a file is in the place of one of its directories.
     """
     paths = RunPaths(root)
     try:
@@ -53,9 +49,8 @@ def check_run(root: Path) -> list[Finding]:
         return [Finding("run.json", Verdict.UNSAFE, error.message, means, error.hint)]
     stages = [paths.stage(spec.name) for spec in manifest.stages]
     claims = {stage.name: files.list_names(stage.claims) for stage in stages}
-    payloads = {stage.name: _payloads(stage) for stage in stages}
     journals = _check_journals(paths)
-    findings = [_check_log(stage, payloads[stage.name]) for stage in stages]
+    findings = [_check_log(stage) for stage in stages]
     workers = {name[:-5] for name in files.list_names(paths.workers) if name.endswith(".json")}
     for stage in stages:
         findings += _check_claims(stage, claims[stage.name], workers)
@@ -75,17 +70,8 @@ def _check_settings(paths: RunPaths, manifest: Manifest) -> list[Finding]:
     return [fine(paths.campaign.name, "the settings of an update, whole")]
 
 
-def _payloads(stage: StagePaths) -> set[str]:
-    return {
-        f"{kind}/{name}"
-        for kind in PAYLOADS
-        for name in files.list_names(stage.root / kind)
-        if not name.startswith(".")
-    }
-
-
-def _check_log(stage: StagePaths, payloads: set[str]) -> Finding:
-    """Check that entries have no gap and all their payloads; report payloads without an entry."""
+def _check_log(stage: StagePaths) -> Finding:
+    """Check that entries have no gap and all their payloads."""
     check = f"log ({stage.name})"
     log, found = read_log(stage)
     means = "workers wait for it, and everything behind it does not exist for them"
@@ -98,18 +84,10 @@ def _check_log(stage: StagePaths, payloads: set[str]) -> Finding:
         found, means = _bad_segment(log), "commands that need these items end there"
     if found:
         return Finding(check, Verdict.UNSAFE, found, means, _BACKUP)
-    named = {stage.entry(number).readlink().as_posix() for number in range(1, log.length + 1)}
-    left = sorted(payloads - named)
-    if not left:
-        return fine(check, f"{log.length} entries in order, each with its payload")
-    found = f"{log.length} entries in order; no entry names {first_names(left)}"
-    means = "it is being added, or a process died while it added it; it does not exist"
-    fix = "it may be removed by hand once the stage is complete and nothing runs"
-    return Finding(check, Verdict.FINE, found, means, fix)
+    return fine(check, f"{log.length} entries in order, each with its payload")
 
 
 def _bad_segment(log: StageLog) -> str:
-    """Return what is wrong with the first segment that cannot be read; "" if all can."""
     for segment in log.segments.values():
         try:
             for unit in segment.units:
@@ -194,7 +172,6 @@ def _check_journals(paths: RunPaths) -> list[Finding]:
 
 
 def _count_lines(reader: JournalReader) -> int:
-    """Read the rest of a journal; a release stands for the lines of its unit, and itself."""
     return sum(1 if isinstance(one, Line) else one.release["lines"] + 1 for one in reader.poll())
 
 

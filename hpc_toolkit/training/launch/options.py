@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 PANELS: Panels = {
     "Ranks": (
         Option(
-            "nproc_per_node",
-            "Ranks on this node: a number, gpu, cpu or auto. [default: one per GPU in Slurm, "
-            "else 1]",
-            "N|KIND",
+            "nproc_per_node", "N, gpu, cpu or auto. [default: 1; one per GPU in Slurm]", "N|KIND"
         ),
         Option("nnodes", "Number of nodes. [default: 1]", "N"),
         Option("node_rank", "Rank of this node, from 0.", "N"),
@@ -32,29 +29,13 @@ PANELS: Panels = {
         Option("rdzv_id", "Unique name of this launch; the same on all nodes.", "ID"),
     ),
     "Failures and signals": (
-        Option(
-            "max_restarts", "Restart all ranks up to N times after one fails. [default: 0]", "N"
-        ),
-        Option(
-            "shutdown_timeout",
-            "Time for ranks to exit before they are killed. [default: 30s]",
-            "DURATION",
-        ),
+        Option("max_restarts", "Restart all ranks up to N times. [default: 0]", "N"),
+        Option("shutdown_timeout", "Time for ranks to exit. [default: 30s]", "DURATION"),
     ),
     "Output": (
         Option("log_dir", "Directory of the ranks' logs. [default: logs/ in --run-dir]", "DIR"),
-        Option(
-            "redirects",
-            "Write output to files only: 1 stdout, 2 stderr, 3 both.",
-            "0-3",
-            short="-r",
-        ),
-        Option(
-            "tee",
-            "Write output to files and the terminal; values as above. [default: 3]",
-            "0-3",
-            short="-t",
-        ),
+        Option("redirects", "Write to files: 1 stdout, 2 stderr, 3 both.", "0-3", short="-r"),
+        Option("tee", "Write to files and the terminal. [default: 3]", "0-3", short="-t"),
         Option("local_ranks_filter", "Show only the output of these local ranks: 0,3.", "LIST"),
     ),
 }

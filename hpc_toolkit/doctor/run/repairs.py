@@ -1,14 +1,12 @@
-"""Plan the repairs of a run as data. Writes nothing.
+"""Plan the repairs of a run as data, and carry them out.
 
-A repair creates a missing name, or moves away a temporary file that no process uses. It writes no
-journal, no log entry and no payload, so it cannot lose a result.
+A repair only creates a missing name. It writes no journal, no log entry and no payload, so it
+cannot lose a result.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,15 +20,12 @@ from hpc_toolkit.rundir.journal import JournalReader, Line
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from hpc_toolkit.rundir.layout import StagePaths
 
-LEFT_ALONE_S = 3600.0
-"""Seconds after its last change within which a file may still be in use."""
 PAYLOADS = ("items", "retries", "results")
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 _SHOWN = 3
 
 _WHY_DIRECTORY = {
@@ -42,84 +37,57 @@ _WHY_DIRECTORY = {
 }
 _WHY_ANY = "it is written to, and was empty or is not read"
 _WHY_CLAIMS = "journals have lines of them; without them a generation would have a second owner"
-_WHY_TEMPORARY = "a process died while it replaced a file; nobody reads them"
 
-Kind = Literal["directory", "claim", "aside"]
-
-_ACTS: dict[Kind, str] = {
-    "directory": "make",
-    "claim": "make again",
-    "aside": "move into repaired/",
-}
-_FOUND: dict[Kind, tuple[Verdict, str]] = {
-    "directory": (Verdict.UNSAFE, "missing"),
-    "claim": (Verdict.UNSAFE, "missing, and journals tell whose they were"),
-    "aside": (Verdict.FINE, "left over"),
-}
+_NOW = "somebody did it meanwhile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """One action for one or more files of a kind."""
-
-    kind: Kind
-    """``directory``: create it; ``claim``: create it again; ``aside``: move it to the same path
-    below ``repaired/``."""
+    kind: Literal["directory", "claim"]
     names: tuple[str, ...]
     """Paths below the run."""
     owners: tuple[str, ...] = ()
     """For claims: the worker of each."""
-    stage: str = ""
-    """The stage that the files belong to; "" for files of the run itself."""
     why: str
     """The cost of the damage, and the evidence for the repair."""
 
     @property
     def words(self) -> str:
-        """The action in words: "make stages/items/claims"."""
-        return f"{_ACTS[self.kind]} {self.some}"
+        return f"make {'' if self.kind == 'directory' else 'again '}{self.some}"
 
     @property
     def some(self) -> str:
         return first_names(self.names)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``hpctk doctor --repair --json`` prints them."""
-        return {"kind": self.kind, "names": list(self.names), "stage": self.stage, "why": self.why}
+        return {"kind": self.kind, "names": list(self.names), "why": self.why}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The repairs of a run."""
-
     repairs: tuple[Repair, ...]
     """The repairs in their order of execution."""
     left: tuple[str, ...]
     """Damage that stays as it is, and why."""
 
     def findings(self) -> Iterator[Finding]:
-        """Yield a finding for each repair, for the report of an examination."""
         for repair in self.repairs:
-            verdict, what = _FOUND[repair.kind]
+            known = "" if repair.kind == "directory" else ", and journals tell whose they were"
             fix = "'hpctk doctor RUN --repair' shows what it would do, and asks"
-            found = f"{what}: {repair.some}"
-            if verdict is Verdict.FINE:
-                found += "; --repair takes it away"
-            yield Finding("to repair", verdict, found, repair.why, fix)
+            found = f"missing{known}: {repair.some}"
+            yield Finding("to repair", Verdict.UNSAFE, found, repair.why, fix)
 
 
 def plan_repairs(root: Path) -> Plan:
     """Plan the repairs of a run, which may be active.
 
-    Raises:
-        RunError: ``root`` is not a run, its run.json cannot be read, or a file is in the place of
-            one of its directories.
+    Raises RunError if ``root`` is not a run, or a file is in the place of one of its directories.
     """
     paths, manifest = RunPaths(root), read_manifest(root)
     left: list[str] = []
     repairs: list[Repair] = []
     wanted = [paths.workers, paths.journals, paths.logs, paths.control, paths.bandit]
-    repairs += _directories(root, wanted, "", left)
+    repairs += _directories(root, wanted, left)
     owners = _owners(paths, left)
     for spec in manifest.stages:
         stage = paths.stage(spec.name)
@@ -128,10 +96,10 @@ def plan_repairs(root: Path) -> Plan:
             left.append(f"the log of {stage.name}: {fault}; restore it from a backup")
         # Without a fault every payload that an entry names exists.
         wanted = [stage.claims, *(stage.root / kind for kind in PAYLOADS if not fault)]
-        repairs += _directories(root, wanted, stage.name, left)
+        repairs += _directories(root, wanted, left)
         if not fault:
             repairs += _claims(root, log, owners[stage.name])
-    return Plan((*repairs, *_temporaries(paths, left)), tuple(left))
+    return Plan(tuple(repairs), tuple(left))
 
 
 def read_log(stage: StagePaths) -> tuple[StageLog, str]:
@@ -150,7 +118,7 @@ def read_log(stage: StagePaths) -> tuple[StageLog, str]:
     return log, "" if stage.log.is_dir() else "its directory is missing"
 
 
-def _directories(root: Path, wanted: list[Path], stage: str, left: list[str]) -> Iterator[Repair]:
+def _directories(root: Path, wanted: list[Path], left: list[str]) -> Iterator[Repair]:
     for path in wanted:
         name = str(path.relative_to(root))
         if path.is_dir():
@@ -159,11 +127,10 @@ def _directories(root: Path, wanted: list[Path], stage: str, left: list[str]) ->
             left.append(f"{name} is not a directory: move it away and look again")
             continue
         why = _WHY_DIRECTORY.get(path.name, _WHY_ANY)
-        yield Repair(kind="directory", names=(name,), why=why, stage=stage)
+        yield Repair(kind="directory", names=(name,), why=why)
 
 
 def _owners(paths: RunPaths, left: list[str]) -> dict[str, dict[tuple[str, int], str]]:
-    """Return stage -> (unit, generation) -> the worker that the journals name."""
     found: dict[str, dict[tuple[str, int], str]] = defaultdict(dict)
     for name in sorted(files.list_names(paths.journals)):
         if not name.endswith(".jsonl"):
@@ -179,7 +146,6 @@ def _owners(paths: RunPaths, left: list[str]) -> dict[str, dict[tuple[str, int],
 
 
 def _passes(journal: Path) -> Iterator[tuple[str, str, int, str]]:
-    """Yield (stage, unit, generation, worker) of the claims in a journal's lines."""
     owner = journal.name.removesuffix(".jsonl")
     seen = set()
     for found in JournalReader(journal).poll():
@@ -207,33 +173,47 @@ def _claims(root: Path, log: StageLog, owners: dict[tuple[str, int], str]) -> li
             missing[str((claims / name).relative_to(root))] = owner
     if not missing:
         return []
-    names, workers = tuple(missing), tuple(missing.values())
-    stage = log.paths.name
-    return [Repair(kind="claim", names=names, owners=workers, why=_WHY_CLAIMS, stage=stage)]
-
-
-def _temporaries(paths: RunPaths, left: list[str]) -> list[Repair]:
-    found = [
-        directory / name
-        for directory in (paths.root, paths.bandit, paths.jobs)
-        for name in sorted(files.list_names(directory))
-        if _TEMPORARY.fullmatch(name)
-    ]
-    old = tuple(str(path.relative_to(paths.root)) for path in found if _is_old(path))
-    if len(old) < len(found):
-        left.append(f"{len(found) - len(old)} temporary files: changed within the last hour")
-    return [Repair(kind="aside", names=old, why=_WHY_TEMPORARY)] if old else []
-
-
-def _is_old(path: Path) -> bool:
-    """Return whether a file was last changed an hour ago; the repair asks the filesystem's time."""
-    try:
-        return time.time() - path.stat().st_mtime > LEFT_ALONE_S
-    except OSError:
-        return False
+    owned = tuple(missing.values())
+    return [Repair(kind="claim", names=tuple(missing), owners=owned, why=_WHY_CLAIMS)]
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first names, and the number of further ones: ``a, b, c and 2 more``."""
+    """The first names, and the number of further ones: ``a, b, c and 2 more``."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+def repair_run(root: Path, repairs: Iterable[Repair]) -> Iterator[tuple[str, str]]:
+    """Carry out planned repairs; yield (name, problem) for each file, with "" for success.
+
+    Each checks again that it is still needed. A repair that fails is reported, and the others are
+    still carried out.
+    """
+    for repair in repairs:
+        directory = (root / repair.names[0]).parent
+        if repair.kind == "claim" and not directory.is_dir():
+            # Each of thousands of claims would report the same.
+            yield repair.some, f"left: {directory.relative_to(root)} could not be made"
+            continue
+        for name, owner in zip(repair.names, repair.owners or repair.names, strict=True):
+            try:
+                made = _make if repair.kind == "directory" else _claim
+                yield name, made(root / name, owner)
+            except OSError as error:
+                yield name, f"failed: {error.strerror or error}"
+
+
+def _claim(path: Path, owner: str) -> str:
+    found = files.create_name(path, owner)
+    return "" if found == owner else f"{found} has it meanwhile"
+
+
+def _make(directory: Path, _owner: str) -> str:
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+        return _NOW
+    files.sync_directory(directory.parent)
+    return ""

@@ -1,0 +1,253 @@
+"""Check a node: its GPUs, Slurm, and whether a script renders for its cluster.
+
+Every query of a driver runs in a child that can be abandoned: a broken driver never answers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.doctor.children import ask_child
+from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.clusters.choice import resolve_cluster
+from hpc_toolkit.slurm.controller import slurm_config
+from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
+from hpc_toolkit.system.quantities import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hpc_toolkit.doctor.sides import Pair
+
+_DRIVER_S = 25.0
+_TORCH_S = 60.0
+_AMD = Path("/dev/kfd")
+_MOST_WORDS = 160
+_FAILS = "items that use a GPU fail on this node, or wait for ever"
+_LEAVE_OUT = "leave the node out (--sbatch exclude=NODE), and tell the site"
+_PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
+_ANSWER_S = 10.0
+_GRACE_S = 30
+"""Seconds that a worker needs from a warning to its end: 25 for its item, the rest to leave."""
+_NOT_SET_UP = "Could not establish a configuration source"
+
+
+def look_here() -> list[dict[str, Any]]:
+    finding, torch_wanted = _judge_driver(_asked(ask_driver, _DRIVER_S))
+    findings = [finding]
+    if torch_wanted and find_spec("torch") is None:
+        findings.append(_skipped("torch", "is not installed for this interpreter"))
+    elif torch_wanted:
+        findings.append(judge_torch(_asked(look_by_torch, _TORCH_S)))
+    return [one.to_json() for one in findings]
+
+
+def check_gpus(pair: Pair, *, nodes: bool) -> list[Finding]:
+    """Check the GPUs of this side, and with ``nodes`` those of the other side, another node."""
+    if not nodes:
+        return _decoded(look_here(), "")
+    pair.start("gpus")
+    here = look_here()
+    return _decoded(here, pair.here.host) + _decoded(pair.finish(), pair.there.host)
+
+
+def _asked(call: Callable[[], Any], timeout_s: float) -> Any:
+    """Make a call that may hang or die; return its result, or a mapping with ``error``."""
+    try:
+        return ask_child(call, timeout_s)
+    except TimeoutError:
+        return {"error": f"no answer within {timeout_s:g} s"}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+
+
+def _judge_driver(told: dict[str, Any] | None) -> tuple[Finding, bool]:
+    """Return the finding on the driver, and whether to check torch as well."""
+    if told is None:
+        return _without_driver()
+    if "error" in told:
+        return _fault("gpus", f"the driver does not work: {told['error']}", _LEAVE_OUT), False
+    gpus: list[dict[str, Any]] = told["gpus"]
+    if not gpus or (CUDA in os.environ and not visible_gpus()):
+        return _skipped("gpus", "none that this process may use"), False
+    broken = {index: gpu["error"] for index, gpu in enumerate(gpus) if "error" in gpu}
+    if broken:
+        words = ", ".join(f"GPU {index}: {error}" for index, error in broken.items())
+        return _fault("gpus", f"{len(broken)} of {len(gpus)} fail: {words}", _LEAVE_OUT), True
+    newest = f"{told['cuda'] // 1000}.{told['cuda'] % 1000 // 10}"
+    found = f"{listed(gpus)}; driver {told['driver']}, for CUDA up to {newest}"
+    return fine("gpus", found), True
+
+
+def _without_driver() -> tuple[Finding, bool]:
+    if _AMD.exists():
+        return _skipped("gpus", "no NVIDIA driver; AMD's is asked by torch alone"), True
+    granted = visible_gpus()
+    if granted:
+        found = f"{len(granted)} are granted ({CUDA}), but no driver is here"
+        return _fault("gpus", found, "look at 'nvidia-smi' on this node"), False
+    return _skipped("gpus", "no driver on this node"), False
+
+
+def listed(gpus: list[dict[str, Any]]) -> str:
+    kinds = Counter((gpu["name"], gpu["total"]) for gpu in gpus)
+    words = ", ".join(f"{n} x {name}, {format_size(total)}" for (name, total), n in kinds.items())
+    return f"{words} ({format_size(min(gpu['free'] for gpu in gpus))} free)"
+
+
+def judge_torch(told: dict[str, Any]) -> Finding:
+    check = "torch"
+    if "torch" not in told:
+        found = f"looking at GPUs with torch failed: {told['error']}"
+        means = "its import, or a GPU, hangs or crashes; work that uses torch would as well"
+        fix = "try: python -c 'import torch; torch.zeros(1).cuda()'"
+        return Finding(check, Verdict.UNKNOWN, found, means, fix)
+    version = f"torch {told['torch']}"
+    if not told["cuda"]:
+        means = "what uses torch runs on the CPUs, beside idle GPUs"
+        fix = "install a build for CUDA (https://pytorch.org/get-started/locally)"
+        return Finding(check, Verdict.SLOWER, f"{version} is built without CUDA", means, fix)
+    if "error" in told:
+        fix = "install a build for the driver's CUDA, or have the driver renewed"
+        return _fault(check, f"{version} for CUDA {told['cuda']}: {told['error']}", fix)
+    gpus: list[str] = told["gpus"]
+    if not gpus:
+        return _fault(check, f"{version} finds no GPU", "look at CUDA_VISIBLE_DEVICES")
+    if broken := [f"GPU {index}: {error}" for index, error in enumerate(gpus) if error]:
+        found = f"{len(broken)} of {len(gpus)} fail: {', '.join(broken)}"
+        return _fault(check, found, _LEAVE_OUT)
+    return fine(check, f"{version} for CUDA {told['cuda']} computes on {len(gpus)} GPU(s)")
+
+
+def _decoded(records: list[dict[str, Any]], host: str) -> list[Finding]:
+    found = []
+    for record in records:
+        check = f"{record['check']} ({host})" if host else record["check"]
+        found.append(Finding(**{**record, "verdict": Verdict(record["verdict"]), "check": check}))
+    return found
+
+
+def _fault(check: str, found: str, fix: str) -> Finding:
+    return Finding(check, Verdict.UNSAFE, found, _FAILS, fix)
+
+
+def _skipped(check: str, why: str) -> Finding:
+    return Finding(check, Verdict.SKIPPED, why)
+
+
+def look_by_torch() -> dict[str, Any]:
+    """Return torch's version and whether it can use each GPU; called in a child process.
+
+    Returns:
+        ``torch`` and ``cuda``, versions ("" for a build without GPUs). In a build with GPUs also
+        ``error`` if torch cannot use them; otherwise ``gpus``, each an error or "".
+    """
+    _be_quiet()
+    import torch
+
+    told = {"torch": torch.__version__, "cuda": torch.version.cuda or torch.version.hip or ""}
+    if not told["cuda"]:
+        return told
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return {**told, "error": _first_words(error)}
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        try:
+            torch.ones(1, device=torch.device("cuda", index)).sum().item()
+            gpus.append("")
+        except RuntimeError as error:
+            gpus.append(_first_words(error))
+    return {**told, "gpus": gpus}
+
+
+def _be_quiet() -> None:
+    """Drop the output of libraries: stdout carries the report."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        os.dup2(nothing, fd)
+
+
+def _first_words(error: BaseException) -> str:
+    """Return the first line of an error that is not empty, short enough for a message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:_MOST_WORDS]
+
+
+def check_slurm() -> Finding:
+    """Query the controller once."""
+    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if len(missing) == len(_PROGRAMS):
+        return _no_slurm("not on this PATH; workers run here without it")
+    if missing:
+        return _silent_slurm(f"{', '.join(missing)} cannot be found", "look at your PATH")
+    began = time.monotonic()
+    try:
+        config = slurm_config(timeout_s=_ANSWER_S)
+    except SlurmError as error:
+        if _NOT_SET_UP in error.message:
+            return _no_slurm("installed, but not set up on this machine (no slurm.conf)")
+        return _silent_slurm(error.message, error.hint)
+    version = config.get("SLURM_VERSION", "of an unknown version")
+    found = f"{version} of cluster {config.get('ClusterName', '?')} answered in "
+    found += format_duration(time.monotonic() - began)
+    costly = list(_costly_settings(config))
+    means, fix = ("; ".join(one[part] for one in costly) for part in (0, 1))
+    return judged("slurm", found, Verdict.SLOWER, means, fix, bad=bool(costly))
+
+
+def _costly_settings(config: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield meaning and fix of each setting that costs a job work (slurm.conf(5))."""
+    if "CANCEL" in config.get("PreemptMode", "").upper():
+        yield (
+            "PreemptMode=CANCEL: a preempted job does not start again",
+            "submit again after a preemption, or ask for another QOS",
+        )
+    kill_wait = re.match("[0-9]+", config.get("KillWait", ""))
+    if kill_wait and (wait_s := int(kill_wait[0])) < _GRACE_S:
+        yield (
+            f"KillWait={wait_s}: at the time limit, an item of more than {wait_s} s starts again",
+            f"render with --sbatch signal=B:USR1@120, or work with --grace {max(wait_s - 5, 1)}s",
+        )
+
+
+def _no_slurm(found: str) -> Finding:
+    return Finding("slurm", Verdict.SKIPPED, found)
+
+
+def _silent_slurm(found: str, fix: str) -> Finding:
+    means = "no job can be submitted or watched from here now; local workers need no Slurm"
+    return Finding("slurm", Verdict.UNKNOWN, found, means, fix)
+
+
+def check_script() -> Finding:
+    """Render a script for the smallest job that the cluster accepts; submit nothing."""
+    from hpc_toolkit.slurm.render.script import render_script
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+    check, template = "templates", "work-queue"
+    try:
+        cluster = resolve_cluster(None).cluster
+        spec = ScriptSpec(
+            job_name=template,
+            python=os.path.abspath(sys.executable),
+            nodes=cluster.min_nodes or 1,
+            gpus_per_node=cluster.gpus_per_node or 0,
+            account="doctor" if cluster.account_required else None,
+        )
+        render_script(spec, cluster, template)
+    except HpcToolkitError as error:
+        means = "no script can be rendered here without --cluster"
+        return Finding(check, Verdict.UNSAFE, error.message, means, error.hint)
+    return fine(check, f"{template} renders for cluster {cluster.name}")

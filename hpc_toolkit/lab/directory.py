@@ -25,6 +25,7 @@ FORMAT = 1
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _KEYS = {"format", "settings", "start"}
 """Keys that identify a lab's lab.json, whichever version wrote it."""
+_BEGINNING = b'{"format": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,13 @@ def is_lab(paths: LabPaths) -> bool:
     if paths.record.name not in names:
         # An 'up' that was killed before it wrote lab.json has only locked the directory.
         return bool(names) and names <= {paths.lock.name, *left} and _empty(paths.lock)
+    text = read_fresh(paths.record)
     try:
-        content: Any = json.loads(read_fresh(paths.record))
+        content: Any = json.loads(text)
     except ValueError:
-        return False
+        # Truncated by a full disk: a lab if nothing else is in the directory.
+        own = {path.name for path in (*paths.written(), paths.record, paths.lock)}
+        return names <= own | left and text[: len(_BEGINNING)] == _BEGINNING[: len(text)]
     return isinstance(content, dict) and content.keys() >= _KEYS
 
 

@@ -241,6 +241,20 @@ def test_a_directory_too_long_for_a_socket_is_refused_from_the_first_byte_on() -
         LabPaths(Path(f"{longest}d"))
 
 
+def test_a_lab_whose_record_a_full_disk_cut_is_a_lab_and_other_directories_are_not(
+    tmp_path: Path,
+) -> None:
+    paths = LabPaths(tmp_path)
+    (tmp_path / "etc").mkdir()
+    for text, is_one in (("", True), ('{"form', True), ('{"other": 1', False)):
+        paths.record.write_text(text, encoding="utf-8")
+        assert directory.is_lab(paths) is is_one, text
+
+    (tmp_path / "thesis.tex").touch()
+    paths.record.write_text('{"form', encoding="utf-8")
+    assert not directory.is_lab(paths)
+
+
 def test_a_user_without_a_home_is_asked_for_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     def home() -> Path:
         raise RuntimeError

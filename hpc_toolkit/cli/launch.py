@@ -94,9 +94,9 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         _tell(request, as_json=bool(as_json))
         return
     from hpc_toolkit.cli import show_error
-    from hpc_toolkit.training.launch import launch as launching
+    from hpc_toolkit.training.launch import launcher
 
-    outcome = launching.launch(request, replace=True)
+    outcome = launcher.launch(request, replace=True)
     if outcome.error is not None:
         if sys.stdout is not None:  # closed by the caller: >&-
             sys.stdout.flush()
@@ -110,11 +110,11 @@ def _tell(request: Request, *, as_json: bool) -> None:
     """Print what would start here."""
     import os
 
-    from hpc_toolkit.training.launch import launch as launching
+    from hpc_toolkit.training.launch import launcher
 
-    plan = launching.planned(request)
-    variables = launching.surroundings(plan, os.environ)
-    command = launching.command(request)
+    plan = launcher.planned(request)
+    variables = launcher.surroundings(plan, os.environ)
+    command = launcher.command(request)
     if as_json:
         print(json.dumps({**plan.as_json(), "environment": variables, "command": command}))
         return

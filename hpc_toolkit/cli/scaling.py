@@ -357,7 +357,7 @@ def _timed(
 ) -> list[dict[str, Any]]:
     import tempfile
 
-    from hpc_toolkit.training.launch.launch import launch
+    from hpc_toolkit.training.launch.launcher import launch
     from hpc_toolkit.training.launch.plan import Request
     from hpc_toolkit.training.scaling.collectives import (
         MODULE,

@@ -154,14 +154,14 @@ def test_a_warning_reaches_every_rank_and_what_left_with_75_does_not_start_again
 
 def test_the_rank_that_failed_is_named_and_gives_its_code(hpctk: Hpctk, plain: Path) -> None:
     call = f"""
-import hpc_toolkit
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.training.launch import launch
 
 try:
-    hpc_toolkit.launch({str(plain)!r}, nproc=2)
+    launch({str(plain)!r}, nproc=2)
 except HpcToolkitError as error:
     print(error.message)
-print("code", hpc_toolkit.launch({str(plain)!r}, "fail", 7, nproc_per_node=2, run_dir="run"))
+print("code", launch({str(plain)!r}, "fail", 7, nproc_per_node=2, run_dir="run"))
 """
     python = hpctk.start(first=call + "raise SystemExit")
     words = ("launch", "--nproc-per-node", 2, plain, "fail")

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from typer.testing import CliRunner
 
-import hpc_toolkit
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.launch import agent
-from hpc_toolkit.training.launch import launch as launching
+from hpc_toolkit.training.launch import agent, launch, launcher
 from hpc_toolkit.training.launch.agent import watch
 from hpc_toolkit.training.launch.meeting import Address
 from hpc_toolkit.training.launch.options import all_options
@@ -89,7 +87,7 @@ def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(request)
         return Outcome(0)
 
-    monkeypatch.setattr(launching, "launch", launched)
+    monkeypatch.setattr(launcher, "launch", launched)
     words = ["launch", "--max-restarts", "0", "--shutdown-timeout", "0"]
 
     ended = CliRunner().invoke(load_commands("launch"), [*words, "train.py"])
@@ -101,11 +99,11 @@ def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_number_of_ranks_can_be_that_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(5)))
 
-    assert launching.count_ranks("3") == 3
-    assert launching.count_ranks("cpu") == 5
+    assert launcher.count_ranks("3") == 3
+    assert launcher.count_ranks("cpu") == 5
     for text in ("0", "some", "-1"):
         with pytest.raises(ConfigError, match=f"--nproc-per-node {text} starts no rank"):
-            launching.count_ranks(text)
+            launcher.count_ranks(text)
 
 
 @pytest.mark.torch
@@ -117,12 +115,12 @@ def test_the_number_of_ranks_can_be_that_of_the_gpus(
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(5)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
-    assert launching.count_ranks("auto") == auto
+    assert launcher.count_ranks("auto") == auto
     if gpus:
-        assert launching.count_ranks("gpu") == gpus
+        assert launcher.count_ranks("gpu") == gpus
     else:
         with pytest.raises(ConfigError, match="--nproc-per-node gpu starts no rank"):
-            launching.count_ranks("gpu")
+            launcher.count_ranks("gpu")
 
 
 def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> None:
@@ -153,7 +151,7 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
         with pytest.raises(ConfigError, match=told):
             check_request(called)
     with pytest.raises(ConfigError, match="run_dir: 5 is not a path"):
-        hpc_toolkit.launch(str(script), run_dir=5)  # type: ignore[arg-type] # as above
+        launch(str(script), run_dir=5)  # type: ignore[arg-type] # as above
     with pytest.raises(ConfigError, match="there is no module ''"):
         check_request(Request(script="", options={"module": True}))
 
@@ -342,14 +340,14 @@ def test_where_srun_started_every_rank_python_has_nothing_to_launch(
         monkeypatch.setenv(name, value)
 
     with pytest.raises(ConfigError, match="srun has started every rank here"):
-        hpc_toolkit.launch("sh", no_python=True, run_dir=tmp_path)
+        launch("sh", no_python=True, run_dir=tmp_path)
 
 
 def test_ranks_share_the_cpus_and_learn_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(9)))
     plan = plan_of(None, "R")
 
-    found = launching.surroundings(plan, {"SLURM_JOB_END_TIME": "1790000000"})
+    found = launcher.surroundings(plan, {"SLURM_JOB_END_TIME": "1790000000"})
 
     assert found == {
         "HPCTK_BACKEND": "gloo",
@@ -358,8 +356,8 @@ def test_ranks_share_the_cpus_and_learn_what_they_need(monkeypatch: pytest.Monke
         "OMP_NUM_THREADS": "4",
     }
     alone = replace(plan, form="task", run_dir=None)
-    assert launching.surroundings(alone, {})["OMP_NUM_THREADS"] == "9"
-    kept = launching.surroundings(alone, {"OMP_NUM_THREADS": "3"})
+    assert launcher.surroundings(alone, {})["OMP_NUM_THREADS"] == "9"
+    kept = launcher.surroundings(alone, {"OMP_NUM_THREADS": "3"})
     assert kept == {"HPCTK_BACKEND": "gloo"}
 
 

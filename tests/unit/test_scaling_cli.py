@@ -360,7 +360,7 @@ def test_a_full_disk_is_told_as_such_whatever_ranks_said(
         monkeypatch.setattr(os, "statvfs", lambda _: full)
         json.loads("")  # as torch does with a rank's error
 
-    monkeypatch.setattr("hpc_toolkit.training.launch.launch.launch", launch)
+    monkeypatch.setattr("hpc_toolkit.training.launch.launcher.launch", launch)
     if when == "before":
         monkeypatch.setattr(os, "statvfs", lambda _: full)
 

@@ -104,7 +104,7 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
         HpcToolkitError: a rank failed, or could not be started.
         OSError: the disk is full.
     """
-    from hpc_toolkit.training.launch.launch import launch
+    from hpc_toolkit.training.launch.launcher import launch
     from hpc_toolkit.training.launch.plan import Request
 
     options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}

@@ -157,9 +157,7 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     if best is None and not log.sealed:
         return None
     over = _compared(best, campaign)
-    last = found.rewards([arm.id for arm in campaign.arms() if arm.is_last_layer], over)
     failures = found.failures()
-    everything = found.best() if found.complete else None
     return Summary(
         policy=campaign.search.policy,
         scalariser=WORDS[campaign.search.scalariser],
@@ -172,11 +170,8 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
         best=_found(best.arm, best) if best else None,
         tasks=over,
         ties=list(best.ties) if best else [],
-        last_layer=max((_found(*one) for one in last.items()), key=_score, default=None),
-        exhaustive=_found(everything.arm, everything) if everything else None,
-        exhaustive_ties=list(everything.ties) if everything else [],
-        verified=_verified(best, found) if everything else None,
-        exhaustive_gpu_s=_seconds(map(dict.values, rows.values())) if found.complete else None,
+        last_layer=_last_layer(found, over),
+        **_exhaustive(found, best),
         sequence=list(dict.fromkeys(pull.arm for pull in pulls)),
         failed_tasks=len(failures),
         failure=_said(failures[0]) if failures else None,
@@ -196,6 +191,25 @@ def _rows(view: RunView) -> Rows:
 def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
     names = campaign.tasks.names
     return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+
+
+def _last_layer(found: _Evaluations, over: list[str]) -> Found | None:
+    """The best last layer over these tasks."""
+    last = found.rewards([arm.id for arm in found.campaign.arms() if arm.is_last_layer], over)
+    return max((_found(*one) for one in last.items()), key=_score, default=None)
+
+
+def _exhaustive(found: _Evaluations, best: Recommendation | None) -> dict[str, Any]:
+    """The fields of a summary that are known once all arms have been evaluated on all tasks."""
+    everything = found.best() if found.complete else None
+    return {
+        "exhaustive": _found(everything.arm, everything) if everything else None,
+        "exhaustive_ties": list(everything.ties) if everything else [],
+        "verified": _verified(best, found) if everything else None,
+        "exhaustive_gpu_s": _seconds(map(dict.values, found.rows.values()))
+        if found.complete
+        else None,
+    }
 
 
 def _verified(best: Recommendation | None, found: _Evaluations) -> Found | None:

@@ -84,20 +84,13 @@ def doctor(
 def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
     from hpc_toolkit.doctor.run.repairs import plan_repairs, repair_run
-    from hpc_toolkit.rundir.layout import check_trust
 
     if pair is not None:
         message = "--pair belongs to an examination, and --repair makes none"
         raise ConfigError(message, hint="leave one of them out")
     plan = plan_repairs(root)
     asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
-    # Before a person reads through a plan that would then be refused.
-    if plan.repairs and (yes or asks) and (warning := check_trust(root)):
-        print(f"warning: {warning}", file=sys.stderr)
-    if not as_json:
-        print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
-        if plan.repairs and not (yes or asks):
-            print("note: nothing was changed; --yes does it", file=sys.stderr)
+    _show_plan(root, plan, acts=yes or asks, as_json=as_json)
     done = bool(plan.repairs) and (yes or (asks and typer.confirm("Do that?")))
     outcomes = list(repair_run(root, plan.repairs)) if done else []
     if as_json:
@@ -105,11 +98,26 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
         told = [{"name": name, "outcome": outcome or "done"} for name, outcome in outcomes]
         print(json.dumps({"run": str(root), "repairs": repairs, "left": plan.left, "done": told}))
     elif done:
-        other = [f"  {name}: {outcome}" for name, outcome in outcomes if outcome]
-        lines = [f"done: {len(outcomes) - len(other)} of {len(outcomes)}", *other]
-        print("\n".join(map(printable, lines)))
+        print("\n".join(map(printable, _outcome_lines(outcomes))))
     if any(outcome.startswith("failed") for _, outcome in outcomes):
         sys.exit(1)
+
+
+def _outcome_lines(outcomes: list[tuple[str, str]]) -> list[str]:
+    other = [f"  {name}: {outcome}" for name, outcome in outcomes if outcome]
+    return [f"done: {len(outcomes) - len(other)} of {len(outcomes)}", *other]
+
+
+def _show_plan(root: Path, plan: Plan, *, acts: bool, as_json: bool) -> None:
+    from hpc_toolkit.rundir.layout import check_trust
+
+    # Before a person reads through a plan that would then be refused.
+    if plan.repairs and acts and (warning := check_trust(root)):
+        print(f"warning: {warning}", file=sys.stderr)
+    if not as_json:
+        print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
+        if plan.repairs and not acts:
+            print("note: nothing was changed; --yes does it", file=sys.stderr)
 
 
 def plan_lines(root: Path, plan: Plan) -> Iterator[str]:

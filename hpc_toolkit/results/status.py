@@ -110,9 +110,7 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
-    # Per worker: items done, and the seconds that they took.
-    paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
-    rate = sum(done / seconds for done, seconds in paces if seconds > 0)
+    rate = _rate(view, alive)
     left = sum(counts.pending + counts.leased for counts in stages.values())
     last = list(view.stages.values())[-1].log
     return Status(
@@ -123,9 +121,7 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
         eta_s=round(left / rate, 1) if rate > 0 and left else None,
         complete=view.complete,
         deaths=sum(
-            len(unit.deaths)
-            for stage in view.stages.values()
-            for unit in stage.state.units.values()
+            len(unit.deaths) for one in view.stages.values() for unit in one.state.units.values()
         ),
         published=last.table is not None and last.last_retry < last.table[0],
         reason=_reason(view, stages, workers, given if campaign else "", late),
@@ -133,12 +129,19 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
         warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
         draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
         old_copies=len(late),
-        places={
-            worker: {"host": known[worker].host, **known[worker].place}
-            for worker in sorted(alive & known.keys())
-            if known[worker].place
-        },
+        places=_places({worker: known[worker] for worker in sorted(alive & known.keys())}),
     )
+
+
+def _rate(view: RunView, alive: set[str]) -> float:
+    """Items per second of all living workers together."""
+    # Per worker: items done, and the seconds that they took.
+    paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
+    return sum(done / seconds for done, seconds in paces if seconds > 0)
+
+
+def _places(alive: dict[str, Presence]) -> dict[str, dict[str, Any]]:
+    return {name: {"host": one.host, **one.place} for name, one in alive.items() if one.place}
 
 
 def reachable_workers(view: RunView, clock: Clock) -> set[str]:

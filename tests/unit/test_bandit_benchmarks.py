@@ -14,6 +14,7 @@ import pytest
 
 from hpc_toolkit.bandit.bench.synthetic import score_table
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OPTIONS = argparse.Namespace(
     policies="random,racing,gp-ucb", seeds=2, subtables=2, part_seeds=1, races=3, made_up=1

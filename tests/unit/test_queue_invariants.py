@@ -518,30 +518,23 @@ class Protocol(RuleBasedStateMachine):
         self.everything_agrees()
 
 
-def play(examples: int, steps: int) -> None:
+@pytest.mark.parametrize(
+    "examples",
+    [
+        10,
+        pytest.param(80, marks=pytest.mark.slow),
+        pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_the_protocol_keeps_its_invariants(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Shrinking takes minutes, beyond every test's time: HYPOTHESIS_PROFILE=search asks for it.
     shrinks = os.environ.get("HYPOTHESIS_PROFILE") == "search"
     phases = [phase for phase in Phase if shrinks or phase is not Phase.shrink]
-    with pytest.MonkeyPatch.context() as patch:
-        # What a view does not show here does not come by waiting.
-        patch.setattr("hpc_toolkit.results.gather._CATCH_UP_S", 0.0)
-        run_state_machine_as_test(
-            Protocol,
-            settings=settings(max_examples=examples, stateful_step_count=steps, phases=phases),
-        )
-
-
-def test_the_protocol_keeps_its_invariants() -> None:
-    play(80, 40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "examples",
-    [80, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
-)
-def test_the_protocol_keeps_its_invariants_for_long(examples: int) -> None:
-    play(examples, 60)
+    # What a view does not show here does not come by waiting.
+    monkeypatch.setattr("hpc_toolkit.results.gather._CATCH_UP_S", 0.0)
+    run_state_machine_as_test(
+        Protocol, settings=settings(max_examples=examples, stateful_step_count=60, phases=phases)
+    )
 
 
 def test_the_oracle_knows_the_rules() -> None:

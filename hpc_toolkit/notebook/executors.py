@@ -57,8 +57,8 @@ def executor(
         folder: where submitit keeps scripts, logs and pickles; must be shared with the nodes.
         resources: see :class:`Resources`.
 
-    Raises:
-        ConfigError, RenderError: a value that no job can have, or that this cluster cannot provide.
+    Raises ConfigError, RenderError: a value that no job can have, or that this cluster cannot
+    provide.
     """
     request = requested(resources)
     place = _checked_folder(Path(folder))
@@ -81,8 +81,7 @@ def executor(
 def resolved(cluster: str | Cluster | None) -> Cluster | None:
     """The facts of the ``cluster`` given to :func:`executor`; None for this machine.
 
-    Raises:
-        ConfigError: no such cluster.
+    Raises ConfigError: no such cluster.
     """
     if isinstance(cluster, Cluster):
         return cluster

@@ -106,8 +106,7 @@ class WorkerJobs:
     def open(cls, run: Run | str | Path) -> WorkerJobs:
         """Find all jobs that were ever submitted for a run from a notebook.
 
-        Raises:
-            RunError: there are none.
+        Raises RunError: there are none.
         """
         run = run if isinstance(run, Run) else Run.open(run)
         found = [(job, one) for job in read_jobs(run.paths) if job.workers for one in _reopen(job)]
@@ -148,8 +147,7 @@ class WorkerJobs:
         A job whose name or user differs from the submitted one is left alone, and so is a local
         job that was found again by :meth:`open`; a note says so.
 
-        Raises:
-            SlurmError: Slurm did not do it.
+        Raises SlurmError: Slurm did not do it.
         """
         for job in self._local():
             if local_state(job) == RUNNING:

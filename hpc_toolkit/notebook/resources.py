@@ -86,8 +86,7 @@ class Resources(TypedDict, total=False):
 def requested(resources: Resources) -> ScriptSpec:
     """Check the resources and turn them into the request for a script.
 
-    Raises:
-        ConfigError, RenderError: an unknown resource, or a value that no script could contain.
+    Raises ConfigError, RenderError: an unknown resource, or a value that no script could contain.
     """
     given: dict[str, Any] = {key: value for key, value in resources.items() if value is not None}
     known = list(Resources.__annotations__)

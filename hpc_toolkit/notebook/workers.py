@@ -119,8 +119,7 @@ def preview(executor: Any, run: Run | str | Path | None = None) -> str:
         executor: any executor of submitit.
         run: show what ``submit_workers(run, ...)`` would send; None: what ``submit`` would.
 
-    Raises:
-        HpcToolkitError: this version of submitit does not show it.
+    Raises HpcToolkitError: this version of submitit does not show it.
     """
     import submitit
 

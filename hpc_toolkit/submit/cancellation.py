@@ -58,8 +58,7 @@ def queued_jobs(jobs: Iterable[RunJob]) -> list[QueuedJob]:
 
     A job that differs from what is known of it, or that Slurm does not name, counts as foreign.
 
-    Raises:
-        SlurmError: Slurm does not answer.
+    Raises SlurmError: Slurm does not answer.
     """
     found = []
     wanted = list(jobs)
@@ -88,8 +87,7 @@ def _foreign(job: RunJob, record: JobRecord) -> str:
 def cancel_jobs(jobs: Iterable[QueuedJob]) -> None:
     """Cancel the jobs that are the run's own; one call for each cluster.
 
-    Raises:
-        SlurmError: one of them could not be cancelled.
+    Raises SlurmError: one of them could not be cancelled.
     """
     own = [job for job in jobs if not job.foreign]
     for cluster in dict.fromkeys(job.cluster for job in own):

@@ -279,8 +279,7 @@ def _ask(jobs: list[RunJob], until: float) -> dict[tuple[str, str], JobRecord]:
 def log_files(paths: RunPaths, wanted: str) -> list[Path]:
     """The existing logs of a job, by its record, or else by what Slurm knows of it; sorted.
 
-    Raises:
-        SlurmError: the job has no record here, and Slurm does not answer or has forgotten it.
+    Raises SlurmError: the job has no record here, and Slurm does not answer or has forgotten it.
     """
     from pathlib import Path
 

@@ -50,8 +50,7 @@ Failure = tuple[float, str]
 def check_run(run: Run, *, force: bool = False) -> None:
     """Refuse a run on which a job would do nothing, unless ``force`` is set.
 
-    Raises:
-        RunError: it is complete, paused, or not to be trusted.
+    Raises RunError: it is complete, paused, or not to be trusted.
     """
     warning = check_trust(run.root)
     if warning:
@@ -71,8 +70,7 @@ def check_run(run: Run, *, force: bool = False) -> None:
 def check_directory(cluster: Cluster, directory: Path) -> None:
     """Refuse to submit from a directory from which the site takes no jobs.
 
-    Raises:
-        ConfigError: names the fact and where it is written.
+    Raises ConfigError: names the fact and where it is written.
     """
     reason = forbidden(cluster, directory)
     if reason is not None:
@@ -109,9 +107,8 @@ def send(submission: Submission) -> Iterator[RunJob]:
     If Slurm accepts a job only without the exclusion of failed nodes, they are not excluded. That,
     and sbatch's output beside the ids, goes to stderr.
 
-    Raises:
-        HpcToolkitError: sbatch refused, the script or the log directory cannot be written, or an
-            edited script is in the way; nothing more is submitted then.
+    Raises HpcToolkitError: sbatch refused, the script or the log directory cannot be written, or an
+    edited script is in the way; nothing more is submitted then.
     """
     _make_log_directory(submission)
     before = ""

@@ -80,8 +80,7 @@ def of_request(
 ) -> Submission:
     """A submission of a request: a job or an array, or several if an index is too high for Slurm.
 
-    Raises:
-        RenderError: the cluster cannot provide it.
+    Raises RenderError: the cluster cannot provide it.
     """
     from hpc_toolkit.slurm.render.script import render_script
 
@@ -167,8 +166,7 @@ def split_array(array: Array, limit: int) -> list[Chunk]:
         array: the indices; its limit of elements that run at once holds for each of the arrays.
         limit: Slurm's MaxArraySize.
 
-    Raises:
-        RenderError: it would take too many arrays, or ``limit`` is below 1.
+    Raises RenderError: it would take too many arrays, or ``limit`` is below 1.
     """
     if limit < 1:
         message = f"--array: this Slurm takes no arrays (MaxArraySize is {limit})"

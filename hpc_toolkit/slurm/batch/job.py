@@ -92,8 +92,7 @@ def this_job(script: Path, *, array_offset: int = 0) -> Job:
         script: the running script; its ``#SBATCH`` lines say which variables are this job's.
         array_offset: added to the array's index in HPCTK_ARRAY_INDEX.
 
-    Raises:
-        JobError: this is not a job, or its nodes or its directory are not there.
+    Raises JobError: this is not a job, or its nodes or its directory are not there.
     """
     environ = os.environ
     raw = environ.get("SLURM_JOB_ID")

@@ -194,8 +194,7 @@ def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
     this job has started there: on the first node when the program has ended, on the others when
     the first does not answer any more.
 
-    Raises:
-        JobError: there is no Ray, or Slurm does not say where the first node is.
+    Raises JobError: there is no Ray, or Slurm does not say where the first node is.
     """
     scripts = Path(sys.executable).parent
     if not os.access(scripts / "ray", os.X_OK):

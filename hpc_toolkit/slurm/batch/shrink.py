@@ -70,8 +70,7 @@ def shrink_job(
         nodes: the nodes of the job at its start.
         every_s: seconds between two checks.
 
-    Raises:
-        SlurmError: Slurm refused ten times in a row to shrink the job.
+    Raises SlurmError: Slurm refused ten times in a row to shrink the job.
     """
     job = rank.job_id or ""
     refusals = 0

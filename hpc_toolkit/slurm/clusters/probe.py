@@ -49,8 +49,7 @@ def ask_slurm() -> SlurmFacts:
 
     Reads the plain output, because JSON output needs a later version of Slurm and a plugin.
 
-    Raises:
-        SlurmError: Slurm is not installed here, or does not answer.
+    Raises SlurmError: Slurm is not installed here, or does not answer.
     """
     show = ["scontrol", "--oneliner", "show"]
     return SlurmFacts(

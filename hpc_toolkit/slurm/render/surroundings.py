@@ -74,8 +74,7 @@ def surroundings(
         template: the kind of script.
         trained: what the script does for a training; None for any other template.
 
-    Raises:
-        RenderError: the request needs a fact that the site's file does not state.
+    Raises RenderError: the request needs a fact that the site's file does not state.
     """
     given = {name for name, _ in directives}
     return Surroundings(

@@ -20,67 +20,38 @@ class Resources(TypedDict, total=False):
     """Resources of a job, named as in ``hpctk render``; None leaves the choice to the cluster."""
 
     job_name: str | None
-    """Name of the job."""
     account: str | None
-    """Account to charge."""
     partition: str | None
-    """Comma-separated partitions."""
     qos: str | None
-    """Quality of service."""
     reservation: str | None
-    """Comma-separated reservations."""
     constraint: str | None
-    """Node features."""
     nodelist: str | None
-    """Nodes that must be used."""
     prefer: str | None
-    """Node features that are preferred but not required."""
     exclude: str | None
-    """Nodes that must not be used."""
     licenses: str | None
-    """Licences that the job holds."""
     wckey: str | None
-    """Key under which the site accounts for the job."""
     nodes: int | None
-    """Number of nodes."""
     ntasks_per_node: int | None
-    """Ranks on each node; by default one per GPU."""
     gpus_per_node: int | None
-    """GPUs on each node."""
     gpu_type: str | None
-    """Type of the GPUs."""
     isolate_gpus: bool | None
-    """Whether each rank sees its own GPUs only."""
     cpus_per_task: int | None
-    """CPUs of a rank."""
     mem: str | None
-    """Memory of each node with its unit, such as "480G"; "0" is all of it."""
+    """Of each node; sizes are text with a unit, such as "480G", and "0" is all of the memory."""
     mem_per_cpu: str | None
-    """Memory per CPU."""
     mem_per_gpu: str | None
-    """Memory per GPU."""
     exclusive: bool | str | None
-    """Share the nodes with no other job."""
     time: str | int | None
     """Time limit: minutes, or text as sbatch reads it."""
     dependency: str | None
-    """Jobs that must have started or ended before, such as "afterok:123"."""
     requeue: bool | None
-    """Whether the job may start again."""
     max_restarts: int | None
-    """How often the job may start again because of its time limit."""
     comment: str | None
-    """A remark that Slurm keeps."""
     mail_type: str | None
-    """Events that send mail."""
     mail_user: str | None
-    """Recipient of the mail."""
     modules: Sequence[str] | None
-    """Environment modules to load, after the cluster's."""
     setup: Sequence[str] | None
-    """Commands to run first, after the cluster's; the job ends when one fails."""
     env: dict[str, str] | None
-    """Variables to export, after the cluster's."""
 
 
 def requested(resources: Resources) -> ScriptSpec:

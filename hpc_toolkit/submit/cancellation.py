@@ -32,9 +32,7 @@ class QueuedJob:
 def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> list[QueuedJob]:
     """The run's jobs that are still in the queue, as :func:`queued_jobs` returns them.
 
-    Args:
-        paths: of the run.
-        only: ids of jobs, each of which must be the run's.
+    ``only`` are ids of jobs, each of which must be the run's.
 
     Raises:
         ConfigError: an id is not the run's.

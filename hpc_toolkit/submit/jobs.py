@@ -43,13 +43,10 @@ class RunJob:
     cluster: str = ""
     """The cluster that sbatch named; "" if it named none."""
     name: str = ""
-    """Its name; "" if unknown."""
     array: str | None = None
-    """Its value of ``--array``."""
     script: str = ""
     """The submitted copy of its script, relative to the run."""
     argv: tuple[str, ...] = ()
-    """The command that submitted it."""
     cwd: str = ""
     """The job's directory; for a job of a notebook, the folder of submitit."""
     log: str = ""

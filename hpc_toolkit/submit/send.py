@@ -21,8 +21,8 @@ from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import NODE_FAILURES
+from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
-from hpc_toolkit.slurm.render.limits import forbidden
 from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, own_login, record_job
 from hpc_toolkit.system.terminal import printable
 from hpc_toolkit.worker.pausing import pause_reason

@@ -39,9 +39,7 @@ class Submission:
     """Scripts to submit, and how."""
 
     name: str
-    """The jobs' name."""
     scripts: tuple[Script, ...]
-    """Several if an array was split."""
     log: str
     """The log in sbatch's notation, relative to ``cwd``."""
     cwd: Path
@@ -49,7 +47,6 @@ class Submission:
     run: Run | None = None
     """The run that the jobs work on; None for a program of its own."""
     arguments: tuple[str, ...] = ()
-    """The scripts' arguments."""
     options: tuple[str, ...] = ()
     """Options of sbatch; they override the scripts' directives."""
     excluded: tuple[str, ...] = ()
@@ -59,7 +56,6 @@ class Submission:
     chain: bool = False
     """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
-    """Notes to the user, one line each."""
 
     def place(self, script: Script) -> Path:
         if self.run is None:
@@ -162,9 +158,7 @@ class Chunk:
 def split_array(array: Array, limit: int) -> list[Chunk]:
     """Split an array so that no index reaches ``limit``; it stays as it is if none does.
 
-    Args:
-        array: the indices; its limit of elements that run at once holds for each of the arrays.
-        limit: Slurm's MaxArraySize.
+    The limit of elements that run at once holds for each of the arrays.
 
     Raises RenderError: it would take too many arrays, or ``limit`` is below 1.
     """

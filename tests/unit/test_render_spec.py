@@ -11,8 +11,13 @@ import pytest
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, load_cluster, parse_cluster
-from hpc_toolkit.slurm.render.directives import complete, directive_text, directives, log_pattern
-from hpc_toolkit.slurm.render.limits import forbidden
+from hpc_toolkit.slurm.render.directives import (
+    complete,
+    directive_text,
+    directives,
+    forbidden,
+    log_pattern,
+)
 from hpc_toolkit.slurm.render.spec import ScriptSpec, command_line, read_command, read_spec
 
 PYTHON = "/opt/python"

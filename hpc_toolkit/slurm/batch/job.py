@@ -62,7 +62,6 @@ class Job:
     restarts: str
     """How often Slurm has restarted it, for the log."""
     nodes: tuple[str, ...]
-    """The host names of its nodes."""
     options: Mapping[str, str]
     """The options of its ``#SBATCH`` lines."""
     deadline: int | None
@@ -88,9 +87,8 @@ class Job:
 def this_job(script: Path, *, array_offset: int = 0) -> Job:
     """The job around this process, with ``os.environ`` and the directory ready for its steps.
 
-    Args:
-        script: the running script; its ``#SBATCH`` lines say which variables are this job's.
-        array_offset: added to the array's index in HPCTK_ARRAY_INDEX.
+    The ``#SBATCH`` lines of ``script``, the running one, say which variables are this job's.
+    ``array_offset`` is added to the array's index in HPCTK_ARRAY_INDEX.
 
     Raises JobError: this is not a job, or its nodes or its directory are not there.
     """

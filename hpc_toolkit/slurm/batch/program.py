@@ -54,13 +54,10 @@ _PORTS = range(20000, 32000)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
     words: tuple[str, ...]
-    """The program and its arguments."""
     gpus: int = 0
     """GPUs that a task alone on its node must see."""
     srun: tuple[str, ...] = ()
-    """More options of srun."""
     container: Container = NO_CONTAINER
-    """Where the program runs."""
     check_inside: str = ""
     """An interpreter in the container that checks the nodes from there; "" checks them outside."""
     run_dir: str | None = None
@@ -83,13 +80,7 @@ class ProgramRequest:
 
 
 class ProgramJob:
-    """One start of the job.
-
-    Args:
-        batch: the batch process.
-        restarts: how the job may start again.
-        request: what the script asks for.
-    """
+    """One start of the job."""
 
     def __init__(self, batch: Batch, restarts: Restarts, request: ProgramRequest) -> None:
         self._batch = batch

@@ -64,11 +64,8 @@ def shrink_job(
     Called by the batch process of a job, on its first node. Nodes that the job loses are ignored.
     While Slurm does not list the job's nodes, none are given back.
 
-    Args:
-        paths: the run whose workers are the job's ranks.
-        rank: the place of this process in its job.
-        nodes: the nodes of the job at its start.
-        every_s: seconds between two checks.
+    ``nodes`` are the job's at its start, ``rank`` is the place of this process in the job, and
+    ``every_s`` the seconds between two checks.
 
     Raises SlurmError: Slurm refused ten times in a row to shrink the job.
     """

@@ -40,12 +40,8 @@ class JobEnd(Exception):  # noqa: N818 - not an error: most jobs end by it
 class Batch:
     """The batch process of a job: what Slurm has asked of the job, and how the job is cleaned up.
 
-    Args:
-        job: the job.
-        signals: of this process.
-        forward: whether ranks are sent the warning of the time limit; if not, they know when the
-            job ends.
-        teardown: commands that run once at the end, however the job ends, each as its words.
+    Ranks are sent the warning of the time limit if ``forward``; else they know when the job ends.
+    The commands of ``teardown``, each as its words, run once at the end, however the job ends.
     """
 
     def __init__(
@@ -230,7 +226,6 @@ class Container:
     runtime: Runtime = ""
     """What runs it; "" for no container."""
     image: str = ""
-    """A file, or ``docker://name:tag``."""
     binds: tuple[str, ...] = ()
     """More directories, ``FROM[:TO[:ro]]``."""
     gpus: bool = False

@@ -49,11 +49,9 @@ _TELL_S = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRequest:
     run: str
-    """The run's directory."""
     gpus: int = 0
     """GPUs that a task alone on its node must see."""
     options: Sequence[str] = ()
-    """Options of ``hpctk work``."""
     container: Container = NO_CONTAINER
     """Where the ranks run."""
     python: str = sys.executable
@@ -67,13 +65,7 @@ class WorkRequest:
 
 
 class WorkJob:
-    """One start of the job.
-
-    Args:
-        batch: the batch process.
-        restarts: how the job may start again.
-        request: what the script asks for.
-    """
+    """One start of the job."""
 
     def __init__(self, batch: Batch, restarts: Restarts, request: WorkRequest) -> None:
         self._batch = batch
@@ -243,10 +235,7 @@ class CoordinatorProcess:
 
     It can be killed and started again, since its decisions are in the run.
 
-    Args:
-        argv: the command that runs it.
-        log: writes a line to the job's log.
-        stop_ranks: asks the ranks to leave, once no coordinator will decide for them.
+    ``stop_ranks`` asks the ranks to leave, once no coordinator will decide for them.
     """
 
     def __init__(

@@ -37,11 +37,9 @@ class ClusterFile:
     name: str
     """The cluster's name: the stem of the file."""
     layer: Layer
-    """The layer that it belongs to."""
     file: str
     """Its name in errors; printable."""
     source: Traversable | Path
-    """The file to read."""
 
 
 def cluster_files() -> list[ClusterFile]:

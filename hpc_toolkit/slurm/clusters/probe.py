@@ -37,7 +37,6 @@ class SlurmFacts:
     """The answers of ``scontrol show``, as text."""
 
     config: dict[str, str]
-    """Settings by their names in slurm.conf."""
     partitions: tuple[dict[str, str], ...]
     """One record for each partition that the user may see."""
     nodes: tuple[dict[str, str], ...]

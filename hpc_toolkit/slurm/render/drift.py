@@ -22,11 +22,9 @@ class Drift:
     """A rendered file, compared with its current rendering."""
 
     file: str
-    """The file's path."""
     reasons: tuple[str, ...]
     """Why the texts differ; empty for a file that is up to date."""
     script: str
-    """The file's text."""
     rendered: str | None
     """The current rendering; None if the request cannot be read or is not accepted any more."""
 

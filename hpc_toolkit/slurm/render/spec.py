@@ -29,21 +29,16 @@ class ScriptSpec:
     job_name: str = "work-queue"
     """Name of the job and, with ``.sbatch``, of the script."""
     account: str | None = None
-    """Account to charge."""
     partition: str | None = None
     """Comma-separated partitions; many sites choose by the time limit."""
     qos: str | None = None
-    """Quality of service."""
     reservation: str | None = None
     """Comma-separated reservations."""
     constraint: str | None = None
     """Node features, in sbatch's notation."""
     nodelist: str | None = None
-    """Nodes that must be in the allocation, in Slurm's notation ``n[1-4]``."""
     exclude: str | None = None
-    """Nodes that must not be in the allocation."""
     nodes: int = 1
-    """Number of nodes."""
     ntasks: int | None = None
     """Total number of ranks; by default ``ntasks_per_node`` on each node."""
     ntasks_per_node: int | None = None
@@ -51,7 +46,6 @@ class ScriptSpec:
     ntasks_per_gpu: int | None = None
     """Ranks that share one GPU and see no other."""
     gpus_per_node: int = 0
-    """GPUs on each node."""
     gpu_type: str | None = None
     """Type of the GPUs, if it is not the cluster's."""
     isolate_gpus: bool = False
@@ -67,9 +61,7 @@ class ScriptSpec:
     mem: int | None = None
     """MiB of each node; 0 is all of its memory. Excludes the next two options."""
     mem_per_cpu: int | None = None
-    """MiB per CPU."""
     mem_per_gpu: int | None = None
-    """MiB per GPU."""
     exclusive: bool | str = False
     """Whether to keep other jobs off the nodes: True for all jobs, or only for those of another
     "user", "mcs" label or "topo" block (Slurm 24.05)."""
@@ -102,7 +94,6 @@ class ScriptSpec:
     output: str | None = None
     """The log's path in sbatch's notation, relative to ``chdir``; see ``log_pattern``."""
     error: str | None = None
-    """Path of a separate log for stderr."""
     open_mode: str = "append"
     """Whether a requeued job appends to its log or empties it."""
     chdir: str | None = None
@@ -118,13 +109,10 @@ class ScriptSpec:
     """Absolute path of the interpreter on the nodes that has hpc_toolkit; needed unless ``plain``.
     """
     container_python: str | None = None
-    """The interpreter in the container that has hpc_toolkit."""
     modules: tuple[str, ...] = ()
-    """Environment modules to load, after the cluster's."""
     setup: tuple[str, ...] = ()
     """Commands to run before the step, after the cluster's."""
     env: tuple[tuple[str, str], ...] = ()
-    """Variables to export, after the cluster's."""
     conda: str | None = None
     """Name or absolute path of a conda environment to activate."""
     venv: str | None = None

@@ -67,13 +67,6 @@ def surroundings(
 ) -> Surroundings:
     """Compute what surrounds the program of a complete request on ``cluster``.
 
-    Args:
-        full: the request, with every value that the script needs.
-        cluster: the site's facts.
-        directives: the script's options for sbatch.
-        template: the kind of script.
-        trained: what the script does for a training; None for any other template.
-
     Raises RenderError: the request needs a fact that the site's file does not state.
     """
     given = {name for name, _ in directives}

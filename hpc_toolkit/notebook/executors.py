@@ -20,6 +20,7 @@ from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
+from hpc_toolkit.slurm.render.surroundings import surroundings
 from hpc_toolkit.submit.send import check_directory
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import MINUTE_S
@@ -145,21 +146,19 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
 
 def _setup(full: ScriptSpec, site: Cluster) -> list[str]:
     """Lines before the step; each exits on failure, because submitit's script would go on."""
+    around = surroundings(full, site, [], "command", None)
     lines = [
         # After 'sbatch --export=NONE' srun would start its tasks with an empty environment.
         "export SLURM_EXPORT_ENV=ALL",
         "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
     ]
-    env = [*site.env, *(site.nccl if full.gpus_per_node else ()), *full.env]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in env]
-    commands = [["module", "load", module] for module in (*site.modules, *full.modules)]
-    commands += [shlex.split(line) for line in (*site.setup, *full.setup)]
-    if commands and site.login_shell:
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in around.env]
+    steps = [*around.preparation, *around.setup]
+    if steps and site.login_shell:
         lines.append("source /etc/profile")
-    for words in commands:
-        text = shlex.join(words)
-        said = shlex.quote(f"hpctk: setup failed: {text}")
-        lines.append(f"{text} || {{ echo {said} >&2; exit 1; }}")
+    for words, failure in steps:
+        said = shlex.quote(f"hpctk: {failure}")
+        lines.append(f"{shlex.join(words)} || {{ echo {said} >&2; exit 1; }}")
     return lines
 
 

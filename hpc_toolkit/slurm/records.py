@@ -37,7 +37,6 @@ _LIVELIEST = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "P
 
 SQUEUE_FIELDS = (
     ("JobID", 24),
-    ("ArrayJobID", 24),
     ("JobArrayID", 48),
     ("State", 24),
     ("RestartCnt", 12),
@@ -69,11 +68,22 @@ _LETTERS = {
 }
 """Long names of the one-letter options of sbatch that are read from scripts."""
 
-SACCT_FIELDS = (
-    *("JobIDRaw", "JobID", "State", "ExitCode", "Submit", "Start", "End", "Partition"),
-    *("NodeList", "User", "Cluster", "JobName"),
-)
-"""Columns of ``sacct --parsable2``; the name is last because it may contain the delimiter."""
+SACCT_FIELDS = {
+    "JobIDRaw": "JobID",
+    "JobID": "JobArrayID",
+    "State": "State",
+    "ExitCode": "exit_code",
+    "Submit": "SubmitTime",
+    "Start": "StartTime",
+    "End": "EndTime",
+    "Partition": "Partition",
+    "NodeList": "NodeList",
+    "User": "UserName",
+    "Cluster": "Cluster",
+    "JobName": "Name",
+}
+"""Columns of ``sacct --parsable2``, and squeue's names for them; the name is last because it may
+contain the delimiter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,20 +194,23 @@ def parse_squeue(text: bytes) -> list[JobRecord]:
             row[name] = cell.decode("utf-8", errors).strip() if whole else ""
             at += width
         if row["JobID"].isdigit():
-            found.append(_squeue_record(row))
+            found.append(_record(row))
     return found
 
 
-def _squeue_record(row: dict[str, str]) -> JobRecord:
-    state = parse_state(row["State"])
+def _record(row: dict[str, str]) -> JobRecord:
+    """Build a record from cells by squeue's names."""
+    number = row["JobArrayID"] or row["JobID"]
+    array, underscore, _ = number.partition("_")
+    restarts = row.get("RestartCnt", "")
     record = JobRecord(
-        id=row["JobArrayID"] or row["JobID"],
+        id=number,
         raw=row["JobID"],
-        array=row["ArrayJobID"] if "_" in row["JobArrayID"] else "",
-        state=state,
-        reason=_word(row["Reason"]),
+        array=array if underscore else "",
+        state=parse_state(row["State"]),
+        reason=_word(row.get("Reason", "")),
         nodes=_word(row["NodeList"]),
-        restarts=int(row["RestartCnt"]) if row["RestartCnt"].isdigit() else None,
+        restarts=int(restarts) if restarts.isdigit() else None,
         partition=row["Partition"],
         submitted=parse_time(row["SubmitTime"]),
         start=parse_time(row["StartTime"]),
@@ -217,34 +230,15 @@ def parse_sacct(text: str) -> list[JobRecord]:
     runs: dict[str, list[JobRecord]] = {}
     for line in text.splitlines():
         cells = line.split("|", len(SACCT_FIELDS) - 1)
-        row = dict(zip(SACCT_FIELDS, cells, strict=False))
-        if len(cells) == len(SACCT_FIELDS) and job_id(row["JobIDRaw"]):
-            runs.setdefault(row["JobID"], []).append(_sacct_record(row))
+        row = dict(zip(SACCT_FIELDS.values(), cells, strict=False))
+        if len(cells) == len(SACCT_FIELDS) and job_id(row["JobID"]):
+            runs.setdefault(row["JobArrayID"], []).append(_record(row))
     found = []
     for many in runs.values():
         *earlier, last = sorted(many, key=lambda one: one.submitted or 0)
         lost = tuple(one for one in earlier if one.state in NODE_FAILURES)
         found.append(replace(last, restarts=len(earlier), lost=lost))
     return found
-
-
-def _sacct_record(row: dict[str, str]) -> JobRecord:
-    array, underscore, _ = row["JobID"].partition("_")
-    record = JobRecord(
-        id=row["JobID"],
-        raw=row["JobIDRaw"],
-        array=array if underscore else "",
-        state=parse_state(row["State"]),
-        nodes="" if row["NodeList"] == "None assigned" else row["NodeList"],
-        partition=row["Partition"],
-        submitted=parse_time(row["Submit"]),
-        start=parse_time(row["Start"]),
-        end=parse_time(row["End"]),
-        name=row["JobName"],
-        user=row["User"],
-        cluster=row["Cluster"],
-    )
-    return replace(record, exit_code=parse_exit(row["ExitCode"]) if record.ended else None)
 
 
 def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]:
@@ -352,4 +346,4 @@ def parse_exit(text: str) -> int | None:
 
 
 def _word(text: str) -> str:
-    return "" if text in ("(null)", "None", "N/A") else text
+    return "" if text in ("(null)", "None", "N/A", "None assigned") else text

@@ -14,11 +14,8 @@ from hpc_toolkit.slurm.clusters.facts import (
     cluster_names,
     load_cluster,
     parse_cluster,
-    problems,
 )
-from hpc_toolkit.slurm.clusters.files import files_called
 from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
-from hpc_toolkit.system.tomltable import MAX_COUNT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,15 +199,3 @@ def test_stated_facts_tell_nothing_of_where_they_are_written() -> None:
     there = parse_cluster("nodes = 2", file="/b/site.toml", name="site")
 
     assert here.stated() == there.stated() == {"name": "site", "nodes": 2}
-
-
-def test_problems_of_a_file_are_all_told(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text("nods = 4\ngpus_per_node = -1\ngpu_type = 'l40s'\n", encoding="utf-8")
-
-    found = [error.message for error in problems(files_called(str(path))[0])]
-
-    assert found == [
-        f"{path}: unknown key 'nods'",
-        f"{path}: gpus_per_node: -1 is not a whole number from 0 to {MAX_COUNT}",
-    ]

@@ -202,7 +202,7 @@ def test_a_command_that_fails_before_the_step_ends_the_job(folder: Path, tmp_pat
 
     assert ended.returncode == 1
     assert "went on" not in ended.stdout
-    assert "hpctk: setup failed: sh -c 'exit 3'" in ended.stderr
+    assert "hpctk: setup failed: sh -c exit 3" in ended.stderr
     assert not list(tmp_path.glob("evil"))
 
 

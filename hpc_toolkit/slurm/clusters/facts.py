@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters.files import (
     cluster_files,
     files_called,
@@ -24,7 +24,6 @@ from hpc_toolkit.slurm.clusters.keys import (
     KEYS,
     MEMORY_OPTIONS,
     Option,
-    key_problems,
 )
 from hpc_toolkit.system import tomltable as t
 
@@ -191,15 +190,10 @@ def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
     return _build(merged, name, file=file)
 
 
-def problems(found: ClusterFile) -> list[HpcToolkitError]:
-    """Return all errors of a file; if it has none, the error of its merge with earlier files."""
-    try:
-        errors = key_problems(read_table(found), found.file)
-        if not errors:
-            _load(with_earlier(found), found.name, {})
-    except HpcToolkitError as error:
-        return [error]
-    return errors
+def check_file(found: ClusterFile) -> None:
+    """Raise ConfigError for the first error of a file, or of its merge with earlier files."""
+    MergedFacts().add(read_table(found), found.file)
+    _load(with_earlier(found), found.name, {})
 
 
 def _load(files: list[ClusterFile], argument: str, environ: Mapping[str, str]) -> Cluster:

@@ -39,16 +39,6 @@ def test_builtin_cluster_loads_and_says_where_its_facts_are_from(name: str) -> N
     assert name == "generic" or (cluster.source and cluster.checked)
 
 
-def test_killarney_is_marked_unverified_and_needs_an_account() -> None:
-    killarney = load_cluster("killarney")
-
-    assert not killarney.verified
-    assert killarney.account_required
-    assert killarney.partitions[0] == Partition(
-        name="gpubase_l40s_b1", max_walltime_s=10800, nodes=168
-    )
-
-
 def test_load_cluster_by_path_takes_the_name_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('gpus_per_node = 2\nmem_per_node = "1T"\n', encoding="utf-8")
@@ -171,27 +161,6 @@ def test_every_key_is_a_field_and_every_field_a_key() -> None:
 
     assert {field for field, _ in KEYS.values()} == {f.name for f in fields(Cluster)} - taken
     assert {field for field, _ in PARTITION_KEYS.values()} == {f.name for f in fields(Partition)}
-
-
-def test_facts_of_network_containers_and_environment_are_read() -> None:
-    site = parse("""
-        conda_base = "/opt/conda"
-        container_runtime = "apptainer"
-        binds = ["/data", "/a:/b:ro"]
-        max_array_size = 1001
-        node_setup = ["cp /data/env.tar /tmp"]
-        login_shell = true
-        [nccl]
-        NCCL_SOCKET_IFNAME = "^lo,docker"
-        GLOO_SOCKET_IFNAME = "ib0"
-        FI_PROVIDER = "efa"
-        UCX_TLS = "rc"
-    """)
-
-    assert (site.conda_base, site.container_runtime) == ("/opt/conda", "apptainer")
-    assert site.binds == ("/data", "/a:/b:ro")
-    assert dict(site.nccl)["FI_PROVIDER"] == "efa"
-    assert (site.max_array_size, site.login_shell) == (1001, True)
 
 
 def test_stated_facts_tell_nothing_of_where_they_are_written() -> None:

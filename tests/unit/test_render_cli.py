@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import fields
@@ -375,33 +374,10 @@ def test_a_log_directory_of_another_machine_is_a_note() -> None:
 
 @pytest.mark.parametrize(
     ("output", "directory"),
-    [("%j.out", "."), ("logs/%j.out", "logs"), ("a/%u/b/%j.out", "a"), ("/x/%j", "/x")],
+    [
+        *(("%j.out", "."), ("logs/%j.out", "logs"), ("a/%u/b/%j.out", "a"), ("/x/%j", "/x")),
+        *(("a%%b/c/%j", "a%b/c"), ("50%/%j/x", "50%"), ("%5A/x", ".")),
+    ],
 )
 def test_log_directory_ends_where_slurm_fills_in(output: str, directory: str) -> None:
     assert log_directory(output) == Path(directory)
-
-
-def test_cluster_list_names_the_builtin_ones() -> None:
-    lines = call("cluster", "list").stdout.splitlines()
-    records = json.loads(call("cluster", "list", "--json").stdout)
-
-    assert [line.split()[0] for line in lines] == [record["name"] for record in records]
-    assert "killarney" in [record["name"] for record in records]
-
-
-def test_cluster_show_tells_facts_source_and_date() -> None:
-    text = call("cluster", "show", "killarney").stdout
-    record = json.loads(call("cluster", "show", "killarney", "--json").stdout)
-
-    assert "mem_per_node               480G" in text
-    assert "partition gpubase_l40s_b4  nodes 42, max_walltime 3-00:00:00" in text
-    assert record["source"] in text
-    assert record["checked"] in text
-    assert record["mem_per_node_mib"] == 491520
-
-
-def test_cluster_show_of_an_unknown_name_is_refused() -> None:
-    error = refused("cluster", "show", "labb")
-
-    assert "no cluster is called 'labb'" in error.message
-    assert error.hint.startswith("did you mean 'lab'?")

@@ -521,10 +521,3 @@ def test_set_nodes_keeps_what_scontrol_leaves_out_of_the_current_directory(
 
     assert (tmp_path / "asked").read_text() == "update JobId=17 NodeList=n1,n3\n"
     assert not (tmp_path / "slurm_job_17_resize.sh").exists()
-
-
-def test_set_nodes_says_what_slurm_refused(programs: Programs) -> None:
-    programs.answer("scontrol", "", code=1, stderr="Job update not available right now")
-
-    with pytest.raises(SlurmError, match="not available right now"):
-        controller.set_nodes("17", ["n1"])

@@ -405,17 +405,6 @@ def test_an_interrupted_submission_tells_what_is_in_the_queue(
     assert read_jobs(run.paths) == []
 
 
-def test_a_chain_that_breaks_has_printed_what_is_queued(run: ToyRun, programs: Programs) -> None:
-    programs.add("sbatch", SBATCH.replace('echo "$n"', '[ $n -lt 102 ] && echo "$n"'))
-
-    result = call("--jobs", "3", "--dependency", "afterany")
-
-    assert result.stdout == "101\n"
-    assert isinstance(result.exception, SlurmError)
-    assert "note: 1 of 3 were taken: 101; 'hpctk cancel runs/a' takes them back" in result.stderr
-    assert [job.job for job in read_jobs(run.paths)] == ["101"]
-
-
 def test_variables_that_override_the_script_are_named(
     run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,11 +155,11 @@ def run_batch(
     script: Path,
     body: Callable[[Batch, Restarts], object],
     *,
-    array_offset: int = 0,
-    max_restarts: int = 10,
-    forward: bool = True,
-    node_setup: Sequence[str] = (),
-    teardown: Sequence[str] = (),
+    array_offset: int,
+    max_restarts: int,
+    forward: bool,
+    node_setup: Sequence[str],
+    teardown: Sequence[str],
 ) -> int:
     """Do what a job does around its step; the exit code of the job.
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from dataclasses import Field
 
+MAX_RESTARTS = 10
+"""Also the default of ``hpctk batch``, so that a script need not say it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptSpec:
@@ -81,7 +84,7 @@ class ScriptSpec:
     """Seconds that a rank waits for work before it leaves: ``hpctk work --idle-exit``."""
     lease: int | None = None
     """Seconds of silence after which a rank counts as dead: ``hpctk work --lease``."""
-    max_restarts: int = 10
+    max_restarts: int = MAX_RESTARTS
     """Number of restarts after which the script stops requeueing its job."""
     array: str | None = None
     """Indices of a job array, ``0-99%8``."""

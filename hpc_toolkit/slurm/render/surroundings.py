@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import setup_words, show_quantity
 from hpc_toolkit.slurm.render.shares import cpus_of_rank, ranks
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 Step = tuple[list[str], str]
 """The words of a command, and the log message if the command fails."""
 
-MAX_RESTARTS = 10
 _KIND = {
     "work-queue": "work",
     "array": "work",

@@ -112,7 +112,6 @@ def _checked_folder(folder: Path) -> Path:
 
 
 def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
-    """submitit's parameters for a complete request."""
     options = dict(directives(full, site))
     for name, value in options.items():
         if value is not None and (not value.isprintable() or "\\" in value):
@@ -197,7 +196,7 @@ def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path) -> 
 
 @functools.cache
 def _executor_class() -> type[Any]:
-    """The executor class, made at the first call because submitit is slow to import."""
+    # Made at the first call, because submitit is slow to import.
     import submitit
 
     class SiteExecutor(submitit.AutoExecutor):  # type: ignore[misc] # submitit is not followed
@@ -209,7 +208,6 @@ def _executor_class() -> type[Any]:
         """The cluster's facts; None for this machine."""
 
         def configure(self, **parameters: Any) -> None:
-            """Set submitit's parameters, once."""
             super().update_parameters(**parameters)
 
         def update_parameters(self, **kwargs: Any) -> None:

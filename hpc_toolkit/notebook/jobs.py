@@ -64,13 +64,10 @@ def _stand(run: Run, states: JobStates) -> Status:
 
 
 def submission_folder(run: Run) -> Path:
-    """submitit's default folder for a run's jobs."""
     return run.root.absolute() / "submitit"
 
 
 class WorkerJobs:
-    """The jobs in which workers of one run were submitted."""
-
     def __init__(self, run: Run, jobs: list[Any]) -> None:
         self.run = run
         self.jobs = jobs

@@ -149,7 +149,6 @@ def _without(prefixes: tuple[str, ...], environ: Mapping[str, str]) -> dict[str,
 
 
 def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
-    """Run a program that must succeed and return its stdout."""
     done = run(argv, timeout_s=timeout_s)
     if done.code:
         raise failure(argv, done)
@@ -157,7 +156,6 @@ def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
 
 
 def failure(argv: Sequence[str], done: Finished) -> SlurmError:
-    """Build the error for a program that failed, from its stderr and the command."""
     import shlex
 
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -256,14 +254,11 @@ def job_states(
 def sbatch_argv(
     script: Path, arguments: Sequence[str] = (), *, options: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command that submits ``script``, an absolute path, with its arguments."""
     return ["sbatch", "--parsable", *options, str(script), *arguments]
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A job that sbatch submitted."""
-
     job: str
     cluster: str
     """The cluster that sbatch named, or ""."""

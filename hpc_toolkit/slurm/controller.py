@@ -74,7 +74,6 @@ def set_nodes(job: str, nodes: Sequence[str]) -> None:
 
 
 def slurm_config(*, timeout_s: float = ASK_S) -> dict[str, str]:
-    """Return Slurm's settings by their names in slurm.conf."""
     return parse_config(ask(["scontrol", "show", "config"], timeout_s=timeout_s))
 
 

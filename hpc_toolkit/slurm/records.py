@@ -93,7 +93,6 @@ class JobRecord:
     id: str
     """The requested id: ``123``, or ``123_4`` for element 4 of an array."""
     state: str
-    """Slurm's state, such as ``PENDING``, or ``unknown``."""
     reason: str = ""
     """Slurm's reason why the job waits or ended; for an unknown job, why nothing is known."""
     nodes: str = ""
@@ -138,21 +137,17 @@ class JobRecord:
 
     @property
     def running(self) -> bool:
-        """Whether the job holds nodes."""
         return self.state in _ON_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """One node as Slurm sees it."""
-
     name: str
     state: str
     """The base state: ``IDLE``, ``ALLOCATED``, ``MIXED``, ``DOWN``, ..., or ``unknown``."""
     flags: frozenset[str] = frozenset()
     """Flags such as ``DRAIN``, ``NOT_RESPONDING``, ``FAIL``, ``REBOOT_ISSUED``."""
     reason: str = ""
-    """The reason that an administrator or Slurm gave for its state."""
 
     @property
     def failed(self) -> bool:
@@ -275,7 +270,6 @@ def _liveliness(row: JobRecord) -> tuple[int, int]:
 
 
 def parse_nodes(text: str) -> dict[str, NodeRecord]:
-    """Parse ``scontrol --oneliner show node`` into records by node name."""
     found = {}
     for line in text.splitlines():
         name = re.match(r"NodeName=(\S+)", line)

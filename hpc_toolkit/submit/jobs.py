@@ -52,11 +52,9 @@ class RunJob:
     log: str = ""
     """Its log in sbatch's notation, relative to ``cwd``."""
     excluded: tuple[str, ...] = ()
-    """Nodes that were excluded because they had failed for this run."""
     submitted: float = 0.0
     """Epoch seconds of its submission or of its first worker, for display and to sort by."""
     by: str = ""
-    """Login name of the user who submitted it."""
     workers: int = 0
     """Workers of each of its elements if submitit submitted it; else 0."""
     local: bool = False
@@ -108,7 +106,6 @@ def script_copy(paths: RunPaths, name: str, script: str) -> Path:
 
 
 def keep_script(paths: RunPaths, name: str, script: str) -> Path:
-    """Copy a script atomically into the run before it is submitted; return the copy's path."""
     path = script_copy(paths, name, script)
     paths.jobs.mkdir(exist_ok=True)
     if files.read_fresh(path) != script.encode():
@@ -239,7 +236,6 @@ def _elements(records: dict[tuple[str, str], JobRecord]) -> set[str]:
 
 
 def _arrays(jobs: list[RunJob]) -> dict[str, float]:
-    """The names of submitted arrays, each with the time of its first submission."""
     found: dict[str, float] = {}
     for job in jobs:
         if job.array is not None and job.name:

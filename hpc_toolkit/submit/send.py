@@ -190,7 +190,6 @@ def failed_nodes(view: RunView, records: list[JobRecord]) -> dict[str, str]:
 
 
 def _of_deaths(view: RunView) -> Iterator[tuple[str, Failure]]:
-    """Hosts of workers that died of a node failure."""
     units = [unit for stage in view.stages.values() for unit in stage.state.units.values()]
     for death in (death for unit in units for death in unit.deaths.values()):
         if death.explained == "node failure":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
@@ -36,8 +36,6 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Scripts to submit, and how."""
-
     name: str
     scripts: tuple[Script, ...]
     log: str
@@ -50,9 +48,7 @@ class Submission:
     options: tuple[str, ...] = ()
     """Options of sbatch; they override the scripts' directives."""
     excluded: tuple[str, ...] = ()
-    """Nodes that are excluded because they failed; ``options`` excludes them."""
     copies: int = 1
-    """How often each script is submitted."""
     chain: bool = False
     """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
@@ -145,14 +141,12 @@ def _array_limit(cluster: Cluster) -> int | None:
     return int(size) if size.isdecimal() else None
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One of the arrays that an array is split into."""
+class Chunk(NamedTuple):
+    """One of the arrays that an array is split into; "" for a job without indices."""
 
     array: str
-    """Its indices in sbatch's notation, each reduced by ``offset``; "" for a job without any."""
+    """Its indices in sbatch's notation, each reduced by ``offset``."""
     offset: int
-    """Number to add to an index to get the one that was requested."""
 
 
 def split_array(array: Array, limit: int) -> list[Chunk]:

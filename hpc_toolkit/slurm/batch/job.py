@@ -58,24 +58,20 @@ class Job:
     id: str
     """What squeue and scancel call it: ``17``, or ``17_3`` for an element of an array."""
     name: str
-    """Its name, for the log."""
     restarts: str
     """How often Slurm has restarted it, for the log."""
     nodes: tuple[str, ...]
     options: Mapping[str, str]
-    """The options of its ``#SBATCH`` lines."""
     deadline: int | None
     """Epoch seconds at which Slurm ends it; None if Slurm did not say."""
     warned: bool
     """Whether the warning of the time limit came before this process could receive it."""
 
     def log(self, text: str) -> None:
-        """Write one line to the job's log, with the time and the job's id."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         show(f"{now} {self.name}[{self.id}.{self.restarts}] {text}\n")
 
     def facts(self) -> str:
-        """Its nodes, its end and the version of Slurm, for the log."""
         try:
             version = ask(["srun", "--version"], timeout_s=SUBMIT_S).strip()
         except SlurmError:

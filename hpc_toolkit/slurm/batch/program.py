@@ -80,8 +80,6 @@ class ProgramRequest:
 
 
 class ProgramJob:
-    """One start of the job."""
-
     def __init__(self, batch: Batch, restarts: Restarts, request: ProgramRequest) -> None:
         self._batch = batch
         self._job = batch.job
@@ -89,7 +87,6 @@ class ProgramJob:
         self._request = request
 
     def run(self) -> NoReturn:
-        """Check the nodes, run the program, and decide what comes after. Always raises JobEnd."""
         self._request.container.check(os.getcwd())
         self._check_nodes()
         self._make_directory()

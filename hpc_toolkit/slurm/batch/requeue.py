@@ -65,7 +65,6 @@ class Restarts:
         self.stay("Slurm refused")
 
     def stay(self, reason: str) -> NoReturn:
-        """End the job with 75, and without another start."""
         self._job.log(f"not requeued: {reason}")
         raise JobEnd(LATER)
 
@@ -86,7 +85,6 @@ class Restarts:
         self.start_again()
 
     def preempted(self) -> bool:
-        """Whether Slurm has preempted this start of the job."""
         return self._scheduled()[2]
 
     def finish(self) -> None:
@@ -127,7 +125,6 @@ class Restarts:
 
 
 def slurm_requeues() -> bool:
-    """Whether Slurm itself requeues a preempted job of this partition."""
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
     try:
         config = slurm_config(timeout_s=SUBMIT_S)

@@ -65,7 +65,6 @@ class Batch:
         self._step: subprocess.Popen[bytes] | None = None
 
     def once_per_node(self, *options: str, within_s: int = 60) -> list[str]:
-        """The srun that starts one task on every node of the job."""
         number = len(self.job.nodes)
         # Without --immediate srun waits for a node that is down until the job's time is over.
         argv = ["srun", f"--immediate={within_s}", "--overlap", f"--nodes={number}"]
@@ -88,7 +87,6 @@ class Batch:
 
     @property
     def running(self) -> bool:
-        """Whether the step has not ended."""
         return self._step is not None and self._step.poll() is None
 
     def wait(self, beside: Callable[[], float | None] = lambda: None) -> int:
@@ -149,7 +147,6 @@ class Batch:
             self.job.log(f"scancel could not reach the ranks: {error.message}")
 
     def receive_all(self) -> None:
-        """Act on the signals that have come so far."""
         while (number := self._signals.next(0)) is not None:
             self._receive(number)
 
@@ -173,7 +170,6 @@ def as_command(words: Sequence[str]) -> list[str]:
 
 
 def lost_nodes(job: Job, *, timeout_s: float = SUBMIT_S) -> bool:
-    """Whether a node of the job is down or does not respond."""
     argv = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(job.nodes)}"]
     try:
         return bool(ask([*argv, "--states=down,no_respond"], timeout_s=timeout_s).strip())

@@ -53,9 +53,7 @@ class WorkRequest:
     """GPUs that a task alone on its node must see."""
     options: Sequence[str] = ()
     container: Container = NO_CONTAINER
-    """Where the ranks run."""
     python: str = sys.executable
-    """The interpreter of the ranks, in the container if there is one."""
     shrink_every_s: float | None = None
     """How often to look for nodes whose ranks have all left, in seconds; None gives none back."""
     campaign: bool = False
@@ -65,8 +63,6 @@ class WorkRequest:
 
 
 class WorkJob:
-    """One start of the job."""
-
     def __init__(self, batch: Batch, restarts: Restarts, request: WorkRequest) -> None:
         self._batch = batch
         self._job = batch.job
@@ -76,7 +72,6 @@ class WorkJob:
         self._coordinator: CoordinatorProcess | None = None
 
     def run(self) -> NoReturn:
-        """Check the nodes, run the workers, and decide what comes after. Always raises JobEnd."""
         request = self._request
         fit = self._fit_nodes()
         facts = f"run={self._run} interpreter={request.python}"
@@ -217,7 +212,6 @@ def read_left(run: Path, watch_s: float) -> Left:
 
 
 def _run_directory(request: WorkRequest) -> str:
-    """The run's directory as it is passed to the ranks."""
     # A name such as '-x' must not be read as an option, nor ':' as srun's word between programs.
     given = request.run
     run = f"./{given}" if given.startswith("-") or given == ":" else given

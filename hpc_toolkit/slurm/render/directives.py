@@ -83,7 +83,6 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
 
 
 def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
-    """Return the ``#SBATCH`` options of a complete request, in the order of the script."""
     names = ["job-name", "account", "partition", "qos", "reservation", "constraint", "nodelist"]
     names += ["exclude", "nodes", "ntasks", "ntasks-per-node"]
     options = [(name, _value(full, name)) for name in names]
@@ -130,7 +129,6 @@ def directive_text(directive: Directive) -> str:
 
 
 def log_pattern(spec: ScriptSpec) -> str:
-    """Return the log's path in sbatch's notation."""
     return spec.output or (ARRAY_LOG if spec.array else LOG)
 
 

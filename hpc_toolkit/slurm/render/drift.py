@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """A rendered file, compared with its current rendering."""
-
     file: str
     reasons: tuple[str, ...]
     """Why the texts differ; empty for a file that is up to date."""
@@ -29,7 +27,6 @@ class Drift:
     """The current rendering; None if the request cannot be read or is not accepted any more."""
 
     def difference(self) -> str:
-        """Return a unified diff from the file to its current rendering."""
         old, new = self.script.splitlines(True), (self.rendered or "").splitlines(True)
         return "".join(difflib.unified_diff(old, new, self.file, f"{self.file} (rendered now)"))
 

@@ -23,8 +23,6 @@ _SPEC = r"(?m)^# hpctk-spec: sha256:([0-9a-f]+) (\{.*\})$"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The header of a rendered script: how it was rendered."""
-
     version: str
     template: str
     template_sha256: str
@@ -36,7 +34,6 @@ class Header:
 
 
 def sha256(text: str) -> str:
-    """Return the hex digest of ``text`` in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

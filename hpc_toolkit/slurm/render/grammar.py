@@ -70,12 +70,8 @@ MANAGED = {
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """The indices of a job array."""
-
     text: str
-    """The indices in sbatch's notation."""
     ranges: tuple[range, ...]
-    """The indices, in the order in which they were given."""
     at_once: str
     """How many elements may run at a time; "" for all."""
     highest: int

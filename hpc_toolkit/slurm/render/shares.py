@@ -17,14 +17,12 @@ def ranks(full: ScriptSpec) -> int:
 
 
 def cpus_of_rank(full: ScriptSpec) -> int:
-    """Return the CPUs that a rank can count on."""
     if full.cpus_per_gpu:
         return max(1, full.cpus_per_gpu * full.gpus_per_node // ranks(full))
     return full.cpus_per_task or 1
 
 
 def cpus(full: ScriptSpec) -> int:
-    """Return the CPUs that the request takes on each node."""
     if full.cpus_per_gpu:
         return full.cpus_per_gpu * full.gpus_per_node
     return ranks(full) * (full.cpus_per_task or 1)

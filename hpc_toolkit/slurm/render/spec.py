@@ -36,9 +36,7 @@ class ScriptSpec:
     """Comma-separated partitions; many sites choose by the time limit."""
     qos: str | None = None
     reservation: str | None = None
-    """Comma-separated reservations."""
     constraint: str | None = None
-    """Node features, in sbatch's notation."""
     nodelist: str | None = None
     exclude: str | None = None
     nodes: int = 1
@@ -71,7 +69,6 @@ class ScriptSpec:
     oversubscribe: bool = False
     """Whether other jobs may use the same CPUs."""
     time: int | None = None
-    """Time limit in seconds."""
     time_min: int | None = None
     """Shortest limit, in seconds, that Slurm may lower ``time`` to in order to start earlier."""
     signal: str | None = None
@@ -85,13 +82,10 @@ class ScriptSpec:
     lease: int | None = None
     """Seconds of silence after which a rank counts as dead: ``hpctk work --lease``."""
     max_restarts: int = MAX_RESTARTS
-    """Number of restarts after which the script stops requeueing its job."""
     array: str | None = None
-    """Indices of a job array, ``0-99%8``."""
     array_offset: int = 0
     """Number that the script adds to its index; a long list of indices needs several arrays."""
     dependency: str | None = None
-    """Jobs that must have started or ended before, ``afterok:17``."""
     kill_on_invalid_dep: bool = True
     """Whether Slurm cancels the job, or leaves it pending, if its dependency can never be met."""
     output: str | None = None
@@ -100,7 +94,6 @@ class ScriptSpec:
     open_mode: str = "append"
     """Whether a requeued job appends to its log or empties it."""
     chdir: str | None = None
-    """Working directory of the job; by default the directory of submission."""
     sbatch: tuple[str, ...] = ()
     """``NAME[=VALUE]``: options of sbatch that have no field of their own, such as ``begin`` and
     ``mail-type``. sbatch checks their values."""
@@ -114,18 +107,14 @@ class ScriptSpec:
     container_python: str | None = None
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
-    """Commands to run before the step, after the cluster's."""
     env: tuple[tuple[str, str], ...] = ()
     conda: str | None = None
-    """Name or absolute path of a conda environment to activate."""
     venv: str | None = None
     """Absolute path of a virtual environment; its interpreter and programs come first."""
     container: str | None = None
-    """Image in which the ranks run: a path, or a name for the site's runtime."""
     bind: tuple[str, ...] = ()
     """``FROM[:TO[:ro]]``: directories to bind into the container, after the cluster's."""
     node_setup: tuple[str, ...] = ()
-    """Commands to run once on every node before the step, after the cluster's."""
     teardown: tuple[str, ...] = ()
     """Commands to run in the script after the step, however it ended."""
     launch: str | None = None
@@ -136,11 +125,9 @@ class ScriptSpec:
     rank_restarts: int | None = None
     """How often a training's ranks start again inside the job after one of them failed."""
     backend: str | None = None
-    """Communication backend of a training: "nccl" or "gloo"."""
     run_dir: str | None = None
     """Directory of a training for its rendezvous, logs and checkpoints."""
     stage: tuple[str, ...] = ()
-    """Files and directories that each node copies to its own disk before a training."""
     stage_dir: str | None = None
     """Directory for these copies; by default the job's directory on the node's disk."""
     cpu_bind: str | None = None

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.notebook.executors import LOCAL, resolved
+from hpc_toolkit.notebook.executors import LOCAL, Resources, requested, resolved
 from hpc_toolkit.notebook.executors import executor as make_executor
 from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
 from hpc_toolkit.notebook.rank import own_identity, work_rank
-from hpc_toolkit.notebook.resources import Resources, requested
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
 

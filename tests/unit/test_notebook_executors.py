@@ -13,8 +13,7 @@ import pytest
 
 from hpc_toolkit import notebook
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.notebook.executors import LOCAL
-from hpc_toolkit.notebook.resources import Resources
+from hpc_toolkit.notebook.executors import LOCAL, Resources
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.grammar import PASSED

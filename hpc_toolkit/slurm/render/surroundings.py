@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import setup_words, show_quantity
-from hpc_toolkit.slurm.render.shares import cpus_of_rank, ranks
+from hpc_toolkit.slurm.render.directives import cpus_of_rank, ranks
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 
 if TYPE_CHECKING:

@@ -44,7 +44,6 @@ SQUEUE_FIELDS = (
     ("SubmitTime", 24),
     ("StartTime", 24),
     ("EndTime", 24),
-    ("Partition", 128),
     ("Reason", 256),
     ("NodeList", 1024),
     ("Name", 256),
@@ -76,7 +75,6 @@ SACCT_FIELDS = {
     "Submit": "SubmitTime",
     "Start": "StartTime",
     "End": "EndTime",
-    "Partition": "Partition",
     "NodeList": "NodeList",
     "User": "UserName",
     "Cluster": "Cluster",
@@ -99,7 +97,6 @@ class JobRecord:
     """Its nodes in Slurm's notation ``n[1-4]``; "" if it has none or the list is too long."""
     restarts: int | None = None
     """How often the job was requeued; None if Slurm did not say."""
-    partition: str = ""
     submitted: float | None = None
     """Epoch seconds of the submission, or of the last requeue."""
     start: float | None = None
@@ -147,7 +144,6 @@ class NodeRecord:
     """The base state: ``IDLE``, ``ALLOCATED``, ``MIXED``, ``DOWN``, ..., or ``unknown``."""
     flags: frozenset[str] = frozenset()
     """Flags such as ``DRAIN``, ``NOT_RESPONDING``, ``FAIL``, ``REBOOT_ISSUED``."""
-    reason: str = ""
 
     @property
     def failed(self) -> bool:
@@ -161,15 +157,8 @@ def job_id(text: str) -> bool:
 
 
 def parse_state(text: str) -> str:
-    """Return a state as one word; ``unknown`` for empty text.
-
-    sacct writes ``CANCELLED by 1000``, and ``OUT_OF_ME+`` in a narrow column.
-    """
-    word = text.strip().partition(" ")[0].upper()
-    if word.endswith("+"):
-        known = sorted(_ENDED | _WAITING | _ON_NODES)
-        word = next((one for one in known if one.startswith(word[:-1])), word)
-    return word or UNKNOWN
+    """Return a state as one word: sacct writes ``CANCELLED by 1000``; ``unknown`` for no text."""
+    return text.strip().partition(" ")[0].upper() or UNKNOWN
 
 
 def parse_squeue(text: bytes) -> list[JobRecord]:
@@ -206,7 +195,6 @@ def _record(row: dict[str, str]) -> JobRecord:
         reason=_word(row.get("Reason", "")),
         nodes=_word(row["NodeList"]),
         restarts=int(restarts) if restarts.isdigit() else None,
-        partition=row["Partition"],
         submitted=parse_time(row["SubmitTime"]),
         start=parse_time(row["StartTime"]),
         end=parse_time(row["EndTime"]),
@@ -275,12 +263,9 @@ def parse_nodes(text: str) -> dict[str, NodeRecord]:
         name = re.match(r"NodeName=(\S+)", line)
         state = re.search(r" State=(\S+)", line)
         if name and state:
-            reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*(?: Comment=.*)?$", line)
             # Older versions of Slurm mark a node that does not respond with an asterisk.
             word, *flags = state[1].replace("*", "+NOT_RESPONDING").split("+")
-            found[name[1]] = NodeRecord(
-                name=name[1], state=word, flags=frozenset(flags), reason=reason[1] if reason else ""
-            )
+            found[name[1]] = NodeRecord(name=name[1], state=word, flags=frozenset(flags))
     return found
 
 

@@ -576,8 +576,8 @@ def test_a_node_that_failed_under_an_earlier_start_is_known_by_the_accounting(
     rest = "me|x|work-queue"
     programs.answer(
         "sacct",
-        f"7|7|NODE_FAIL|1:0|{at - 50}|{at - 40}|{at - 30}|main|n5|{rest}\n"
-        f"7|7|COMPLETED|0:0|{at - 30}|{at - 20}|{at}|main|n6|{rest}",
+        f"7|7|NODE_FAIL|1:0|{at - 50}|{at - 40}|{at - 30}|n5|{rest}\n"
+        f"7|7|COMPLETED|0:0|{at - 30}|{at - 20}|{at}|n6|{rest}",
     )
     programs.answer("squeue", "")
     record_job(run.paths, RunJob(job="7", name="work-queue"))

@@ -22,9 +22,7 @@ class QueuedJob:
     """A job in the queue that has the id of one of the run's jobs."""
 
     record: JobRecord
-    """Slurm's record of it."""
     cluster: str
-    """Its cluster, or ""."""
     foreign: str = ""
     """Why it may not be the run's, and is not cancelled; "" for the run's own."""
 

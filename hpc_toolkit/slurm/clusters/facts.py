@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters.files import (
@@ -166,7 +166,6 @@ class Cluster(Limits):
 
 
 def cluster_names() -> list[str]:
-    """Return the names of all clusters with a file in one of the layers, sorted."""
     return sorted({found.name for found in cluster_files()})
 
 
@@ -253,12 +252,10 @@ def _stated(facts: Any) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(NamedTuple):
     file: str
-    """The file's name in errors, or a variable: ``$HPCTK_TIME``."""
-    key: str
-    """The key in the file; empty for a variable."""
+    """The file's name in errors, or a variable: ``$HPCTK_TIME``, which has no key."""
+    key: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.key}" if self.key else self.file
@@ -291,7 +288,7 @@ class MergedFacts:
                 where = f"${variable}"
                 number = option == "cpus_per_task" and re.fullmatch("[0-9]{1,9}", text)
                 value = Option(option)(int(text) if number else text, where)
-                self.set_inner("defaults", option, value, Origin(file=where, key=""))
+                self.set_inner("defaults", option, value, Origin(where))
 
     def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:
         pairs: dict[str, Any] = self.values.setdefault(field, {})

@@ -31,10 +31,8 @@ ContainerRuntime = Literal["apptainer", "pyxis"]
 Backend = Literal["nccl", "gloo"]
 
 MAX_AMOUNT = 1_000_000
-"""The highest accepted price of an hour, and power in watts."""
 
 MEMORY_OPTIONS = ("mem", "mem_per_cpu", "mem_per_gpu")
-"""Memory options; sbatch takes only one of them."""
 
 DEFAULT_OPTIONS = (
     *("account", "partition", "qos", "reservation", "constraint", "time", "cpus_per_task"),
@@ -102,7 +100,6 @@ class Option:
     """Converter for the value of an sbatch option into that of a request."""
 
     name: str
-    """A field of ``ScriptSpec``."""
 
     def __call__(self, value: object, where: str) -> str | int:
         if self.name in QUANTITIES:
@@ -155,7 +152,6 @@ identify = Table(
 
 
 def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
-    """The fields of each partition, in the order of the file."""
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise t.wrong(where, value, "a list of [[partitions]] tables")
     found = []

@@ -128,7 +128,6 @@ def _first_fitting(cluster: Cluster, names: Sequence[str], needs: Needs) -> tupl
 
 
 def named_site(cluster: Cluster, partition: str | None) -> Cluster:
-    """Return the cluster with the limits of the partition of this name, if it is listed."""
     named = [one for one in cluster.partitions if one.name == partition]
     return for_partition(cluster, named[0]) if named else cluster
 

@@ -41,17 +41,11 @@ class Surroundings:
     """All that a script does before hpctk takes over, in the order in which it happens."""
 
     shebang: str
-    """The first line."""
     env: tuple[tuple[str, str], ...]
-    """Variables to export: the site's, its network's, the user's."""
     preparation: tuple[Step, ...]
-    """Modules, then conda."""
     venv: str
-    """The virtual environment, "" for none."""
     setup: tuple[Step, ...]
-    """The site's and the user's commands."""
     teardown: tuple[list[str], ...]
-    """The user's commands for the end of the job, which a failed setup runs as well."""
     threads: str
     """The value of OMP_NUM_THREADS, as bash reads it."""
     batch: tuple[str, ...]

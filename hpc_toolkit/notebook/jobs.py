@@ -212,6 +212,10 @@ class WorkerJobs:
     def _local(self) -> list[Any]:
         return [job for job in self.jobs if is_local(job)]
 
+    def __repr__(self) -> str:
+        ids = [job.job_id for job in self.jobs[:_JOBS_SHOWN]]
+        return f"WorkerJobs({str(self.run.root)!r}, jobs={ids})"
+
     def _repr_html_(self) -> str:
         shown = list(self.states().items())[:_JOBS_SHOWN]
         rows = "".join(

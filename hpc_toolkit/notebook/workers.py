@@ -55,8 +55,8 @@ scontrol requeue "$hpctk_job" || exit 75
 exit 0"""
 
 _COUNT_LEFT = (
-    "import sys; from hpc_toolkit.notebook.rank import items_left; "
-    "sys.stdout.write(str(items_left(sys.argv[1])))"
+    "import pathlib, sys; from hpc_toolkit.slurm.batch.work import read_left; "
+    "sys.stdout.write(str(read_left(pathlib.Path(sys.argv[1]), 0).items))"
 )
 
 

@@ -15,7 +15,7 @@ import pytest
 from hpc_toolkit import notebook
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.notebook.executors import LOCAL
-from hpc_toolkit.notebook.rank import items_left, work_rank
+from hpc_toolkit.notebook.rank import work_rank
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
@@ -452,13 +452,6 @@ def test_nothing_is_given_to_sbatch_on_this_machine(folder: Path, run: Run) -> N
     assert "nothing is given to sbatch" in notebook.preview(
         notebook.executor(LOCAL, folder=folder), run
     )
-
-
-def test_items_left_are_the_pending_ones(run: Run) -> None:
-    before = items_left(str(run.root))
-    run.work(1)
-
-    assert (before, items_left(str(run.root))) == (4, 0)
 
 
 def test_interrupts_are_heard_again_after_a_local_submission(

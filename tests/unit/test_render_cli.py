@@ -208,15 +208,6 @@ def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
     assert not (elsewhere / "a b" / "%u").exists()
 
 
-def test_the_command_in_the_header_renders_the_same_bytes() -> None:
-    call("render", "--time", "5", "--env", "A=it's $5", "--setup", "source 'a b'")
-    script = DEFAULT.read_text()
-
-    result = call("render", *command_of(script), "-o", "-")
-
-    assert result.stdout == script
-
-
 @pytest.mark.parametrize("name", [path.name for path in CHECKOUT.glob("slurm/examples/*.sbatch")])
 def test_the_command_of_an_example_asks_for_the_same_again(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -29,7 +29,6 @@ def pending_line(job: str = "7", **cells: str) -> str:
         "State": "PENDING",
         "RestartCnt": "0",
         "SubmitTime": "1795250914",
-        "Partition": "main",
         "Reason": "Priority",
         "NodeList": "",
         "Name": "work-queue",

@@ -179,7 +179,7 @@ def _run_program(script: Path, given: dict[str, Any], **request: Any) -> NoRetur
 def _run(
     script: Path, given: dict[str, Any], body: Callable[[Batch, Restarts], object]
 ) -> NoReturn:
-    from hpc_toolkit.slurm.batch.process import run_batch
+    from hpc_toolkit.slurm.batch.requeue import run_batch
 
     code = run_batch(
         script,

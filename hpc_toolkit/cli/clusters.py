@@ -105,39 +105,35 @@ def validate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check cluster files; print each error with its file and key.
+    """Check cluster files; print the first error of each with its file and key.
 
     Examples:
         hpctk cluster validate
         hpctk cluster validate mysite.toml
     """
     from hpc_toolkit.cli import show_error
-    from hpc_toolkit.slurm.clusters.facts import problems
+    from hpc_toolkit.slurm.clusters.facts import check_file
     from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
 
     files = [] if names else cluster_files()
     for name in names or ():
         called = files_called(name)
         files += called[-1:] if called[-1].layer == "path" else called
-    checked = [(one, problems(one)) for one in files]
-    if as_json:
-        found = [
-            {
-                "name": one.name,
-                "layer": one.layer,
-                "file": one.file,
-                "errors": [{"error": error.message, "hint": error.hint} for error in errors],
-            }
-            for one, errors in checked
-        ]
-        print(json.dumps(found))
-    else:
-        for one, errors in checked:
-            for error in errors:
+    verdicts: list[dict[str, Any]] = []
+    for one in files:
+        verdicts.append({"name": one.name, "layer": one.layer, "file": one.file, "errors": []})
+        try:
+            check_file(one)
+        except HpcToolkitError as error:
+            verdicts[-1]["errors"] = [{"error": error.message, "hint": error.hint}]
+            if not as_json:
                 show_error(error)
-            if not errors:
+        else:
+            if not as_json:
                 print(f"{one.file}: ok")
-    if any(errors for _, errors in checked):
+    if as_json:
+        print(json.dumps(verdicts))
+    if any(one["errors"] for one in verdicts):
         raise typer.Exit(1)
 
 

@@ -107,7 +107,7 @@ def _make_log_directories(spec: ScriptSpec) -> None:
 
 
 def _show_notes(site: Cluster) -> None:
-    from hpc_toolkit.slurm.render.limits import forbidden
+    from hpc_toolkit.slurm.render.directives import forbidden
 
     if site.source and not site.verified:
         note = f"{_NOTE}{site.file}: facts not verified, from {site.source} ({site.checked})"

@@ -12,14 +12,16 @@ import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from hpc_toolkit.errors import ConfigError, RenderError
-from hpc_toolkit.notebook.resources import Resources, requested
+from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
+from hpc_toolkit.slurm.render.grammar import PASSED
+from hpc_toolkit.slurm.render.spec import read_spec
+from hpc_toolkit.slurm.render.surroundings import surroundings
 from hpc_toolkit.submit.send import check_directory
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import MINUTE_S
@@ -41,6 +43,44 @@ _MAX_ARRAY_SIZE = 1001
 _OF_A_RANK = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
+class Resources(TypedDict, total=False):
+    """Resources of a job, named as in ``hpctk render``; None leaves the choice to the cluster."""
+
+    job_name: str | None
+    account: str | None
+    partition: str | None
+    qos: str | None
+    reservation: str | None
+    constraint: str | None
+    nodelist: str | None
+    prefer: str | None
+    exclude: str | None
+    licenses: str | None
+    wckey: str | None
+    nodes: int | None
+    ntasks_per_node: int | None
+    gpus_per_node: int | None
+    gpu_type: str | None
+    isolate_gpus: bool | None
+    cpus_per_task: int | None
+    mem: str | None
+    """Of each node; sizes are text with a unit, such as "480G", and "0" is all of the memory."""
+    mem_per_cpu: str | None
+    mem_per_gpu: str | None
+    exclusive: bool | str | None
+    time: str | int | None
+    """Time limit: minutes, or text as sbatch reads it."""
+    dependency: str | None
+    requeue: bool | None
+    max_restarts: int | None
+    comment: str | None
+    mail_type: str | None
+    mail_user: str | None
+    modules: Sequence[str] | None
+    setup: Sequence[str] | None
+    env: dict[str, str] | None
+
+
 def executor(
     cluster: str | Cluster | None = None, *, folder: str | Path, **resources: Unpack[Resources]
 ) -> submitit.AutoExecutor:
@@ -57,8 +97,8 @@ def executor(
         folder: where submitit keeps scripts, logs and pickles; must be shared with the nodes.
         resources: see :class:`Resources`.
 
-    Raises:
-        ConfigError, RenderError: a value that no job can have, or that this cluster cannot provide.
+    Raises ConfigError, RenderError: a value that no job can have, or that this cluster cannot
+    provide.
     """
     request = requested(resources)
     place = _checked_folder(Path(folder))
@@ -81,8 +121,7 @@ def executor(
 def resolved(cluster: str | Cluster | None) -> Cluster | None:
     """The facts of the ``cluster`` given to :func:`executor`; None for this machine.
 
-    Raises:
-        ConfigError: no such cluster.
+    Raises ConfigError: no such cluster.
     """
     if isinstance(cluster, Cluster):
         return cluster
@@ -112,7 +151,6 @@ def _checked_folder(folder: Path) -> Path:
 
 
 def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
-    """submitit's parameters for a complete request."""
     options = dict(directives(full, site))
     for name, value in options.items():
         if value is not None and (not value.isprintable() or "\\" in value):
@@ -146,21 +184,19 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
 
 def _setup(full: ScriptSpec, site: Cluster) -> list[str]:
     """Lines before the step; each exits on failure, because submitit's script would go on."""
+    around = surroundings(full, site, [], "command", None)
     lines = [
         # After 'sbatch --export=NONE' srun would start its tasks with an empty environment.
         "export SLURM_EXPORT_ENV=ALL",
         "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
     ]
-    env = [*site.env, *(site.nccl if full.gpus_per_node else ()), *full.env]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in env]
-    commands = [["module", "load", module] for module in (*site.modules, *full.modules)]
-    commands += [shlex.split(line) for line in (*site.setup, *full.setup)]
-    if commands and site.login_shell:
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in around.env]
+    steps = [*around.preparation, *around.setup]
+    if steps and site.login_shell:
         lines.append("source /etc/profile")
-    for words in commands:
-        text = shlex.join(words)
-        said = shlex.quote(f"hpctk: setup failed: {text}")
-        lines.append(f"{text} || {{ echo {said} >&2; exit 1; }}")
+    for words, failure in steps:
+        said = shlex.quote(f"hpctk: {failure}")
+        lines.append(f"{shlex.join(words)} || {{ echo {said} >&2; exit 1; }}")
     return lines
 
 
@@ -199,7 +235,7 @@ def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path) -> 
 
 @functools.cache
 def _executor_class() -> type[Any]:
-    """The executor class, made at the first call because submitit is slow to import."""
+    # Made at the first call, because submitit is slow to import.
     import submitit
 
     class SiteExecutor(submitit.AutoExecutor):  # type: ignore[misc] # submitit is not followed
@@ -211,7 +247,6 @@ def _executor_class() -> type[Any]:
         """The cluster's facts; None for this machine."""
 
         def configure(self, **parameters: Any) -> None:
-            """Set submitit's parameters, once."""
             super().update_parameters(**parameters)
 
         def update_parameters(self, **kwargs: Any) -> None:
@@ -263,3 +298,40 @@ def _new_job_environment(kind: str) -> Iterator[None]:
         yield
     finally:
         os.environ.update(kept)
+
+
+def requested(resources: Resources) -> ScriptSpec:
+    """Check the resources and turn them into the request for a script.
+
+    Raises ConfigError, RenderError: an unknown resource, or a value that no script could contain.
+    """
+    given: dict[str, Any] = {key: value for key, value in resources.items() if value is not None}
+    known = list(Resources.__annotations__)
+    for word in given:
+        if word not in known:
+            msg = f"{word}: no resource of a job is called so"
+            raise ConfigError(msg, hint=near_miss(word.removeprefix("slurm_"), known))
+    if "time" in given:
+        given["time"] = _time_text(given["time"])
+    for word in ("modules", "setup"):
+        if not isinstance(given.get(word, ()), list | tuple):
+            msg = f"{word}: {given[word]!r} is not a list"
+            raise ConfigError(msg, hint=f"write [{str(given[word])!r}]")
+        given[word] = tuple(given.get(word, ()))
+    if not isinstance(given.get("env", {}), dict):
+        msg = f"env: {given['env']!r} is not a dict of names and values"
+        raise ConfigError(msg, hint="write {'NAME': 'value'}")
+    given["env"] = tuple(given.get("env", {}).items())
+    passed = tuple(
+        f"{name}={given.pop(word)}" for name in PASSED if (word := name.replace("-", "_")) in given
+    )
+    # Not resolved: Python uses a virtual environment only if it is started by the link in it.
+    return read_spec({"python": os.path.abspath(sys.executable), "sbatch": passed, **given})
+
+
+def _time_text(time: object) -> str:
+    # type(), not isinstance(): True is not a time.
+    if type(time) is int or isinstance(time, str):
+        return str(time)
+    msg = f"time: {time!r} is neither minutes nor text"
+    raise ConfigError(msg, hint="write whole minutes, or '4:00:00'")

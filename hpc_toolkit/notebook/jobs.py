@@ -64,19 +64,14 @@ def _stand(run: Run, states: JobStates) -> Status:
 
 
 def submission_folder(run: Run) -> Path:
-    """submitit's default folder for a run's jobs."""
     return run.root.absolute() / "submitit"
 
 
 class WorkerJobs:
-    """The jobs in which workers of one run were submitted."""
-
-    def __init__(self, run: Run, jobs: list[Any], *, workers: int) -> None:
+    def __init__(self, run: Run, jobs: list[Any]) -> None:
         self.run = run
         self.jobs = jobs
         """submitit's jobs; ``job.results()`` waits for a job and returns its ranks' exit codes."""
-        self.workers = workers
-        """How many workers they start together."""
         self._job_states = JobStates(run.paths)
 
     @classmethod
@@ -90,7 +85,7 @@ class WorkerJobs:
             record = RunJob(
                 job=job,
                 # submitit's own default, if the executor was given none.
-                name=getattr(executor, "parameters", {}).get("job_name", "submitit"),
+                name=executor.parameters.get("job_name", "submitit"),
                 by=own_login(),
                 array=array,
                 cwd=str(executor.folder),
@@ -100,29 +95,28 @@ class WorkerJobs:
                 local=local,
             )
             record_job(run.paths, record)
-        return cls(run, jobs, workers=workers)
+        return cls(run, jobs)
 
     @classmethod
     def open(cls, run: Run | str | Path) -> WorkerJobs:
         """Find all jobs that were ever submitted for a run from a notebook.
 
-        Raises:
-            RunError: there are none.
+        Raises RunError: there are none.
         """
         run = run if isinstance(run, Run) else Run.open(run)
-        found = [(job, one) for job in read_jobs(run.paths) if job.workers for one in _reopen(job)]
+        found = [one for job in read_jobs(run.paths) if job.workers for one in _reopen(job)]
         if not found:
             msg = f"{run.root}: no workers were submitted from a notebook"
             raise RunError(msg, hint="hpc_toolkit.notebook.submit_workers(run, n) does that")
-        workers = sum(job.workers for job, _ in found)
-        return cls(run, [one for _, one in found], workers=workers)
+        return cls(run, found)
 
     def states(self) -> dict[str, str]:
         """The state of every job, by its id: Slurm's word, or "unknown", which is not an error.
 
         A job with a living worker is ``RUNNING``; Slurm is asked once for all others.
         """
-        living = self._jobs_of_living_workers()
+        read = (read_presence(self.run.paths.worker(name)) for name in self._living())
+        living = {presence.job for presence in read if presence is not None}
         found = {job: RUNNING if job in living else UNKNOWN for job in self._in_slurm()}
         silent = [job for job, state in found.items() if state == UNKNOWN]
         if silent:
@@ -148,8 +142,7 @@ class WorkerJobs:
         A job whose name or user differs from the submitted one is left alone, and so is a local
         job that was found again by :meth:`open`; a note says so.
 
-        Raises:
-            SlurmError: Slurm did not do it.
+        Raises SlurmError: Slurm did not do it.
         """
         for job in self._local():
             if local_state(job) == RUNNING:
@@ -190,8 +183,9 @@ class WorkerJobs:
     def _endings(self) -> list[str]:
         """One line per job about its end, failed jobs first; at most 20 jobs."""
         records = slurm.job_states(self._in_slurm())
-        ranked = sorted(self.jobs, key=lambda job: _ended_well(job, records))
-        lines = [_ending(job, records.get(job.job_id)) for job in ranked[:_JOBS_SHOWN]]
+        ended = [(job, records.get(job.job_id)) for job in self.jobs]
+        ranked = sorted(ended, key=lambda one: one[1] is not None and one[1].state == "COMPLETED")
+        lines = [_ending(*one) for one in ranked[:_JOBS_SHOWN]]
         more = len(ranked) - len(lines)
         return lines + ([f"and {more} more jobs"] if more else [])
 
@@ -212,10 +206,6 @@ class WorkerJobs:
     def _living(self) -> set[str]:
         return living_workers(self.run.view, SystemClock())
 
-    def _jobs_of_living_workers(self) -> set[str]:
-        found = (read_presence(self.run.paths.worker(name)) for name in self._living())
-        return {presence.job for presence in found if presence is not None and presence.job}
-
     def _in_slurm(self) -> list[str]:
         return [job.job_id for job in self.jobs if not is_local(job)]
 
@@ -223,9 +213,8 @@ class WorkerJobs:
         return [job for job in self.jobs if is_local(job)]
 
     def __repr__(self) -> str:
-        ids = ", ".join(job.job_id for job in self.jobs[:_JOBS_SHOWN])
-        more = ", ..." if len(self.jobs) > _JOBS_SHOWN else ""
-        return f"WorkerJobs({str(self.run.root)!r}, workers={self.workers}, jobs=[{ids}{more}])"
+        ids = [job.job_id for job in self.jobs[:_JOBS_SHOWN]]
+        return f"WorkerJobs({str(self.run.root)!r}, jobs={ids})"
 
     def _repr_html_(self) -> str:
         shown = list(self.states().items())[:_JOBS_SHOWN]
@@ -264,11 +253,6 @@ def follow(
             return status
         time.sleep(look_s)
         look_s = min(2 * look_s, _LOOK_LAST_S)
-
-
-def _ended_well(job: Any, records: dict[str, JobRecord]) -> bool:
-    record = records.get(job.job_id)
-    return record is not None and record.state == "COMPLETED"
 
 
 def _ending(job: Any, record: JobRecord | None) -> str:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.run import Run
 from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.system.ranks import process_ticks
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, EXIT_LEFT
@@ -58,9 +57,14 @@ def work_rank(
     # and count a preemption in the first minutes as a timeout.
     for sig in (*_WARNINGS, signal.SIGTERM):
         signal.signal(sig, tell)
+    argv, environ = [sys.executable, "-m", "hpc_toolkit", "work", root], dict(os.environ)
+    if workers is not None:
+        argv += ["--workers", str(workers)]
+        # A notebook may itself run in an srun step; its local workers are not ranks of that step.
+        environ.pop("SLURM_STEP_ID", None)
     child = subprocess.Popen(
-        _argv(root, workers),
-        env=_environment(workers),
+        argv,
+        env=environ,
         stdin=subprocess.DEVNULL,
         # A notebook's interrupt reaches its kernel's process group, and is not meant for workers.
         process_group=0,
@@ -75,13 +79,6 @@ def work_rank(
         raise SystemExit(_code_of_rest(workers, told))
     message = f"the workers of {root} ended with {_ending(code)}"
     raise HpcToolkitError(message, hint="their reason is in the job's stderr")
-
-
-def items_left(root: str) -> int:
-    """Number of pending items, leased ones included."""
-    status = Run.open(root).status()
-    counts = status.stages.values()
-    return 0 if status.complete else sum(stage.pending + stage.leased for stage in counts)
 
 
 def own_identity() -> tuple[int, int]:
@@ -104,17 +101,6 @@ def _wait(
             end()
             submitter = None
     return child.wait()
-
-
-def _argv(root: str, workers: int | None) -> list[str]:
-    count = [] if workers is None else ["--workers", str(workers)]
-    return [sys.executable, "-m", "hpc_toolkit", "work", root, *count]
-
-
-def _environment(workers: int | None) -> dict[str, str]:
-    # A notebook may itself run in an srun step; its local workers are not ranks of that step.
-    hidden = set() if workers is None else {"SLURM_STEP_ID"}
-    return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def _prepare_child() -> None:

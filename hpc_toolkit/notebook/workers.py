@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.notebook.executors import LOCAL, resolved
+from hpc_toolkit.notebook.executors import LOCAL, Resources, requested, resolved
 from hpc_toolkit.notebook.executors import executor as make_executor
 from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
 from hpc_toolkit.notebook.rank import own_identity, work_rank
-from hpc_toolkit.notebook.resources import Resources, requested
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
 
@@ -56,8 +55,8 @@ scontrol requeue "$hpctk_job" || exit 75
 exit 0"""
 
 _COUNT_LEFT = (
-    "import sys; from hpc_toolkit.notebook.rank import items_left; "
-    "sys.stdout.write(str(items_left(sys.argv[1])))"
+    "import pathlib, sys; from hpc_toolkit.slurm.batch.work import read_left; "
+    "sys.stdout.write(str(read_left(pathlib.Path(sys.argv[1]), 0).items))"
 )
 
 
@@ -119,8 +118,7 @@ def preview(executor: Any, run: Run | str | Path | None = None) -> str:
         executor: any executor of submitit.
         run: show what ``submit_workers(run, ...)`` would send; None: what ``submit`` would.
 
-    Raises:
-        HpcToolkitError: this version of submitit does not show it.
+    Raises HpcToolkitError: this version of submitit does not show it.
     """
     import submitit
 

@@ -187,13 +187,11 @@ def matches(value: object, pattern: str) -> TypeGuard[str]:
 
 
 def check_match(value: object, pattern: str, wanted: str, where: str) -> None:
-    """Raise RenderError unless ``value`` is printable and matches; ``wanted`` is the hint."""
     if not matches(value, pattern):
         raise refusal(where, value, wanted)
 
 
 def check_count(value: object, field: str, where: str) -> None:
-    """Raise RenderError unless ``value`` is an integer in the range of ``field``."""
     lowest, highest = COUNTS[field]
     # Not isinstance(): a bool is an int, but not a count.
     if type(value) is not int or not lowest <= value <= highest:
@@ -228,7 +226,6 @@ def check_text(value: object, field: str, where: str) -> None:
 
 
 def check_names(path: str, where: str) -> None:
-    """Raise RenderError if a name in ``path`` is longer than any filesystem allows."""
     for name in path.split("/"):
         if len(name.encode()) > _NAME_MAX:
             # With such a log path Slurm fails the job and leaves no log.
@@ -236,7 +233,6 @@ def check_names(path: str, where: str) -> None:
 
 
 def check_module(name: object, where: str) -> None:
-    """Raise RenderError unless ``name`` can be the name of an environment module."""
     check_match(name, _MODULE, "a module's name such as cuda/12.4", where)
 
 
@@ -277,7 +273,6 @@ def setup_words(line: object, where: str) -> list[str]:
 
 
 def check_bind(value: object, where: str) -> None:
-    """Raise RenderError unless ``value`` is ``FROM[:TO[:ro]]`` with absolute paths."""
     check_match(value, _BIND, "FROM[:TO[:ro]], absolute paths without ':' and ','", where)
 
 

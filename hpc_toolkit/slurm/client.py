@@ -1,6 +1,7 @@
 """Client of Slurm's programs, the only one outside ``lab/``: argument lists in, records out.
 
-A missing or late answer means "unknown", never that a job failed.
+A missing or late answer means "unknown", never that a job failed. Functions that run a program
+raise SlurmError if it is missing, fails or does not answer in time.
 """
 
 from __future__ import annotations
@@ -99,10 +100,13 @@ def run(
             group was killed.
         SlurmError: the program cannot be started.
     """
-    given = _asking() if environ is None else dict(environ)
+    if environ is None:
+        kept = _without(_OF_A_QUESTION, os.environ)
+        environ = {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     # Files, not pipes: sites wrap these programs, and a process that a wrapper leaves behind would
     # keep a pipe open after the program has ended.
     with _scratch("stdout") as out, _scratch("stderr") as err:
+        files = (out, err)
         try:
             # In a process group of its own, so that a kill reaches all its children.
             child = subprocess.Popen(
@@ -110,7 +114,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=given,
+                env=environ,
                 cwd=cwd,
                 process_group=0,
             )
@@ -129,8 +133,10 @@ def run(
                 message = f"{argv[0]} did not answer within {round(timeout_s, 1):g} s"
                 hint = "is the controller up? 'scontrol ping' asks it"
                 raise SlurmSilentError(message, hint=hint) from None
-        said = _written(out)
-        return Finished(code, _text(said), _text(_written(err)), raw=said)
+        # pread: a process that a wrapper left behind may still write at the file offset, which both
+        # share.
+        said, errors = (os.pread(one.fileno(), os.fstat(one.fileno()).st_size, 0) for one in files)
+        return Finished(code, said.decode(errors="replace"), errors.decode(errors="replace"), said)
 
 
 def _scratch(name: str) -> BinaryIO:
@@ -138,29 +144,11 @@ def _scratch(name: str) -> BinaryIO:
     return os.fdopen(os.memfd_create(name), "w+b")
 
 
-def _written(file: BinaryIO) -> bytes:
-    # pread: a process that a wrapper left behind may still write at the file offset, which both
-    # share.
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", errors="replace")
-
-
-def _asking() -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(_OF_A_QUESTION)
-    }
-    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+def _without(prefixes: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith(prefixes)}
 
 
 def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
-    """Run a program that must succeed and return its stdout.
-
-    Raises:
-        SlurmError: the program failed; the error has its stderr and the command.
-    """
     done = run(argv, timeout_s=timeout_s)
     if done.code:
         raise failure(argv, done)
@@ -168,7 +156,6 @@ def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
 
 
 def failure(argv: Sequence[str], done: Finished) -> SlurmError:
-    """Build the error for a program that failed, from its stderr and the command."""
     import shlex
 
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -184,9 +171,6 @@ def squeue(
     """Return the jobs that the queue still knows, by requested id; one call per 1000 ids.
 
     Slurm forgets a job some minutes after its end (MinJobAge); its id then has no entry.
-
-    Raises:
-        SlurmError: squeue failed or did not answer.
     """
     columns = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
     argv = ["squeue", *_on(cluster), "--noheader", "--array", "--states=all"]
@@ -205,15 +189,8 @@ def sacct(
 
     The accounting may lag behind the queue by seconds. Without accounting the result is empty.
 
-    Args:
-        ids: job ids.
-        cluster: name of the cluster; "" for the local one.
-        since: epoch seconds of the earliest submission. Jobs that ended a day or more before it
-            are older jobs with reused ids. None: 30 days ago.
-        timeout_s: how long to wait, in seconds.
-
-    Raises:
-        SlurmError: sacct failed or did not answer.
+    ``since`` is the time of the earliest submission in epoch seconds; None: 30 days ago. Jobs that
+    ended a day or more before it are older jobs with reused ids.
     """
     argv = ["sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", "--duplicates"]
     # By default some versions search today only; a search from 1970 on takes minutes at large
@@ -233,8 +210,9 @@ def _answers(
 ) -> Iterator[tuple[list[str], Finished]]:
     """Ids, and the answer to a query of them; an error that says ``harmless`` is an answer too."""
     until = time.monotonic() + timeout_s
-    for some in _pieces(_checked(ids)):
-        asked = [*argv, f"--jobs={_bases(some)}"]
+    for some in _pieces(ids):
+        bases = dict.fromkeys(one.partition("+")[0] for one in some)
+        asked = [*argv, f"--jobs={','.join(bases)}"]
         done = run(asked, timeout_s=max(_LEAST_S, until - time.monotonic()))
         if done.code and harmless not in done.stderr:
             raise failure(asked, done)
@@ -276,14 +254,11 @@ def job_states(
 def sbatch_argv(
     script: Path, arguments: Sequence[str] = (), *, options: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command that submits ``script``, an absolute path, with its arguments."""
     return ["sbatch", "--parsable", *options, str(script), *arguments]
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A job that sbatch submitted."""
-
     job: str
     cluster: str
     """The cluster that sbatch named, or ""."""
@@ -322,9 +297,6 @@ def start_estimate(argv: Sequence[str]) -> str:
 
     Runs a command of :func:`sbatch_argv` with ``--test-only``, which checks resources, not the
     script, and submits nothing.
-
-    Raises:
-        SlurmError: sbatch did not answer, or Slurm would refuse the job.
     """
     tested = [argv[0], "--test-only", *argv[1:]]
     done = run(tested, timeout_s=ASK_S, environ=clean_environment())
@@ -336,12 +308,8 @@ def start_estimate(argv: Sequence[str]) -> str:
 
 
 def scancel(ids: Sequence[str], *, cluster: str = "") -> None:
-    """Cancel jobs; one call per 1000 ids.
-
-    Raises:
-        SlurmError: scancel did not answer, or could not cancel a job.
-    """
-    for some in _pieces(_checked(ids)):
+    """Cancel jobs; one call per 1000 ids."""
+    for some in _pieces(ids):
         ask(["scancel", *_on(cluster), *some], timeout_s=_CANCEL_S)
 
 
@@ -353,11 +321,8 @@ def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
     """
     if "SLURM_JOB_ID" not in environ:
         return dict(environ)
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in _KEPT or not name.startswith(_OF_A_JOB)
-    }
+    kept = {name: environ[name] for name in _KEPT & environ.keys()}
+    return {**_without(_OF_A_JOB, environ), **kept}
 
 
 def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -365,16 +330,9 @@ def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     return sorted(name for name in clean_environment(environ) if name.startswith("SBATCH_"))
 
 
-def _checked(ids: Iterable[str]) -> list[str]:
-    return [one for one in dict.fromkeys(ids) if job_id(one)]
-
-
-def _pieces(ids: list[str]) -> Iterator[list[str]]:
-    return (ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE))
-
-
-def _bases(ids: Iterable[str]) -> str:
-    return ",".join(dict.fromkeys(one.partition("+")[0] for one in ids))
+def _pieces(ids: Iterable[str]) -> Iterator[list[str]]:
+    valid = [one for one in dict.fromkeys(ids) if job_id(one)]
+    return (valid[at : at + _AT_ONCE] for at in range(0, len(valid), _AT_ONCE))
 
 
 def _on(cluster: str) -> list[str]:

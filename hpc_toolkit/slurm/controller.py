@@ -1,4 +1,7 @@
-"""Query nodes, jobs and limits with scontrol and squeue, and shrink running jobs."""
+"""Query nodes, jobs and limits with scontrol and squeue, and shrink running jobs.
+
+Functions raise SlurmError if Slurm does not answer or refuses, unless they say otherwise.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,6 @@ def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
     """Expand a host list such as ``n[1-3,5]``; [] for text with other characters.
 
     Runs scontrol, which asks no controller for this.
-
-    Raises:
-        SlurmError: scontrol is missing, or cannot read the list.
     """
     if not re.fullmatch(r"[A-Za-z0-9][\w.,\[\]-]*", nodes):
         return []
@@ -47,11 +47,7 @@ def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
 
 
 def job_outputs(wanted: str) -> list[str]:
-    """Return the logs of a job, or of the elements of an array, as ``scontrol show job`` says.
-
-    Raises:
-        SlurmError: scontrol did not answer, or the job is gone.
-    """
+    """Return the logs of a job, or of the elements of an array, as ``scontrol show job`` says."""
     text = ask(["scontrol", "show", "job", wanted if job_id(wanted) else "0"])
     return re.findall(r"^\s*StdOut=(.+)$", text, re.MULTILINE)
 
@@ -60,9 +56,6 @@ def job_nodes(job: str) -> list[str]:
     """Return the nodes that a job has now, without lost ones; [] for a job without nodes.
 
     ``job`` is a raw id: for an array the id of one element, not of the array.
-
-    Raises:
-        SlurmError: squeue did not answer, or the job is gone.
     """
     argv = ["squeue", "--noheader", f"--jobs={job}", "--format=%A %N"]
     # An array's last element has the id of the array as its raw id, so squeue lists all elements.
@@ -71,11 +64,7 @@ def job_nodes(job: str) -> list[str]:
 
 
 def set_nodes(job: str, nodes: Sequence[str]) -> None:
-    """Shrink a running job to ``nodes`` (scontrol(1), NodeList).
-
-    Raises:
-        SlurmError: Slurm did not answer, or refused.
-    """
+    """Shrink a running job to ``nodes`` (scontrol(1), NodeList)."""
     argv = ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"]
     # scontrol writes scripts that reset a shell's variables into its working directory.
     with tempfile.TemporaryDirectory() as elsewhere:
@@ -85,15 +74,9 @@ def set_nodes(job: str, nodes: Sequence[str]) -> None:
 
 
 def slurm_config(*, timeout_s: float = ASK_S) -> dict[str, str]:
-    """Return Slurm's settings by their names in slurm.conf.
-
-    Raises:
-        SlurmError: scontrol failed or did not answer.
-    """
     return parse_config(ask(["scontrol", "show", "config"], timeout_s=timeout_s))
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """Parse the settings in the output of ``scontrol show config``."""
     found = map(_SETTING.fullmatch, text.splitlines())
     return {match[1]: match[2].strip() for match in found if match}

@@ -37,7 +37,6 @@ _LIVELIEST = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "P
 
 SQUEUE_FIELDS = (
     ("JobID", 24),
-    ("ArrayJobID", 24),
     ("JobArrayID", 48),
     ("State", 24),
     ("RestartCnt", 12),
@@ -45,7 +44,6 @@ SQUEUE_FIELDS = (
     ("SubmitTime", 24),
     ("StartTime", 24),
     ("EndTime", 24),
-    ("Partition", 128),
     ("Reason", 256),
     ("NodeList", 1024),
     ("Name", 256),
@@ -69,11 +67,21 @@ _LETTERS = {
 }
 """Long names of the one-letter options of sbatch that are read from scripts."""
 
-SACCT_FIELDS = (
-    *("JobIDRaw", "JobID", "State", "ExitCode", "Submit", "Start", "End", "Partition"),
-    *("NodeList", "User", "Cluster", "JobName"),
-)
-"""Columns of ``sacct --parsable2``; the name is last because it may contain the delimiter."""
+SACCT_FIELDS = {
+    "JobIDRaw": "JobID",
+    "JobID": "JobArrayID",
+    "State": "State",
+    "ExitCode": "exit_code",
+    "Submit": "SubmitTime",
+    "Start": "StartTime",
+    "End": "EndTime",
+    "NodeList": "NodeList",
+    "User": "UserName",
+    "Cluster": "Cluster",
+    "JobName": "Name",
+}
+"""Columns of ``sacct --parsable2``, and squeue's names for them; the name is last because it may
+contain the delimiter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +91,12 @@ class JobRecord:
     id: str
     """The requested id: ``123``, or ``123_4`` for element 4 of an array."""
     state: str
-    """Slurm's state, such as ``PENDING``, or ``unknown``."""
     reason: str = ""
     """Slurm's reason why the job waits or ended; for an unknown job, why nothing is known."""
     nodes: str = ""
     """Its nodes in Slurm's notation ``n[1-4]``; "" if it has none or the list is too long."""
     restarts: int | None = None
     """How often the job was requeued; None if Slurm did not say."""
-    partition: str = ""
     submitted: float | None = None
     """Epoch seconds of the submission, or of the last requeue."""
     start: float | None = None
@@ -128,21 +134,16 @@ class JobRecord:
 
     @property
     def running(self) -> bool:
-        """Whether the job holds nodes."""
         return self.state in _ON_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """One node as Slurm sees it."""
-
     name: str
     state: str
     """The base state: ``IDLE``, ``ALLOCATED``, ``MIXED``, ``DOWN``, ..., or ``unknown``."""
     flags: frozenset[str] = frozenset()
     """Flags such as ``DRAIN``, ``NOT_RESPONDING``, ``FAIL``, ``REBOOT_ISSUED``."""
-    reason: str = ""
-    """The reason that an administrator or Slurm gave for its state."""
 
     @property
     def failed(self) -> bool:
@@ -156,15 +157,8 @@ def job_id(text: str) -> bool:
 
 
 def parse_state(text: str) -> str:
-    """Return a state as one word; ``unknown`` for empty text.
-
-    sacct writes ``CANCELLED by 1000``, and ``OUT_OF_ME+`` in a narrow column.
-    """
-    word = text.strip().partition(" ")[0].upper()
-    if word.endswith("+"):
-        known = sorted(_ENDED | _WAITING | _ON_NODES)
-        word = next((one for one in known if one.startswith(word[:-1])), word)
-    return word or UNKNOWN
+    """Return a state as one word: sacct writes ``CANCELLED by 1000``; ``unknown`` for no text."""
+    return text.strip().partition(" ")[0].upper() or UNKNOWN
 
 
 def parse_squeue(text: bytes) -> list[JobRecord]:
@@ -184,21 +178,23 @@ def parse_squeue(text: bytes) -> list[JobRecord]:
             row[name] = cell.decode("utf-8", errors).strip() if whole else ""
             at += width
         if row["JobID"].isdigit():
-            found.append(_squeue_record(row))
+            found.append(_record(row))
     return found
 
 
-def _squeue_record(row: dict[str, str]) -> JobRecord:
-    state = parse_state(row["State"])
+def _record(row: dict[str, str]) -> JobRecord:
+    """Build a record from cells by squeue's names."""
+    number = row["JobArrayID"] or row["JobID"]
+    array, underscore, _ = number.partition("_")
+    restarts = row.get("RestartCnt", "")
     record = JobRecord(
-        id=row["JobArrayID"] or row["JobID"],
+        id=number,
         raw=row["JobID"],
-        array=row["ArrayJobID"] if "_" in row["JobArrayID"] else "",
-        state=state,
-        reason=_word(row["Reason"]),
+        array=array if underscore else "",
+        state=parse_state(row["State"]),
+        reason=_word(row.get("Reason", "")),
         nodes=_word(row["NodeList"]),
-        restarts=int(row["RestartCnt"]) if row["RestartCnt"].isdigit() else None,
-        partition=row["Partition"],
+        restarts=int(restarts) if restarts.isdigit() else None,
         submitted=parse_time(row["SubmitTime"]),
         start=parse_time(row["StartTime"]),
         end=parse_time(row["EndTime"]),
@@ -217,34 +213,15 @@ def parse_sacct(text: str) -> list[JobRecord]:
     runs: dict[str, list[JobRecord]] = {}
     for line in text.splitlines():
         cells = line.split("|", len(SACCT_FIELDS) - 1)
-        row = dict(zip(SACCT_FIELDS, cells, strict=False))
-        if len(cells) == len(SACCT_FIELDS) and job_id(row["JobIDRaw"]):
-            runs.setdefault(row["JobID"], []).append(_sacct_record(row))
+        row = dict(zip(SACCT_FIELDS.values(), cells, strict=False))
+        if len(cells) == len(SACCT_FIELDS) and job_id(row["JobID"]):
+            runs.setdefault(row["JobArrayID"], []).append(_record(row))
     found = []
     for many in runs.values():
         *earlier, last = sorted(many, key=lambda one: one.submitted or 0)
         lost = tuple(one for one in earlier if one.state in NODE_FAILURES)
         found.append(replace(last, restarts=len(earlier), lost=lost))
     return found
-
-
-def _sacct_record(row: dict[str, str]) -> JobRecord:
-    array, underscore, _ = row["JobID"].partition("_")
-    record = JobRecord(
-        id=row["JobID"],
-        raw=row["JobIDRaw"],
-        array=array if underscore else "",
-        state=parse_state(row["State"]),
-        nodes="" if row["NodeList"] == "None assigned" else row["NodeList"],
-        partition=row["Partition"],
-        submitted=parse_time(row["Submit"]),
-        start=parse_time(row["Start"]),
-        end=parse_time(row["End"]),
-        name=row["JobName"],
-        user=row["User"],
-        cluster=row["Cluster"],
-    )
-    return replace(record, exit_code=parse_exit(row["ExitCode"]) if record.ended else None)
 
 
 def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]:
@@ -281,18 +258,14 @@ def _liveliness(row: JobRecord) -> tuple[int, int]:
 
 
 def parse_nodes(text: str) -> dict[str, NodeRecord]:
-    """Parse ``scontrol --oneliner show node`` into records by node name."""
     found = {}
     for line in text.splitlines():
         name = re.match(r"NodeName=(\S+)", line)
         state = re.search(r" State=(\S+)", line)
         if name and state:
-            reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*(?: Comment=.*)?$", line)
             # Older versions of Slurm mark a node that does not respond with an asterisk.
             word, *flags = state[1].replace("*", "+NOT_RESPONDING").split("+")
-            found[name[1]] = NodeRecord(
-                name=name[1], state=word, flags=frozenset(flags), reason=reason[1] if reason else ""
-            )
+            found[name[1]] = NodeRecord(name=name[1], state=word, flags=frozenset(flags))
     return found
 
 
@@ -352,4 +325,4 @@ def parse_exit(text: str) -> int | None:
 
 
 def _word(text: str) -> str:
-    return "" if text in ("(null)", "None", "N/A") else text
+    return "" if text in ("(null)", "None", "N/A", "None assigned") else text

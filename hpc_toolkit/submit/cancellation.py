@@ -22,9 +22,7 @@ class QueuedJob:
     """A job in the queue that has the id of one of the run's jobs."""
 
     record: JobRecord
-    """Slurm's record of it."""
     cluster: str
-    """Its cluster, or ""."""
     foreign: str = ""
     """Why it may not be the run's, and is not cancelled; "" for the run's own."""
 
@@ -32,9 +30,7 @@ class QueuedJob:
 def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> list[QueuedJob]:
     """The run's jobs that are still in the queue, as :func:`queued_jobs` returns them.
 
-    Args:
-        paths: of the run.
-        only: ids of jobs, each of which must be the run's.
+    ``only`` are ids of jobs, each of which must be the run's.
 
     Raises:
         ConfigError: an id is not the run's.
@@ -58,8 +54,7 @@ def queued_jobs(jobs: Iterable[RunJob]) -> list[QueuedJob]:
 
     A job that differs from what is known of it, or that Slurm does not name, counts as foreign.
 
-    Raises:
-        SlurmError: Slurm does not answer.
+    Raises SlurmError: Slurm does not answer.
     """
     found = []
     wanted = list(jobs)
@@ -88,8 +83,7 @@ def _foreign(job: RunJob, record: JobRecord) -> str:
 def cancel_jobs(jobs: Iterable[QueuedJob]) -> None:
     """Cancel the jobs that are the run's own; one call for each cluster.
 
-    Raises:
-        SlurmError: one of them could not be cancelled.
+    Raises SlurmError: one of them could not be cancelled.
     """
     own = [job for job in jobs if not job.foreign]
     for cluster in dict.fromkeys(job.cluster for job in own):

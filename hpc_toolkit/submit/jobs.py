@@ -43,23 +43,18 @@ class RunJob:
     cluster: str = ""
     """The cluster that sbatch named; "" if it named none."""
     name: str = ""
-    """Its name; "" if unknown."""
     array: str | None = None
-    """Its value of ``--array``."""
     script: str = ""
     """The submitted copy of its script, relative to the run."""
     argv: tuple[str, ...] = ()
-    """The command that submitted it."""
     cwd: str = ""
     """The job's directory; for a job of a notebook, the folder of submitit."""
     log: str = ""
     """Its log in sbatch's notation, relative to ``cwd``."""
     excluded: tuple[str, ...] = ()
-    """Nodes that were excluded because they had failed for this run."""
     submitted: float = 0.0
     """Epoch seconds of its submission or of its first worker, for display and to sort by."""
     by: str = ""
-    """Login name of the user who submitted it."""
     workers: int = 0
     """Workers of each of its elements if submitit submitted it; else 0."""
     local: bool = False
@@ -111,7 +106,6 @@ def script_copy(paths: RunPaths, name: str, script: str) -> Path:
 
 
 def keep_script(paths: RunPaths, name: str, script: str) -> Path:
-    """Copy a script atomically into the run before it is submitted; return the copy's path."""
     path = script_copy(paths, name, script)
     paths.jobs.mkdir(exist_ok=True)
     if files.read_fresh(path) != script.encode():
@@ -242,7 +236,6 @@ def _elements(records: dict[tuple[str, str], JobRecord]) -> set[str]:
 
 
 def _arrays(jobs: list[RunJob]) -> dict[str, float]:
-    """The names of submitted arrays, each with the time of its first submission."""
     found: dict[str, float] = {}
     for job in jobs:
         if job.array is not None and job.name:
@@ -279,8 +272,7 @@ def _ask(jobs: list[RunJob], until: float) -> dict[tuple[str, str], JobRecord]:
 def log_files(paths: RunPaths, wanted: str) -> list[Path]:
     """The existing logs of a job, by its record, or else by what Slurm knows of it; sorted.
 
-    Raises:
-        SlurmError: the job has no record here, and Slurm does not answer or has forgotten it.
+    Raises SlurmError: the job has no record here, and Slurm does not answer or has forgotten it.
     """
     from pathlib import Path
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.records import NODE_FAILURES
+from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
-from hpc_toolkit.slurm.render.limits import forbidden
 from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, own_login, record_job
 from hpc_toolkit.system.terminal import printable
 from hpc_toolkit.worker.pausing import pause_reason
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -42,6 +41,7 @@ _EXCLUDE = "--exclude="
 MOST = 4
 """Most nodes that are excluded; if more failed, the cause is elsewhere."""
 _RECENT_S = 86400.0
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 Failure = tuple[float, str]
 """(Epoch seconds at which a node failed, description of the failure)."""
@@ -50,8 +50,7 @@ Failure = tuple[float, str]
 def check_run(run: Run, *, force: bool = False) -> None:
     """Refuse a run on which a job would do nothing, unless ``force`` is set.
 
-    Raises:
-        RunError: it is complete, paused, or not to be trusted.
+    Raises RunError: it is complete, paused, or not to be trusted.
     """
     warning = check_trust(run.root)
     if warning:
@@ -71,8 +70,7 @@ def check_run(run: Run, *, force: bool = False) -> None:
 def check_directory(cluster: Cluster, directory: Path) -> None:
     """Refuse to submit from a directory from which the site takes no jobs.
 
-    Raises:
-        ConfigError: names the fact and where it is written.
+    Raises ConfigError: names the fact and where it is written.
     """
     reason = forbidden(cluster, directory)
     if reason is not None:
@@ -80,11 +78,9 @@ def check_directory(cluster: Cluster, directory: Path) -> None:
 
 
 def without_failed_nodes(submission: Submission, *, exclude: str | None = None) -> Submission:
-    """Exclude the nodes that failed for the run within a day; the notes say why.
+    """Exclude the nodes that failed for the run, just read, within a day; the notes say why.
 
-    Args:
-        submission: its run was just read.
-        exclude: nodes that the script excludes already; the new option would override them.
+    ``exclude`` are nodes that the script excludes already; the new option would override them.
     """
     run = submission.run
     if run is None:
@@ -109,9 +105,8 @@ def send(submission: Submission) -> Iterator[RunJob]:
     If Slurm accepts a job only without the exclusion of failed nodes, they are not excluded. That,
     and sbatch's output beside the ids, goes to stderr.
 
-    Raises:
-        HpcToolkitError: sbatch refused, the script or the log directory cannot be written, or an
-            edited script is in the way; nothing more is submitted then.
+    Raises HpcToolkitError: sbatch refused, the script or the log directory cannot be written, or an
+    edited script is in the way; nothing more is submitted then.
     """
     _make_log_directory(submission)
     before = ""
@@ -126,17 +121,13 @@ def send(submission: Submission) -> Iterator[RunJob]:
                     raise
                 # Only Slurm knows whether the other nodes are enough.
                 names = ", ".join(submission.excluded)
-                submission = _with_failed_nodes(submission)
+                options = [one for one in submission.options if not one.startswith(_EXCLUDE)]
+                submission = replace(submission, options=tuple(options), excluded=())
                 job = _send_one(submission, script, before)
                 note = f"note: {names} may be taken all the same; without: {error.message}\n"
                 sys.stderr.write(note)
             before = job.job
             yield job
-
-
-def _with_failed_nodes(submission: Submission) -> Submission:
-    options = tuple(one for one in submission.options if not one.startswith(_EXCLUDE))
-    return replace(submission, options=options, excluded=())
 
 
 def _make_log_directory(submission: Submission) -> None:
@@ -186,36 +177,26 @@ def _write(submission: Submission, script: Script) -> None:
 
 
 def failed_nodes(view: RunView, records: list[JobRecord]) -> dict[str, str]:
-    """The nodes to exclude, latest failure first, each with the reason.
-
-    Args:
-        view: the view of the run, up to date.
-        records: Slurm's records of the run's jobs.
-    """
+    """The nodes to exclude, latest failure first, each with the reason; ``view`` is up to date."""
     found: dict[str, Failure] = {}
-    sources = (_of_deaths(view), _of_requeues(view, records), _of_jobs(records), _of_sick(view))
+    sources = (_of_deaths(view), _of_jobs(records), _of_sick(view))
     for name, failure in (one for source in sources for one in source):
         found[name] = max(failure, found.get(name, failure))
     recent = sorted(found.items(), key=lambda entry: -entry[1][0])
     now = time.time()
-    return {name: why for name, (at, why) in recent if now - at < _RECENT_S and _plain(name)}
-
-
-def _deaths(view: RunView, explained: str) -> Iterator[tuple[str, Presence | None, str]]:
-    """Host, presence and name of the workers whose death has this explanation."""
-    for stage in view.stages.values():
-        for unit in stage.state.units.values():
-            for death in unit.deaths.values():
-                if death.explained == explained:
-                    yield death.host, read_presence(view.paths.worker(death.worker)), death.worker
+    return {
+        name: why for name, (at, why) in recent if now - at < _RECENT_S and _NODE.fullmatch(name)
+    }
 
 
 def _of_deaths(view: RunView) -> Iterator[tuple[str, Failure]]:
-    """Hosts of workers that died of a node failure."""
-    for host, presence, worker in _deaths(view, "node failure"):
-        at = presence.at if presence is not None else 0.0
-        job = f" of job {presence.job}" if presence is not None and presence.job else ""
-        yield host, (at, f"it failed under worker {worker}{job}")
+    units = [unit for stage in view.stages.values() for unit in stage.state.units.values()]
+    for death in (death for unit in units for death in unit.deaths.values()):
+        if death.explained == "node failure":
+            presence = read_presence(view.paths.worker(death.worker))
+            at = presence.at if presence is not None else 0.0
+            job = f" of job {presence.job}" if presence is not None and presence.job else ""
+            yield death.host, (at, f"it failed under worker {death.worker}{job}")
 
 
 def _of_sick(view: RunView) -> Iterator[tuple[str, Failure]]:
@@ -229,43 +210,8 @@ def _of_sick(view: RunView) -> Iterator[tuple[str, Failure]]:
             yield notice.host, (notice.at, f"{why} (job {presence.job})")
 
 
-def _of_requeues(view: RunView, records: list[JobRecord]) -> Iterator[tuple[str, Failure]]:
-    """Nodes that are down now and had workers of a job's earlier start.
-
-    Slurm requeues the job of a failed node, and the queue then shows only the next start.
-    """
-    from hpc_toolkit.slurm.controller import node_states
-
-    restarts = {record.id: record.restarts or 0 for record in records}
-    before = [presence for _, presence, _ in _deaths(view, "requeue") if presence is not None]
-    if any(restarts.values()):
-        named = files.list_names(view.paths.workers)
-        found = (read_presence(view.paths.workers / name) for name in named if name[-5:] == ".json")
-        before += [one for one in found if one and one.restart < restarts.get(one.job or "", 0)]
-    nodes = node_states({one.host for one in before})
-    for one in before:
-        if nodes[one.host].failed:
-            yield one.host, (one.at, f"it went down under job {one.job}, which was requeued")
-
-
 def _of_jobs(records: list[JobRecord]) -> Iterator[tuple[str, Failure]]:
-    """Nodes of jobs that a node failure ended; of several nodes, those that are still down."""
-    from hpc_toolkit.slurm.client import SlurmError
-    from hpc_toolkit.slurm.controller import host_names, node_states
-    from hpc_toolkit.slurm.records import NODE_FAILURES
-
+    """Nodes of jobs on one node that ended because it failed; Slurm names no others."""
     for record in (start for job in records for start in (job, *job.lost)):
-        if record.state not in NODE_FAILURES or not record.nodes:
-            continue
-        try:
-            names = host_names(record.nodes)
-        except SlurmError:
-            continue
-        if len(names) > 1:
-            names = [name for name, node in node_states(names).items() if node.failed]
-        for name in names:
-            yield name, (record.end or 0.0, f"job {record.id} ended with {record.state}")
-
-
-def _plain(name: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}", name) is not None
+        if record.state in NODE_FAILURES:
+            yield record.nodes, (record.end or 0.0, f"job {record.id} ended with {record.state}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
@@ -36,12 +36,8 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Scripts to submit, and how."""
-
     name: str
-    """The jobs' name."""
     scripts: tuple[Script, ...]
-    """Several if an array was split."""
     log: str
     """The log in sbatch's notation, relative to ``cwd``."""
     cwd: Path
@@ -49,17 +45,13 @@ class Submission:
     run: Run | None = None
     """The run that the jobs work on; None for a program of its own."""
     arguments: tuple[str, ...] = ()
-    """The scripts' arguments."""
     options: tuple[str, ...] = ()
     """Options of sbatch; they override the scripts' directives."""
     excluded: tuple[str, ...] = ()
-    """Nodes that are excluded because they failed; ``options`` excludes them."""
     copies: int = 1
-    """How often each script is submitted."""
     chain: bool = False
     """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
-    """Notes to the user, one line each."""
 
     def place(self, script: Script) -> Path:
         if self.run is None:
@@ -80,8 +72,7 @@ def of_request(
 ) -> Submission:
     """A submission of a request: a job or an array, or several if an index is too high for Slurm.
 
-    Raises:
-        RenderError: the cluster cannot provide it.
+    Raises RenderError: the cluster cannot provide it.
     """
     from hpc_toolkit.slurm.render.script import render_script
 
@@ -150,25 +141,20 @@ def _array_limit(cluster: Cluster) -> int | None:
     return int(size) if size.isdecimal() else None
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One of the arrays that an array is split into."""
+class Chunk(NamedTuple):
+    """One of the arrays that an array is split into; "" for a job without indices."""
 
     array: str
-    """Its indices in sbatch's notation, each reduced by ``offset``; "" for a job without any."""
+    """Its indices in sbatch's notation, each reduced by ``offset``."""
     offset: int
-    """Number to add to an index to get the one that was requested."""
 
 
 def split_array(array: Array, limit: int) -> list[Chunk]:
     """Split an array so that no index reaches ``limit``; it stays as it is if none does.
 
-    Args:
-        array: the indices; its limit of elements that run at once holds for each of the arrays.
-        limit: Slurm's MaxArraySize.
+    The limit of elements that run at once holds for each of the arrays.
 
-    Raises:
-        RenderError: it would take too many arrays, or ``limit`` is below 1.
+    Raises RenderError: it would take too many arrays, or ``limit`` is below 1.
     """
     if limit < 1:
         message = f"--array: this Slurm takes no arrays (MaxArraySize is {limit})"

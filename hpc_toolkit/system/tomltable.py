@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
+from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.quantities import HOUR_S, parse_duration, parse_size_mib
 
 Key = tuple[str, Callable[[Any, str], Any]]
@@ -41,17 +41,6 @@ def convert(table: dict[str, Any], keys: dict[str, Key], file: str) -> dict[str,
         for key, (field, convert) in keys.items()
         if key in table
     }
-
-
-def problems(table: dict[str, Any], keys: dict[str, Key], file: str) -> list[HpcToolkitError]:
-    """Every error that :func:`convert` would raise, one for each wrong key."""
-    found = []
-    for key, value in table.items():
-        try:
-            convert({key: value}, keys, file)
-        except HpcToolkitError as error:
-            found.append(error)
-    return found
 
 
 def wrong(where: str, value: object, wanted: str) -> ConfigError:

@@ -19,7 +19,7 @@ from hpc_toolkit import notebook
 from hpc_toolkit.cli import load_commands, show_error
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
-from hpc_toolkit.notebook.resources import Resources
+from hpc_toolkit.notebook.executors import Resources
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.render.grammar import PASSED
 from tests.hostile import HOSTILE, ODD_BUT_FINE

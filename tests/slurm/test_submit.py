@@ -244,26 +244,6 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
     assert "ExcNodeList=(null)\n" in desk.lab.scontrol("show", "job", every.stdout.strip())
 
 
-@pytest.mark.slow
-def test_a_node_that_failed_under_a_job_that_was_requeued_is_left_out(desk: Desk) -> None:
-    run = desk.init(1, 300.0)
-    (job,) = desk.submit(*SMALL, "--run", run, "--sbatch=nodelist=n3")
-    workers = desk.cwd / run / "workers"
-    wait_until(
-        lambda: list(workers.glob("*.json")),
-        lambda: desk.call("logs", run, "--job", job).stdout,
-    )
-    desk.lab.lab.crash("n3")
-    desk.lab.scontrol("update", "nodename=n3", "state=down", "reason=test")
-    desk.lab.wait_for(job, "PENDING")
-
-    again = desk.call("submit", *SMALL, "--run", run, "--sbatch=hold")
-
-    note = f"it went down under job {job}, which was requeued"
-    assert f"note: n3 is left out (--no-exclude-failed takes it): {note}\n" in again.stderr
-    assert "ExcNodeList=n3\n" in desk.lab.scontrol("show", "job", again.stdout.strip())
-
-
 def test_slurm_says_of_a_suspended_job_that_it_is(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

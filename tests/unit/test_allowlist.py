@@ -161,13 +161,6 @@ def test_the_network_is_told_of_only_where_there_are_gpus() -> None:
     )
 
 
-def test_nothing_about_the_network_is_set_by_habit() -> None:
-    for template, fields in (("work-queue", {}), ("command", {"command": ("x",)})):
-        spec = ScriptSpec(python="/opt/python", gpus_per_node=4, **fields)  # type: ignore[arg-type]
-
-        assert "NCCL" not in render_script(spec, GENERIC, template)
-
-
 @pytest.mark.parametrize(
     ("fields", "site", "gpus"),
     [

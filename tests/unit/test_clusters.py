@@ -14,11 +14,8 @@ from hpc_toolkit.slurm.clusters.facts import (
     cluster_names,
     load_cluster,
     parse_cluster,
-    problems,
 )
-from hpc_toolkit.slurm.clusters.files import files_called
 from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
-from hpc_toolkit.system.tomltable import MAX_COUNT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,16 +37,6 @@ def test_builtin_cluster_loads_and_says_where_its_facts_are_from(name: str) -> N
     assert cluster.file == f"clusters/{name}.toml"
     assert cluster.description
     assert name == "generic" or (cluster.source and cluster.checked)
-
-
-def test_killarney_is_marked_unverified_and_needs_an_account() -> None:
-    killarney = load_cluster("killarney")
-
-    assert not killarney.verified
-    assert killarney.account_required
-    assert killarney.partitions[0] == Partition(
-        name="gpubase_l40s_b1", max_walltime_s=10800, nodes=168
-    )
 
 
 def test_load_cluster_by_path_takes_the_name_of_the_file(tmp_path: Path) -> None:
@@ -176,41 +163,8 @@ def test_every_key_is_a_field_and_every_field_a_key() -> None:
     assert {field for field, _ in PARTITION_KEYS.values()} == {f.name for f in fields(Partition)}
 
 
-def test_facts_of_network_containers_and_environment_are_read() -> None:
-    site = parse("""
-        conda_base = "/opt/conda"
-        container_runtime = "apptainer"
-        binds = ["/data", "/a:/b:ro"]
-        max_array_size = 1001
-        node_setup = ["cp /data/env.tar /tmp"]
-        login_shell = true
-        [nccl]
-        NCCL_SOCKET_IFNAME = "^lo,docker"
-        GLOO_SOCKET_IFNAME = "ib0"
-        FI_PROVIDER = "efa"
-        UCX_TLS = "rc"
-    """)
-
-    assert (site.conda_base, site.container_runtime) == ("/opt/conda", "apptainer")
-    assert site.binds == ("/data", "/a:/b:ro")
-    assert dict(site.nccl)["FI_PROVIDER"] == "efa"
-    assert (site.max_array_size, site.login_shell) == (1001, True)
-
-
 def test_stated_facts_tell_nothing_of_where_they_are_written() -> None:
     here = parse_cluster("nodes = 2", file="/a/site.toml", name="site")
     there = parse_cluster("nodes = 2", file="/b/site.toml", name="site")
 
     assert here.stated() == there.stated() == {"name": "site", "nodes": 2}
-
-
-def test_problems_of_a_file_are_all_told(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text("nods = 4\ngpus_per_node = -1\ngpu_type = 'l40s'\n", encoding="utf-8")
-
-    found = [error.message for error in problems(files_called(str(path))[0])]
-
-    assert found == [
-        f"{path}: unknown key 'nods'",
-        f"{path}: gpus_per_node: -1 is not a whole number from 0 to {MAX_COUNT}",
-    ]

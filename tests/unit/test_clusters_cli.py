@@ -112,8 +112,8 @@ def test_show_json_has_the_fields_and_their_origins() -> None:
     assert record["origins"]["defaults.time"] == "clusters/lab.toml: defaults.time"
 
 
-def test_validate_tells_every_error_of_every_file_and_ends_with_1(user: Path) -> None:
-    (user / "a.toml").write_text("nods = 1\ngpus_per_node = -1", encoding="utf-8")
+def test_validate_tells_the_first_error_of_every_file_and_ends_with_1(user: Path) -> None:
+    (user / "a.toml").write_text("nods = 1", encoding="utf-8")
     (user / "b.toml").write_text("extends = 'labb'", encoding="utf-8")
 
     result = call("validate")
@@ -124,28 +124,7 @@ def test_validate_tells_every_error_of_every_file_and_ends_with_1(user: Path) ->
     ]
     assert f"error: {user}/a.toml: unknown key 'nods'" in result.stderr
     assert "did you mean 'nodes'?" in result.stderr
-    assert f"error: {user}/a.toml: gpus_per_node: -1" in result.stderr
     assert "error: no cluster is called 'labb'" in result.stderr
-
-
-def test_validate_tells_every_error_of_a_table_with_the_name_of_its_entry(user: Path) -> None:
-    (user / "x.toml").write_text(
-        "[defaults]\ntime = 'ninety'\nmem = 'lots'\n"
-        "[[partitions]]\nname = 'a'\nnodes = 0\nnods = 1\n[[partitions]]\nnodes = 'b'\n",
-        encoding="utf-8",
-    )
-
-    result = call("validate", "x")
-
-    for where in (
-        *("defaults: time: 'ninety'", "defaults: mem: 'lots'"),
-        *(
-            "partitions.a: nodes: 0",
-            "partitions.a: unknown key 'nods'",
-            "partitions[2]: nodes: 'b'",
-        ),
-    ):
-        assert f"error: {user}/x.toml: {where}" in result.stderr
 
 
 def test_validate_tells_an_error_once_and_of_the_file_that_has_it(user: Path) -> None:
@@ -158,7 +137,7 @@ def test_validate_tells_an_error_once_and_of_the_file_that_has_it(user: Path) ->
 
 
 def test_validate_json_has_every_file_and_its_errors(user: Path) -> None:
-    (user / "a.toml").write_text("nods = 1\ngpus_per_node = -1", encoding="utf-8")
+    (user / "a.toml").write_text("nods = 1", encoding="utf-8")
 
     right, wrong = call("validate", "lab", "--json"), call("validate", "--json")
 
@@ -169,10 +148,9 @@ def test_validate_json_has_every_file_and_its_errors(user: Path) -> None:
     found = {one["name"]: one for one in json.loads(wrong.stdout)}
     assert list(found) == ["generic", "killarney", "lab", "a"]
     assert (found["a"]["layer"], found["a"]["file"]) == ("user", f"{user}/a.toml")
-    unknown, negative = found["a"]["errors"]
+    (unknown,) = found["a"]["errors"]
     assert unknown["error"] == f"{user}/a.toml: unknown key 'nods'"
     assert unknown["hint"] == "did you mean 'nodes'?"
-    assert "gpus_per_node: -1" in negative["error"]
     assert wrong.stderr == ""
 
 

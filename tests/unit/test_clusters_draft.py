@@ -277,24 +277,6 @@ def test_hostile_words_of_slurm_stay_in_their_strings_and_comments() -> None:
         draft("site", told, TODAY)
 
 
-def test_a_draft_is_written_among_the_users_files_and_overwritten_by_force_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    path = write_draft("site", "nodes = 1\n", out=None, force=False)
-
-    with pytest.raises(ConfigError, match="there is a file already") as caught:
-        write_draft("site", "nodes = 2\n", out=None, force=False)
-    assert path == tmp_path / "hpctk" / "clusters" / "site.toml"
-    assert path.read_text(encoding="utf-8") == "nodes = 1\n"
-    assert "--force" in caught.value.hint
-
-    write_draft("site", "nodes = 2\n", out=None, force=True)
-
-    assert path.read_text(encoding="utf-8") == "nodes = 2\n"
-    assert [one.name for one in path.parent.iterdir()] == ["site.toml"]
-
-
 def test_a_draft_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
 

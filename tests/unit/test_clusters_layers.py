@@ -82,15 +82,6 @@ def test_tables_are_merged_key_by_key_and_lists_are_replaced(layers: Layers) -> 
     assert lab.written("defaults.time") == "clusters/lab.toml: defaults.time"
 
 
-def test_partitions_of_a_later_layer_replace_all_earlier_ones(layers: Layers) -> None:
-    user = layers.write("user", "lab", "[[partitions]]\nname = 'own'")
-
-    lab = load_cluster("lab")
-
-    assert [one.name for one in lab.partitions] == ["own"]
-    assert lab.written("partitions") == f"{user}: partitions"
-
-
 def test_a_new_name_is_a_new_cluster(layers: Layers) -> None:
     file = layers.write("user", "mine", "nodes = 3")
 
@@ -160,22 +151,6 @@ def test_extends_in_a_circle_is_refused(layers: Layers) -> None:
 
     with pytest.raises(ConfigError, match="a extends b extends a: a circle"):
         load_cluster("a")
-
-
-def test_extends_of_nothing_gives_the_near_miss(layers: Layers) -> None:
-    layers.write("user", "a", "extends = 'killarny'")
-
-    with pytest.raises(ConfigError, match="no cluster is called 'killarny'") as caught:
-        load_cluster("a")
-
-    assert "did you mean 'killarney'?" in caught.value.hint
-
-
-def test_a_broken_layer_is_an_error_of_its_file(layers: Layers) -> None:
-    file = layers.write("user", "lab", "nodes = 'many'")
-
-    with pytest.raises(ConfigError, match=f"{file}: nodes: 'many'"):
-        load_cluster("lab")
 
 
 @pytest.mark.usefixtures("layers")

@@ -15,7 +15,7 @@ import pytest
 from hpc_toolkit import notebook
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.notebook.executors import LOCAL
-from hpc_toolkit.notebook.rank import items_left, work_rank
+from hpc_toolkit.notebook.rank import work_rank
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
@@ -274,10 +274,8 @@ def test_jobs_are_found_again_by_the_run(run: Run) -> None:
     found = notebook.WorkerJobs.open(run.root)
 
     assert [job.job_id for job in found.jobs] == ["100", "101_0", "101_1"]
-    assert found.workers == 4
     assert found.jobs[0].num_tasks == 2
     assert found.jobs[0].paths.folder == first.jobs[0].paths.folder
-    assert repr(found) == f"WorkerJobs('{run.root}', workers=4, jobs=[100, 101_0, 101_1])"
 
 
 def test_jobs_are_noted_with_their_name_and_who_submitted_them(
@@ -454,13 +452,6 @@ def test_nothing_is_given_to_sbatch_on_this_machine(folder: Path, run: Run) -> N
     assert "nothing is given to sbatch" in notebook.preview(
         notebook.executor(LOCAL, folder=folder), run
     )
-
-
-def test_items_left_are_the_pending_ones(run: Run) -> None:
-    before = items_left(str(run.root))
-    run.work(1)
-
-    assert (before, items_left(str(run.root))) == (4, 0)
 
 
 def test_interrupts_are_heard_again_after_a_local_submission(

@@ -208,15 +208,6 @@ def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
     assert not (elsewhere / "a b" / "%u").exists()
 
 
-def test_the_command_in_the_header_renders_the_same_bytes() -> None:
-    call("render", "--time", "5", "--env", "A=it's $5", "--setup", "source 'a b'")
-    script = DEFAULT.read_text()
-
-    result = call("render", *command_of(script), "-o", "-")
-
-    assert result.stdout == script
-
-
 @pytest.mark.parametrize("name", [path.name for path in CHECKOUT.glob("slurm/examples/*.sbatch")])
 def test_the_command_of_an_example_asks_for_the_same_again(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -374,7 +365,10 @@ def test_a_log_directory_of_another_machine_is_a_note() -> None:
 
 @pytest.mark.parametrize(
     ("output", "directory"),
-    [("%j.out", "."), ("logs/%j.out", "logs"), ("a/%u/b/%j.out", "a"), ("/x/%j", "/x")],
+    [
+        *(("%j.out", "."), ("logs/%j.out", "logs"), ("a/%u/b/%j.out", "a"), ("/x/%j", "/x")),
+        *(("a%%b/c/%j", "a%b/c"), ("50%/%j/x", "50%"), ("%5A/x", ".")),
+    ],
 )
 def test_log_directory_ends_where_slurm_fills_in(output: str, directory: str) -> None:
     assert log_directory(output) == Path(directory)

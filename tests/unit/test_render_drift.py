@@ -11,9 +11,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
-from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.render.drift import check_drift
-from hpc_toolkit.slurm.render.file import log_directory, read_header, sha256
+from hpc_toolkit.slurm.render.file import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,20 +253,3 @@ def test_from_does_not_overwrite_an_edited_script() -> None:
 
     assert "was edited since it was rendered" in error.message
     assert DEFAULT.read_text() == edited
-
-
-def test_a_header_without_its_first_words_is_refused() -> None:
-    call("--nodes", "2")
-    script = DEFAULT.read_text().replace("work-queue --cluster generic ", "")
-
-    with pytest.raises(RenderError, match=r"x\.sbatch: the request in its header was edited"):
-        read_header(script, "x.sbatch")
-
-
-@pytest.mark.parametrize(
-    ("output", "directory"), [("a%%b/c/%j", "a%b/c"), ("50%/%j/x", "50%"), ("%5A/x", ".")]
-)
-def test_a_percent_sign_of_a_log_is_told_from_what_slurm_fills_in(
-    output: str, directory: str
-) -> None:
-    assert log_directory(output) == Path(directory)

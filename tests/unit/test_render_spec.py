@@ -11,8 +11,13 @@ import pytest
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, load_cluster, parse_cluster
-from hpc_toolkit.slurm.render.directives import complete, directive_text, directives, log_pattern
-from hpc_toolkit.slurm.render.limits import forbidden
+from hpc_toolkit.slurm.render.directives import (
+    complete,
+    directive_text,
+    directives,
+    forbidden,
+    log_pattern,
+)
 from hpc_toolkit.slurm.render.spec import ScriptSpec, command_line, read_command, read_spec
 
 PYTHON = "/opt/python"
@@ -164,13 +169,6 @@ def test_a_request_beyond_the_cluster_is_refused_with_the_limit_and_its_file(
     assert caught.value.hint
 
 
-def test_gpus_on_a_site_without_any_are_refused() -> None:
-    site = Cluster(name="s", file="s.toml", gpus_per_node=0)
-
-    with pytest.raises(RenderError, match=r"1 is more than s has \(s.toml: gpus_per_node = 0\)"):
-        options(spec(gpus_per_node=1), site)
-
-
 def test_a_missing_account_is_refused_where_the_site_needs_one() -> None:
     with pytest.raises(RenderError, match=r"account_required = true") as caught:
         options(spec(nodes=1), KILLARNEY)
@@ -178,35 +176,10 @@ def test_a_missing_account_is_refused_where_the_site_needs_one() -> None:
     assert caught.value.hint.startswith("--account aip-")
 
 
-@pytest.mark.parametrize(
-    ("fields", "limit"),
-    [
-        ({"nodes": 43, "time": "2-0"}, "no partition of killarney gives 43 nodes .* at most 42"),
-        (
-            {"time": "4:00:00", "partition": "gpubase_l40s_b1"},
-            r"04:00:00 is more than .*partitions\.gpubase_l40s_b1\.max_walltime = 03:00:00",
-        ),
-    ],
-)
-def test_a_job_that_no_partition_would_ever_start_is_refused(
-    fields: dict[str, Any], limit: str
-) -> None:
-    with pytest.raises(RenderError, match=limit):
-        options(spec(account="aip-x", **fields), KILLARNEY)
-
-
 def test_a_partition_that_the_file_does_not_know_is_left_to_slurm() -> None:
     found = options(spec(account="aip-x", partition="new", nodes=100, time="2-0"), KILLARNEY)
 
     assert found["partition"] == "new"
-
-
-def test_a_partition_without_a_known_size_takes_any_number_of_nodes() -> None:
-    site = Cluster(
-        name="s", file="s.toml", partitions=(Partition(name="long", max_walltime_s=86400),)
-    )
-
-    assert options(spec(nodes=500, time="20:00:00"), site)["nodes"] == "500"
 
 
 def test_a_bad_default_of_a_site_is_refused_with_its_file() -> None:
@@ -315,15 +288,6 @@ def test_times_and_memory_are_read_once_and_printed_in_one_form() -> None:
         ScriptSpec(time="4h")  # type: ignore[arg-type] # a caller that has not read it
 
 
-def test_a_default_beyond_a_limit_is_refused_with_both_places() -> None:
-    site = Cluster(name="s", file="s.toml", max_walltime_s=3600, defaults=(("time", 7200),))
-
-    with pytest.raises(
-        RenderError, match=r"--time \(s\.toml: defaults\.time\): 02:00:00 is more than s"
-    ):
-        options(spec(), site)
-
-
 @pytest.mark.parametrize(
     ("array", "refused"), [("0-99", False), ("0-100", True), ("5,200%2", True)]
 )
@@ -377,13 +341,6 @@ def test_a_job_without_a_partition_gets_its_share_of_the_first_that_takes_it() -
     found = options(spec(gpus_per_node=8), ROUTED_SITE)
 
     assert (found["cpus-per-task"], found["mem"]) == ("5", "2000G")
-
-
-def test_a_type_that_only_the_clusters_own_limits_name_is_checked() -> None:
-    site = Cluster(name="s", file="s.toml", gpus_per_node=4, gpu_type="l40s")
-
-    with pytest.raises(RenderError, match=r"--gpu-type: h100 is not what s has .*gpu_type = l40s"):
-        options(spec(gpus_per_node=1, gpu_type="h100"), site)
 
 
 @pytest.mark.parametrize("partition", [None, "large"])

@@ -405,17 +405,6 @@ def test_an_interrupted_submission_tells_what_is_in_the_queue(
     assert read_jobs(run.paths) == []
 
 
-def test_a_chain_that_breaks_has_printed_what_is_queued(run: ToyRun, programs: Programs) -> None:
-    programs.add("sbatch", SBATCH.replace('echo "$n"', '[ $n -lt 102 ] && echo "$n"'))
-
-    result = call("--jobs", "3", "--dependency", "afterany")
-
-    assert result.stdout == "101\n"
-    assert isinstance(result.exception, SlurmError)
-    assert "note: 1 of 3 were taken: 101; 'hpctk cancel runs/a' takes them back" in result.stderr
-    assert [job.job for job in read_jobs(run.paths)] == ["101"]
-
-
 def test_variables_that_override_the_script_are_named(
     run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,7 +560,6 @@ def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Pr
     ended = str(int(time.time()) - 60)
     line = pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended)
     programs.answer("squeue", line)
-    programs.answer("scontrol", "n5")
     record_job(run.paths, RunJob(job="7", name="work-queue"))
 
     result = call()
@@ -581,25 +569,6 @@ def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Pr
     assert sent(programs)[0][1] == "--exclude=n5"
 
 
-@pytest.mark.parametrize("noted", [False, True], ids=["by the queue", "by a death"])
-def test_a_node_that_a_requeued_job_lost_is_left_out_while_it_is_down(
-    run: ToyRun, programs: Programs, noted: bool
-) -> None:
-    programs.answer("scontrol", "NodeName=n3 State=DOWN* X=1\nNodeName=n4 State=IDLE X=1")
-    programs.answer("squeue", pending_line("7", RestartCnt="0" if noted else "1"))
-    record_job(run.paths, RunJob(job="7", name="work-queue"))
-    if noted:
-        failing_node(run, "w", "n3", time.time() - 60, "requeue")
-    else:
-        run.worker("w", host="n3", job="7", at=time.time() - 60)
-    run.worker("x", host="n4", job="7", at=time.time() - 60)
-
-    result = call()
-
-    assert sent(programs)[0][1] == "--exclude=n3"
-    assert "it went down under job 7, which was requeued" in result.stderr
-
-
 def test_a_node_that_failed_under_an_earlier_start_is_known_by_the_accounting(
     run: ToyRun, programs: Programs
 ) -> None:
@@ -607,11 +576,10 @@ def test_a_node_that_failed_under_an_earlier_start_is_known_by_the_accounting(
     rest = "me|x|work-queue"
     programs.answer(
         "sacct",
-        f"7|7|NODE_FAIL|1:0|{at - 50}|{at - 40}|{at - 30}|main|n5|{rest}\n"
-        f"7|7|COMPLETED|0:0|{at - 30}|{at - 20}|{at}|main|n6|{rest}",
+        f"7|7|NODE_FAIL|1:0|{at - 50}|{at - 40}|{at - 30}|n5|{rest}\n"
+        f"7|7|COMPLETED|0:0|{at - 30}|{at - 20}|{at}|n6|{rest}",
     )
     programs.answer("squeue", "")
-    programs.answer("scontrol", "n5")
     record_job(run.paths, RunJob(job="7", name="work-queue"))
 
     assert "job 7 ended with NODE_FAIL" in call().stderr
@@ -622,28 +590,10 @@ def test_of_two_failures_of_a_node_the_later_counts(run: ToyRun, programs: Progr
     failing_node(run, "w", "n5", time.time() - 60)
     ended = str(int(time.time()) - 90000)
     programs.answer("squeue", pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended))
-    programs.answer("scontrol", "n5")
     record_job(run.paths, RunJob(job="7", name="work-queue"))
 
     assert "it failed under worker w" in call().stderr
     assert sent(programs)[0][1] == "--exclude=n5"
-
-
-def test_of_the_nodes_of_a_lost_job_those_that_are_down_are_left_out(
-    run: ToyRun, programs: Programs
-) -> None:
-    ended = str(int(time.time()) - 60)
-    programs.answer("squeue", pending_line("7", State="NODE_FAIL", NodeList="x", EndTime=ended))
-    programs.add(
-        "scontrol",
-        'case "$*" in *hostnames*) printf "n1\\nn2\\n";; '
-        '*) printf "NodeName=n1 State=IDLE X=1\\nNodeName=n2 State=DOWN* X=1\\n";; esac',
-    )
-    record_job(run.paths, RunJob(job="7", name="work-queue"))
-
-    call()
-
-    assert sent(programs)[0][1] == "--exclude=n2"
 
 
 def test_a_script_is_sent_as_it_is(run: ToyRun, programs: Programs) -> None:

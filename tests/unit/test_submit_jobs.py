@@ -79,11 +79,6 @@ def test_a_job_is_read_as_it_was_noted(toy: ToyRun) -> None:
     assert json.loads((toy.root / "jobs/7.json").read_text())["format"] == 1
 
 
-def test_a_run_without_submissions_has_no_jobs(toy: ToyRun) -> None:
-    assert not toy.paths.jobs.exists()
-    assert known_jobs(toy.paths) == []
-
-
 def test_slurm_is_asked_nothing_of_a_notebooks_local_job(toy: ToyRun) -> None:
     local = replace(JOB, workers=2, local=True)
 
@@ -121,14 +116,6 @@ def test_a_damaged_note_is_left_out(toy: ToyRun, content: str) -> None:
     (toy.paths.jobs / "8.json").write_text(content)
 
     assert read_jobs(toy.paths) == [JOB]
-
-
-def test_a_note_that_cannot_be_read_is_left_out(toy: ToyRun) -> None:
-    record_job(toy.paths, JOB)
-    (toy.paths.jobs / "8.json").mkdir()
-
-    assert read_jobs(toy.paths) == [JOB]
-    assert call("status", str(toy.root), "--no-slurm").exit_code == 0
 
 
 def test_a_note_of_a_newer_version_is_read(toy: ToyRun) -> None:

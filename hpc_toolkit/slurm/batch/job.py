@@ -58,25 +58,20 @@ class Job:
     id: str
     """What squeue and scancel call it: ``17``, or ``17_3`` for an element of an array."""
     name: str
-    """Its name, for the log."""
     restarts: str
     """How often Slurm has restarted it, for the log."""
     nodes: tuple[str, ...]
-    """The host names of its nodes."""
     options: Mapping[str, str]
-    """The options of its ``#SBATCH`` lines."""
     deadline: int | None
     """Epoch seconds at which Slurm ends it; None if Slurm did not say."""
     warned: bool
     """Whether the warning of the time limit came before this process could receive it."""
 
     def log(self, text: str) -> None:
-        """Write one line to the job's log, with the time and the job's id."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         show(f"{now} {self.name}[{self.id}.{self.restarts}] {text}\n")
 
     def facts(self) -> str:
-        """Its nodes, its end and the version of Slurm, for the log."""
         try:
             version = ask(["srun", "--version"], timeout_s=SUBMIT_S).strip()
         except SlurmError:
@@ -88,12 +83,10 @@ class Job:
 def this_job(script: Path, *, array_offset: int = 0) -> Job:
     """The job around this process, with ``os.environ`` and the directory ready for its steps.
 
-    Args:
-        script: the running script; its ``#SBATCH`` lines say which variables are this job's.
-        array_offset: added to the array's index in HPCTK_ARRAY_INDEX.
+    The ``#SBATCH`` lines of ``script``, the running one, say which variables are this job's.
+    ``array_offset`` is added to the array's index in HPCTK_ARRAY_INDEX.
 
-    Raises:
-        JobError: this is not a job, or its nodes or its directory are not there.
+    Raises JobError: this is not a job, or its nodes or its directory are not there.
     """
     environ = os.environ
     raw = environ.get("SLURM_JOB_ID")

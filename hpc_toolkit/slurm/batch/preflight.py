@@ -32,11 +32,9 @@ _FREE_FILES = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
     node: str
-    """The node's name in Slurm."""
     problems: tuple[str, ...]
     """Why the node is not fit; empty if it is."""
     facts: tuple[str, ...]
-    """Versions, GPUs and free space of the node."""
 
     def line(self) -> str:
         if self.problems:
@@ -47,10 +45,8 @@ class NodeReport:
 def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
     """Check this node.
 
-    Args:
-        run: the run directory that ranks will write to; None if they write to none.
-        gpus: number of GPUs that a process alone on its node must see.
-        free_bytes: space that must be free below ``run``.
+    A process alone on it must see ``gpus`` GPUs, and ``free_bytes`` must be free below ``run``, the
+    directory that ranks will write to; None if they write to none.
     """
     problems: list[str] = []
     facts = [f"hpctk {__version__}", f"Python {platform.python_version()}"]

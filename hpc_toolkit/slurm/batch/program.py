@@ -54,13 +54,10 @@ _PORTS = range(20000, 32000)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
     words: tuple[str, ...]
-    """The program and its arguments."""
     gpus: int = 0
     """GPUs that a task alone on its node must see."""
     srun: tuple[str, ...] = ()
-    """More options of srun."""
     container: Container = NO_CONTAINER
-    """Where the program runs."""
     check_inside: str = ""
     """An interpreter in the container that checks the nodes from there; "" checks them outside."""
     run_dir: str | None = None
@@ -83,14 +80,6 @@ class ProgramRequest:
 
 
 class ProgramJob:
-    """One start of the job.
-
-    Args:
-        batch: the batch process.
-        restarts: how the job may start again.
-        request: what the script asks for.
-    """
-
     def __init__(self, batch: Batch, restarts: Restarts, request: ProgramRequest) -> None:
         self._batch = batch
         self._job = batch.job
@@ -98,7 +87,6 @@ class ProgramJob:
         self._request = request
 
     def run(self) -> NoReturn:
-        """Check the nodes, run the program, and decide what comes after. Always raises JobEnd."""
         self._request.container.check(os.getcwd())
         self._check_nodes()
         self._make_directory()
@@ -194,8 +182,7 @@ def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
     this job has started there: on the first node when the program has ended, on the others when
     the first does not answer any more.
 
-    Raises:
-        JobError: there is no Ray, or Slurm does not say where the first node is.
+    Raises JobError: there is no Ray, or Slurm does not say where the first node is.
     """
     scripts = Path(sys.executable).parent
     if not os.access(scripts / "ray", os.X_OK):

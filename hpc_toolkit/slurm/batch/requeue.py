@@ -1,18 +1,21 @@
-"""Whether a job starts again. Every decision is one line in the job's log."""
+"""The batch process of a job, and whether the job starts again: one line of log per decision."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import subprocess
 from typing import TYPE_CHECKING, NoReturn
 
-from hpc_toolkit.slurm.batch.job import JobError, show
-from hpc_toolkit.slurm.batch.step import Batch, JobEnd, lost_nodes
+from hpc_toolkit.slurm.batch.job import JobError, show, this_job
+from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Signals, as_command, lost_nodes
 from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
 from hpc_toolkit.slurm.controller import slurm_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 LATER = 75
 """Exit code of a job whose work is not finished, and that does not start again by itself."""
@@ -27,12 +30,7 @@ whatever its exit code."""
 
 
 class Restarts:
-    """How a job may start again.
-
-    Args:
-        batch: the batch process.
-        most: how often; a script with ``#SBATCH --no-requeue`` never does.
-    """
+    """How a job may start again: ``most`` times; never with ``#SBATCH --no-requeue``."""
 
     def __init__(self, batch: Batch, *, most: int) -> None:
         self._batch = batch
@@ -67,7 +65,6 @@ class Restarts:
         self.stay("Slurm refused")
 
     def stay(self, reason: str) -> NoReturn:
-        """End the job with 75, and without another start."""
         self._job.log(f"not requeued: {reason}")
         raise JobEnd(LATER)
 
@@ -88,7 +85,6 @@ class Restarts:
         self.start_again()
 
     def preempted(self) -> bool:
-        """Whether Slurm has preempted this start of the job."""
         return self._scheduled()[2]
 
     def finish(self) -> None:
@@ -129,7 +125,6 @@ class Restarts:
 
 
 def slurm_requeues() -> bool:
-    """Whether Slurm itself requeues a preempted job of this partition."""
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
     try:
         config = slurm_config(timeout_s=SUBMIT_S)
@@ -151,3 +146,50 @@ def _scontrol(*words: str) -> bool:
         return False
     show(done.stderr)
     return done.code == 0
+
+
+def run_batch(
+    script: Path,
+    body: Callable[[Batch, Restarts], object],
+    *,
+    array_offset: int,
+    max_restarts: int,
+    forward: bool,
+    node_setup: Sequence[str],
+    teardown: Sequence[str],
+) -> int:
+    """Do what a job does around its step; the exit code of the job.
+
+    ``body`` ends by raising JobEnd. ``forward``: whether the ranks are sent the warning of the time
+    limit. Commands are plain words; those of ``teardown`` run however the job ends.
+
+    Raises JobError if this is not a Slurm job or cannot run here, SlurmError if Slurm is silent.
+    """
+    signals = Signals()
+    commands = [shlex.split(line) for line in teardown]
+    try:
+        job = this_job(script, array_offset=array_offset)
+    except BaseException:
+        for command in commands:
+            subprocess.run(as_command(command), check=False)
+        raise
+    batch = Batch(job, signals, forward=forward, teardown=commands)
+    restarts = Restarts(batch, most=max_restarts)
+    try:
+        _set_up_nodes(batch, restarts, node_setup)
+        body(batch, restarts)
+    except JobEnd as end:
+        return end.code
+    finally:
+        batch.clean_up()
+    return 0
+
+
+def _set_up_nodes(batch: Batch, restarts: Restarts, lines: Sequence[str]) -> None:
+    if not lines:
+        return
+    commands = " && ".join(shlex.join(shlex.split(line)) for line in lines)
+    text = f'{commands} || {{ echo "failed on $SLURMD_NODENAME" >&2; exit 1; }}'
+    code = batch.call([*batch.once_per_node("--label"), "bash", "-c", text])
+    if code:
+        restarts.checks_failed(code, "the setup of a node failed")

@@ -1,8 +1,7 @@
-"""Give nodes of a running job back to Slurm once all their ranks have left.
+"""Give nodes of a running job back to Slurm once all their ranks have left (``--idle-exit``).
 
-Runs beside the step of a job script, on clusters where jobs may shrink. Ranks leave when they had
-nothing to do for a while (``hpctk work --idle-exit``). Otherwise their node would stay allocated
-until the last rank of the job is done. The first node is kept: the script runs on it.
+Otherwise a node would stay allocated until the last rank of the job is done. The first node is
+kept: the script runs on it.
 """
 
 from __future__ import annotations
@@ -42,13 +41,9 @@ def kept_nodes(
     they left. A node with silent or dead ranks is kept. A node without ranks is kept only while
     the job is ``starting``; later it counts as left out by the preflight.
     """
-    begun: set[str] = set()
-    at_work: set[str] = set()
-    for presence in ranks:
-        if (presence.job, presence.restart) == (job, restart):
-            begun.add(presence.host)
-            if presence.state != FINISHED:
-                at_work.add(presence.host)
+    mine = [one for one in ranks if (one.job, one.restart) == (job, restart)]
+    begun = {one.host for one in mine}
+    at_work = {one.host for one in mine if one.state != FINISHED}
     return [
         node
         for node in nodes
@@ -61,17 +56,11 @@ def shrink_job(
 ) -> Iterator[list[str]]:
     """Give back idle nodes until only the first one is left; yield the nodes each time.
 
-    Called by the batch process of a job, on its first node. Nodes that the job loses are ignored.
-    While Slurm does not list the job's nodes, none are given back.
+    Called by the batch process of a job, on its first node, with the nodes of the job at its start.
+    Nodes that the job loses are ignored. While Slurm does not list the job's nodes, none are given
+    back. ``every_s`` are the seconds between two checks.
 
-    Args:
-        paths: the run whose workers are the job's ranks.
-        rank: the place of this process in its job.
-        nodes: the nodes of the job at its start.
-        every_s: seconds between two checks.
-
-    Raises:
-        SlurmError: Slurm refused ten times in a row to shrink the job.
+    Raises SlurmError: Slurm refused ten times in a row to shrink the job.
     """
     job = rank.job_id or ""
     refusals = 0

@@ -34,9 +34,8 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
     the names of their parent directories end in a lower number. Nothing is synced, because the
     copies are temporary.
 
-    Raises:
-        StagingError: a path is missing, links to itself or is neither a file nor a directory, or
-            the disk has too little space.
+    Raises StagingError: a path is missing, links to itself or is neither a file nor a directory, or
+    the disk has too little space.
     """
     started = time.monotonic()
     files = [pair for path in paths for pair in _below(path, Path(path.name), ())]

@@ -40,12 +40,8 @@ class JobEnd(Exception):  # noqa: N818 - not an error: most jobs end by it
 class Batch:
     """The batch process of a job: what Slurm has asked of the job, and how the job is cleaned up.
 
-    Args:
-        job: the job.
-        signals: of this process.
-        forward: whether ranks are sent the warning of the time limit; if not, they know when the
-            job ends.
-        teardown: commands that run once at the end, however the job ends, each as its words.
+    Ranks are sent the warning of the time limit if ``forward``; else they know when the job ends.
+    The commands of ``teardown``, each as its words, run once at the end, however the job ends.
     """
 
     def __init__(
@@ -69,7 +65,6 @@ class Batch:
         self._step: subprocess.Popen[bytes] | None = None
 
     def once_per_node(self, *options: str, within_s: int = 60) -> list[str]:
-        """The srun that starts one task on every node of the job."""
         number = len(self.job.nodes)
         # Without --immediate srun waits for a node that is down until the job's time is over.
         argv = ["srun", f"--immediate={within_s}", "--overlap", f"--nodes={number}"]
@@ -92,7 +87,6 @@ class Batch:
 
     @property
     def running(self) -> bool:
-        """Whether the step has not ended."""
         return self._step is not None and self._step.poll() is None
 
     def wait(self, beside: Callable[[], float | None] = lambda: None) -> int:
@@ -153,7 +147,6 @@ class Batch:
             self.job.log(f"scancel could not reach the ranks: {error.message}")
 
     def receive_all(self) -> None:
-        """Act on the signals that have come so far."""
         while (number := self._signals.next(0)) is not None:
             self._receive(number)
 
@@ -177,7 +170,6 @@ def as_command(words: Sequence[str]) -> list[str]:
 
 
 def lost_nodes(job: Job, *, timeout_s: float = SUBMIT_S) -> bool:
-    """Whether a node of the job is down or does not respond."""
     argv = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(job.nodes)}"]
     try:
         return bool(ask([*argv, "--states=down,no_respond"], timeout_s=timeout_s).strip())
@@ -230,7 +222,6 @@ class Container:
     runtime: Runtime = ""
     """What runs it; "" for no container."""
     image: str = ""
-    """A file, or ``docker://name:tag``."""
     binds: tuple[str, ...] = ()
     """More directories, ``FROM[:TO[:ro]]``."""
     gpus: bool = False

@@ -49,15 +49,11 @@ _TELL_S = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRequest:
     run: str
-    """The run's directory."""
     gpus: int = 0
     """GPUs that a task alone on its node must see."""
     options: Sequence[str] = ()
-    """Options of ``hpctk work``."""
     container: Container = NO_CONTAINER
-    """Where the ranks run."""
     python: str = sys.executable
-    """The interpreter of the ranks, in the container if there is one."""
     shrink_every_s: float | None = None
     """How often to look for nodes whose ranks have all left, in seconds; None gives none back."""
     campaign: bool = False
@@ -67,14 +63,6 @@ class WorkRequest:
 
 
 class WorkJob:
-    """One start of the job.
-
-    Args:
-        batch: the batch process.
-        restarts: how the job may start again.
-        request: what the script asks for.
-    """
-
     def __init__(self, batch: Batch, restarts: Restarts, request: WorkRequest) -> None:
         self._batch = batch
         self._job = batch.job
@@ -84,7 +72,6 @@ class WorkJob:
         self._coordinator: CoordinatorProcess | None = None
 
     def run(self) -> NoReturn:
-        """Check the nodes, run the workers, and decide what comes after. Always raises JobEnd."""
         request = self._request
         fit = self._fit_nodes()
         facts = f"run={self._run} interpreter={request.python}"
@@ -225,7 +212,6 @@ def read_left(run: Path, watch_s: float) -> Left:
 
 
 def _run_directory(request: WorkRequest) -> str:
-    """The run's directory as it is passed to the ranks."""
     # A name such as '-x' must not be read as an option, nor ':' as srun's word between programs.
     given = request.run
     run = f"./{given}" if given.startswith("-") or given == ":" else given
@@ -243,10 +229,7 @@ class CoordinatorProcess:
 
     It can be killed and started again, since its decisions are in the run.
 
-    Args:
-        argv: the command that runs it.
-        log: writes a line to the job's log.
-        stop_ranks: asks the ranks to leave, once no coordinator will decide for them.
+    ``stop_ranks`` asks the ranks to leave, once no coordinator will decide for them.
     """
 
     def __init__(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
@@ -26,13 +25,10 @@ _CLUSTER_NAME = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """A cluster, and notes for the user on how it was found."""
-
+class Resolved(NamedTuple):
     cluster: Cluster
     notes: tuple[str, ...]
-    """Lines for stderr."""
+    """Lines for stderr on how it was found."""
 
 
 def resolve_cluster(option: str | None) -> Resolved:
@@ -48,10 +44,7 @@ def resolve_cluster(option: str | None) -> Resolved:
     return Resolved(cluster=load_cluster(name or FALLBACK), notes=tuple(notes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Signs:
-    """The ``[identify]`` table of a cluster."""
-
+class _Signs(NamedTuple):
     name: str
     layer: int
     file: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.files import replace_file
@@ -46,7 +46,8 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
     """
     usable, left_out = offers(facts)
     if not usable:
-        msg = f"Slurm shows no partition that takes jobs{_because(left_out)}"
+        why = f" ({'; '.join(left_out)})" if left_out else ""
+        msg = f"Slurm shows no partition that takes jobs{why}"
         raise ConfigError(msg, hint="is this a login node of the cluster? 'sinfo' should list them")
     slurm, version = _setting(facts, "ClusterName"), _setting(facts, "SLURM_VERSION")
     main, gpu_type = _main(facts, usable), _common_gpu_type(usable)
@@ -131,27 +132,26 @@ def _known_of_all(shape: Shape, usable: list[Offer]) -> Shape:
 def _site(
     facts: SlurmFacts, usable: list[Offer], nodes: int, node: Shape, gpu_type: str | None
 ) -> list[str]:
-    lines = [f"nodes = {nodes}"]
     times = [one.max_walltime_s for one in usable if one.max_walltime_s is not None]
-    if len(times) == len(usable):
-        lines.append(f"max_walltime = {_text(format_walltime(max(times)))}")
-    else:
+    limited = len(times) == len(usable)
+    # sbatch's options --gpus-... need this plugin.
+    form = "gpus-per-node" if _setting(facts, "SelectType") == "select/cons_tres" else "gres"
+    lines = _stated(
+        nodes=nodes,
+        max_walltime=format_walltime(max(times)) if limited else None,
+        **_node(node),
+        gpu_type=gpu_type,
+        gpu_request=form if any(one.shape.gpus for one in usable) else None,
+    )
+    if not limited:
         lines.append("# max_walltime: not every partition has a limit")
-    lines += _node(node, None)
-    if gpu_type:
-        lines.append(f"gpu_type = {_text(gpu_type)}")
-    if any(one.shape.gpus for one in usable):
-        # sbatch's options --gpus-... need this plugin.
-        typed = "gpus-per-node" if _setting(facts, "SelectType") == "select/cons_tres" else "gres"
-        lines.append(f"gpu_request = {_text(typed)}")
     if "MEMORY" not in _setting(facts, "SelectTypeParameters").upper():
         lines.append("# Slurm does not share out memory here (SelectTypeParameters).")
-        lines.append('mem_style = "none"')
+        lines += _stated(mem_style="none")
     size = _setting(facts, "MaxArraySize")
-    if size.isdecimal() and int(size) > 0:
-        lines.append(f"max_array_size = {size}")
     shrinks = "disable_job_shrink" not in _setting(facts, "SchedulerParameters")
-    return [*lines, f"shrink_jobs = {'true' if shrinks else 'false'}"]
+    limit = int(size) if size.isdecimal() else 0
+    return [*lines, *_stated(max_array_size=limit or None, shrink_jobs=shrinks)]
 
 
 def _accounts(facts: SlurmFacts) -> list[str]:
@@ -173,31 +173,25 @@ def _choice(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
 
 
 def _partition(one: Offer, node: Shape, gpu_type: str | None) -> str:
+    limit, kind = one.max_walltime_s, one.shape.gpu_type
+    known = _node(node)
+    stated = _stated(
+        name=one.name,
+        max_walltime=None if limit is None else format_walltime(limit),
+        nodes=one.nodes,
+        min_nodes=one.min_nodes,
+        **{key: value for key, value in _node(one.shape).items() if value != known[key]},
+        gpu_type=kind if one.shape.gpus and kind != gpu_type else None,
+        restricted=one.restricted or None,
+    )
     default = ["the default partition"] if one.default else []
-    lines = [*(f"# {remark}" for remark in (*default, *one.remarks)), "[[partitions]]"]
-    lines.append(f"name = {_text(one.name)}")
-    if one.max_walltime_s is not None:
-        lines.append(f"max_walltime = {_text(format_walltime(one.max_walltime_s))}")
-    lines.append(f"nodes = {one.nodes}")
-    if one.min_nodes:
-        lines.append(f"min_nodes = {one.min_nodes}")
-    lines += _node(one.shape, node)
-    if one.shape.gpus and one.shape.gpu_type not in (None, gpu_type):
-        lines.append(f"gpu_type = {_text(one.shape.gpu_type or '')}")
-    if one.restricted:
-        lines.append("restricted = true")
-    return "\n" + "\n".join(lines)
+    remarks = [f"# {remark}" for remark in (*default, *one.remarks)]
+    return "\n" + "\n".join([*remarks, "[[partitions]]", *stated])
 
 
-def _node(shape: Shape, known: Shape | None) -> list[str]:
-    lines = []
-    if known is None or shape.gpus != known.gpus:
-        lines.append(f"gpus_per_node = {shape.gpus}")
-    if shape.cpus and (known is None or shape.cpus != known.cpus):
-        lines.append(f"cpus_per_node = {shape.cpus}")
-    if shape.mem_mib and (known is None or shape.mem_mib != known.mem_mib):
-        lines.append(f"mem_per_node = {_text(format_mem(shape.mem_mib))}")
-    return lines
+def _node(shape: Shape) -> dict[str, Any]:
+    memory = format_mem(shape.mem_mib) if shape.mem_mib else None
+    return {"gpus_per_node": shape.gpus, "cpus_per_node": shape.cpus, "mem_per_node": memory}
 
 
 def _defaults(main: Offer) -> list[str]:
@@ -212,10 +206,12 @@ def _setting(facts: SlurmFacts, name: str) -> str:
     return "" if value == "(null)" else value
 
 
-def _because(left_out: list[str]) -> str:
-    return f" ({'; '.join(left_out)})" if left_out else ""
+def _stated(**facts: Any) -> list[str]:
+    """Lines of TOML for the facts that are not None."""
+    return [f"{key} = {_text(value)}" for key, value in facts.items() if value is not None]
 
 
-def _text(value: str) -> str:
-    # For printable text, a JSON string is also a TOML string.
-    return json.dumps("".join(filter(str.isprintable, value)), ensure_ascii=False)
+def _text(value: str | int) -> str:
+    # For printable text, a number or a bool, JSON is also TOML.
+    printable = "".join(filter(str.isprintable, value)) if isinstance(value, str) else value
+    return json.dumps(printable, ensure_ascii=False)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters.files import (
     cluster_files,
     files_called,
@@ -24,7 +24,6 @@ from hpc_toolkit.slurm.clusters.keys import (
     KEYS,
     MEMORY_OPTIONS,
     Option,
-    key_problems,
 )
 from hpc_toolkit.system import tomltable as t
 
@@ -167,7 +166,6 @@ class Cluster(Limits):
 
 
 def cluster_names() -> list[str]:
-    """Return the names of all clusters with a file in one of the layers, sorted."""
     return sorted({found.name for found in cluster_files()})
 
 
@@ -191,15 +189,10 @@ def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
     return _build(merged, name, file=file)
 
 
-def problems(found: ClusterFile) -> list[HpcToolkitError]:
-    """Return all errors of a file; if it has none, the error of its merge with earlier files."""
-    try:
-        errors = key_problems(read_table(found), found.file)
-        if not errors:
-            _load(with_earlier(found), found.name, {})
-    except HpcToolkitError as error:
-        return [error]
-    return errors
+def check_file(found: ClusterFile) -> None:
+    """Raise ConfigError for the first error of a file, or of its merge with earlier files."""
+    MergedFacts().add(read_table(found), found.file)
+    _load(with_earlier(found), found.name, {})
 
 
 def _load(files: list[ClusterFile], argument: str, environ: Mapping[str, str]) -> Cluster:
@@ -259,12 +252,10 @@ def _stated(facts: Any) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(NamedTuple):
     file: str
-    """The file's name in errors, or a variable: ``$HPCTK_TIME``."""
-    key: str
-    """The key in the file; empty for a variable."""
+    """The file's name in errors, or a variable: ``$HPCTK_TIME``, which has no key."""
+    key: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.key}" if self.key else self.file
@@ -297,7 +288,7 @@ class MergedFacts:
                 where = f"${variable}"
                 number = option == "cpus_per_task" and re.fullmatch("[0-9]{1,9}", text)
                 value = Option(option)(int(text) if number else text, where)
-                self.set_inner("defaults", option, value, Origin(file=where, key=""))
+                self.set_inner("defaults", option, value, Origin(where))
 
     def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:
         pairs: dict[str, Any] = self.values.setdefault(field, {})

@@ -32,16 +32,12 @@ SUFFIX = ".toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """One file that states facts of a cluster."""
-
     name: str
     """The cluster's name: the stem of the file."""
     layer: Layer
-    """The layer that it belongs to."""
     file: str
     """Its name in errors; printable."""
     source: Traversable | Path
-    """The file to read."""
 
 
 def cluster_files() -> list[ClusterFile]:
@@ -64,7 +60,6 @@ def cluster_files() -> list[ClusterFile]:
 
 
 def site_directory() -> Path:
-    """Return the directory of the site's files; it need not exist."""
     return Path(os.environ.get("HPCTK_SITE_CLUSTERS") or SITE_DIRECTORY)
 
 

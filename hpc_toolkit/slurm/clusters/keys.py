@@ -25,18 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from hpc_toolkit.errors import HpcToolkitError
-
 GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task"]
 MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
 ContainerRuntime = Literal["apptainer", "pyxis"]
 Backend = Literal["nccl", "gloo"]
 
 MAX_AMOUNT = 1_000_000
-"""The highest accepted price of an hour, and power in watts."""
 
 MEMORY_OPTIONS = ("mem", "mem_per_cpu", "mem_per_gpu")
-"""Memory options; sbatch takes only one of them."""
 
 DEFAULT_OPTIONS = (
     *("account", "partition", "qos", "reservation", "constraint", "time", "cpus_per_task"),
@@ -104,7 +100,6 @@ class Option:
     """Converter for the value of an sbatch option into that of a request."""
 
     name: str
-    """A field of ``ScriptSpec``."""
 
     def __call__(self, value: object, where: str) -> str | int:
         if self.name in QUANTITIES:
@@ -157,43 +152,20 @@ identify = Table(
 
 
 def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
-    """The fields of each partition, in the order of the file."""
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise t.wrong(where, value, "a list of [[partitions]] tables")
-    found = tuple(
-        t.convert(entry, PARTITION_KEYS, _of_partition(entry, number, where))
-        for number, entry in enumerate(value, 1)
-    )
+    found = []
+    for number, entry in enumerate(value, 1):
+        named = matches(entry.get("name"), PARTITION_NAME)
+        place = f"{where}.{entry['name']}" if named else f"{where}[{number}]"
+        found.append(t.convert(entry, PARTITION_KEYS, place))
     names = [entry.get("name") for entry in found]
     for name in names:
         if name is None or names.count(name) > 1:
             what = "one has no 'name'" if name is None else f"{name!r} is there twice"
             msg = f"{where}: {what}"
             raise ConfigError(msg, hint="each partition has a name of its own")
-    return found
-
-
-def _of_partition(entry: dict[str, Any], number: int, where: str) -> str:
-    name = entry.get("name")
-    known = isinstance(name, str) and re.fullmatch(PARTITION_NAME, name)
-    return f"{where}.{name}" if known else f"{where}[{number}]"
-
-
-def key_problems(table: dict[str, Any], file: str) -> list[HpcToolkitError]:
-    """Return the errors of a file's table, one per wrong key, including keys of inner tables."""
-    found = []
-    for key, value in table.items():
-        where, errors = f"{file}: {key}", []
-        _, convert = KEYS.get(key, (key, None))
-        if isinstance(convert, Table) and isinstance(value, dict):
-            errors = t.problems(value, convert.keys, where)
-        if key == "partitions" and isinstance(value, list):
-            for number, entry in enumerate(value, 1):
-                if isinstance(entry, dict):
-                    place = _of_partition(entry, number, where)
-                    errors += t.problems(entry, PARTITION_KEYS, place)
-        found += errors or t.problems({key: value}, KEYS, file)
-    return found
+    return tuple(found)
 
 
 NODE_KEYS: dict[str, t.Key] = {

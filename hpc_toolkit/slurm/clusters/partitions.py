@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.facts import Origin
@@ -11,7 +11,7 @@ from hpc_toolkit.slurm.clusters.keys import NODE_KEYS
 from hpc_toolkit.system.quantities import format_mem, format_walltime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.slurm.clusters.facts import Cluster, Partition
 
@@ -21,15 +21,12 @@ class Needs:
     """The nodes, the resources per node and the time that a job requests."""
 
     nodes: int
-    """Number of nodes."""
     gpus_per_node: int
-    """GPUs of each node."""
     cpus: int
     """CPUs of each node, at least."""
     mem_mib: int
     """Memory of each node in MiB, at least; 0 for all of it, or if the job does not say."""
     time_s: int
-    """Time limit in seconds."""
     gpu_type: str | None = None
     """The type that the GPUs must have; None for any."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -42,20 +39,15 @@ class Needs:
         return f"{nodes}{gpus} for {format_walltime(self.time_s)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """A limit that a job violates."""
+class Excess(NamedTuple):
+    """A limit that a job violates, by its key in a cluster file; the other two are values."""
 
     key: str
-    """The limit's key in a cluster file."""
     wanted: str
-    """The value that the job requests."""
     limit: str
-    """The value of the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
+class _Words(NamedTuple):
     asked: str
     """The option or quantity that violates the limit."""
     reason: str
@@ -100,19 +92,16 @@ def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
             yield Excess(key, shown(wanted), shown(limit))
 
 
-def choose_partition(cluster: Cluster, needs: Needs) -> Partition:
+def choose_partition(cluster: Cluster, needs: Needs) -> str:
     """Return the first unrestricted partition, in the order of the file, that takes the job.
 
     If none does, raises RenderError with the reason of each partition.
     """
-    partitions = [one for one in cluster.partitions if not one.restricted]
-    for partition in partitions:
-        if not any(exceeded(for_partition(cluster, partition), needs)):
-            return partition
-    if not partitions:
+    free = [one.name for one in cluster.partitions if not one.restricted]
+    if not free:
         msg = f"{cluster.written('partitions')}: all of them are restricted; none is chosen"
         raise RenderError(msg, hint="name yours with --partition")
-    raise _refusal(cluster, tuple(one.name for one in partitions), needs)
+    return _first_fitting(cluster, free, needs)[0]
 
 
 def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:
@@ -123,18 +112,22 @@ def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Clus
     of ``names`` is not listed. Raises RenderError if nothing takes the job: Slurm would accept a
     job beyond its partition's limits and leave it pending for ever.
     """
-    known = {one.name: one for one in cluster.partitions}
-    if known and not known.keys() >= set(names):
+    known = [one.name for one in cluster.partitions]
+    if known and not set(known) >= set(names):
         return cluster
-    sites = [for_partition(cluster, known[name]) for name in names or known] if known else [cluster]
-    for site in sites:
+    return _first_fitting(cluster, names if known and names else known, needs)[1]
+
+
+def _first_fitting(cluster: Cluster, names: Sequence[str], needs: Needs) -> tuple[str, Cluster]:
+    """Return the first of these partitions that takes the job, or the cluster for no names."""
+    sites = {name: named_site(cluster, name) for name in names} or {"": cluster}
+    for name, site in sites.items():
         if not any(exceeded(site, needs)):
-            return site
-    raise _refusal(cluster, names or tuple(known), needs)
+            return name, site
+    raise _refusal(cluster, sites, needs)
 
 
 def named_site(cluster: Cluster, partition: str | None) -> Cluster:
-    """Return the cluster with the limits of the partition of this name, if it is listed."""
     named = [one for one in cluster.partitions if one.name == partition]
     return for_partition(cluster, named[0]) if named else cluster
 
@@ -154,18 +147,22 @@ def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
     return replace(cluster, origins=tuple(origins.items()), **stated)
 
 
-def _refusal(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> RenderError:
-    """Build the error for a job that no named partition takes, nor a cluster without partitions."""
-    partitions = [one for one in cluster.partitions if one.name in names]
-    sites = [for_partition(cluster, one) for one in partitions] or [cluster]
-    excesses = [list(exceeded(site, needs)) for site in sites]
-    for one in excesses[0]:
-        if all(one in others for others in excesses):
-            return _beyond(sites[0], one, needs)
-    ways = {one.key: _way_out(one.key, needs) for found in excesses for one in found}
+def _refusal(cluster: Cluster, sites: dict[str, Cluster], needs: Needs) -> RenderError:
+    """Build the error for a job that no partition takes, nor a cluster without partitions."""
+    excesses = {name: list(exceeded(site, needs)) for name, site in sites.items()}
+    first = next(iter(sites))
+    for one in excesses[first]:
+        if all(one in others for others in excesses.values()):
+            return _beyond(sites[first], one, needs)
+    source = {key: f" than {where} says" for key, where in needs.sources.items()}
+    ways = {
+        one.key: f"{_WORDS[one.key].way_out}{source.get(one.key, '')}"
+        for found in excesses.values()
+        for one in found
+    }
     said = "; ".join(
-        f"{partition.name}: {_WORDS[found[0].key].reason} {found[0].limit}"
-        for partition, found in zip(partitions, excesses, strict=True)
+        f"{name}: {_WORDS[found[0].key].reason} {found[0].limit}"
+        for name, found in excesses.items()
     )
     msg = f"no partition of {cluster.name} gives {needs} ({cluster.written('partitions')}: {said})"
     hint = f"ask for {', or '.join(ways.values())}"
@@ -183,8 +180,3 @@ def _beyond(site: Cluster, one: Excess, needs: Needs) -> RenderError:
     msg += f" ({site.written(one.key)} = {one.limit})"
     hint = f"ask for {words.way_out}, or correct the file where it is wrong"
     return RenderError(msg, hint=hint)
-
-
-def _way_out(key: str, needs: Needs) -> str:
-    source = f" than {needs.sources[key]} says" if key in needs.sources else ""
-    return f"{_WORDS[key].way_out}{source}"

@@ -14,7 +14,7 @@ from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.quantities import format_mem, parse_walltime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 _ANSWER_S = 60.0
 """Seconds for an answer: ten thousand nodes are ten megabytes of text."""
@@ -37,11 +37,8 @@ class SlurmFacts:
     """The answers of ``scontrol show``, as text."""
 
     config: dict[str, str]
-    """Settings by their names in slurm.conf."""
     partitions: tuple[dict[str, str], ...]
-    """One record for each partition that the user may see."""
     nodes: tuple[dict[str, str], ...]
-    """One record for each node that the user may see."""
 
 
 def ask_slurm() -> SlurmFacts:
@@ -49,8 +46,7 @@ def ask_slurm() -> SlurmFacts:
 
     Reads the plain output, because JSON output needs a later version of Slurm and a plugin.
 
-    Raises:
-        SlurmError: Slurm is not installed here, or does not answer.
+    Raises SlurmError: Slurm is not installed here, or does not answer.
     """
     show = ["scontrol", "--oneliner", "show"]
     return SlurmFacts(
@@ -97,17 +93,14 @@ class Offer:
     default: bool
     """Whether jobs without a partition go there."""
     max_walltime_s: int | None
-    """Its MaxTime; None for UNLIMITED."""
     nodes: int
     """Number of nodes with at least ``shape``, and at most the partition's MaxNodes."""
     min_nodes: int | None
-    """Its MinNodes if that is more than one."""
     shape: Shape
     """That shape within the partition's limits; without a GPU type if the nodes have several."""
     remarks: tuple[str, ...]
     """Remarks for the reader of the file: other nodes, who may use it, preemption."""
     restricted: bool
-    """Whether only some users may use it."""
 
 
 def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
@@ -120,7 +113,9 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
     for record in facts.partitions:
         name = record.get("PartitionName", "")
         why = _unusable(record)
-        shapes = Counter(_shape(n) for n in facts.nodes if name in _partitions(n))
+        shapes = Counter(
+            _shape(n) for n in facts.nodes if name in n.get("Partitions", "").split(",")
+        )
         if not why and not shapes:
             why = "no nodes"
         if why:
@@ -169,13 +164,13 @@ def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
         name=record["PartitionName"],
         default=record.get("Default") == "YES",
         max_walltime_s=_walltime(record.get("MaxTime", "UNLIMITED")),
-        nodes=_least((count, _number(record, "MaxNodes"))) or count,
+        nodes=_least(count, _number(record, "MaxNodes")) or count,
         min_nodes=least if least > 1 else None,
         shape=Shape(
             shape.gpus,
             None if several else shape.gpu_type,
-            _least((shape.cpus, cpus)),
-            _least((shape.mem_mib, mem)),
+            _least(shape.cpus, cpus),
+            _least(shape.mem_mib, mem),
         ),
         remarks=tuple(remarks),
         restricted=bool(limits),
@@ -197,10 +192,6 @@ def _unusable(record: Mapping[str, str]) -> str:
     return "RootOnly=YES" if record.get("RootOnly") == "YES" else ""
 
 
-def _partitions(node: Mapping[str, str]) -> list[str]:
-    return node.get("Partitions", "").split(",")
-
-
 def _shape(node: Mapping[str, str]) -> Shape:
     gpus, gpu_type = gpus_of(node.get("Gres", ""))
     # Since 22.05, CPUEfctv is the number of CPUs that CoreSpecCount leaves to jobs.
@@ -218,8 +209,8 @@ def _number(record: Mapping[str, str], key: str) -> int | None:
     return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
-def _least(numbers: Iterable[int | None]) -> int | None:
-    return min((one for one in numbers if one is not None), default=None)
+def _least(*numbers: int | None) -> int | None:
+    return min(filter(None, numbers), default=None)
 
 
 def _walltime(text: str) -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
@@ -16,16 +18,8 @@ from hpc_toolkit.slurm.clusters.partitions import (
     named_site,
 )
 from hpc_toolkit.slurm.render.grammar import parse_array, split_passed
-from hpc_toolkit.slurm.render.limits import check_limits
 from hpc_toolkit.slurm.render.rules import option
-from hpc_toolkit.slurm.render.shares import (
-    cpus,
-    cpus_share,
-    memory_mib,
-    memory_share,
-    ranks,
-)
-from hpc_toolkit.system.quantities import HOUR_S
+from hpc_toolkit.system.quantities import HOUR_S, format_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +38,7 @@ LOG = "slurm/logs/%x-%j.out"
 ARRAY_LOG = "slurm/logs/%x-%A_%a.out"
 """The log of an array element; %j would be a different number for each element."""
 
+_FILLED_IN = r"\\|%[0-9]*[A-Za-z%]"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
 
 
@@ -63,9 +58,14 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     if not (full.signal or full.plain) and (full.launch or not full.command):
         # Not for other programs: the signal ends a program that does not handle it.
         full = replace(full, signal=_signal(full.time_min or full.time or FALLBACK_TIME_S))
-    check_limits(full, cluster, sources)
+    if cluster.account_required and not full.account:
+        msg = f"--account: {cluster.name} takes no job without one"
+        msg += f" ({cluster.written('account_required')} = true)"
+        raise RenderError(msg, hint=f"--account {cluster.account_hint or 'NAME'}")
+    _check_times(full, sources)
+    _check_array(full, cluster)
     if cluster.choose_partition and not full.partition:
-        full = replace(full, partition=choose_partition(cluster, _needs(full, None, sources)).name)
+        full = replace(full, partition=choose_partition(cluster, _needs(full, None, sources)))
     site = _fitting(full, cluster, sources)
     if not full.cpus_per_gpu:
         full = replace(full, cpus_per_task=full.cpus_per_task or cpus_share(full, site))
@@ -76,7 +76,6 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
 
 
 def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
-    """Return the ``#SBATCH`` options of a complete request, in the order of the script."""
     names = ["job-name", "account", "partition", "qos", "reservation", "constraint", "nodelist"]
     names += ["exclude", "nodes", "ntasks", "ntasks-per-node"]
     options = [(name, _value(full, name)) for name in names]
@@ -123,7 +122,6 @@ def directive_text(directive: Directive) -> str:
 
 
 def log_pattern(spec: ScriptSpec) -> str:
-    """Return the log's path in sbatch's notation."""
     return spec.output or (ARRAY_LOG if spec.array else LOG)
 
 
@@ -229,3 +227,96 @@ def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:
         return [("gpus-per-node", f"{typed}{gpus}"), ("gres", full.gres)]
     per_rank = _gpus_of_rank(full, f"{site.written('gpu_request')} asks for GPUs per task")
     return [("gpus-per-task", f"{typed}{per_rank}"), ("gres", full.gres)]
+
+
+def forbidden(cluster: Cluster, directory: Path) -> str | None:
+    """Return why no job should be submitted from ``directory``; None if there is no reason."""
+    # The home directory may be a link, but the path of the current directory contains no links.
+    forms = {directory, Path(os.path.realpath(directory))}
+    for place in cluster.forbidden_submit_dirs:
+        expanded = os.path.expanduser(place)
+        places = (expanded, os.path.realpath(expanded))
+        if any(form.is_relative_to(one) for form in forms for one in places):
+            written = cluster.written("forbidden_submit_dirs")
+            return f"{cluster.name} takes no jobs from below {place} ({written})"
+    # Slurm (22.05 and newer) joins the directory and the log's pattern before it replaces symbols:
+    # the job would end at once, without a log.
+    if found := re.search(_FILLED_IN, str(directory)):
+        return f"Slurm does not take {found[0]!r} literally in the directory of a log: {directory}"
+    return None
+
+
+def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
+    assert full.time
+    shortest_s = full.time_min or full.time
+    said = f"{sources.get('time', '--time')} {format_walltime(full.time)}"
+    if shortest_s > full.time:
+        msg = f"{option('time_min')}: {format_walltime(shortest_s)} is more than {said}"
+        raise RenderError(msg, hint="Slurm lowers the limit, it never raises it")
+    warning_s = int((full.signal or "@0").rpartition("@")[2])
+    if warning_s >= shortest_s:
+        msg = f"{option('signal')}: {warning_s} s before the end do not fit into {said}"
+        raise RenderError(msg, hint="warn later, or ask for more time")
+
+
+def _check_array(full: ScriptSpec, site: Cluster) -> None:
+    if full.array is None or site.max_array_size is None:
+        return
+    highest, limit = parse_array(full.array, "--array").highest, site.max_array_size - 1
+    if highest > limit:
+        msg = f"--array: index {highest} is more than {site.name} has"
+        msg += f" ({site.written('max_array_size')} = {site.max_array_size})"
+        raise RenderError(msg, hint=f"indices end at {limit}; 'hpctk submit' makes several arrays")
+
+
+def ranks(full: ScriptSpec) -> int:
+    """Return the number of ranks per node; the largest if they cannot be spread evenly."""
+    if full.ntasks_per_node or full.ntasks is None:
+        return full.ntasks_per_node or 1
+    return -(-full.ntasks // full.nodes)
+
+
+def cpus_of_rank(full: ScriptSpec) -> int:
+    if full.cpus_per_gpu:
+        return max(1, full.cpus_per_gpu * full.gpus_per_node // ranks(full))
+    return full.cpus_per_task or 1
+
+
+def cpus(full: ScriptSpec) -> int:
+    if full.cpus_per_gpu:
+        return full.cpus_per_gpu * full.gpus_per_node
+    return ranks(full) * (full.cpus_per_task or 1)
+
+
+def memory_mib(full: ScriptSpec) -> int:
+    """Return the memory that the request takes on each node, in MiB; 0 for all of it."""
+    if full.mem_per_cpu:
+        return full.mem_per_cpu * cpus(full)
+    if full.mem_per_gpu:
+        return full.mem_per_gpu * full.gpus_per_node
+    return full.mem or 0
+
+
+def cpus_share(full: ScriptSpec, site: Cluster) -> int:
+    """Return the CPUs per rank in proportion to the requested GPUs of a node, at least 1."""
+    if not (site.cpus_per_node and site.gpus_per_node and full.gpus_per_node):
+        return 1
+    return max(1, site.cpus_per_node * full.gpus_per_node // site.gpus_per_node // ranks(full))
+
+
+def memory_share(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
+    """Return the memory field in proportion to the requested part of a node, in the site's form."""
+    total, node_cpus, gpus = site.mem_per_node_mib, site.cpus_per_node, site.gpus_per_node
+    if total is None or site.mem_style == "none":
+        return {}
+    if gpus and full.gpus_per_node:
+        per_node, per_gpu = total * full.gpus_per_node // gpus, total // gpus
+    elif node_cpus:
+        per_node, per_gpu = total * cpus(full) // node_cpus, None
+    else:
+        return {}
+    if site.mem_style == "mem-per-gpu" and per_gpu:
+        return {"mem_per_gpu": per_gpu}
+    if site.mem_style == "mem":
+        return {"mem": max(1, per_node)}
+    return {"mem_per_cpu": max(1, per_node // cpus(full))}

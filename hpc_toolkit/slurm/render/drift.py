@@ -19,19 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """A rendered file, compared with its current rendering."""
-
     file: str
-    """The file's path."""
     reasons: tuple[str, ...]
     """Why the texts differ; empty for a file that is up to date."""
     script: str
-    """The file's text."""
     rendered: str | None
     """The current rendering; None if the request cannot be read or is not accepted any more."""
 
     def difference(self) -> str:
-        """Return a unified diff from the file to its current rendering."""
         old, new = self.script.splitlines(True), (self.rendered or "").splitlines(True)
         return "".join(difflib.unified_diff(old, new, self.file, f"{self.file} (rendered now)"))
 

@@ -23,24 +23,17 @@ _SPEC = r"(?m)^# hpctk-spec: sha256:([0-9a-f]+) (\{.*\})$"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The header of a rendered script: how it was rendered."""
-
     version: str
-    """The version of hpctk that rendered it."""
     template: str
-    """The name of its template."""
     template_sha256: str
     """Hash of the texts of the template and of the templates that it extends."""
     cluster: str
     """The value of ``--cluster``: a name or the path of a file."""
     cluster_sha256: str
-    """Hash of the cluster's facts."""
     request: dict[str, Any]
-    """The requested fields."""
 
 
 def sha256(text: str) -> str:
-    """Return the hex digest of ``text`` in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -47,23 +47,16 @@ PASSED_ALONE = ("get-user-env", "hold", "nice", "propagate", "spread-job")
 """Other options that people give to sbatch, with a value and without, for hints."""
 
 _UNSUPPORTED = {
-    "gpus": "use --gpus-per-node",
+    **dict.fromkeys(("gpus", "gpus-per-socket"), "use --gpus-per-node"),
     "gpus-per-task": "use --gpus-per-node with --isolate-gpus",
-    "gpus-per-socket": "use --gpus-per-node",
     "tasks-per-node": "use --ntasks-per-node",
     "tres-per-task": "use --gpus-per-node and --cpus-per-task",
     "no-requeue": "use --no-requeue",
     "no-kill": "the script's template decides that",
-    "hetjob": "one script asks for nodes of one kind",
-    "packjob": "one script asks for nodes of one kind",
-    "help": "it would keep sbatch from submitting",
-    "usage": "it would keep sbatch from submitting",
-    "version": "it would keep sbatch from submitting",
+    **dict.fromkeys(("hetjob", "packjob"), "one script asks for nodes of one kind"),
+    **dict.fromkeys(("help", "usage", "version"), "it would keep sbatch from submitting"),
     "test-only": "it would keep sbatch from submitting: give it to sbatch itself",
-    "parsable": "give it to sbatch itself",
-    "quiet": "give it to sbatch itself",
-    "verbose": "give it to sbatch itself",
-    "wait": "give it to sbatch itself",
+    **dict.fromkeys(("parsable", "quiet", "verbose", "wait"), "give it to sbatch itself"),
     "wrap": "the script is the program; see the template 'command'",
 }
 
@@ -77,12 +70,8 @@ MANAGED = {
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """The indices of a job array."""
-
     text: str
-    """The indices in sbatch's notation."""
     ranges: tuple[range, ...]
-    """The indices, in the order in which they were given."""
     at_once: str
     """How many elements may run at a time; "" for all."""
     highest: int

@@ -58,7 +58,6 @@ _GRAMMARS: dict[str, Callable[[str, str], object]] = {
 
 
 def option(field: str) -> str:
-    """Return the command-line option of a field."""
     name = {"modules": "module"}.get(field, field).replace("_", "-")
     return f"--sbatch {name}" if name in FIELDS else f"--{name}"
 

@@ -48,7 +48,6 @@ class _Marked(str):
 
 
 def template_names() -> list[str]:
-    """Return the names of the templates that can be rendered, sorted."""
     files = [entry.name for entry in _templates().iterdir()]
     names = [name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)]
     return sorted(name for name in names if name not in _PARENTS)

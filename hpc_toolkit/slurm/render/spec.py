@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from dataclasses import Field
 
+MAX_RESTARTS = 10
+"""Also the default of ``hpctk batch``, so that a script need not say it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptSpec:
@@ -29,21 +32,14 @@ class ScriptSpec:
     job_name: str = "work-queue"
     """Name of the job and, with ``.sbatch``, of the script."""
     account: str | None = None
-    """Account to charge."""
     partition: str | None = None
     """Comma-separated partitions; many sites choose by the time limit."""
     qos: str | None = None
-    """Quality of service."""
     reservation: str | None = None
-    """Comma-separated reservations."""
     constraint: str | None = None
-    """Node features, in sbatch's notation."""
     nodelist: str | None = None
-    """Nodes that must be in the allocation, in Slurm's notation ``n[1-4]``."""
     exclude: str | None = None
-    """Nodes that must not be in the allocation."""
     nodes: int = 1
-    """Number of nodes."""
     ntasks: int | None = None
     """Total number of ranks; by default ``ntasks_per_node`` on each node."""
     ntasks_per_node: int | None = None
@@ -51,7 +47,6 @@ class ScriptSpec:
     ntasks_per_gpu: int | None = None
     """Ranks that share one GPU and see no other."""
     gpus_per_node: int = 0
-    """GPUs on each node."""
     gpu_type: str | None = None
     """Type of the GPUs, if it is not the cluster's."""
     isolate_gpus: bool = False
@@ -67,16 +62,13 @@ class ScriptSpec:
     mem: int | None = None
     """MiB of each node; 0 is all of its memory. Excludes the next two options."""
     mem_per_cpu: int | None = None
-    """MiB per CPU."""
     mem_per_gpu: int | None = None
-    """MiB per GPU."""
     exclusive: bool | str = False
     """Whether to keep other jobs off the nodes: True for all jobs, or only for those of another
     "user", "mcs" label or "topo" block (Slurm 24.05)."""
     oversubscribe: bool = False
     """Whether other jobs may use the same CPUs."""
     time: int | None = None
-    """Time limit in seconds."""
     time_min: int | None = None
     """Shortest limit, in seconds, that Slurm may lower ``time`` to in order to start earlier."""
     signal: str | None = None
@@ -89,24 +81,19 @@ class ScriptSpec:
     """Seconds that a rank waits for work before it leaves: ``hpctk work --idle-exit``."""
     lease: int | None = None
     """Seconds of silence after which a rank counts as dead: ``hpctk work --lease``."""
-    max_restarts: int = 10
-    """Number of restarts after which the script stops requeueing its job."""
+    max_restarts: int = MAX_RESTARTS
     array: str | None = None
-    """Indices of a job array, ``0-99%8``."""
     array_offset: int = 0
     """Number that the script adds to its index; a long list of indices needs several arrays."""
     dependency: str | None = None
-    """Jobs that must have started or ended before, ``afterok:17``."""
     kill_on_invalid_dep: bool = True
     """Whether Slurm cancels the job, or leaves it pending, if its dependency can never be met."""
     output: str | None = None
     """The log's path in sbatch's notation, relative to ``chdir``; see ``log_pattern``."""
     error: str | None = None
-    """Path of a separate log for stderr."""
     open_mode: str = "append"
     """Whether a requeued job appends to its log or empties it."""
     chdir: str | None = None
-    """Working directory of the job; by default the directory of submission."""
     sbatch: tuple[str, ...] = ()
     """``NAME[=VALUE]``: options of sbatch that have no field of their own, such as ``begin`` and
     ``mail-type``. sbatch checks their values."""
@@ -118,23 +105,16 @@ class ScriptSpec:
     """Absolute path of the interpreter on the nodes that has hpc_toolkit; needed unless ``plain``.
     """
     container_python: str | None = None
-    """The interpreter in the container that has hpc_toolkit."""
     modules: tuple[str, ...] = ()
-    """Environment modules to load, after the cluster's."""
     setup: tuple[str, ...] = ()
-    """Commands to run before the step, after the cluster's."""
     env: tuple[tuple[str, str], ...] = ()
-    """Variables to export, after the cluster's."""
     conda: str | None = None
-    """Name or absolute path of a conda environment to activate."""
     venv: str | None = None
     """Absolute path of a virtual environment; its interpreter and programs come first."""
     container: str | None = None
-    """Image in which the ranks run: a path, or a name for the site's runtime."""
     bind: tuple[str, ...] = ()
     """``FROM[:TO[:ro]]``: directories to bind into the container, after the cluster's."""
     node_setup: tuple[str, ...] = ()
-    """Commands to run once on every node before the step, after the cluster's."""
     teardown: tuple[str, ...] = ()
     """Commands to run in the script after the step, however it ended."""
     launch: str | None = None
@@ -145,11 +125,9 @@ class ScriptSpec:
     rank_restarts: int | None = None
     """How often a training's ranks start again inside the job after one of them failed."""
     backend: str | None = None
-    """Communication backend of a training: "nccl" or "gloo"."""
     run_dir: str | None = None
     """Directory of a training for its rendezvous, logs and checkpoints."""
     stage: tuple[str, ...] = ()
-    """Files and directories that each node copies to its own disk before a training."""
     stage_dir: str | None = None
     """Directory for these copies; by default the job's directory on the node's disk."""
     cpu_bind: str | None = None

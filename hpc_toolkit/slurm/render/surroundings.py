@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import setup_words, show_quantity
-from hpc_toolkit.slurm.render.shares import cpus_of_rank, ranks
+from hpc_toolkit.slurm.render.directives import cpus_of_rank, ranks
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 Step = tuple[list[str], str]
 """The words of a command, and the log message if the command fails."""
 
-MAX_RESTARTS = 10
 _KIND = {
     "work-queue": "work",
     "array": "work",
@@ -41,17 +41,11 @@ class Surroundings:
     """All that a script does before hpctk takes over, in the order in which it happens."""
 
     shebang: str
-    """The first line."""
     env: tuple[tuple[str, str], ...]
-    """Variables to export: the site's, its network's, the user's."""
     preparation: tuple[Step, ...]
-    """Modules, then conda."""
     venv: str
-    """The virtual environment, "" for none."""
     setup: tuple[Step, ...]
-    """The site's and the user's commands."""
     teardown: tuple[list[str], ...]
-    """The user's commands for the end of the job, which a failed setup runs as well."""
     threads: str
     """The value of OMP_NUM_THREADS, as bash reads it."""
     batch: tuple[str, ...]
@@ -67,15 +61,7 @@ def surroundings(
 ) -> Surroundings:
     """Compute what surrounds the program of a complete request on ``cluster``.
 
-    Args:
-        full: the request, with every value that the script needs.
-        cluster: the site's facts.
-        directives: the script's options for sbatch.
-        template: the kind of script.
-        trained: what the script does for a training; None for any other template.
-
-    Raises:
-        RenderError: the request needs a fact that the site's file does not state.
+    Raises RenderError: the request needs a fact that the site's file does not state.
     """
     given = {name for name, _ in directives}
     return Surroundings(

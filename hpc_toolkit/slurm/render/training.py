@@ -24,14 +24,11 @@ RANK_RESTARTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The parts of a script that only trainings have."""
-
     program: tuple[str, ...]
     """What srun starts, the interpreter first."""
     processes: int
     """Ranks that share the CPUs of one task."""
     options: tuple[str, ...]
-    """Options of ``hpctk batch train``."""
 
 
 def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:

@@ -6,7 +6,6 @@ of objects that do not exist, and all custom resources.
 
 from __future__ import annotations
 
-import copy
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -28,17 +27,6 @@ OTHER_THAN_TEXT = re.compile(
     r"[-+]?0[xXoObB][0-9a-fA-F_]+|[-+]?\.(?i:inf)|\.(?i:nan)|"
     r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*"
 )
-JOBSET_FIELDS = {
-    "": {"apiVersion", "kind", "metadata", "spec"},
-    "spec": {
-        *("replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy"),
-        *("suspend", "coordinator", "managedBy", "ttlSecondsAfterFinished"),
-    },
-    "network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
-    "failurePolicy": {"maxRestarts", "restartStrategy", "rules"},
-    "replicatedJobs": {"name", "template", "replicas", "dependsOn", "groupName"},
-}
-"""The fields of jobset.x-k8s.io/v1alpha2 (api/jobset/v1alpha2/jobset_types.go)."""
 WORDS = {
     "completionMode": {"Indexed"},
     "restartPolicy": {"Never"},
@@ -88,10 +76,8 @@ def check(objects: list[Any], versions: tuple[str, ...] = VERSIONS) -> None:
     """Assert that servers of these versions accept the objects, and that they fit together."""
     assert objects
     for one in objects:
-        plain = [one] if one["kind"] != "JobSet" else [inner_job(one)]
         for version in versions:
-            for each in plain:
-                kubernetes_validate.validate(each, version, strict=True)
+            kubernetes_validate.validate(one, version, strict=True)
         check_words(one)
         assert LABEL.fullmatch(one["metadata"]["name"]), one["metadata"]["name"]
         for value in one["metadata"]["labels"].values():
@@ -103,8 +89,6 @@ def check(objects: list[Any], versions: tuple[str, ...] = VERSIONS) -> None:
     for one in objects:
         if one["kind"] == "Job":
             check_job(one, services)
-        elif one["kind"] == "JobSet":
-            check_jobset(one)
         else:
             assert one["kind"] == "Service"
             assert one["spec"]["publishNotReadyAddresses"] is True
@@ -122,39 +106,6 @@ def check_words(data: Any) -> None:
     elif isinstance(data, list):
         for one in data:
             check_words(one)
-
-
-def inner_job(jobset: dict[str, Any]) -> dict[str, Any]:
-    """Return the Job that a JobSet creates, with the names that its controller gives it."""
-    name = jobset["metadata"]["name"]
-    role = jobset["spec"]["replicatedJobs"][0]
-    job = copy.deepcopy(role["template"])
-    job["spec"]["template"]["spec"]["subdomain"] = jobset["spec"]["network"].get("subdomain", name)
-    labels = jobset["metadata"]["labels"]
-    head = {**jobset["metadata"], "name": f"{name}-{role['name']}-0", "labels": labels}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": job["spec"]}
-
-
-def check_jobset(jobset: dict[str, Any]) -> None:
-    spec = jobset["spec"]
-    assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    assert set(jobset) <= JOBSET_FIELDS[""]
-    assert set(spec) <= JOBSET_FIELDS["spec"]
-    assert set(spec["network"]) <= JOBSET_FIELDS["network"]
-    assert spec["network"]["enableDNSHostnames"] is True
-    assert set(spec.get("failurePolicy", {})) <= JOBSET_FIELDS["failurePolicy"]
-    (role,) = spec["replicatedJobs"]
-    assert set(role) <= JOBSET_FIELDS["replicatedJobs"]
-    assert role["replicas"] == 1
-    assert LABEL.fullmatch(role["name"])
-    assert type(spec.get("failurePolicy", {}).get("maxRestarts", 0)) is int
-    assert type(spec.get("ttlSecondsAfterFinished", 0)) is int
-    assert spec.get("suspend", True) is True
-    check_queue(jobset)
-    job = inner_job(jobset)
-    subdomain = job["spec"]["template"]["spec"]["subdomain"]
-    job["metadata"]["labels"] = {}
-    check_job(job, {subdomain: None})
 
 
 def check_queue(one: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ PANELS: Panels = {
         many("env", "Set this variable", "NAME=VALUE"),
         many("env_from_secret", "Set this variable from a key of a Secret", "NAME=SECRET:KEY"),
         Option("workers", "Workers of each pod. [default: one per GPU]", "N"),
-        Option("max_restarts", "Failed pods to replace [10]; restarts of a JobSet [3].", "N"),
+        Option("max_restarts", "Failed pods to replace. [default: 10]", "N"),
         Option("time", "Time limit of the Job, e.g. 12h or 12:00:00.", "DURATION"),
     ),
     "Placement": (
@@ -50,7 +50,6 @@ PANELS: Panels = {
         many("node_selector", "Label that nodes must have", "KEY=VALUE"),
         many("toleration", "Taint that nodes may have", "KEY[=VALUE][:EFFECT]"),
         Option("queue_name", "LocalQueue of Kueue that admits the Job.", "NAME"),
-        flag("jobset", "Make a JobSet instead of a Job and a Service."),
     ),
     "Output": (
         Option("out", "Write FILE; - prints the manifest.", "FILE", short="-o"),
@@ -71,7 +70,7 @@ TEMPLATES = {
     "kubernetes-ddp": """Write a Job and a Service for a training; print the file's path.
 
     Each pod is a node of 'hpctk launch'. A lost pod is replaced. A pod whose script fails ends all
-    pods; with --jobset they start again.
+    pods.
 
     Examples:
         hpctk render kubernetes-ddp --image IMAGE --nodes 2 --gpus-per-node 4 -- train.py

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.bandit import Arm, ArmTable
-from hpc_toolkit.bandit.bench import comparison, outcome
+from hpc_toolkit.bandit.bench import comparison
 from hpc_toolkit.bandit.bench.comparison import (
     Entrant,
     Plan,
@@ -26,7 +24,7 @@ from hpc_toolkit.bandit.bench.comparison import (
     run_bench,
     searches,
 )
-from hpc_toolkit.bandit.bench.outcome import at_costs, first_at, mean_band, spread, summary
+from hpc_toolkit.bandit.bench.outcome import mean_band, spread, summary
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.bench.replay import Asks, Trace, replay
 from hpc_toolkit.bandit.bench.report import as_csv, as_lines, regret_svg
@@ -83,9 +81,7 @@ def test_a_report_counts_what_its_searches_did() -> None:
     assert goal["evaluations"]["median"] == 3 * place
     assert goal["gpu_s"]["median"] == trace.gpu_s[place - 1] == goal["wall_s_1"]["median"]
     assert goal["wall_s_4"]["median"] == trace.wall_s(4)[place - 1]
-    assert one["speedup"]["4"]["median"] == pytest.approx(trace.gpu_s[-1] / trace.wall_s(4)[-1])
-    assert one["ended"]["exact"] == one["ended"]["finished"] == 1.0
-    assert one["ended"]["gpu_s"]["median"] == pytest.approx(1.0)
+    assert one["ended"] == {"exact": 1.0}
     assert table.seconds is not None
     assert report["exhaustive"]["gpu_s"] == table.seconds.sum()
     assert report["exhaustive"]["wall_s"]["4"] == table.seconds.sum() / 4
@@ -104,9 +100,6 @@ def test_curves_begin_with_a_guess_and_end_with_the_best_arm() -> None:
         assert (np.array(curve["low"]) <= regrets).all()
         assert (regrets <= np.array(curve["high"])).all()
     assert curves["gpu_s"]["simple"][0] == pytest.approx(guess)
-    # All arms pulled: what they lack together, in any order.
-    lacking = table.means.max() * 12 - table.means.sum()
-    assert curves["pulls"]["cumulative"][-1] == pytest.approx(lacking)
 
 
 def test_equal_seeds_give_equal_reports_of_any_company() -> None:
@@ -129,7 +122,6 @@ def test_a_goal_that_is_never_reached_is_null() -> None:
 
     found = report["policies"][0]["to_goal"]["0.99"]["pulls"]
     assert found == {"median": None, "p90": None, "low": None, "high": None, "reached": 0.0}
-    assert "speedup" not in report["policies"][0]
     assert "gpu_s" not in report["exhaustive"]
 
 
@@ -146,7 +138,7 @@ def deep(table: ScoreTable) -> ArmTable:
 def test_of_a_policy_that_leaves_a_good_arm_again_the_last_way_to_it_counts() -> None:
     table = ladder(6, 1)
     known = np.array([0.1, 1.0, 0.2, 1.0, 1.0])
-    trace = Trace(table, (0, 5, 1, 2, 3), ((0,),) * 5, (0, 1, 2, 3, 4), known, finished=True)
+    trace = Trace(table, (0, 5, 1, 2, 3), ((0,),) * 5, (0, 1, 2, 3, 4), known)
 
     found = summary([trace], [0], gpus=())
 
@@ -173,16 +165,7 @@ def test_a_policy_in_parts_asks_for_rungs_and_counts_no_pulls() -> None:
 
     one = report["policies"][0]
     assert "pulls" not in one["to_goal"]["0.99"]
-    assert one["ended"]["finished"] == 1.0
-    assert one["ended"]["evaluations"]["median"] < 1.0
-
-
-def test_searches_until_a_goal_have_no_curves_and_no_higher_goals() -> None:
-    one = bench("random", pulls=None, until=0.99)["policies"][0]
-
-    assert list(one["to_goal"]) == ["0.98", "0.99"]
-    assert "curves" not in one
-    assert one["to_goal"]["0.99"]["pulls"]["reached"] == 1.0
+    assert "evaluations" in one["to_goal"]["0.99"]
 
 
 @pytest.mark.parametrize("until", [1e-9, 0.985, 1.0])
@@ -193,6 +176,7 @@ def test_searches_end_at_any_share_of_the_best_which_is_a_goal_then(until: float
     assert max(float(goal) for goal in to_goal) == until
     assert len(to_goal) == len({*(one for one in (0.98, 0.99, 0.995, 1.0) if one < until), until})
     assert all(found["pulls"]["reached"] == 1.0 for found in to_goal.values())
+    assert "curves" not in report["policies"][0]
     assert as_lines(report, format_duration)[0].startswith(f"to {100 * min(until, 0.99):g}% of the")
 
 
@@ -361,7 +345,7 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
     assert code == 0
     assert printed.splitlines()[1].startswith("random ")
     report = json.loads(files[0].read_text())
-    assert (report["format"], report["arms"], report["asks"]) == (1, 315, "rounds:2")
+    assert (report["format"], report["arms"], report["asks"]) == (2, 315, "rounds:2")
     assert files[1].read_text() == as_csv(report)
     assert files[2].read_text() == regret_svg(report)
     assert json.loads(hpctk(*words, "--json")[1]) == report
@@ -488,15 +472,6 @@ def test_a_median_band_covers_the_median_about_as_often_as_it_says() -> None:
     assert 0.88 <= covered <= 0.99
 
 
-def test_a_band_is_of_the_lower_of_two_middle_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "COVERAGE", 0.2)
-
-    found = spread([1.0, 3.0], [0, 0])
-
-    # Three of four resamples have 1 at or below their middle.
-    assert (found.low, found.high) == (1.0, 1.0)
-
-
 def test_searches_on_one_table_are_drawn_together() -> None:
     values = np.repeat([1.0, 2.0, 3.0, 4.0], 50)
     tables = np.repeat(range(4), 50).tolist()
@@ -520,24 +495,6 @@ def test_mean_band_of_normal_numbers_is_two_standard_errors_wide() -> None:
     np.testing.assert_allclose(mean, values.mean(axis=0))
     np.testing.assert_allclose(high - low, 2 * 1.96 / 20.0, rtol=0.15)
     assert ((low < mean) & (mean < high)).all()
-
-
-@given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.floats(-5, 5))
-def test_first_at_is_the_first_place_that_reaches_the_goal(
-    values: list[float], goal: float
-) -> None:
-    found = first_at(np.array(values), goal)
-
-    places = [place for place, value in enumerate(values, start=1) if value >= goal]
-    assert found == (places[0] if places else math.inf)
-
-
-def test_at_costs_steps_up_where_something_was_learned() -> None:
-    costs, values = np.array([1.0, 3.0, 3.0]), np.array([10.0, 20.0, 30.0])
-
-    found = at_costs(costs, values, np.array([0.0, 1.0, 2.9, 3.0, 9.0]), -1.0)
-
-    assert found.tolist() == [-1.0, 10.0, 10.0, 30.0, 30.0]
 
 
 def test_bands_of_no_search_are_refused() -> None:

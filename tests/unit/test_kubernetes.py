@@ -71,10 +71,9 @@ def test_committed_examples_are_what_is_rendered() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("jobset", [False, True])
-def test_every_kind_is_taken_in_every_form(kind: Kind, jobset: bool) -> None:
+def test_every_kind_is_taken_with_and_without_kueue(kind: Kind) -> None:
     for queue in (None, "gpus"):
-        request = spec(kind, jobset=jobset, queue_name=queue, namespace="research")
+        request = spec(kind, queue_name=queue, namespace="research")
 
         check(read(render_manifest(request)), ("1.31", "1.37"))
 
@@ -166,13 +165,6 @@ def test_pods_of_a_training_meet_at_the_first_of_them() -> None:
     assert words[-3:] == ["--run-dir", "/data/t", "train.py"]
 
 
-def test_a_jobset_names_its_first_pod_as_its_controller_does() -> None:
-    (jobset,) = manifest_objects(spec(job_name="t", jobset=True))
-    inner = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-
-    assert {"name": "MASTER_ADDR", "value": "t-pod-0-0.t"} in inner["containers"][0]["env"]
-
-
 def test_a_measurement_has_a_job_for_each_number_of_pods() -> None:
     request = spec("kubernetes-scaling", node_counts=(1, 8), job_name="s")
 
@@ -238,7 +230,6 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"toleration": ("k=v:NoExecute",)}, "operator: Equal\n        value: v"),
     ("kubernetes-ddp", {"toleration": ("k",)}, "- key: k\n        operator: Exists\n"),
     ("kubernetes-ddp", {"time": "1-0"}, "activeDeadlineSeconds: 86400"),
-    ("kubernetes-ddp", {"jobset": True, "max_restarts": 7}, "maxRestarts: 7"),
     ("kubernetes-queue", {"shm": "1G"}, 'sizeLimit: "1Gi"'),
     ("kubernetes-queue", {"workers": 5}, '"--workers"\n        - "5"'),
     (
@@ -267,7 +258,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": "a/UPPER"}, "--image"),
     ({"job_name": "a_b"}, "--job-name"),
     ({"job_name": "x" * 62}, "has more than 61 characters"),
-    ({"job_name": "x" * 57, "jobset": True}, "has more than 55 characters"),
     ({"namespace": "a.b"}, "--namespace"),
     ({"nodes": 0}, "--nodes"),
     ({"nodes": True}, "--nodes"),
@@ -304,7 +294,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"toleration": ("a:Never",)}, "--toleration"),
     ({"image_pull_secret": ("A",)}, "--image-pull-secret"),
     ({"time": "90"}, "--time"),
-    ({"max_restarts": 3}, "ends with its first failed pod"),
+    ({"max_restarts": 3}, "has no use for it"),
     ({"command": ()}, "needs a training script"),
     ({"command": ("--lr",)}, "is not a training script"),
     ({"command": ("train.py", "a\nb")}, "the script's arguments"),
@@ -391,7 +381,7 @@ def test_help_lists_the_options_of_one_kind() -> None:
     assert "--workers" in queue
     assert "--workers" not in ddp
     assert "Failed pods" in queue
-    assert "--jobset" in ddp
+    assert "--nodes" in ddp
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,6 @@ def requests(draw: st.DrawFn) -> ManifestSpec:
         "mem": st.integers(3, 900).map("{}G".format),
         "run": TRICKY.filter(lambda text: text.strip("./") and "/" not in text and text[0] != "-"),
         "queue_name": LABEL,
-        "jobset": st.booleans(),
         "time": st.integers(1, 9999).map(lambda number: f"{number}min"),
         "env": st.dictionaries(st.from_regex(r"\A[A-D]\Z"), TRICKY, max_size=3).map(
             lambda found: tuple(found.items())

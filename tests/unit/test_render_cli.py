@@ -126,7 +126,7 @@ def test_a_run_in_place_of_a_template_is_told_from_one() -> None:
         ("render ", {*template_names(), *KINDS}),
         ("render w", {"work-queue"}),
         ("render kubernetes-d", {"kubernetes-ddp"}),
-        ("render kubernetes-ddp --max-", {"--max-restarts"}),
+        ("render kubernetes-queue --max-", {"--max-restarts"}),
         ("render --cluster k", {"killarney"}),
         ("cluster show g", {"generic"}),
     ],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.bandit.bench.outcome import goal_of, summary, timed
+from hpc_toolkit.bandit.bench.outcome import goal_of, summary
 from hpc_toolkit.bandit.bench.replay import Asks, replay
 from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -30,7 +30,7 @@ KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 ADAPTERS = {"optuna-tpe": "optuna"}
 """Policies that need an optional package, with its name."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of the report; its keys stay the same under one version."""
 
 
@@ -184,17 +184,7 @@ def reports(
         raise ConfigError(message, hint="goals are shares of it; add a constant to the scores")
     for entrant in plan.entrants:
         entrant.make(tables[0], plan.first, plan.asks)
-    head = _head(tables, plan)
-    found: list[dict[str, Any]] = []
-    for entrant in plan.entrants:
-        found.append(_compete(entrant, tables, plan, on_search))
-        left_out = [other.label for other in plan.entrants[len(found) :]]
-        yield {**head, "policies": list(found), "left_out": left_out}
-
-
-def _head(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
-    """Return the part of a report that describes the comparison."""
-    return {
+    head = {
         "format": FORMAT,
         "arms": len(tables[0].arms.arms),
         "tasks": len(tables[0].tasks.names),
@@ -204,9 +194,16 @@ def _head(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
         "asks": str(plan.asks),
         "pulls": plan.pulls,
         "until": plan.until,
-        "order": "longest",
         "exhaustive": _exhaustive(tables, plan),
     }
+    found: list[dict[str, Any]] = []
+    for entrant in plan.entrants:
+        places, traces = zip(*searches(entrant, tables, plan, on_search), strict=True)
+        whole = not entrant.in_parts
+        numbers = summary(traces, places, gpus=plan.gpus, until=plan.until, whole=whole)
+        found.append({"policy": entrant.label, **numbers})
+        left_out = [other.label for other in plan.entrants[len(found) :]]
+        yield {**head, "policies": list(found), "left_out": left_out}
 
 
 def searches(
@@ -234,34 +231,12 @@ def searches(
 def _exhaustive(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
     """Return the cost of evaluating everything, as medians over tables."""
     found: dict[str, Any] = {"evaluations": float(np.median([t.evaluations for t in tables]))}
-    if timed(tables[0]):
-        total = [float(table.seconds.sum()) for table in tables if table.seconds is not None]
-        found["gpu_s"] = float(np.median(total))
+    seconds = [table.seconds for table in tables if table.seconds is not None]
+    if seconds:
+        found["gpu_s"] = float(np.median([one.sum() for one in seconds]))
+        # A lower bound: no GPU is idle, or the longest evaluation takes all the time.
         found["wall_s"] = {
-            str(gpus): float(np.median([_all_at_once(table, gpus) for table in tables]))
+            str(gpus): float(np.median([max(one.sum() / gpus, one.max()) for one in seconds]))
             for gpus in plan.gpus
         }
     return found
-
-
-def _all_at_once(table: ScoreTable, gpus: int) -> float:
-    """Return a lower bound: no GPU is idle, or the longest evaluation takes all the time."""
-    assert table.seconds is not None
-    return max(float(table.seconds.sum()) / gpus, float(table.seconds.max()))
-
-
-def _compete(
-    entrant: Entrant,
-    tables: Sequence[ScoreTable],
-    plan: Plan,
-    on_search: OnSearch | None,
-) -> dict[str, Any]:
-    found = list(searches(entrant, tables, plan, on_search))
-    numbers = summary(
-        [trace for _, trace in found],
-        [place for place, _ in found],
-        gpus=plan.gpus,
-        until=plan.until,
-        whole=not entrant.in_parts,
-    )
-    return {"policy": entrant.label, **numbers}

@@ -28,9 +28,6 @@ COVERAGE = 0.95
 GOALS = (0.98, 0.99, 0.995, 1.0)
 """Shares of the table's best mean to which searches are timed; 1 is the best arm."""
 
-EXACT_AFTER = (25, 50, 100)
-"""Pulls after which to count the searches that know the best arm."""
-
 GRID = 60
 """Number of points of a curve over a cost."""
 
@@ -108,27 +105,6 @@ def draws(clusters: Sequence[int], *, seed: int = 0) -> tuple[NDArray[np.int64],
     return member, counts
 
 
-def first_at(values: NDArray[np.float64], goal: float) -> float:
-    """Return the position, from 1, of the first value of at least ``goal``; infinity if none."""
-    reached = values >= goal
-    return float(np.argmax(reached)) + 1.0 if reached.any() else math.inf
-
-
-def at_costs(
-    costs: NDArray[np.float64],
-    values: NDArray[np.float64],
-    grid: NDArray[np.float64],
-    before: float,
-) -> NDArray[np.float64]:
-    """Return the value known after spending each cost of a grid, in the shape of ``grid``.
-
-    ``values[k]`` is known from ``costs[k]`` on; ``costs`` never falls. ``before`` is the value
-    before the first cost. At equal costs the last value counts.
-    """
-    place = np.searchsorted(costs, grid, side="right")
-    return np.concatenate([[before], values])[place]
-
-
 def _ends(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ends of the percentile band over resamples, shape (n_columns,) each."""
     tail = (1.0 - COVERAGE) / 2.0
@@ -168,6 +144,7 @@ def summary(
     ``until`` have no curves. If not ``whole``, pulls are of some tasks and are not counted.
     """
     costs = _costs(traces, gpus, whole=whole)
+    exact = [len(t.known) > 0 and t.known[-1] >= goal_of(t.table, 1.0) for t in traces]
     found: dict[str, Any] = {
         "searches": len(traces),
         "to_goal": {
@@ -177,22 +154,11 @@ def summary(
             }
             for share in goals(until)
         },
-        "ended": _ended(traces, clusters),
+        "ended": {"exact": float(np.mean(exact))},
     }
     if until is None:
-        found["exact_after"] = _exact_after(traces) if whole else {}
         found["curves"] = _curves(traces, clusters, costs)
-    if timed(traces[0].table):
-        found["speedup"] = {
-            str(count): spread_json(spread([_speedup(t, count) for t in traces], clusters))
-            for count in gpus
-        }
     return found
-
-
-def timed(table: ScoreTable) -> bool:
-    """Whether the table has durations."""
-    return table.seconds is not None
 
 
 def _costs(
@@ -202,7 +168,7 @@ def _costs(
     costs = {"evaluations": [trace.evaluations for trace in traces]}
     if whole:
         costs = {"pulls": [np.arange(1.0, len(t.arms) + 1.0) for t in traces], **costs}
-    if timed(traces[0].table):
+    if traces[0].table.seconds is not None:
         costs["gpu_s"] = [trace.gpu_s for trace in traces]
         costs |= {f"wall_s_{count}": [t.wall_s(count) for t in traces] for count in gpus}
     return costs
@@ -215,7 +181,8 @@ def reached_at(trace: Trace, share: float) -> float:
     good arm again.
     """
     lasting = np.minimum.accumulate(np.nan_to_num(trace.known, nan=-np.inf)[::-1])[::-1]
-    return first_at(lasting, goal_of(trace.table, share))
+    reached = lasting >= goal_of(trace.table, share)
+    return float(np.argmax(reached)) + 1.0 if reached.any() else math.inf
 
 
 def _to_goal(
@@ -229,59 +196,18 @@ def _to_goal(
     return found
 
 
-def _ended(traces: Sequence[Trace], clusters: Sequence[int]) -> dict[str, Any]:
-    """Summarise how the searches ended, with costs as shares of those of an exhaustive search."""
-    last = [float(t.known[-1]) if len(t.known) else math.nan for t in traces]
-    best = [float(t.table.means.max()) for t in traces]
-    pairs = list(zip(traces, last, best, strict=True))
-    found: dict[str, Any] = {
-        "finished": float(np.mean([trace.finished for trace in traces])),
-        "exact": float(np.mean([value >= goal_of(trace.table, 1.0) for trace, value, _ in pairs])),
-        "regret": float(np.mean([top - np.nan_to_num(value) for _, value, top in pairs])),
-        "evaluations": spread_json(
-            spread([_last(t.evaluations) / t.table.evaluations for t in traces], clusters)
-        ),
-    }
-    if timed(traces[0].table):
-        shares = [
-            _last(t.gpu_s) / float(t.table.seconds.sum())
-            for t in traces
-            if t.table.seconds is not None
-        ]
-        found["gpu_s"] = spread_json(spread(shares, clusters))
-    return found
-
-
-def _last(values: NDArray[np.float64]) -> float:
-    return float(values[-1]) if len(values) else 0.0
-
-
-def _exact_after(traces: Sequence[Trace]) -> dict[str, float]:
-    """Return the share of searches that know the best arm after each of ``EXACT_AFTER`` pulls.
-
-    Numbers of pulls that no search made are left out.
-    """
-    found = {}
-    longest = max(len(trace.arms) for trace in traces)
-    for pulls in EXACT_AFTER:
-        if pulls <= longest:
-            hits = [np.any(t.known[:pulls] >= goal_of(t.table, 1.0)) for t in traces]
-            found[str(pulls)] = float(np.mean(hits))
-    return found
-
-
 def _curves(
     traces: Sequence[Trace],
     clusters: Sequence[int],
     costs: dict[str, list[NDArray[np.float64]]],
 ) -> dict[str, Any]:
-    """Return mean simple regret over each cost, with its band, and cumulative regret over pulls.
+    """Return mean simple regret over each cost, with its band.
 
     Before a search knows an arm, its regret is the mean regret of a random arm.
     """
     curves: dict[str, Any] = {}
     for name, columns in costs.items():
-        end = max(_last(spent) for spent in columns)
+        end = max(float(spent[-1]) if len(spent) else 0.0 for spent in columns)
         grid = np.arange(1.0, end + 1.0)
         if name != "pulls":
             grid = np.geomspace(end / 1000.0, end, GRID)
@@ -293,32 +219,17 @@ def _curves(
             "low": low.tolist(),
             "high": high.tolist(),
         }
-        if name == "pulls":
-            curves[name]["cumulative"] = _cumulative(traces, len(grid)).tolist()
     return curves
 
 
 def _regret(
     trace: Trace, spent: NDArray[np.float64], grid: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    top = float(trace.table.means.max())
-    guess = top - float(trace.table.means.mean())
-    known = np.where(np.isnan(trace.known), top - guess, trace.known)
-    return at_costs(spent, top - known, grid, guess)
-
-
-def _cumulative(traces: Sequence[Trace], length: int) -> NDArray[np.float64]:
-    """Return the mean over searches of the summed regrets of pulled arms; ended searches add 0."""
-    rows = np.zeros((len(traces), length))
-    for row, trace in zip(rows, traces, strict=True):
-        pulled = trace.table.means[list(trace.arms)]
-        row[: len(pulled)] = float(trace.table.means.max()) - pulled
-    return np.asarray(np.cumsum(rows.mean(axis=0)))
-
-
-def _speedup(trace: Trace, gpus: int) -> float:
-    """Return the speedup of the same pulls over one GPU."""
-    return _last(trace.gpu_s) / max(_last(trace.wall_s(gpus)), 1e-300)
+    guess = float(trace.table.means.mean())
+    known = np.concatenate([[guess], np.where(np.isnan(trace.known), guess, trace.known)])
+    # At equal costs the last value counts.
+    place = np.searchsorted(spent, grid, side="right")
+    return np.asarray(float(trace.table.means.max()) - known[place])
 
 
 def spread_json(found: Spread) -> dict[str, float | None]:

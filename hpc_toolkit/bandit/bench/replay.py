@@ -117,8 +117,6 @@ class Trace:
     known: NDArray[np.float64]
     """Shape (n_pulls,): the table's mean of the arm that the policy recommends once this pull is
     told; NaN while it recommends none."""
-    finished: bool
-    """Whether the policy had nothing more to ask for."""
 
     @cached_property
     def evaluations(self) -> NDArray[np.float64]:
@@ -178,7 +176,6 @@ def replay(
         tasks=tuple(search.tasks),
         told_before=tuple(search.told_before),
         known=np.array(search.known, dtype=np.float64),
-        finished=finished,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.bench.outcome import goal_key
@@ -76,10 +77,6 @@ def _title(cost: str) -> str:
     return {"gpu_s": "GPU time"}.get(cost, cost)
 
 
-def _is_time(cost: str) -> bool:
-    return cost == "gpu_s" or cost.startswith("wall_s_")
-
-
 def _cell(
     cost: str, found: dict[str, float | None] | None, duration: Callable[[float], str]
 ) -> str:
@@ -91,7 +88,7 @@ def _cell(
 def _number(cost: str, number: float | None, duration: Callable[[float], str]) -> str:
     if number is None:
         return "never"
-    return duration(number) if _is_time(cost) else f"{number:g}"
+    return duration(number) if cost.startswith(("gpu_s", "wall_s_")) else f"{number:g}"
 
 
 def _everything(cost: str, report: dict[str, Any], duration: Callable[[float], str]) -> str:
@@ -117,7 +114,7 @@ def regret_svg(report: dict[str, Any]) -> str:
     costs = [cost for cost in costs if cost not in walls[:-1]]
     parts: list[str] = []
     for place, cost in enumerate(costs):
-        curves = [(one["curves"].get(cost), _colour(number)) for number, one in enumerate(policies)]
+        curves = [(one["curves"].get(cost), c) for one, c in zip(policies, cycle(COLOURS))]
         parts += _panel(cost, place, [(one, colour) for one, colour in curves if one])
     columns = min(2, len(costs))
     rows = -(-len(costs) // columns)
@@ -127,10 +124,6 @@ def regret_svg(report: dict[str, Any]) -> str:
     title = f"Mean simple regret, {report['arms']} arms, {report['tasks']} tasks"
     parts += legend(right, TOP + 12, names)
     return figure(title, right + 50 + 7 * max(map(len, names)), height, parts)
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
 
 
 def _panel(
@@ -145,23 +138,19 @@ def _panel(
         left=LEFT + (place % 2) * STEP_X,
         top=TOP + (place // 2) * STEP_Y,
     )
+    words = {"evaluations": "task evaluations", "gpu_s": "GPU seconds"}.get(cost, cost)
+    if cost.startswith("wall_s_"):
+        words = f"seconds on {cost.removeprefix('wall_s_')} GPUs"
     powers = [10.0**power for power in range(round(math.log10(FLOOR)), 1)]
     rows = [(value, f"{value:g}") for value in powers if value <= panel.y.high]
     columns = [(value, f"{value:g}") for value in _ticks(panel.x)]
-    yield from panel.frame(columns, rows, axis_words(cost))
+    yield from panel.frame(columns, rows, words)
     for curve, colour in curves:
         low_edge, high_edge, mean = (
             list(zip(curve["x"], curve[name], strict=True)) for name in ("low", "high", "simple")
         )
         yield panel.band(low_edge, high_edge, colour)
         yield panel.line(mean, colour)
-
-
-def axis_words(cost: str) -> str:
-    """Return the label of the axis of a cost."""
-    if cost.startswith("wall_s_"):
-        return f"seconds on {cost.removeprefix('wall_s_')} GPUs"
-    return {"evaluations": "task evaluations", "gpu_s": "GPU seconds"}.get(cost, cost)
 
 
 def _ticks(axis: Axis) -> list[float]:

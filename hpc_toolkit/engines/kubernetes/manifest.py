@@ -14,6 +14,7 @@ from hpc_toolkit.engines.kubernetes.request import ManifestSpec, option
 from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
 from hpc_toolkit.slurm.render.drift import Drift
 from hpc_toolkit.slurm.render.file import origin, read_request, read_script, sha256, sign
+from hpc_toolkit.slurm.render.rules import asked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,7 @@ def render_manifest(spec: ManifestSpec) -> str:
     head = (
         f"{GENERATED}{__version__}. To change it, render it again:\n#   {command}\n"
         f"# hpctk-spec: sha256:{sha256(request)} {request}\n"
-        "# Needs Kubernetes 1.31 or newer" + (", and JobSet.\n" if spec.jobset else ".\n")
+        "# Needs Kubernetes 1.31 or newer.\n"
     )
     body = yaml.dump_all(
         manifest_objects(spec),
@@ -114,14 +115,14 @@ def _dumper(yaml: ModuleType) -> Any:
 
 def request_json(spec: ManifestSpec) -> str:
     """Return the request as JSON on one ASCII line; equal requests give equal lines."""
-    return json.dumps({"kind": spec.kind} | _asked(spec), ensure_ascii=True)
+    return json.dumps(asked(spec), ensure_ascii=True)
 
 
 def command_line(spec: ManifestSpec) -> str:
     """Return the command that renders this manifest again, quoted for a shell."""
     argv = ["hpctk", "render", spec.kind]
-    for name, value in _asked(spec).items():
-        if name == "command":
+    for name, value in asked(spec).items():
+        if name in ("kind", "command"):
             continue
         if name == "node_counts":
             argv += [option(name), ",".join(map(str, value))]
@@ -134,38 +135,12 @@ def command_line(spec: ManifestSpec) -> str:
     return shlex.join([*argv, "--", *spec.command] if spec.command else argv)
 
 
-def _asked(spec: ManifestSpec) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, without the kind."""
-    values = {field.name: (getattr(spec, field.name), field.default) for field in fields(spec)}
-    return {
-        name: value
-        for name, (value, default) in values.items()
-        if name != "kind" and value not in (default, None)
-    }
-
-
 def is_manifest(path: Path) -> bool:
     """Return whether ``hpctk render`` wrote the file as a manifest; False if it is unreadable."""
     try:
         return read_script(path).startswith(GENERATED)
     except RenderError:
         return False
-
-
-def _request(text: str, where: str) -> tuple[str, dict[str, Any]]:
-    """Return the version that rendered a manifest, and values for ``ManifestSpec(**values)``.
-
-    Raises:
-        RenderError: the text is not a manifest, or its first lines were edited, or have a field
-            that this version does not know.
-    """
-    version, request = read_request(text, where)
-    known = [field.name for field in fields(ManifestSpec)]
-    for name in request:
-        if name not in known:
-            msg = f"{where}: its request has a field {name!r} that this version does not know"
-            raise RenderError(msg, hint=near_miss(name, known))
-    return version, {name: _immutable(value) for name, value in request.items()}
 
 
 def _immutable(value: Any) -> Any:
@@ -177,7 +152,13 @@ def check_manifest(path: Path) -> Drift:
     text = read_script(path)
     reasons = ["edited by hand"] if origin(text) == "edited" else []
     try:
-        version, values = _request(text, str(path))
+        version, request = read_request(text, str(path))
+        known = [field.name for field in fields(ManifestSpec)]
+        for name in request:
+            if name not in known:
+                msg = f"its request has a field {name!r} that this version does not know"
+                raise RenderError(msg, hint=near_miss(name, known))
+        values = {name: _immutable(value) for name, value in request.items()}
         rendered = render_manifest(ManifestSpec(**values))
     except HpcToolkitError as error:
         reasons.append(error.message.removeprefix(f"{path}: "))

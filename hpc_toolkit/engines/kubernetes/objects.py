@@ -1,4 +1,4 @@
-"""The objects of a manifest as data: Jobs, Services and JobSets, and the pods in them."""
+"""The objects of a manifest as data: Jobs, Services, and the pods in them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ GRACE_S = 60
 """Seconds that workers or ranks have to finish or to save when a pod is asked to leave."""
 _MARGIN_S = 15
 """Seconds that the launcher or the pool may take beyond :data:`GRACE_S`."""
-ROLE = "pod"
-"""The only replicated Job of a JobSet; its pods are called ``<jobset>-pod-0-<number>``."""
 EXIT_LATER = 75
 _TOLD_TO_LEAVE = 143
 """Exit code after SIGTERM: the pod, or another pod of its training, was asked to leave."""
@@ -25,8 +23,6 @@ _UNUSABLE = [1, 2]
 """Exit codes of hpctk that a retry cannot fix: bad input, and wrong usage."""
 _REPLACED = 10
 """How often a failed pod of a queue is replaced by default."""
-_STARTED_AGAIN = 3
-"""How often a JobSet starts all its pods again by default."""
 
 
 def pod_template(
@@ -55,17 +51,28 @@ def pod_template(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    pod |= _placement(spec)
+    placement = {
+        "imagePullSecrets": [{"name": name} for name in spec.image_pull_secret],
+        "nodeSelector": spec.selectors,
+        "tolerations": spec.tolerations,
+    }
+    pod |= {field: value for field, value in placement.items() if value}
     if spec.kind == "kubernetes-scaling":
-        pod["affinity"] = {"podAntiAffinity": _apart(labels)}
+        # Never two pods on one node, because communication between nodes is measured.
+        apart = {
+            "labelSelector": {"matchLabels": {"hpctk-job": labels["hpctk-job"]}},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        rule = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+        pod["affinity"] = {"podAntiAffinity": rule}
     volumes, mounts = _volumes(spec)
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.image,
         "command": ["hpctk"],
         "args": argv,
+        "env": _variables(spec, meeting),
     }
-    container["env"] = _variables(spec, meeting)
     if resources := _resources(spec):
         container["resources"] = resources
     # The pod security standard "restricted" requires this; hpctk needs no more rights.
@@ -83,24 +90,6 @@ def pod_template(
 def literal(text: str) -> str:
     """Escape ``text`` for words and values, where Kubernetes replaces ``$(NAME)`` and ``$$``."""
     return text.replace("$", "$$")
-
-
-def _placement(spec: ManifestSpec) -> dict[str, Any]:
-    found = {
-        "imagePullSecrets": [{"name": name} for name in spec.image_pull_secret],
-        "nodeSelector": spec.selectors,
-        "tolerations": spec.tolerations,
-    }
-    return {field: value for field, value in found.items() if value}
-
-
-def _apart(labels: dict[str, str]) -> dict[str, Any]:
-    """Return a rule against two pods on one node: communication between nodes is measured."""
-    term = {
-        "labelSelector": {"matchLabels": {"hpctk-job": labels["hpctk-job"]}},
-        "topologyKey": "kubernetes.io/hostname",
-    }
-    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
 def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
@@ -166,12 +155,10 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
 
     Args:
         nodes: number of pods.
-        name: name of the Job, or of the JobSet, and of its Service.
+        name: name of the Job and of its Service.
         argv: arguments of hpctk in each pod.
     """
-    meeting = None
-    if spec.kind != "kubernetes-queue":
-        meeting = f"{name}-{ROLE}-0-0.{name}" if spec.jobset else f"{name}-0.{name}"
+    meeting = None if spec.kind == "kubernetes-queue" else f"{name}-0.{name}"
     labels = {
         "app.kubernetes.io/name": spec.name,
         "app.kubernetes.io/managed-by": "hpctk",
@@ -179,20 +166,12 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
     }
     job = _job_spec(spec, nodes, pod_template(spec, labels, argv, meeting))
     head = _metadata(spec, name, labels)
-    suspended = {}
     if spec.queue_name is not None:
         head["labels"]["kueue.x-k8s.io/queue-name"] = spec.queue_name
         # Kueue sets this as well, but a Job that Kueue missed must not start either.
-        suspended["suspend"] = True
-    if spec.jobset:
-        inner = {"network": {"enableDNSHostnames": True, "subdomain": name}, **suspended}
-        if meeting:
-            again = _STARTED_AGAIN if spec.max_restarts is None else spec.max_restarts
-            inner["failurePolicy"] = {"maxRestarts": again}
-        inner["replicatedJobs"] = [{"name": ROLE, "replicas": 1, "template": {"spec": job}}]
-        return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", head, inner)]
+        job = {"suspend": True, **job}
     if not meeting:
-        return [_object("batch/v1", "Job", head, {**suspended, **job})]
+        return [_object("batch/v1", "Job", head, job)]
     job["template"]["spec"] = {"subdomain": name, **job["template"]["spec"]}
     # Headless: it gives each pod a host name.
     service = {
@@ -204,7 +183,7 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
     }
     return [
         _object("v1", "Service", _metadata(spec, name, labels), service),
-        _object("batch/v1", "Job", head, {**suspended, **job}),
+        _object("batch/v1", "Job", head, job),
     ]
 
 

@@ -26,13 +26,12 @@ Kind = Literal["kubernetes-queue", "kubernetes-ddp", "kubernetes-scaling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _HOST_MAX = 63
-_ROLE = "-pod-0"
-"""Text that JobSet puts between its own name and a pod's number."""
 _TRAININGS: tuple[Kind, ...] = ("kubernetes-ddp", "kubernetes-scaling")
 ONLY_OF: dict[str, tuple[Kind, ...]] = {
     "nodes": ("kubernetes-queue", "kubernetes-ddp"),
     "node_counts": ("kubernetes-scaling",),
     "workers": ("kubernetes-queue",),
+    "max_restarts": ("kubernetes-queue",),
     "command": _TRAININGS,
 }
 """Fields that only some kinds use."""
@@ -79,7 +78,7 @@ class ManifestSpec:
     workers: int | None = None
     """Workers of each pod; by default one per GPU, or one."""
     max_restarts: int | None = None
-    """How often a pod of a queue is replaced after a failure; how often a JobSet starts again."""
+    """How often a failed pod of a queue is replaced; by default 10."""
     time: str | None = None
     """Time limit of the complete Job, in sbatch's notation."""
     user: str = "1000:1000"
@@ -96,8 +95,6 @@ class ManifestSpec:
     """``KEY[=VALUE][:EFFECT]``: taints that a node may have."""
     queue_name: str | None = None
     """LocalQueue of Kueue that admits the Job."""
-    jobset: bool = False
-    """Whether to make a JobSet instead of a Job and a Service."""
     command: tuple[str, ...] = ()
     """Script and arguments, word by word."""
 
@@ -218,9 +215,6 @@ def _check_together(spec: ManifestSpec) -> None:
             raise RenderError(msg, hint=hint)
     _check_volume(spec)
     _check_program(spec)
-    if spec.max_restarts is not None and spec.kind != "kubernetes-queue" and not spec.jobset:
-        msg = f"--max-restarts: a Job of {spec.kind} ends with its first failed pod"
-        raise RenderError(msg, hint="--jobset starts all pods again")
     if spec.mem_mib is not None and spec.shm_mib >= spec.mem_mib:
         msg = f"--shm: {spec.shm_mib} MiB are not less than the {spec.mem_mib} MiB of --mem"
         raise RenderError(msg, hint="files in /dev/shm count as memory of the pod")
@@ -257,7 +251,7 @@ def _check_program(spec: ManifestSpec) -> None:
 def _check_name(spec: ManifestSpec) -> None:
     """Check that a pod's host name, the Job's name and the pod's number, fits a DNS label."""
     longest = f"-{max(spec.sizes)}" if spec.kind == "kubernetes-scaling" else ""
-    longest += f"{_ROLE if spec.jobset else ''}-{max(spec.sizes) - 1}"
+    longest += f"-{max(spec.sizes) - 1}"
     if len(spec.name) + len(longest) > _HOST_MAX:
         most = _HOST_MAX - len(longest)
         msg = f"--job-name: {spec.name!r} has more than {most} characters"

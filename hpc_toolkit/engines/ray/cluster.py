@@ -89,9 +89,7 @@ def _check_answers(address: str) -> None:
     try:
         socket.create_connection(place, timeout=_ANSWER_S).close()
     except OSError as error:
-        timed_out = isinstance(error, TimeoutError) and error.errno is None
-        reason = f"no answer within {_ANSWER_S:g} s" if timed_out else error.strerror or error
-        message = f"no Ray cluster answers at {address}: {reason}"
+        message = f"no Ray cluster answers at {address}: {error.strerror or error}"
         hint = "'ray start --head' printed host and port; may this machine connect there?"
         raise HpcToolkitError(message, hint=hint) from error
 

@@ -58,13 +58,12 @@ def work_on_ray(
     """
     with joined(settings) as cluster:
         nodes = cluster.nodes()
+        demand = demand_of(settings, nodes)
         if workers is None:
-            gpus = 1.0 if settings.gpus_per_worker is None else settings.gpus_per_worker
-            workers = max(1, room(nodes, {"GPU": gpus})) if gpus else 1
+            workers = max(1, room(nodes, {"GPU": demand["GPU"]})) if demand["GPU"] else 1
         if not 1 <= workers <= MAX_WORKERS:
             message = f"workers must be from 1 to {MAX_WORKERS}, got {workers}"
             raise ConfigError(message, hint="one per core, or one per GPU, is usual")
-        demand = demand_of(settings, nodes, workers)
         check_room(nodes, demand, workers)
         return Engine(cluster, run, workers, options, demand).run(on_tick)
 

@@ -67,14 +67,8 @@ class Order:
 
     def argv(self, report_fd: int) -> list[str]:
         """Return the command of the process, which writes an error to ``report_fd``."""
-        words = [
-            "-m",
-            "hpc_toolkit.engines.ray.rank",
-            self.to_json(),
-            str(report_fd),
-            str(os.getpid()),
-        ]
-        return [sys.executable, *words]
+        module = (sys.executable, "-m", "hpc_toolkit.engines.ray.rank")
+        return [*module, self.to_json(), str(report_fd), str(os.getpid())]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the actor's environment with the variables of this rank.
@@ -92,15 +86,6 @@ class Order:
         return {**kept, **{name: str(number) for name, number in place.items()}, **hidden, **limit}
 
 
-def work(order: Order) -> int:
-    """Run the worker of this rank; return its exit code (see :mod:`hpc_toolkit.worker.worker`)."""
-    from hpc_toolkit.run import Run
-
-    run = Run.open(order.root)
-    gc.freeze()
-    return run.work(None, WorkerOptions(**order.options))
-
-
 def main() -> int:
     """Run as a program; an error that the user can act on goes to the actor, as JSON."""
     order, report_fd, parent = Order.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -108,8 +93,12 @@ def main() -> int:
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         return EXIT_LEFT
+    from hpc_toolkit.run import Run
+
     try:
-        return work(order)
+        run = Run.open(order.root)
+        gc.freeze()
+        return run.work(None, WorkerOptions(**order.options))
     except HpcToolkitError as error:
         report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
         os.write(report_fd, json.dumps(report).encode()[:4096])

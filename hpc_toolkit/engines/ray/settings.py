@@ -28,9 +28,9 @@ class RaySettings:
     """HOST:PORT of a Ray cluster; ``local`` for one that is started here; ``auto`` for the one that
     RAY_ADDRESS names, else a local one."""
     cpus_per_worker: float | None = None
-    """CPUs that Ray counts for a worker; None: one, or an equal share if there are fewer."""
+    """CPUs that Ray counts for a worker; None: one."""
     gpus_per_worker: float | None = None
-    """GPUs of a worker, an integer or a fraction of one; None: one, or an equal share."""
+    """GPUs of a worker, an integer or a fraction of one; None: one if the cluster has any."""
     memory_per_worker: int | None = None
     """Bytes that each process of a worker's executor may allocate; Ray counts them, too."""
 
@@ -40,8 +40,11 @@ class RaySettings:
         Raises:
             ConfigError: names the option and its value.
         """
-        _check_amount("--cpus-per-worker", self.cpus_per_worker)
-        _check_amount("--gpus-per-worker", self.gpus_per_worker)
+        amounts = {"cpus": self.cpus_per_worker, "gpus": self.gpus_per_worker}
+        for what, amount in amounts.items():
+            if amount is not None and not 0 <= amount <= 4096:
+                message = f"--{what}-per-worker: {amount:g} is not an amount that a node can have"
+                raise ConfigError(message, hint="such as 0.5, 1 or 8")
         gpus = self.gpus_per_worker or 0.0
         if gpus > 1 and not gpus.is_integer():
             message = f"--gpus-per-worker: Ray gives whole GPUs or a part of one, not {gpus:g}"
@@ -58,47 +61,17 @@ class RaySettings:
         if address == AUTO:
             address = environ.get(_ADDRESS, "") or LOCAL
         if address == LOCAL:
-            _check_alone(environ)
+            # Each task of the step would start a cluster.
+            tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+            if environ.get("SLURM_STEP_ID", "").isdigit() and tasks not in ("", "1"):
+                message = f"each of the {tasks} tasks of this step would start a Ray of its own"
+                raise ConfigError(message, hint="'hpctk render ray' starts one, with one driver")
             return ""
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit() and 1 <= int(port) <= 65535) or "/" in host:
             message = f"the address of a Ray cluster is HOST:PORT, not {address!r}"
             raise ConfigError(message, hint="'auto', 'local', or such as node1:6379")
         return address
-
-
-def _check_amount(option: str, amount: float | None) -> None:
-    if amount is None or (math.isfinite(amount) and 0 <= amount <= 4096):
-        return
-    message = f"{option}: {amount:g} is not an amount that a node can have"
-    raise ConfigError(message, hint="such as 0.5, 1 or 8")
-
-
-def _check_alone(environ: Mapping[str, str]) -> None:
-    """Refuse a local cluster in a step with several tasks: each task would start one."""
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    if environ.get("SLURM_STEP_ID", "").isdigit() and tasks not in ("", "1"):
-        message = f"each of the {tasks} tasks of this step would start a Ray of its own"
-        raise ConfigError(message, hint="'hpctk render ray' brings up one, with one driver")
-
-
-def share(amounts: list[float], workers: int) -> float:
-    """Return the largest of 1, 1/2, 1/3, ... of a resource that each of ``workers`` can have.
-
-    Ray takes a part of a GPU from one GPU, so other fractions would leave some of each GPU unused.
-
-    Args:
-        amounts: amount of the resource on each node; a worker is on one node.
-        workers: number of workers that share it.
-
-    Returns:
-        0 if no node has any.
-    """
-    for parts in range(1, workers + 1):
-        part = (_STEPS // parts) / _STEPS
-        if sum(_parts(amount, part) for amount in amounts) >= workers:
-            return part
-    return 0.0
 
 
 def room(nodes: list[dict[str, float]], demand: dict[str, float]) -> int:
@@ -117,16 +90,16 @@ def room(nodes: list[dict[str, float]], demand: dict[str, float]) -> int:
     )
 
 
-def demand_of(
-    settings: RaySettings, nodes: list[dict[str, float]], workers: int
-) -> dict[str, float]:
+def demand_of(settings: RaySettings, nodes: list[dict[str, float]]) -> dict[str, float]:
     """Return the resources that Ray counts for each worker, by Ray's names."""
     cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
-    if cpus is None:
-        cpus = share([node.get("CPU", 0.0) for node in nodes], workers)
     if gpus is None:
-        gpus = share([node.get("GPU", 0.0) for node in nodes], workers)
-    return {"CPU": cpus, "GPU": gpus, "memory": float(settings.memory_per_worker or 0)}
+        gpus = 1.0 if any(node.get("GPU") for node in nodes) else 0.0
+    return {
+        "CPU": 1.0 if cpus is None else cpus,
+        "GPU": gpus,
+        "memory": float(settings.memory_per_worker or 0),
+    }
 
 
 def check_room(nodes: list[dict[str, float]], demand: dict[str, float], workers: int) -> None:
@@ -141,9 +114,8 @@ def check_room(nodes: list[dict[str, float]], demand: dict[str, float], workers:
     asked = ", ".join(f"{amount:g} {name}" for name, amount in demand.items() if amount)
     if fit == 0:
         message = f"no node of the Ray cluster has {asked} for a worker"
-        raise ConfigError(
-            message, hint="ask less for each worker; 'ray status' tells what there is"
-        )
+        hint = "ask less for each worker; 'ray status' tells what there is"
+        raise ConfigError(message, hint=hint)
     sys.stderr.write(
         f"note: the Ray cluster has room for {fit} of {workers} workers ({asked} each); "
         "the others wait for more\n"

@@ -49,12 +49,6 @@ def anatomy(model: Module) -> Anatomy:
     return _known[model]
 
 
-def block_count(model: Module) -> int:
-    """Return the number of blocks in the model's configuration."""
-    config: Any = model.config
-    return int(config.num_hidden_layers)
-
-
 def through(tail: Sequence[Module], states: Tensor) -> Tensor:
     """Apply the modules of a tail to ``states``, one after another."""
     for module in tail:

@@ -47,18 +47,6 @@ def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
     return layer
 
 
-def require_one_stack(loaded: LoadedModel) -> None:
-    """Require a model with one stack of layers: an encoder or a decoder.
-
-    Raises:
-        PermanentError: the model has an encoder and a decoder, whose layers have no single order.
-    """
-    if getattr(loaded.model.config, "is_encoder_decoder", False):
-        kind = type(loaded.model).__name__
-        msg = f"{loaded.name}: {kind} is an encoder with a decoder, so 'layer 3' could be of either"
-        raise PermanentError(msg, hint="take a model that is one of the two")
-
-
 def require_positions(loaded: LoadedModel, longest: int) -> None:
     """Require a model that takes texts of ``longest`` tokens.
 
@@ -172,13 +160,6 @@ def pick_device() -> torch.device:
         return torch.device("cpu")
     local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     return torch.device("cuda", int(local_rank) % count)
-
-
-def free_cached_memory() -> None:
-    """Release the GPU memory that torch caches."""
-    import torch
-
-    torch.cuda.empty_cache()  # does nothing if CUDA was not used
 
 
 def _verify_safetensors(path: Path) -> None:

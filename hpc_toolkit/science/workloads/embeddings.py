@@ -17,6 +17,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.science.workloads.checkpointfiles import checkpoint_files
 from hpc_toolkit.science.workloads.checkpoints import locate
@@ -34,7 +36,6 @@ from hpc_toolkit.science.workloads.onepass import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import numpy as np
     from torch import Tensor
 
     from hpc_toolkit.science.workloads.checkpoints import LoadedModel
@@ -55,8 +56,6 @@ def pooled(
 
     Texts with the same tokens have the same row, to the last bit.
     """
-    import numpy as np
-
     different = Distinct.of(ids)
     layers: list[np.ndarray] = []
 
@@ -127,8 +126,6 @@ class SharedEmbeddings:
 
         It is read-only, since the other tasks of the checkpoint get the same rows.
         """
-        import numpy as np
-
         parts = [self._part(part, layer) for part in self._parts(texts)]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         rows.flags.writeable = False
@@ -147,7 +144,8 @@ class SharedEmbeddings:
             yield texts[start : start + size]
 
     def _part(self, texts: Sequence[str], layer: int) -> np.ndarray:
-        digest = digest_of_texts(texts)
+        # As JSON, because the digest must depend on where each text ends.
+        digest = hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
         if digest in self._kept:
             self._kept.move_to_end(digest)
             return self._kept[digest][layer]
@@ -174,11 +172,6 @@ class SharedEmbeddings:
         return directory / name[:2] / f"{name}.npz"
 
 
-def digest_of_texts(texts: Sequence[str]) -> str:
-    """Return the SHA-256 of a list of texts, which depends on where each text ends."""
-    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
-
-
 def digest_of_checkpoint(directory: Path) -> str:
     """Return the SHA-256 of the names and bytes of a checkpoint's weights, settings and tokenizer.
 
@@ -198,8 +191,6 @@ def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
     The file is not memory-mapped: on NFS, SIGBUS would end this process if another host replaced or
     deleted the file meanwhile.
     """
-    import numpy as np
-
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             rows: np.ndarray = stored[f"arr_{layer}"]
@@ -217,8 +208,6 @@ def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
 
 def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
     """Write ``rows``, one array per layer; if the disk is full, only the copy is lost."""
-    import numpy as np
-
     content = io.BytesIO()
     np.savez(content, *rows)
     try:
@@ -231,28 +220,14 @@ def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
 class EmbeddedTexts(OfCheckpoints):
     """Base class of workloads whose context is the `SharedEmbeddings` of a checkpoint."""
 
-    def __init__(
-        self,
-        *,
-        root: str = ".",
-        max_tokens: int = 64,
-        batch_size: int = 32,
-        max_batch_tokens: int | None = None,
-        final_norm: FinalNorm = "raw",
-        cache: str | None = None,
-    ) -> None:
-        """Options of the workload, beside those of `OfCheckpoints`.
+    def __init__(self, *, cache: str | None = None, **options: Any) -> None:
+        """Options of the workload.
 
         Args:
             cache: a directory for embeddings, shared by workers and runs; none by default.
+            options: the options of `OfCheckpoints`.
         """
-        super().__init__(
-            root=root,
-            max_tokens=max_tokens,
-            batch_size=batch_size,
-            max_batch_tokens=max_batch_tokens,
-            final_norm=final_norm,
-        )
+        super().__init__(**options)
         self._cache = Path(cache).expanduser() if cache else None
 
     def load(self, group: str) -> SharedEmbeddings:

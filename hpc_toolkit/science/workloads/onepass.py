@@ -10,21 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError, PermanentError
 from hpc_toolkit.science.workloads.architectures import (
     anatomy,
-    block_count,
     input_of,
     output_of,
     through,
 )
 from hpc_toolkit.science.workloads.checkpoints import (
-    free_cached_memory,
     load_checkpoint,
     prefetch_checkpoint,
-    require_one_stack,
     require_positions,
     require_positive,
 )
@@ -87,30 +84,17 @@ class BatchSize:
             yield rows
 
 
-def require_final_norm(value: object) -> FinalNorm:
-    """Check an option ``final_norm``.
-
-    Raises:
-        ConfigError: the value is neither ``raw`` nor ``paper``.
-    """
-    for known in get_args(FinalNorm):
-        if value == known:
-            return cast("FinalNorm", known)
-    msg = f"final_norm: {value!r} is neither raw nor paper"
-    raise ConfigError(msg, hint="paper: every layer behind the model's final norm")
-
-
 class OfCheckpoints:
     """Base class of workloads that run the model of a checkpoint over texts."""
 
     def __init__(
         self,
         *,
-        root: str,
-        max_tokens: int,
-        batch_size: int,
-        max_batch_tokens: int | None,
-        final_norm: FinalNorm,
+        root: str = ".",
+        max_tokens: int = 64,
+        batch_size: int = 32,
+        max_batch_tokens: int | None = None,
+        final_norm: FinalNorm = "raw",
     ) -> None:
         """Options of the workload.
 
@@ -130,7 +114,10 @@ class OfCheckpoints:
         if max_batch_tokens is not None:
             require_positive("max_batch_tokens", max_batch_tokens)
         self._size = BatchSize(require_positive("batch_size", batch_size), max_batch_tokens)
-        self._final_norm = require_final_norm(final_norm)
+        if final_norm not in get_args(FinalNorm):
+            msg = f"final_norm: {final_norm!r} is neither raw nor paper"
+            raise ConfigError(msg, hint="paper: every layer behind the model's final norm")
+        self._final_norm = final_norm
         self.loads = 0
         """Models loaded so far."""
 
@@ -142,14 +129,19 @@ class OfCheckpoints:
         """Load the model of a checkpoint. Raises PermanentError if it cannot be used."""
         loaded = load_checkpoint(self._root, group)
         self.loads += 1
-        require_one_stack(loaded)
+        if getattr(loaded.model.config, "is_encoder_decoder", False):
+            kind = f"{type(loaded.model).__name__} is an encoder with a decoder"
+            msg = f"{loaded.name}: {kind}, so 'layer 3' could be of either"
+            raise PermanentError(msg, hint="take a model that is one of the two")
         return loaded
 
     def halve(self) -> bool:
         """Halve the batches of later checkpoints; return False if they hold one text already."""
+        import torch
+
         smaller = self._size.halved()
         self._size = smaller or self._size
-        free_cached_memory()
+        torch.cuda.empty_cache()  # does nothing if CUDA was not used
         return smaller is not None
 
 
@@ -176,7 +168,7 @@ class Distinct:
 
 def layer_count(loaded: LoadedModel) -> int:
     """Return the number of hidden states: the blocks and the embeddings (layer 0)."""
-    return block_count(loaded.model) + 1
+    return int(loaded.model.config.num_hidden_layers) + 1
 
 
 def tokenize(loaded: LoadedModel, texts: Sequence[str], max_tokens: int) -> list[list[int]]:

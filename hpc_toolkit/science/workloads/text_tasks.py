@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from hpc_toolkit.errors import PermanentError, near_miss
 from hpc_toolkit.science.workloads import corpora
 from hpc_toolkit.science.workloads.checkpoints import require_layer
@@ -19,8 +21,6 @@ from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import numpy as np
 
     from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 
@@ -53,7 +53,6 @@ def classification(embeddings: np.ndarray, labels: Sequence[str]) -> Score:
 
     ``embeddings`` is ``(n, d)``. Chance is the share of the most frequent label.
     """
-    import numpy as np
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
 
@@ -71,7 +70,6 @@ def classification(embeddings: np.ndarray, labels: Sequence[str]) -> Score:
 
 def clustering(embeddings: np.ndarray, labels: Sequence[str]) -> Score:
     """Mean V-measure of k-means with as many clusters as labels, over 10 seeded subsets."""
-    import numpy as np
     from sklearn.cluster import KMeans
     from sklearn.metrics import v_measure_score
 
@@ -96,7 +94,6 @@ def similarity(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, float]]) 
     observations is the number of pairs or of texts, whichever is smaller, because pairs that share
     a text are not independent. If all embeddings are equal, the score is 0.
     """
-    import numpy as np
     from scipy.stats import rankdata
 
     first, second = np.array([p[:2] for p in pairs]).T
@@ -115,8 +112,6 @@ def retrieval(queries: np.ndarray, documents: np.ndarray) -> Score:
 
     A document that ties with the relevant one ranks before it, so equal embeddings score 0.
     """
-    import numpy as np
-
     cosines = np.round(_directions(queries) @ _directions(documents).T, 12)
     ranks = (cosines >= np.diag(cosines)[:, None]).sum(1)
     gains = np.where(ranks <= CUTOFF, 1 / np.log2(1 + ranks), 0.0)
@@ -136,8 +131,6 @@ def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, 
     Raises:
         ValueError: the pairs are all True, or all False.
     """
-    import numpy as np
-
     first, second, truth = np.array(pairs, dtype=np.int64).T
     if truth.min() == truth.max():
         msg = f"all {len(truth)} pairs are {bool(truth[0])}: nothing is to be told apart"
@@ -167,8 +160,6 @@ def reranking(
     Raises:
         ValueError: a query without a relevant candidate.
     """
-    import numpy as np
-
     asked, offered = _directions(queries), _directions(documents)
     precisions = []
     for number, (rows, right) in enumerate(zip(candidates, relevant, strict=True)):
@@ -186,8 +177,6 @@ def reranking(
 
 def _average_precision(scores: np.ndarray, truth: np.ndarray) -> tuple[float, np.ndarray]:
     """Return the average precision, and its derivative by each pair's weight ``(n,)``."""
-    import numpy as np
-
     # The index of each pair's score among the distinct scores, highest first.
     _, which = np.unique(-np.round(scores, 12), return_inverse=True)
     true_here = np.bincount(which, weights=truth)
@@ -211,8 +200,6 @@ def _standardisation(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _directions(embeddings: np.ndarray) -> np.ndarray:
-    import numpy as np
-
     # Mean-pooled states share one large direction, which would hide the differences between texts.
     rows = embeddings - embeddings.mean(0, dtype=np.float64)
     unit: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)

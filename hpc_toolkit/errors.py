@@ -75,10 +75,14 @@ class PermanentError(HpcToolkitError):
     """
 
 
+TRY_AGAIN = 75
+"""Exit code of a process that did nothing wrong and whose work is not finished: start it again."""
+
+
 class TryAgainLaterError(HpcToolkitError):
     """Nothing is wrong, but the work is not finished: time is up, or a drain was requested."""
 
-    exit_code = 75
+    exit_code = TRY_AGAIN
 
 
 class CommandInterruptedError(Exception):

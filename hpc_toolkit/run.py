@@ -186,7 +186,7 @@ class Run:
             return start_worker(self.paths, self.manifest, options, SystemClock())
         if not 1 <= workers <= MAX_WORKERS:
             message = f"workers must be 1 to {MAX_WORKERS}, got {workers}"
-            raise ConfigError(message, hint="one per core, or one per GPU, is usual")
+            raise ConfigError(message, hint="use one per core, or one per GPU")
         if len(os.listdir("/proc/self/task")) > 1:
             return work_elsewhere(self.root, workers, options, on_tick, shares)
         pool = Pool(
@@ -233,8 +233,8 @@ class Run:
         from hpc_toolkit.results.snapshots import make_snapshot
 
         if self.manifest.campaign is not None:
-            message = f"{self.root} is a campaign, which goes on in its own directory alone"
-            raise RunError(message, hint=f"'hpctk gather {self.root} --stage NAME' gives its rows")
+            message = f"{self.root} is a campaign, and campaigns have no snapshots"
+            raise RunError(message, hint=f"'hpctk gather {self.root} --stage NAME' writes its rows")
         rows = self.results(partial=True)
         log = self.view.stages[self.manifest.stages[0].name].log
         return make_snapshot(self.manifest, log, rows)
@@ -277,7 +277,7 @@ class Run:
     def _refuse_campaign(self) -> None:
         # A seal cannot be undone: the coordinator could add no more items.
         if self.manifest.campaign is not None:
-            message = f"{self.root} is a campaign: its coordinator adds items and seals stages"
+            message = f"{self.root} is a campaign: only its coordinator adds items"
             hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk campaign run' continues"
             raise RunError(message, hint=hint)
 
@@ -338,7 +338,7 @@ def create_run(
     directory gets its name, while no other process knows it. Raises RunError if the directory
     exists or cannot be made, or if its filesystem has no symlinks.
     """
-    hint = "'hpctk work' continues it; 'hpctk add' adds items; or use another name"
+    hint = "continue it with 'hpctk work', add items with 'hpctk add', or use another name"
     exists = RunError(f"{root} exists", hint=hint)
     if root.is_symlink() or root.exists():
         raise exists
@@ -349,8 +349,8 @@ def create_run(
         staging.mkdir(mode=0o775)
         refusal = files.symlink_refusal(staging)
         if refusal:
-            message = f"{parent}: this filesystem has no working symlinks ({refusal})"
-            raise RunError(message, hint="take a directory on another filesystem")
+            message = f"{parent}: symbolic links do not work on this filesystem ({refusal})"
+            raise RunError(message, hint="choose a directory on another filesystem")
         paths = RunPaths(staging)
         paths.make([stage.name for stage in manifest.stages])
         for stage in manifest.stages:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RULES: dict[str, type[Rule]] = {
     rule.name: rule for rule in (RandomOrder, GpUcb, GpEi, GpTs, OptunaTpe)
 }
-"""To add a policy, write its rule in ``rules/`` and add it here."""
+"""Rules that evaluate an arm on all tasks at once; a new rule goes here or into ``TASK_RULES``."""
 
 TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
 """Rules that ask for an arm's tasks in parts."""

@@ -173,7 +173,7 @@ class Coordinator:
         if tuple(again) != decision.pulls:
             was, now = _said(decision.pulls), _said(again)
             message = f"decision {decision.number} was {was}; the policy says {now} now"
-            hint = "go on with the version and the settings that began this campaign"
+            hint = "continue with the version and settings that started this campaign"
             raise RunError(message, hint=hint)
 
     def _decide(self) -> None:
@@ -215,8 +215,9 @@ class Coordinator:
                 break
             self._refuse_rival()
         else:
-            message = f"another coordinator ended the search of {self._run.root}"
-            raise TryAgainLaterError(message, hint="one is enough; this one has ended")
+            message = f"another coordinator has finished the search of {self._run.root}"
+            hint = "only one coordinator runs at a time; this one exits"
+            raise TryAgainLaterError(message, hint=hint)
         self._search.take(decision)
         self._untold = True
 
@@ -242,8 +243,9 @@ class Coordinator:
         if len(self._decision_entries()) > self._search.decisions.entries:
             # A process that was frozen while it wrote the copy may have restored an older one.
             self._write_trials()
-            message = f"another coordinator decides for {self._run.root}"
-            raise TryAgainLaterError(message, hint="one is enough; this one has ended")
+            message = f"another coordinator is running for {self._run.root}"
+            hint = "only one coordinator runs at a time; this one exits"
+            raise TryAgainLaterError(message, hint=hint)
 
     def _results_of(self, pulls: Sequence[Pull]) -> list[Observation] | None:
         """Wait for all tasks of some pulls; None if the log is sealed, so the search is over."""

@@ -15,7 +15,7 @@ from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.search import as_decided, try_search
 from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, read_settings
 from hpc_toolkit.campaign.tables import BUDGETS, ROUNDS
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import Manifest
@@ -32,7 +32,6 @@ _LIVES = 5
 """How often the coordinator is restarted if it is always killed soon after its start."""
 _LONG_LIFE_S = 600.0
 """Seconds of life after which all restarts are available again: a search takes days."""
-_ANOTHER_COORDINATOR = 75
 _RIVAL_S = 10.0
 
 
@@ -62,7 +61,7 @@ def campaign_of(run: Run) -> Campaign:
     """The campaign's current settings; RunError for a plain list of items."""
     if run.manifest.campaign is None:
         message = f"{run.root} is not a campaign"
-        raise RunError(message, hint="'hpctk campaign run CAMPAIGN.toml' makes one")
+        raise RunError(message, hint="'hpctk campaign run CAMPAIGN.toml' creates one")
     return read_settings(run.paths, run.manifest.campaign)
 
 
@@ -80,7 +79,7 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     changed = changed_keys(known.to_json(), campaign.to_json())
     if not changed:
         return
-    message = f"{run.root} was made with other settings: {', '.join(changed)}"
+    message = f"{run.root} was created with other settings: {', '.join(changed)}"
     allowed = tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
     if stage.log.sealed:
         allowed = ()
@@ -144,7 +143,7 @@ class LocalWorkers:
         if code < 0 and self._lives > 0:
             self._lives -= 1
             self._start()
-        elif code == _ANOTHER_COORDINATOR:
+        elif code == TRY_AGAIN:
             # The other coordinator may be killed, and then none would decide. If it is not, the one
             # that asked last goes on.
             if time.monotonic() > self._started_at + _RIVAL_S:
@@ -159,7 +158,7 @@ class LocalWorkers:
         """Wait until the coordinator has published the last table; raise if it failed."""
         while wait and self._coordinator is not None and not self._failed:
             with suppress(subprocess.TimeoutExpired):
-                if self._coordinator.wait(timeout=1.0) in (0, _ANOTHER_COORDINATOR):
+                if self._coordinator.wait(timeout=1.0) in (0, TRY_AGAIN):
                     break
             self._watch()
         if self._failed:

@@ -43,8 +43,8 @@ def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTa
     if not metrics:
         return table
     if {len(column) for column in metrics.values()} != {len(table.ids)}:
-        message = f"the first decision has no metric of each of {len(table.ids)} arms"
-        raise RunError(message, hint="go on with the settings that began this campaign")
+        message = f"the first decision lacks metrics for some of {len(table.ids)} arms"
+        raise RunError(message, hint="continue with the settings that started this campaign")
     rows = {
         arm: {name: column[index] for name, column in metrics.items()}
         for index, arm in enumerate(table.ids)

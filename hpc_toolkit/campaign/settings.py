@@ -181,7 +181,7 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
     except (AttributeError, ConfigError, RecursionError, ValueError) as error:
         path = paths.campaign if update else paths.manifest
         message = f"{path} is damaged: {error}"
-        hint = "restore it from a backup; nothing else can replace it"
+        hint = "restore it from a backup; it cannot be rebuilt"
         if update:
             again = "until 'hpctk campaign run FILE --update'"
             hint = f"move it away: the settings in run.json hold then, {again}"

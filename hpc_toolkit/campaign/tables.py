@@ -74,7 +74,7 @@ def read_table(
     for name, parameter in signature(kind).parameters.items():
         if name not in given and (parameter.default is Parameter.empty or name in required):
             message = f"{where}: the key {name!r} is missing"
-            raise ConfigError(message, hint="docs/how-to/campaign.md shows a whole file")
+            raise ConfigError(message, hint="docs/how-to/campaign.md shows a complete file")
     return kind(**given)
 
 
@@ -187,8 +187,8 @@ class Search:
 def without_retired(record: dict[str, Any]) -> dict[str, Any]:
     """Drop a key of an older version from a recorded search; RunError if the search used it."""
     if record.get("group_pulls"):
-        message = "the campaign began with search.group_pulls, which this version does not have"
-        raise RunError(message, hint="go on with the version that began this campaign")
+        message = "search.group_pulls is set, which this version does not support"
+        raise RunError(message, hint="continue with the version that started this campaign")
     return {key: one for key, one in record.items() if key != "group_pulls"}
 
 
@@ -200,7 +200,7 @@ def search_table(value: object, where: str, *, ends: bool = True) -> Search:
         from hpc_toolkit.bandit.registry import TASK_RULES
 
         if search.policy not in TASK_RULES:
-            message = f"{where}: nothing says when the search ends"
+            message = f"{where}: no budget is set"
             raise ConfigError(message, hint=f"give one of: {', '.join(BUDGETS)}")
     return search
 

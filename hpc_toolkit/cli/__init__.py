@@ -150,7 +150,7 @@ def _surroundings(error: Exception) -> int | None:
     where = f"{error.filename}: " if error.filename else ""
     hint = "check the owner, the permissions and the mount"
     if error.errno == errno.ENOTDIR:
-        hint = "a file is in the place of a directory; where it is a run's, 'hpctk doctor' names it"
+        hint = "a file exists where a directory is expected; 'hpctk doctor RUN' checks a run"
     elif error.errno in PASSING:
         hint = "fix that and try again; nothing that was recorded is lost"
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))

@@ -97,7 +97,7 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
         source = context.get_parameter_source(one.name or "")
         if one.name not in allowed and source is not None and source.name == "COMMANDLINE":
             message = f"{max(one.opts, key=len)} {why}"
-            raise ConfigError(message, hint="add what it is for, or leave it out")
+            raise ConfigError(message, hint="add a value, or leave the option out")
 
 
 def read_counts(text: str, where: str, *, most: int) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ def check_out(path: Path, known: Collection[str]) -> None:
     parent = os.path.abspath(path.parent)
     if not os.path.isdir(parent):
         message = f"{path}: there is no directory {parent}"
-        raise ConfigError(message, hint="make it, or name another one")
+        raise ConfigError(message, hint="create it, or name another directory")
     if os.path.isdir(path) or not os.access(parent, os.W_OK | os.X_OK):
         message = f"{path}: cannot be written there"
         raise ConfigError(message, hint="name a file in a directory that you can write to")

@@ -82,7 +82,7 @@ def bench(**given: Any) -> None:
     for path in out:
         check_out(path, (".json", ".csv", ".svg"))
         if path.suffix == ".svg" and given["until"] is not None:
-            message = f"{path}: searches that end at a goal have no curves to draw"
+            message = f"{path}: with --until there are no curves to draw"
             raise ConfigError(message, hint="leave out --until, or write .json or .csv")
     given |= {
         "entrants": entrants(given.pop("policies")),

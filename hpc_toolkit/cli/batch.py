@@ -96,7 +96,7 @@ def work(
         named = runs or [given["run"]]
         if len(named) != 1 or not named[0]:
             what = "no run directory" if len(named) == 1 else f"{len(named)} run directories"
-            hint = "sbatch SCRIPT RUN, with a RUN that 'hpctk init RUN' has made"
+            hint = "sbatch SCRIPT RUN, where RUN was created by 'hpctk init RUN'"
             raise ConfigError(what, hint=hint)
         idle_exit = given["idle_exit"] or (_FOREVER if campaign else None)
         options = {"--idle-exit": idle_exit, "--lease": given["lease"]}

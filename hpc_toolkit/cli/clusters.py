@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     group = Commands(
-        help="""Show and write facts about Slurm clusters.
+        help="""Show and create descriptions of Slurm clusters.
 
         Examples:
             hpctk cluster list
@@ -166,7 +166,7 @@ def init(
 
     if not from_slurm:
         msg = "only --from-slurm is known as a source"
-        hint = "without a Slurm in reach, start from 'hpctk cluster schema' or a file of yours"
+        hint = "without Slurm here, start from 'hpctk cluster schema' or an existing file"
         raise ConfigError(msg, hint=hint)
     text = draft(name, ask_slurm(), dt.date.today())
     if out == "-":

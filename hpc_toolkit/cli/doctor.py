@@ -38,7 +38,7 @@ def doctor(
         ),
     ] = None,
     pair: Annotated[str | None, value("OTHER_MOUNT", "DIR on a second mount.")] = None,
-    repair: Annotated[bool, switch("--repair", "Show repairs; do them if you agree.")] = False,
+    repair: Annotated[bool, switch("--repair", "Show repairs, and offer to make them.")] = False,
     yes: Annotated[bool, switch("--yes", "Repair without asking.", "-y")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,7 +86,7 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     from hpc_toolkit.doctor.run.repairs import plan_repairs, repair_run
 
     if pair is not None:
-        message = "--pair belongs to an examination, and --repair makes none"
+        message = "--pair and --repair exclude each other"
         raise ConfigError(message, hint="leave one of them out")
     plan = plan_repairs(root)
     asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
@@ -117,7 +117,7 @@ def _show_plan(root: Path, plan: Plan, *, acts: bool, as_json: bool) -> None:
     if not as_json:
         print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
         if plan.repairs and not acts:
-            print("note: nothing was changed; --yes does it", file=sys.stderr)
+            print("note: nothing was changed; add --yes to repair", file=sys.stderr)
 
 
 def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _existing(given: str) -> Path:
     path = Path(given)
     if not path.is_dir():
         message = f"{path} is not a directory"
-        raise ConfigError(message, hint="name a run, or the directory in which runs shall be made")
+        raise ConfigError(message, hint="name a run, or a directory for runs")
     return path
 
 

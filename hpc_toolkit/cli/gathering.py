@@ -129,8 +129,8 @@ def check_results(results: str | None, given: dict[str, Any]) -> None:
     again = 0
     if recompute:
         if stage is None:
-            message = f"--recompute: {results} does not say which code made it"
-            raise ConfigError(message, hint="check the run or a snapshot of it")
+            message = f"--recompute: {results} does not record which code produced the results"
+            raise ConfigError(message, hint="check the run itself, or a snapshot of it")
         with _stdout_on_stderr():
             sample = Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore))
             again, more = sample.check(stage, rows)

@@ -100,7 +100,7 @@ def up(
             file=sys.stderr,
         )
     if os.geteuid() != 0:
-        print("note: not started by root, so it takes the jobs of this user alone", file=sys.stderr)
+        print("note: not started by root, so it only accepts jobs of this user", file=sys.stderr)
     which = _which(name, directory)
     print(f'  eval "$(hpctk lab env{which})"')
     print("  sinfo")
@@ -133,7 +133,7 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
     from hpc_toolkit.lab.ports import LOOPBACK, own_address
 
     if (address := own_address()) != LOOPBACK:
-        note = f"note: this machine's name means {address}, where nodes do not find an srun"
+        note = f"note: this machine's name resolves to {address}, where nodes cannot reach srun"
         print(f"{note}; run it by 'hpctk lab exec{_which(name, directory)}'", file=sys.stderr)
 
 

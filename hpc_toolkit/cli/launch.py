@@ -39,7 +39,7 @@ PANELS: Panels = {
         Option("run_dir", "Shared directory; required for several nodes.", "DIR"),
         Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
         Option("start_timeout", "Time to wait for all nodes.", "DURATION", default=_START_TIMEOUT),
-        flag("dry_run", "Show what would be started on this node."),
+        flag("dry_run", "Show the commands for this node; start nothing."),
         flag("json", "Print JSON, with --dry-run."),
     ),
     **options.PANELS,
@@ -87,7 +87,7 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         run_dir=Path(run_dir).absolute() if run_dir is not None else None,
     )
     if as_json and not dry_run:
-        message = "--json tells what --dry-run found; a launch prints what its ranks print"
+        message = "--json is for --dry-run"
         raise typer.BadParameter(message)
     gc.enable()
     if dry_run:

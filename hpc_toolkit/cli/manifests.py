@@ -97,7 +97,7 @@ class RenderCommand(ScriptCommand):
         if not word.startswith("kubernetes"):
             return super().make_context(info_name, args, parent, **extra)
         if word not in TEMPLATES:
-            msg = f"no template is called {word!r}"
+            msg = f"unknown template: {word!r}"
             raise ConfigError(msg, hint=near_miss(word, list(TEMPLATES)))
         command = manifest_command(cast("Kind", word))
         return command.make_context(f"{info_name} {word}", rest, parent, **extra)
@@ -114,7 +114,7 @@ def manifest_command(kind: Kind) -> HelpCommand:
         param_decls=["command"],
         nargs=-1,
         metavar="[-- SCRIPT ARGS...]",
-        help="Script of a training, or options of the measured program.",
+        help="Training script, or options of the measured program.",
     )
     arguments = [words] if kind in ONLY_OF["command"] else []
     return HelpCommand(

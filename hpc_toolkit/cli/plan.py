@@ -59,7 +59,7 @@ PANELS: Panels = {
         flag("json", "Print JSON."),
     ),
     "Limits": (
-        Option("within", "Show what is done by then, and the chance that all is.", "DURATION"),
+        Option("within", "Show how much is done by then, and the chance to finish.", "DURATION"),
         Option("time_limit", "Time limit of the longest job, e.g. 12h.", "DURATION"),
     ),
 }
@@ -148,10 +148,10 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
         campaign = run.manifest.campaign
         return read_work(run.view, SystemClock(), given=str(run.root), campaign=campaign)
     if given is not None:
-        message = f"--items {items} is for a run to come, and {given} is there"
-        raise ConfigError(message, hint="leave out one of the two")
+        message = f"--items {items} plans a new run, but {given} was named as well"
+        raise ConfigError(message, hint="leave out one of them")
     if guess is None:
-        message = "--items needs --item-time: nothing is known of them"
+        message = "--items needs --item-time: no durations are known"
         raise ConfigError(message, hint="give a guess, such as --item-time 30")
     if not 1 <= groups <= items <= _MOST_ITEMS:
         message = f"--items {items} --groups {groups}: not 1 to {_MOST_ITEMS} items, in groups"

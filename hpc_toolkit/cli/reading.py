@@ -136,7 +136,8 @@ def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogP
     if not chosen and worker is not None:
         message = f"no worker of {run.root} is called {worker!r}"
         known = ", ".join(path.stem for path in paths[:10])
-        raise ConfigError(message, hint=f"there are: {known}" if known else "none has begun")
+        hint = f"known workers: {known}" if known else "no worker has started"
+        raise ConfigError(message, hint=hint)
     yield from (_LogPart(path, path.stem) for path in chosen)
 
 
@@ -146,12 +147,12 @@ def _job_logs(run: Run, job: str) -> Iterator[_LogPart]:
     known = [one.job for one in known_jobs(run.paths)]
     if job not in known and job.partition("_")[0] not in known:
         message = f"no job of {run.root} has the id {job!r}"
-        hint = f"there are: {', '.join(known[-10:])}" if known else "none is known"
+        hint = f"known jobs: {', '.join(known[-10:])}" if known else "none is known"
         raise ConfigError(message, hint=hint)
     paths = log_files(run.paths, job)
     if not paths:
-        message = f"job {job} has no log yet"
-        raise ConfigError(message, hint="Slurm writes it from the job's start on")
+        message = f"job {job} has not written a log yet"
+        raise ConfigError(message, hint="Slurm creates the log when the job starts")
     yield from (_LogPart(path, str(path)) for path in paths)
 
 
@@ -194,7 +195,7 @@ def retry(
     item: Annotated[str | None, value("ITEM", ITEM_HELP)] = None,
     match: Annotated[str, value("TEXT", "Only items whose JSON or error contains TEXT.")] = "",
 ) -> None:
-    """Run failed items again, with a fresh set of attempts.
+    """Reset failed items, so that workers run them again.
 
     Examples:
         hpctk retry runs/eval

@@ -27,7 +27,7 @@ PANELS: Panels = {
     **scriptoptions.PANELS,
     "Existing scripts": (
         Option("from", "Render this file again; other options override its options.", "FILE"),
-        flag("check", "Exit with 1 unless the named files, or slurm/, are up to date."),
+        flag("check", "Exit with 1 if FILEs [default: slurm/*.sbatch] are out of date."),
         flag("diff", "Show the difference, with --check."),
         flag("json", "Print JSON, with --check."),
     ),
@@ -51,8 +51,8 @@ def render(template: str | None, **given: Any) -> None:
 
     Options are named after sbatch's. --output is the log of the job; -o is the script that this
     command writes [default: slurm/JOB-NAME.sbatch]. Use --sbatch for other options of sbatch.
-    The templates kubernetes-queue, kubernetes-ddp and kubernetes-scaling write manifests; their
-    options are listed by e.g. 'hpctk render kubernetes-queue --help'.
+    The templates kubernetes-queue, kubernetes-ddp and kubernetes-scaling write manifests; for their
+    options, run e.g. 'hpctk render kubernetes-queue --help'.
 
     Examples:
         sbatch "$(hpctk render --nodes 8 --gpus-per-node 4 --time 4:00:00)" runs/eval
@@ -63,14 +63,14 @@ def render(template: str | None, **given: Any) -> None:
     if check:
         for option, value in {"-o": out, "--force": force, "--from": source}.items():
             if value:
-                msg = f"{option} writes a script, and --check none"
+                msg = f"{option} and --check exclude each other"
                 raise ConfigError(msg, hint="name the scripts to check: hpctk render --check FILE")
         words = given.pop("command") or ()
         files = [word for word in (template, *words) if word]
         _check(files, given, diff=bool(diff), as_json=bool(as_json))
         return
     if diff or as_json:
-        msg = "--diff and --json belong to --check"
+        msg = "--diff and --json need --check"
         raise ConfigError(msg, hint="add --check, or leave them out")
     base = None
     if source:
@@ -102,7 +102,7 @@ def _make_log_directories(spec: ScriptSpec) -> None:
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             # Not an error: the path may exist on the cluster only.
-            text = f"{_NOTE}{logs}: {error.strerror}; a job that cannot write its log ends at once"
+            text = f"{_NOTE}{logs}: {error.strerror}; without its log a job fails immediately"
             print(text, file=sys.stderr)
 
 
@@ -110,7 +110,7 @@ def _show_notes(site: Cluster) -> None:
     from hpc_toolkit.slurm.render.directives import forbidden
 
     if site.source and not site.verified:
-        note = f"{_NOTE}{site.file}: facts not verified, from {site.source} ({site.checked})"
+        note = f"{_NOTE}{site.file}: facts not verified; from {site.source} ({site.checked})"
         print(note, file=sys.stderr)
     reason = forbidden(site, Path.cwd())
     if reason:
@@ -126,8 +126,9 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
     from hpc_toolkit.system.terminal import printable
 
     for name in only_given(given):
-        msg = f"{option(name)}: --check renders what each script asks for"
-        raise ConfigError(msg, hint="leave it out; --from FILE renders with other options")
+        msg = f"{option(name)}: not allowed with --check"
+        hint = "leave it out; 'render --from FILE' changes the options of a script"
+        raise ConfigError(msg, hint=hint)
     paths = [Path(word) for word in words] or _own_scripts()
     found = [check_manifest(path) if is_manifest(path) else check_drift(path) for path in paths]
     if as_json:
@@ -152,7 +153,7 @@ def _own_scripts() -> list[Path]:
     own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]
     own += [path for path in sorted(Path("slurm").glob("*.yaml")) if is_manifest(path)]
     if not own:
-        msg = "slurm/ holds no rendered script"
+        msg = "no rendered script in slurm/"
         raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")
     return own
 

@@ -101,8 +101,8 @@ def init(
         return
     if from_ is not None:
         if items is not None:
-            message = "--from and --items: a run that begins from a snapshot has its items"
-            raise ConfigError(message, hint="make it with --open, and 'hpctk add' more")
+            message = "--from and --items exclude each other: a snapshot contains its items"
+            raise ConfigError(message, hint="create the run with --open, then 'hpctk add' more")
         _init_from(run, from_, settings, options, open_=open_)
         return
     if items is None:
@@ -142,8 +142,8 @@ def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:
     from hpc_toolkit.cli.campaigns import make_run
 
     if not alone:
-        message = "--campaign: the file says all that a campaign's run needs"
-        raise ConfigError(message, hint="leave out the other options")
+        message = "--campaign: no other option can be given"
+        raise ConfigError(message, hint="put all settings into the campaign file")
     print(make_run(Path(run), campaign, read_campaign(campaign)).root)
 
 

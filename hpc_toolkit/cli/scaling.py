@@ -158,7 +158,7 @@ def run(
     given = only_given(given)
     dry_run, resume = given.pop("dry_run", False), given.pop("resume", False)
     if any((out / DIRECTORY).glob("*.jsonl")) and not resume:
-        message = f"{out} holds measurements"
+        message = f"{out} already contains measurements"
         raise ConfigError(message, hint="--resume measures what is missing; or name another DIR")
     if not given.pop("slurm", False):
         _here(wanted, given, dry_run=dry_run)
@@ -252,7 +252,7 @@ def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None
     except (HpcToolkitError, KeyboardInterrupt):
         if len(left) < len(jobs):
             sizes = ",".join(map(str, left))
-            print(f"note: '--world-sizes {sizes}' sends what is missing", file=sys.stderr)
+            print(f"note: '--world-sizes {sizes}' submits the missing ones", file=sys.stderr)
         raise
 
 
@@ -341,10 +341,8 @@ def collectives(
     else:
         found = _timed(**given)
     if not found:
-        message = "no collective was timed"
-        raise RunError(
-            message, hint="the logs are those of hpc_toolkit.training.scaling.collectives"
-        )
+        message = "no collective was measured"
+        raise RunError(message, hint="see the output above")
     data = json.dumps({"format": 1, "kind": "hpctk.collectives", "rows": found}) + "\n"
     page = as_markdown(found)
     sys.stdout.write(data if as_json else page)

@@ -40,7 +40,7 @@ PANELS: Panels = {
         Option("nodes", "Number of nodes. [default: 1]", "N"),
         Option("gpus_per_node", "GPUs on each node: 4 or l40s:4. [default: 0]", "[TYPE:]N"),
         Option("ntasks_per_node", "Ranks on each node. [default: one per GPU]", "N"),
-        Option("cpus_per_task", "CPUs of each rank. [default: its share]", "N"),
+        Option("cpus_per_task", "CPUs of each rank. [default: an equal share]", "N"),
         Option("mem", "Memory of each node: 480G; 0 is all of it.", "SIZE"),
         Option("time", "Time limit, e.g. 4:00:00 or 4h; a plain number is minutes.", "TIME"),
         _rare("gpu_type", "Type of the GPUs. [default: the cluster's]", "TYPE"),
@@ -55,9 +55,9 @@ PANELS: Panels = {
     "Scheduling": (
         Option("array", "Indices of a job array; %8: at most 8 at once.", "0-99%8"),
         Option("dependency", "Jobs to wait for: afterok:JOB, afterany:JOB ..."),
-        flag("requeue/no-requeue", "Requeue the job while items remain."),
-        _rare("max_restarts", "Restarts, Slurm's own included. [default: 10]", "N"),
-        _rare("array_offset", "Number that the script adds to its index. [default: 0]", "N"),
+        flag("requeue/no-requeue", "Requeue the job while work remains. [default: on]"),
+        _rare("max_restarts", "Restarts, including Slurm's own. [default: 10]", "N"),
+        _rare("array_offset", "Number added to the array index. [default: 0]", "N"),
     ),
     "Job and its log": (
         Option("job_name", "Name of the job and script. [default: TEMPLATE]"),
@@ -74,12 +74,12 @@ PANELS: Panels = {
         _rare("stage_dir", "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR"),
         _rare("cpu_bind", "CPUs of each task: 'srun --cpu-bind'.", "WHAT"),
         _rare("mem_bind", "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT"),
-        _rare("numa_binding", "Bind each rank to the CPUs near its GPU: node.", "MODE"),
+        _rare("numa_binding", "node: bind each rank to the CPUs near its GPU.", "MODE"),
         _rare("distribution", "Order of the tasks: 'srun --distribution'.", "HOW"),
         _rare("hint", "nomultithread, memory_bound ...: 'srun --hint'.", "WORD"),
     ),
     "Environment": (
-        Option("run", "Run directory; an argument of the script overrides it.", "DIR"),
+        Option("run", "Run directory; the script's argument overrides it.", "DIR"),
         many("module", "Load this module"),
         Option("conda", "Activate this conda environment: name or path."),
         Option("venv", "Use this virtual environment.", "DIR"),
@@ -186,7 +186,7 @@ def requested(
     refuse_run(kind)
     if kind not in template_names():
         # Else the job's name, which is the template's by default, would be blamed.
-        msg = f"no template is called {kind!r}"
+        msg = f"unknown template: {kind!r}"
         raise RenderError(msg, hint=near_miss(kind, template_names()))
     cluster = find_cluster(values.get("cluster"))
     values = {name: value for name, value in values.items() if name not in ("cluster", "template")}
@@ -203,7 +203,7 @@ def requested(
 def refuse_run(template: str | None) -> None:
     """Refuse a run in the place of a template, where other commands take it."""
     if template and os.path.isfile(os.path.join(template, "run.json")):
-        msg = f"{template} is a run and no template"
+        msg = f"{template} is a run, not a template"
         raise ConfigError(msg, hint=f"name it with --run {template}")
 
 
@@ -244,7 +244,7 @@ def _gpus(text: str) -> dict[str, Any]:
     kind, colon, count = text.rpartition(":")
     if not (count.isascii() and count.isdecimal() and len(count) < 10) or (colon and not kind):
         msg = f"--gpus-per-node: {text!r} is not a number of GPUs"
-        raise ConfigError(msg, hint="write 4, or l40s:4 for a type that is not the cluster's")
+        raise ConfigError(msg, hint="write 4, or l40s:4 to choose the type")
     return {"gpus_per_node": int(count)} | ({"gpu_type": kind} if kind else {})
 
 

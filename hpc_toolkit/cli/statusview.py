@@ -87,8 +87,8 @@ def status(run: str | None, **given: Any) -> None:
         gc.enable()
         time.sleep(_WATCH_S)
         if not found.paths.manifest.exists():
-            message = f"{found.root} is a run no more: its run.json is gone"
-            raise RunError(message, hint="somebody removed or moved it")
+            message = f"{found.root}: run.json is missing"
+            raise RunError(message, hint="the run was removed or moved")
         now = found.status()
         if now.complete and slurm and not all(job.ended for job in records):
             # They are about to end, and what Slurm said before would be the last word.
@@ -116,7 +116,7 @@ def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
         print(json.dumps([one.to_json() for one in found]))
         return troubled
     if not runs:
-        print("no runs below ./runs; make one with 'hpctk init'", file=sys.stderr)
+        print("no runs below ./runs; create one with 'hpctk init'", file=sys.stderr)
     width = max((len(one.run) for one in found), default=0)
     for one in found:
         total = sum(counts.total for counts in one.stages.values())

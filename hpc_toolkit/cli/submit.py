@@ -75,21 +75,22 @@ def submit(template: str | None, **given: Any) -> None:
     for name in overriding_variables():
         if name == "SBATCH_JOB_NAME":
             continue  # the command names the job
-        text = f"warning: {name} in the environment overrides what the script says; see sbatch(1)"
+        text = f"warning: {name} in the environment overrides the script; see sbatch(1)"
         print(text, file=sys.stderr)
     chain = given.get("dependency") == _AFTER_EACH
     if chain:
         given["dependency"] = None
         if jobs == 1:
-            message = "--dependency afterany: after which job?"
-            raise ConfigError(message, hint="afterany:JOB; or --jobs N, for a chain of new ones")
+            message = "--dependency afterany: no job is named"
+            hint = "write afterany:JOB, or add --jobs N for a chain of jobs"
+            raise ConfigError(message, hint=hint)
     refuse_run(template)
     own = template is not None and ("/" in template or template.endswith(".sbatch"))
     make = _of_script if own else _of_request
     found = make(template, given, **how)
     if jobs > 1 and any(script.array for script in found.scripts):
-        message = "--jobs: an array is many jobs already"
-        raise ConfigError(message, hint="leave one of --jobs and --array out")
+        message = "--jobs and --array exclude each other"
+        raise ConfigError(message, hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
     for note in submission.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -114,9 +115,9 @@ def _send(submission: Submission) -> None:
         total = submission.copies * len(submission.scripts)
         if taken or unsure:
             words = [f"{len(taken)} of {total} were taken" + f": {', '.join(taken)}" * bool(taken)]
-            words += ["'squeue --me' tells of the one in flight"] * unsure
+            words += ["'squeue --me' shows whether one more was accepted"] * unsure
             back = f"hpctk cancel {submission.run.root}" if submission.run else "scancel"
-            words += [f"'{back}' takes them back"] * bool(taken)
+            words += [f"'{back}' cancels them"] * bool(taken)
             print(printable(f"note: {'; '.join(words)}"), file=sys.stderr)
         raise
 
@@ -170,8 +171,9 @@ def _of_script(
 
     path = Path(template or "")
     for name in only_given({**given, "run": None, "dependency": None}):
-        message = f"{option(name)}: {path} is sent as it is"
-        raise ConfigError(message, hint="render it anew, or edit it; --run and --dependency work")
+        message = f"{option(name)}: {path} is submitted unchanged"
+        hint = "render the script again, or edit it; only --run and --dependency are allowed"
+        raise ConfigError(message, hint=hint)
     text = read_script(path)
     header = _header(path, text, needed=not given.get("run"))
     check_directory(_site(header), Path.cwd())
@@ -200,10 +202,10 @@ def _check_template(template: str | None, run: Run) -> None:
     """Refuse a template that does nothing for a run; None is one that was not named."""
     if run.manifest.campaign is None:
         if template == "campaign":
-            message = f"the template campaign is for campaigns, and {run.root} is a list of items"
+            message = f"the template campaign needs a campaign, but {run.root} is a list of items"
             raise ConfigError(message, hint="leave the template out")
     elif template is None:
-        message = f"{run.root} is a campaign: which template?"
+        message = f"{run.root} is a campaign; name the template"
         hint = "'hpctk submit campaign ...'; work-queue only adds workers"
         raise ConfigError(message, hint=hint)
     elif template != "campaign":
@@ -222,7 +224,8 @@ def _header(path: Path, text: str, *, needed: bool) -> Header | None:
     except RenderError as error:
         if not needed:
             return None
-        raise RenderError(error.message, hint="render it anew, or name the run: --run") from error
+        hint = "render the script again, or name the run with --run"
+        raise RenderError(error.message, hint=hint) from error
 
 
 def _site(header: Header | None) -> Cluster:
@@ -286,12 +289,12 @@ def cancel(
     queued = cancelable_jobs(open_run(run).paths, only=job)
     for one in queued:
         if one.foreign:
-            note = f"note: job {one.record.id} is left alone: {one.foreign}"
+            note = f"note: job {one.record.id} was not cancelled: {one.foreign}"
             print(printable(note), file=sys.stderr)
     found = [one for one in queued if not one.foreign]
     if not found:
         message = f"no job of {run} is in the queue"
-        hint = "'hpctk status' shows the jobs that it knows"
+        hint = "'hpctk status RUN' lists the run's jobs"
         if queued:
             jobs = "1 job was" if len(queued) == 1 else f"{len(queued)} jobs were"
             message, hint = f"{jobs} left alone, see above", ""
@@ -301,8 +304,8 @@ def cancel(
         print(f"job {record.id} {record.name}: {record.state}{where}", file=sys.stderr)
     if not yes:
         if not sys.stdin.isatty():
-            message = "cancelling was not confirmed"
-            raise ConfigError(message, hint="--yes cancels without asking")
+            message = "confirmation needs a terminal"
+            raise ConfigError(message, hint="add --yes to cancel without confirmation")
         typer.confirm("Cancel them?", abort=True, err=True)
     cancel_jobs(found)
     for one in found:

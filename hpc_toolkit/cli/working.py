@@ -197,7 +197,7 @@ def check_code(run: Run, *, strict: bool) -> None:
         what = "changed since init" if now is not None else "is in no file that can be found"
         message = f"the code of stage {stage.name!r}, {stage.workload.function}, {what}"
         if strict:
-            raise ConfigError(message, hint="make a new run, or leave out --strict-code")
+            raise ConfigError(message, hint="create a new run, or leave out --strict-code")
         print(f"warning: {message}", file=sys.stderr)
 
 
@@ -235,8 +235,9 @@ def _deadline(given: str | None) -> float | None:
         found = math.nan
     if math.isfinite(found):
         return found - margin
-    message = f"deadline {text!r} is not a number of seconds since the epoch"
-    raise ConfigError(message, hint="such as --deadline 2h or --deadline @1790000000")
+    message = f"deadline {text!r} is not a time"
+    hint = "write a duration (2h) or seconds since the epoch (@1790000000)"
+    raise ConfigError(message, hint=hint)
 
 
 def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: RankInfo) -> Shares:
@@ -284,8 +285,8 @@ def with_snapshots(
         message = "--snapshot-every needs --snapshot FILE.json"
         raise ConfigError(message, hint="such as --snapshot 'bench-{done}.json'")
     if rank.in_step:
-        message = "--snapshot: a rank of Slurm takes no snapshots"
-        raise ConfigError(message, hint="'hpctk snapshot RUN -o FILE' takes one from anywhere")
+        message = "--snapshot: not available in a Slurm step"
+        raise ConfigError(message, hint="use 'hpctk snapshot RUN -o FILE' from anywhere")
     from hpc_toolkit.cli.arguments import check_out
     from hpc_toolkit.results.snapshots import Snapshots
     from hpc_toolkit.system.clock import SystemClock
@@ -303,7 +304,7 @@ def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySet
     """The settings of Ray; None where the workers are processes."""
     if not on_ray:
         if address is not None:
-            message = "--ray-address is for workers that are actors"
+            message = "--ray-address needs --engine ray"
             raise ConfigError(message, hint="add --engine ray, or leave it out")
         return None
     from hpc_toolkit.engines.ray.settings import AUTO, RaySettings

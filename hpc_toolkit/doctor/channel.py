@@ -78,12 +78,12 @@ class Channel:
             yield decode_line(data.partition(b"\n")[0])
             if time.monotonic() > end:
                 message = f"the other side did not answer within {timeout_s:g} s"
-                hint = "it must see the same directory, and be started at the same time"
+                hint = "start both sides at the same time, on the same directory"
                 raise SilentSideError(message, hint=hint)
             if not self._own.exists():
                 # A side that ends removes the area, so the other one need not wait for its timeout.
-                message = "the other side gave up"
-                raise SilentSideError(message, hint="its own message says why")
+                message = "the other side stopped"
+                raise SilentSideError(message, hint="see its message")
             time.sleep(pause_s)
             pause_s = min(_LAST_POLL_S, pause_s * 1.2)
 

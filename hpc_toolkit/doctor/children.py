@@ -39,7 +39,7 @@ class Child:
                 raise TimeoutError
             part = os.read(self._read, 1 << 16)
             if not part:
-                message = "the process that asked died"
+                message = "the calling process died"
                 raise OSError(message)
             data += part
         found = json.loads(data)

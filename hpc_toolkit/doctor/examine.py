@@ -122,7 +122,7 @@ def _look_at_run(
         with suppress(HpcToolkitError):  # an unreadable run.json, which check_run has reported
             found += plan_repairs(directory).findings()
     except HpcToolkitError as error:
-        means = "commands end there, and what was below it is gone"
+        means = "commands end there, and the files below it are not reachable"
         found.append(Finding("run", Verdict.UNSAFE, error.message, means, error.hint))
     except OSError as error:
         found.append(_failed("run", error))
@@ -165,7 +165,7 @@ def _check_sides(pair: Pair, *, paired: bool, local: bool) -> Finding:
     if local and not paired:
         return fine("sides", who)
     through = ": both sides use one mount of one kernel" if paired else ", through one mount"
-    means = "what other hosts see, and whether locks reach them, was not looked at"
+    means = "whether other hosts see the same files and locks was not checked"
     return Finding("sides", Verdict.UNKNOWN, f"{who}{through}", means, _PAIR_IT)
 
 
@@ -204,7 +204,7 @@ def _how_deaths_are_seen(paths: RunPaths) -> Finding:
 
 def _unwritable(directory: Path, error: OSError) -> Finding:
     found = f"cannot make a directory in {directory}: {error.strerror}"
-    means = "no worker can work here; nothing else could be looked at"
+    means = "no worker can work here; the other checks were skipped"
     fix = "check the owner, the permissions, the mount and the quota"
     return Finding("writing", Verdict.UNSAFE, found, means, fix)
 

@@ -109,12 +109,12 @@ def judge_torch(told: dict[str, Any]) -> Finding:
     check = "torch"
     if "torch" not in told:
         found = f"looking at GPUs with torch failed: {told['error']}"
-        means = "its import, or a GPU, hangs or crashes; work that uses torch would as well"
+        means = "importing torch, or a GPU, hangs or crashes; work that uses torch would too"
         fix = "try: python -c 'import torch; torch.zeros(1).cuda()'"
         return Finding(check, Verdict.UNKNOWN, found, means, fix)
     version = f"torch {told['torch']}"
     if not told["cuda"]:
-        means = "what uses torch runs on the CPUs, beside idle GPUs"
+        means = "torch runs on CPUs while the GPUs are idle"
         fix = "install a build for CUDA (https://pytorch.org/get-started/locally)"
         return Finding(check, Verdict.SLOWER, f"{version} is built without CUDA", means, fix)
     if "error" in told:
@@ -227,7 +227,7 @@ def _no_slurm(found: str) -> Finding:
 
 
 def _silent_slurm(found: str, fix: str) -> Finding:
-    means = "no job can be submitted or watched from here now; local workers need no Slurm"
+    means = "jobs cannot be submitted or watched from here now; local workers do not need Slurm"
     return Finding("slurm", Verdict.UNKNOWN, found, means, fix)
 
 
@@ -248,6 +248,6 @@ def check_script() -> Finding:
         )
         render_script(spec, cluster, template)
     except HpcToolkitError as error:
-        means = "no script can be rendered here without --cluster"
+        means = "'hpctk render' needs --cluster here"
         return Finding(check, Verdict.UNSAFE, error.message, means, error.hint)
     return fine(check, f"{template} renders for cluster {cluster.name}")

@@ -94,11 +94,11 @@ def check_namespaces(host: Host) -> None:
     if done.code != 0:
         why = " ".join(done.stderr.split())
         if "cannot change root filesystem propagation" in why:
-            message = "no process can be made a host of its own here: / is not a mount point"
-            hint = "in a chroot to DIR: leave it, run 'mount --bind DIR DIR' and enter it again"
+            message = "namespaces for the lab's hosts cannot be created: / is not a mount point"
+            hint = "in a chroot: leave it, run 'mount --bind DIR DIR' and enter it again"
             raise NamespaceError(message, hint=hint)
-        message = f"no process can be made a host of its own here: {why}"
-        hint = "a lab needs root with CAP_SYS_ADMIN, or a kernel that lets users have namespaces"
+        message = f"namespaces for the lab's hosts cannot be created: {why}"
+        hint = "a lab needs root with CAP_SYS_ADMIN, or a kernel with user namespaces"
         raise NamespaceError(message, hint=hint)
 
 
@@ -203,7 +203,7 @@ def failure(what: str, *logs: Path) -> HpcToolkitError:
             continue
         if lines:
             tail = "\n  ".join(lines[-_TAIL_LINES:])
-            return HpcToolkitError(f"{what}:\n  {tail}", hint=f"all of it is in {log}")
+            return HpcToolkitError(f"{what}:\n  {tail}", hint=f"see the whole log in {log}")
     return HpcToolkitError(what, hint=f"its log {logs[0]} is empty")
 
 

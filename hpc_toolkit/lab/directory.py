@@ -86,8 +86,8 @@ def make_directory(paths: LabPaths) -> None:
         message = f"{error.filename}: {error.strerror}"
         raise ConfigError(message, hint="give another directory with --dir") from None
     if foreign:
-        message = f"{root}: holds files that are not a lab's, such as {foreign[0]}"
-        raise ConfigError(message, hint="give an empty or a new directory with --dir")
+        message = f"{root}: contains files that do not belong to a lab, such as {foreign[0]}"
+        raise ConfigError(message, hint="give an empty or new directory with --dir")
     # Daemons of root run the jobs of all users, those of another user only that user's jobs.
     root.chmod(0o755 if os.geteuid() == 0 else 0o700)
 
@@ -124,16 +124,16 @@ def check_owner(root: Path, *, others_of_root: bool = False) -> None:
     told = root.lstat()
     if not stat.S_ISDIR(told.st_mode):
         message = f"{root}: not a directory"
-        raise ConfigError(message, hint="give another with --dir")
+        raise ConfigError(message, hint="give another directory with --dir")
     if told.st_uid not in {os.geteuid(), *((0,) if others_of_root else ())}:
         message = f"{root}: belongs to user {told.st_uid}, not to you"
-        raise ConfigError(message, hint="a lab's directory belongs to who starts it; see --dir")
+        raise ConfigError(message, hint="choose a directory that you own with --dir")
     if told.st_mode & _OPEN_TO_OTHERS:
-        message = f"{root}: others may write there"
+        message = f"{root}: other users can write to it"
         raise ConfigError(message, hint=f"chmod go-w {root}")
     for above in root.parents:
         if who := _who_may_replace(above):
-            message = f"{root}: others may replace it, since {who} may write to {above}"
+            message = f"{root}: other users can replace it, since {who} can write to {above}"
             raise ConfigError(message, hint="give another directory with --dir")
 
 

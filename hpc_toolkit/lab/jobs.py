@@ -171,7 +171,7 @@ def job_records(paths: LabPaths, job: str) -> list[JobRecord]:
     argv = ("squeue", "--noheader", "--array", "--states=all", "--jobs", job)
     records = parse_squeue(ask(paths, *argv, "--Format", _COLUMNS, limit_s=_QUESTION_S).encode())
     if not records:
-        message = f"squeue tells nothing of job {job}"
+        message = f"squeue does not list job {job}"
         raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")
     return records
 

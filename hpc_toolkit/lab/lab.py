@@ -159,7 +159,8 @@ class Lab:
         if now.settings != settings:
             kept = now.settings.words if now.settings else "others"
             message = f"the lab in {self.paths.root} is up with other settings: {kept}"
-            raise ConfigError(message, hint="'hpctk lab down' first, or give a --name of its own")
+            hint = "'hpctk lab down' first, or choose another name with --name"
+            raise ConfigError(message, hint=hint)
         return True
 
     @contextmanager
@@ -187,7 +188,7 @@ class Lab:
         try:
             return lock.acquire()
         except Timeout:
-            message = f"{self.paths.lock}: another hpctk has held this lab for minutes"
+            message = f"{self.paths.lock}: another hpctk process has held this lab for minutes"
             raise HpcToolkitError(message, hint="end that process, then try again") from None
 
 

@@ -139,8 +139,8 @@ def kill_members(token: str, node: str | None = None, *, name: str | None = None
             killed.add(one.pid)
         if left and time.monotonic() > deadline:
             named = ", ".join(f"{one.name} ({one.pid})" for one in left[:5])
-            message = f"{len(left)} processes of the lab do not end: {named}"
-            raise HpcToolkitError(message, hint="a disk or a mount may hang; look with ps")
+            message = f"{len(left)} processes of the lab do not exit: {named}"
+            raise HpcToolkitError(message, hint="a disk or mount may hang; check with ps")
         if left:
             time.sleep(_PAUSE_S)
     return len(killed)

@@ -42,10 +42,10 @@ class LabSettings:
         ):
             if not low <= value <= high:
                 message = f"{option}: {value} is outside {low}..{high}"
-                raise ConfigError(message, hint="a lab holds every node on this one machine")
+                raise ConfigError(message, hint="all nodes of a lab run on this machine")
         if not _GPU_TYPE.fullmatch(self.gpu_type):
-            message = f"--gpu-type: {self.gpu_type!r} is not a type of GPU"
-            raise ConfigError(message, hint="a letter, then letters, digits or _: l40s, a100")
+            message = f"--gpu-type: {self.gpu_type!r} is not a valid GPU type"
+            raise ConfigError(message, hint="use a letter, then letters, digits or _: l40s, a100")
 
     @property
     def words(self) -> str:
@@ -71,8 +71,9 @@ class LabSettings:
 
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        message = f"--name: {name!r} is not a valid name of a lab"
-        raise ConfigError(message, hint="a small letter, then small letters, digits or -")
+        message = f"--name: {name!r} is not a valid lab name"
+        hint = "use a lower-case letter, then lower-case letters, digits or -"
+        raise ConfigError(message, hint=hint)
     return name
 
 
@@ -131,7 +132,7 @@ class LabPaths:
             raise ConfigError(message, hint=hint)
         longest = max(len(str(path)) for path in (self.munge_socket, self.database_socket))
         if longest > MAX_SOCKET_BYTES:
-            message = f"{self.root}: {longest - MAX_SOCKET_BYTES} bytes too long for a socket in it"
+            message = f"{self.root}: {longest - MAX_SOCKET_BYTES} bytes too long for its sockets"
             raise ConfigError(message, hint="give a shorter directory with --dir")
 
     @property

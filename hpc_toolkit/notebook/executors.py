@@ -106,8 +106,8 @@ def executor(
     if site is None:
         return _local(request, place, gpus=resources.get("gpus_per_node"))
     if site.node_setup:
-        msg = f"{site.written('node_setup')}: jobs from notebooks run nothing once on each node"
-        hint = "give the facts with node_setup=() as cluster if they can do without, or render"
+        msg = f"{site.written('node_setup')}: jobs from notebooks cannot run commands once per node"
+        hint = "pass a cluster with node_setup=() if they are not needed, or render"
         raise ConfigError(msg, hint=f"{hint} a script")
     check_directory(site, Path.cwd())
     full = complete(request, site)
@@ -138,14 +138,15 @@ def _checked_folder(folder: Path) -> Path:
     text = str(place)
     # Slurm expands % and the letter after it, and drops backslashes inside submitit's quotes.
     if not text.isprintable() or set(text) & set("\\%"):
-        msg = f"folder: {text!r} cannot be written into a directive"
-        raise RenderError(msg, hint="take one without '%', backslashes and control characters")
+        msg = f"folder: {text!r} cannot be part of an sbatch directive"
+        raise RenderError(msg, hint="choose a path without '%', backslashes and control characters")
     for one in (place, *place.parents):
         if one.exists():
             # Pickles are loaded from there, on the nodes and here.
             if one == place and one.stat().st_mode & 0o002:
-                msg = f"folder: {text!r} is writable by everybody, and what lies there is executed"
-                raise ConfigError(msg, hint=f"take a directory below it, such as {place / 'jobs'}")
+                msg = f"folder: {text!r} is world-writable, and files in it are executed"
+                hint = f"choose a directory below it, such as {place / 'jobs'}"
+                raise ConfigError(msg, hint=hint)
             break
     return place
 
@@ -154,7 +155,7 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
     options = dict(directives(full, site))
     for name, value in options.items():
         if value is not None and (not value.isprintable() or "\\" in value):
-            msg = f"--{name}: {value!r} cannot be written into submitit's script"
+            msg = f"--{name}: {value!r} cannot be part of submitit's script"
             raise RenderError(msg, hint="remove backslashes and control characters")
     # Every other option is passed under its own name, as in a script: submitit would write
     # memory in other units, has no GPU type, and would keep two forms of a GPU request.
@@ -202,8 +203,8 @@ def _setup(full: ScriptSpec, site: Cluster) -> list[str]:
 
 def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.AutoExecutor:
     if request.nodes > 1:
-        msg = f"nodes: this machine is one node, and {request.nodes} were asked for"
-        raise ConfigError(msg, hint="on a cluster, name it: cluster='generic'")
+        msg = f"nodes: {request.nodes} nodes were requested, but this machine is one node"
+        raise ConfigError(msg, hint="on a cluster, name it, such as cluster='generic'")
     if request.modules or request.setup or request.env:
         sys.stderr.write("note: modules, setup, env: local jobs have this notebook's environment\n")
     found = visible_gpus()
@@ -228,7 +229,7 @@ def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path) -> 
         made = _executor_class()(folder, cluster=kind, **limits)
     except RuntimeError as error:
         msg = f"no Slurm here: {error}"
-        raise ConfigError(msg, hint="cluster='local' works on this machine") from error
+        raise ConfigError(msg, hint="use cluster='local' to work on this machine") from error
     made.request, made.site = request, site
     return made
 
@@ -252,7 +253,8 @@ def _executor_class() -> type[Any]:
         def update_parameters(self, **kwargs: Any) -> None:
             """Refuse every change, because nothing would check the values."""
             msg = f"{', '.join(kwargs)}: the parameters of this executor are fixed"
-            raise ConfigError(msg, hint="make another one with hpc_toolkit.notebook.executor")
+            hint = "create another executor with hpc_toolkit.notebook.executor"
+            raise ConfigError(msg, hint=hint)
 
         def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
             size = (self.site.max_array_size if self.site else None) or _MAX_ARRAY_SIZE
@@ -272,10 +274,10 @@ def _executor_class() -> type[Any]:
 def _refused(said: str, jobs: list[Any]) -> slurm.SlurmError:
     """The error for a submission that sbatch refused; ``jobs`` were accepted before."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    hint = "it is the script of hpc_toolkit.notebook.preview that was refused"
+    hint = "hpc_toolkit.notebook.preview shows the script that was refused"
     if jobs:
         arrays = ", ".join(dict.fromkeys(job.job_id.partition("_")[0] for job in jobs))
-        hint = f"{len(jobs)} elements were taken before, and run: scancel {arrays}"
+        hint = f"{len(jobs)} elements were accepted and will run; 'scancel {arrays}' cancels them"
     return slurm.SlurmError(f"sbatch: {'; '.join(lines[:5])}", hint=hint)
 
 
@@ -309,7 +311,7 @@ def requested(resources: Resources) -> ScriptSpec:
     known = list(Resources.__annotations__)
     for word in given:
         if word not in known:
-            msg = f"{word}: no resource of a job is called so"
+            msg = f"{word}: unknown resource"
             raise ConfigError(msg, hint=near_miss(word.removeprefix("slurm_"), known))
     if "time" in given:
         given["time"] = _time_text(given["time"])
@@ -333,5 +335,5 @@ def _time_text(time: object) -> str:
     # type(), not isinstance(): True is not a time.
     if type(time) is int or isinstance(time, str):
         return str(time)
-    msg = f"time: {time!r} is neither minutes nor text"
-    raise ConfigError(msg, hint="write whole minutes, or '4:00:00'")
+    msg = f"time: {time!r} is not a time limit"
+    raise ConfigError(msg, hint="write minutes as an integer, or '4:00:00'")

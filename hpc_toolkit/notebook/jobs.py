@@ -107,7 +107,7 @@ class WorkerJobs:
         found = [one for job in read_jobs(run.paths) if job.workers for one in _reopen(job)]
         if not found:
             msg = f"{run.root}: no workers were submitted from a notebook"
-            raise RunError(msg, hint="hpc_toolkit.notebook.submit_workers(run, n) does that")
+            raise RunError(msg, hint="submit them with hpc_toolkit.notebook.submit_workers(run, n)")
         return cls(run, found)
 
     def states(self) -> dict[str, str]:
@@ -159,7 +159,7 @@ class WorkerJobs:
         queued = queued_jobs(known.get(one) or RunJob(job=one) for one in ids)
         for job in queued:
             if job.foreign:
-                said = printable(f"note: job {job.record.id} is left alone: {job.foreign}")
+                said = printable(f"note: job {job.record.id} was not cancelled: {job.foreign}")
                 sys.stderr.write(f"{said}\n")
         cancel_jobs(queued)
 

@@ -13,10 +13,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.system.ranks import process_ticks
-from hpc_toolkit.worker.worker import EXIT_COMPLETE, EXIT_LEFT
+from hpc_toolkit.worker.worker import EXIT_COMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ def work_rank(
         HpcToolkitError: the workers ended with an error, which is in the job's stderr.
     """
     if _gone(submitter):
-        raise SystemExit(EXIT_LEFT)
+        raise SystemExit(TRY_AGAIN)
     told: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -75,10 +75,10 @@ def work_rank(
     code = _wait(child, submitter, lambda: tell(signal.SIGTERM, None))
     if code == EXIT_COMPLETE:
         return code
-    if code == EXIT_LEFT or (code < 0 and told):
+    if code == TRY_AGAIN or (code < 0 and told):
         raise SystemExit(_code_of_rest(workers, told))
     message = f"the workers of {root} ended with {_ending(code)}"
-    raise HpcToolkitError(message, hint="their reason is in the job's stderr")
+    raise HpcToolkitError(message, hint="see the job's stderr for the reason")
 
 
 def own_identity() -> tuple[int, int]:
@@ -117,7 +117,7 @@ def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
 def _code_of_rest(workers: int | None, told: list[int]) -> int:
     """The exit code if items are left; it says whether a local job starts again."""
     if workers is None or not set(told) & set(_WARNINGS):
-        return EXIT_LEFT
+        return TRY_AGAIN
     from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
 
     return int(LOCAL_REQUEUE_RETURN_CODE)

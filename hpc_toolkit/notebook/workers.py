@@ -94,7 +94,7 @@ def submit_workers(
     if warning:
         sys.stderr.write(f"warning: {warning}\n")
     if run.status().complete:
-        msg = f"{run.root} is complete: nothing is left for workers to do"
+        msg = f"{run.root} is complete: no items are left"
         raise RunError(msg, hint="run.retry() makes failed items pending")
     if type(n) is not int or not 1 <= n <= MAX_RANKS:
         msg = f"n: {n!r} is not a number of workers"
@@ -106,8 +106,8 @@ def submit_workers(
             resources = _shape(n, resources, array=array)
         executor = make_executor(LOCAL if site is None else site, folder=place, **resources)
     elif resources or cluster is not None or folder is not None:
-        msg = "executor: has its cluster, folder and resources already"
-        raise ConfigError(msg, hint="give them to hpc_toolkit.notebook.executor")
+        msg = "executor: cannot be combined with a cluster, folder or resources"
+        raise ConfigError(msg, hint="pass them to hpc_toolkit.notebook.executor")
     return WorkerJobs.submitted(run, n, executor, _submit(run, n, executor, array=array))
 
 
@@ -128,10 +128,8 @@ def preview(executor: Any, run: Run | str | Path | None = None) -> str:
             command = inner._submitit_command_str
             text = inner._make_submission_file_text(command, "preview")
     except (AttributeError, TypeError) as error:
-        msg = f"submitit {submitit.__version__} does not tell what it would submit: {error}"
-        raise HpcToolkitError(
-            msg, hint="submitit 1.5.4 does; jobs can be submitted all the same"
-        ) from error
+        msg = f"submitit {submitit.__version__} does not show what it would submit: {error}"
+        raise HpcToolkitError(msg, hint="submitit 1.5.4 does; submitting still works") from error
     if not text:
         return f"# processes on this machine; nothing is given to sbatch\n{command}\n"
     return f"{text.rstrip()}\n"
@@ -163,7 +161,7 @@ def _submit(run: Run, n: int, executor: Any, *, array: bool) -> list[Any]:
         ranks = request.nodes * request.ntasks_per_node
         if n % ranks or (n != ranks and not array):
             msg = f"n: {n} workers are not {request.nodes} nodes x {request.ntasks_per_node} ranks"
-            hint = "change n, nodes or ntasks_per_node; array=True makes several jobs of that shape"
+            hint = "change n, nodes or ntasks_per_node; array=True submits several such jobs"
             raise ConfigError(msg, hint=hint)
         if n == ranks:
             return [executor.submit(work_rank, root)]
@@ -174,8 +172,8 @@ def _submit(run: Run, n: int, executor: Any, *, array: bool) -> list[Any]:
 def _for_workers(executor: Any, run: Run | str | Path) -> Iterator[None]:
     """Temporarily set up ``executor`` to submit workers of ``run``."""
     if not hasattr(executor, "request"):
-        msg = f"executor: {type(executor).__name__} has no checked request"
-        raise ConfigError(msg, hint="make it with hpc_toolkit.notebook.executor")
+        msg = f"executor: {type(executor).__name__} was not made by hpc_toolkit"
+        raise ConfigError(msg, hint="create it with hpc_toolkit.notebook.executor")
     root = run.root if isinstance(run, Run) else Path(run)
     kept = dict(executor.parameters)
     if executor.cluster == LOCAL:

@@ -70,20 +70,20 @@ def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -
     """
     if not items:
         message = "the list of items is empty"
-        raise ItemsError(message, hint="give at least one JSON object, one a line")
+        raise ItemsError(message, hint="give at least one JSON object, one per line")
     for number, item in enumerate(items):
         if group_by is not None and group_by not in item:
-            message = f"item {number} has no key {group_by!r}, by which items are grouped"
+            message = f"item {number} has no key {group_by!r}, which --group-by needs"
             raise ItemsError(message, hint=near_miss(group_by, list(item)))
         try:
             key = canonical(item)
         except (TypeError, ValueError) as error:
             message = f"item {number} is not plain JSON: {error}"
-            hint = "use strings, finite numbers, lists and objects"
+            hint = "use only strings, finite numbers, booleans, lists and objects"
             raise ItemsError(message, hint=hint) from error
         if key in taken:
-            message = f"item {number} is there twice: {key.decode()[:200]}"
-            raise ItemsError(message, hint="remove it, or distinguish the two by another key")
+            message = f"item {number} is a duplicate: {key.decode()[:200]}"
+            raise ItemsError(message, hint="remove it, or add a key that differs")
         taken.add(key)
 
 

@@ -25,7 +25,7 @@ class Left(NamedTuple):
     complete: bool
     """Whether all items are finished and none can be added."""
     elsewhere: int
-    """Of ``items`` those that living workers of other jobs hold, if they hold all of them."""
+    """``items`` if living workers of other jobs hold every one of them; else 0."""
 
 
 def what_is_left(

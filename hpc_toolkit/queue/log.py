@@ -103,7 +103,7 @@ class StageLog:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            message = f"{path} is not a link: the run was copied without its links"
+            message = f"{path} is not a link: the run was copied without its symbolic links"
             raise RunError(message, hint="copy it again with 'cp -a', 'rsync -a' or tar") from error
         if not listed and self.hint() <= self.length:
             return None
@@ -245,7 +245,7 @@ class StageLog:
         """Write a segment and try to add it; False if another process was faster."""
         if self.sealed:
             message = f"stage {self.paths.name!r} of {self.paths.root.parent.parent} is sealed"
-            raise RunError(message, hint="make the run with --open to add items while it runs")
+            raise RunError(message, hint="create the run with --open to add items later")
         return self._publish("items", ".jsonl", lines)
 
     def add_retry(self, floors: list[tuple[int, int, int]]) -> bool:

@@ -286,7 +286,7 @@ def misplaced(error: NotADirectoryError) -> RunError:
 
     named = Path(str(error.filename2 or error.filename))
     file = next((path for path in (named, *named.parents) if os.path.lexists(path)), named)
-    hint = "move it away; 'hpctk doctor RUN --repair' then shows what can be made again"
+    hint = "move it away; 'hpctk doctor RUN --repair' then shows what can be rebuilt"
     return RunError(f"{file} is not a directory", hint=hint)
 
 

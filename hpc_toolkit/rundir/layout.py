@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_toolkit.errors import UNREACHABLE, ConfigError, RunError, near_miss
+from hpc_toolkit.errors import TRY_AGAIN, UNREACHABLE, ConfigError, RunError, near_miss
 from hpc_toolkit.rundir.files import read_fresh
 
 FORMAT = 1
@@ -172,7 +172,7 @@ def read_manifest(root: Path) -> Manifest:
     try:
         data = read_fresh(path)
     except NotADirectoryError as error:
-        message = f"{root} is not a run but a file"
+        message = f"{root} is a file, not a run"
         end = f": {root.parent}" if root.name == "run.json" else "; -o names a file that is written"
         raise RunError(message, hint=f"name the run's directory{end}") from error
     except OSError as error:
@@ -181,7 +181,7 @@ def read_manifest(root: Path) -> Manifest:
             hint = "check the owner, the permissions and the mount"
             raise RunError(message, hint=hint) from error
         failure = RunError(message, hint="try again when the filesystem answers")
-        failure.exit_code = 75
+        failure.exit_code = TRY_AGAIN
         raise failure from error
     if not data:
         message = f"{root} is not a run: it has no run.json"
@@ -243,11 +243,11 @@ def check_trust(root: Path) -> str:
     for path in (root, root / "run.json"):
         info = path.stat()
         if info.st_mode & stat.S_IWOTH:
-            message = f"{path} is writable by everybody, and a run names code that is executed"
+            message = f"{path} is world-writable, and its code would run as you"
             raise RunError(message, hint=f"chmod o-w {str(path)!r}")
         if info.st_uid not in (0, os.getuid()):
-            message = f"{path} belongs to user {info.st_uid}, and a run names code that is executed"
-            hint = "make a run of your own, or ask its owner to start the work"
+            message = f"{path} belongs to user {info.st_uid}, and its code would run as you"
+            hint = "create your own run, or ask its owner to start the workers"
             raise RunError(message, hint=hint)
     if root.stat().st_mode & stat.S_IWGRP:
         return f"{root} is writable by its group, whose members can change the code that it names"
@@ -263,8 +263,8 @@ def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
     if len(runs) == 1:
         return runs[0]
     found = ", ".join(str(run) for run in runs) or "none"
-    message = f"which run? Below ./runs there is: {found}"
-    raise ConfigError(message, hint="name it as the argument, or set HPCTK_RUN")
+    message = f"no run is named, and ./runs contains: {found}"
+    raise ConfigError(message, hint="name one as the argument, or set HPCTK_RUN")
 
 
 def all_runs() -> list[Path]:

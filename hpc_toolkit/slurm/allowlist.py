@@ -117,7 +117,7 @@ PATTERNS = {
     "exclude": (_HOSTS, "host names such as n1,n[3-5]"),
     "signal": (
         r"B:USR1@[1-9][0-9]{0,4}",
-        "B:USR1@SECONDS, the one signal that the script's trap waits for",
+        "B:USR1@SECONDS, the only signal that the script handles",
     ),
     "output": (_LOG, _LOG_WANTED),
     "error": (_LOG, _LOG_WANTED),
@@ -130,7 +130,7 @@ PATTERNS = {
     "open_mode": ("append|truncate", "append or truncate"),
     "chdir": (
         rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
-        "a directory in full, without a backslash or what Slurm reads as %j or %x",
+        "an absolute directory without backslashes or patterns such as %j",
     ),
     "run": (_NO_OPTION, "a run's path; ./-x for one called -x"),
     "container_python": (_ABSOLUTE, "an absolute path in the container"),
@@ -245,9 +245,9 @@ def check_variable(name: str, value: str, where: str) -> None:
     """Raise RenderError for a variable that users may not set, or that looks like a secret."""
     check_match(name, _VARIABLE, "NAME=VALUE with a name of letters, digits and '_'", where)
     if name.startswith(_OURS + _OF_BASH) or name in _SHELL_VARIABLES:
-        raise refusal(where, name, "a name that neither Slurm, the shell nor this script sets")
+        raise refusal(where, name, "a name that is not set by Slurm, the shell or this script")
     if looks_secret(name):
-        msg = f"{where}: {name} looks like a secret, and others may read the script"
+        msg = f"{where}: {name} looks like a secret, and other users may be able to read the script"
         raise RenderError(msg, hint="export it before sbatch, or read it from a private file")
     check_match(value, _VALUE, "a value of printable characters", f"{where} {name}")
 
@@ -258,7 +258,7 @@ def setup_words(line: object, where: str) -> list[str]:
     Expansions are refused rather than quoted: ``source $HOME/env.sh`` with a literal dollar would
     fail on the node, hours later. Raises RenderError.
     """
-    wanted = "one command of plain words; what needs $ ; | or ~ goes into a file: 'source /path'"
+    wanted = "one command of plain words; put lines with $ ; | or ~ into a file: 'source /path'"
     check_match(line, _SETUP, wanted, where)
     try:
         words = shlex.split(str(line))
@@ -286,8 +286,8 @@ def check_staged(paths: tuple[str, ...], where: str) -> None:
         if name in {"", ".", "..", USERS}:
             raise refusal(where, path, "a path that ends in a name")
         if name in names:
-            msg = f"{where}: two of them are called {name!r}, and both would be copied there"
-            raise RenderError(msg, hint="stage the directory that holds them, or rename one")
+            msg = f"{where}: two of them are called {name!r} and would overwrite each other"
+            raise RenderError(msg, hint="stage their parent directory, or rename one")
         names.add(name)
 
 
@@ -299,7 +299,7 @@ def check_command(words: tuple[str, ...]) -> None:
     if not module and (not words[0] or words[0].startswith("-")):
         raise refusal(option, words[0], "a program and its arguments")
     for word in words:
-        check_match(word, _VALUE, "words on one line; what is longer goes into a file", option)
+        check_match(word, _VALUE, "words without line breaks; put such text into a file", option)
     if sum(map(len, words)) > _WORDS_MAX:
-        msg = f"{option}: its words have more than {_WORDS_MAX} characters"
+        msg = f"{option}: the command is longer than {_WORDS_MAX} characters"
         raise RenderError(msg, hint="put them into a file that the program reads")

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.slurm.records import (
     SACCT_FIELDS,
     SQUEUE_FIELDS,
@@ -68,7 +68,7 @@ class SlurmUnsureError(SlurmError):
 class SlurmSilentError(SlurmUnsureError):
     """A Slurm program did not answer in time."""
 
-    exit_code = 75
+    exit_code = TRY_AGAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def run(
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 message = f"{argv[0]} did not answer within {round(timeout_s, 1):g} s"
-                hint = "is the controller up? 'scontrol ping' asks it"
+                hint = "check the controller with 'scontrol ping'"
                 raise SlurmSilentError(message, hint=hint) from None
         # pread: a process that a wrapper left behind may still write at the file offset, which both
         # share.
@@ -236,7 +236,7 @@ def job_states(
         try:
             found = squeue(wanted, cluster=cluster, timeout_s=timeout_s)
             answered = True
-            why = "the queue does not know it, and no time was left to ask the accounting"
+            why = "the queue does not know it, and there was no time left to ask accounting"
         except SlurmError as error:
             why = error.message
     missing = [one for one in wanted if one not in found]
@@ -247,7 +247,7 @@ def job_states(
         except SlurmError as error:
             why = f"the queue does not know it, and {error.message}" if answered else why
         else:
-            why = "neither the queue nor the accounting knows it" if answered else why
+            why = "neither squeue nor sacct lists it" if answered else why
     return {one: found.get(one) or JobRecord(id=one, state=UNKNOWN, reason=why) for one in wanted}
 
 
@@ -276,18 +276,18 @@ def sbatch(argv: Sequence[str]) -> Accepted:
     try:
         done = run(argv, timeout_s=SUBMIT_S, environ=clean_environment())
     except SlurmSilentError as error:
-        hint = f"{error.hint}; 'squeue --me' tells whether the job was taken"
+        hint = f"{error.hint}; 'squeue --me' shows whether the job was accepted"
         raise SlurmSilentError(error.message, hint=hint) from error
     found = parse_job_id(done.stdout)
     if done.code:
         refusal = failure(argv, done)
         if found is None:
             raise refusal
-        hint = f"it printed the id {found[0]} all the same: 'squeue --me' tells whether it is taken"
+        hint = f"it printed the job id {found[0]}: 'squeue --me' shows whether it was accepted"
         raise SlurmUnsureError(refusal.message, hint=f"{hint}; {refusal.hint}")
     if found is None:
         message = f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}"
-        raise SlurmUnsureError(message, hint="'squeue --me' tells whether the job was taken")
+        raise SlurmUnsureError(message, hint="'squeue --me' shows whether the job was accepted")
     said = (line.rstrip() for line in done.stderr.splitlines())
     return Accepted(*found, tuple(line for line in said if line))
 

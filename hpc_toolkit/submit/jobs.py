@@ -202,7 +202,7 @@ class JobStates:
         if ask:
             answers |= self._ask(open_jobs, named, now + _PATIENCE_S)
         self._ended |= {key: record for key, record in answers.items() if _settled(record)}
-        why = "only the newest jobs are asked for" if ask else "Slurm was not asked"
+        why = "only the newest jobs are queried" if ask else "Slurm was not queried"
         # Workers of an array name its elements; the array's own record covers these.
         arrays = {job.job for job in jobs if job.recorded}
         elements = _elements(answers)

@@ -59,12 +59,13 @@ def check_run(run: Run, *, force: bool = False) -> None:
     if force:
         return
     if status.complete:
-        message = f"{run.root} is complete: nothing is left for a job to do"
-        raise RunError(message, hint="'hpctk retry' makes failed items pending; --force submits")
+        message = f"{run.root} is complete: no items are left"
+        hint = "'hpctk retry' makes failed items pending; --force submits anyway"
+        raise RunError(message, hint=hint)
     reasons = [reason for reason in map(pause_reason, run.view.stages.values()) if reason]
     if reasons:
-        message = f"{run.root} is paused: {reasons[0]}; a job would end at once"
-        raise RunError(message, hint="fix the cause and 'hpctk retry'; --force submits")
+        message = f"{run.root} is paused: {reasons[0]}; a job would exit immediately"
+        raise RunError(message, hint="fix the cause and run 'hpctk retry'; --force submits anyway")
 
 
 def check_directory(cluster: Cluster, directory: Path) -> None:
@@ -124,7 +125,7 @@ def send(submission: Submission) -> Iterator[RunJob]:
                 options = [one for one in submission.options if not one.startswith(_EXCLUDE)]
                 submission = replace(submission, options=tuple(options), excluded=())
                 job = _send_one(submission, script, before)
-                note = f"note: {names} may be taken all the same; without: {error.message}\n"
+                note = f"note: {names} may be allocated after all; without: {error.message}\n"
                 sys.stderr.write(note)
             before = job.job
             yield job
@@ -136,7 +137,7 @@ def _make_log_directory(submission: Submission) -> None:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         message = f"--output: cannot make {logs}: {error.strerror}"
-        hint = "a job that cannot write its log ends at once; name another place"
+        hint = "a job that cannot write its log fails immediately; choose another path"
         raise ConfigError(message, hint=hint) from error
 
 

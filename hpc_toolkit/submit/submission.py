@@ -109,7 +109,7 @@ def _missing(spec: ScriptSpec, template: str, folder: Path) -> list[str]:
     if template not in TRAININGS or spec.container or spec.command[0] == "-m":
         return []
     path = folder / spec.command[0]
-    return [] if os.path.exists(path) else [f"there is no {path}, which the job will start"]
+    return [] if os.path.exists(path) else [f"{path} does not exist, and the job would start it"]
 
 
 def of_script(path: Path, text: str, *, run: Run | None, cwd: Path) -> Submission:
@@ -157,15 +157,15 @@ def split_array(array: Array, limit: int) -> list[Chunk]:
     Raises RenderError: it would take too many arrays, or ``limit`` is below 1.
     """
     if limit < 1:
-        message = f"--array: this Slurm takes no arrays (MaxArraySize is {limit})"
-        raise RenderError(message, hint="--jobs N sends one script N times; or ask the site")
+        message = f"--array: this Slurm accepts no arrays (MaxArraySize is {limit})"
+        raise RenderError(message, hint="submit one script N times with --jobs N")
     if array.highest < limit:
         return [Chunk(array.text, 0)]
     if array.highest // limit >= _MOST_CHUNKS:
         message = (
             f"--array: {array.text!r} makes more than {_MOST_CHUNKS} arrays of {limit} elements"
         )
-        raise RenderError(message, hint="put the work into a run: a few jobs drain any number")
+        raise RenderError(message, hint="use a run: a few jobs can process any number of items")
     chunks = []
     throttle = f"%{array.at_once}" if array.at_once else ""
     for offset in range(0, array.highest + 1, limit):

@@ -184,7 +184,7 @@ def _refuse_cpus(machine: Machine, shares: Shares, workers: int) -> None:
     granted = min(machine.cpus, machine.cpu_quota or math.inf)
     if needed > granted:
         wanted = f"{workers} workers x --cpus-per-worker {shares.cpus} = {needed} CPUs"
-        message = f"{wanted}, and this process may use {granted:g}"
+        message = f"{wanted}, but this process can use only {granted:g}"
         fit = int(granted // shares.cpus)
         hint = f"--workers {fit}" if fit else f"--cpus-per-worker {max(1, int(granted))}"
         raise ConfigError(message, hint=hint)
@@ -195,7 +195,7 @@ def _refuse_memory(machine: Machine, shares: Shares, workers: int) -> None:
         return
     if workers * shares.memory_bytes > machine.memory_bytes:
         each, all_of_it = format_size(shares.memory_bytes), format_size(machine.memory_bytes)
-        message = f"{workers} workers x --memory-per-worker {each}: there are {all_of_it}"
+        message = f"{workers} workers x --memory-per-worker {each} exceed the available {all_of_it}"
         fit = machine.memory_bytes // shares.memory_bytes
         mib = machine.memory_bytes // workers // 2**20
         hint = f"--workers {fit}" if fit else f"--memory-per-worker {mib}M"
@@ -212,7 +212,7 @@ def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tup
     needed = -(-workers // shares.sharing) * max(1, int(each))
     if needed > len(machine.gpus):
         wanted = f"{workers} workers x --gpus-per-worker {each:g} need {needed} GPUs"
-        message = f"{wanted}, and this process sees {len(machine.gpus)}"
+        message = f"{wanted}, but this process sees {len(machine.gpus)}"
         raise ConfigError(message, hint="start fewer workers, or let some share a GPU: 0.5")
     first = worker // shares.sharing * max(1, int(each))
     return machine.gpus[first : first + max(1, int(each))]

@@ -76,7 +76,7 @@ def placeholders(command: str) -> list[str]:
             raise WorkloadError(message, hint="write {{ and }} for braces of the shell")
         if context:
             message = f"command {command!r}: {{{key}}} stands {_CONTEXTS[context]}"
-            hint = f'a value is quoted already; assign it first: x={{{key}}}; ... "$x"'
+            hint = f'values are quoted already; assign the value first: x={{{key}}}; ... "$x"'
             if context == "$":
                 hint = f"a variable of the shell is written ${{{{{key}}}}}"
             raise WorkloadError(message, hint=hint)
@@ -114,7 +114,7 @@ def fill(command: str, item: dict[str, Any]) -> str:
         if key is None:
             continue
         if key not in item:
-            message = f"the command needs {key!r}, which the item does not have"
+            message = f"the item has no key {key!r}, which the command needs"
             raise PermanentError(message)
         value = item[key]
         parts.append(shlex.quote(value if isinstance(value, str) else json.dumps(value)))

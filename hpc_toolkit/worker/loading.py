@@ -79,7 +79,8 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         on_oom = getattr(workload, "on_oom", None)
         if not (on_oom is None or callable(on_oom)):
             message = f"{spec.function}.on_oom is not a method on_oom(context, items)"
-            raise WorkloadError(message, hint="it says whether items can be run again, smaller")
+            hint = "on_oom returns whether items can run again with less memory"
+            raise WorkloadError(message, hint=hint)
         return cast("Workload", workload)
     if spec.options:
         message = f"{spec.function} is a function; options are for classes: {list(spec.options)}"
@@ -113,9 +114,9 @@ def check_stage(stage: StageSpec) -> None:
 
 def _import(name: object, path: tuple[str, ...]) -> Any:
     if not isinstance(name, str) or name.startswith("__main__:"):
-        message = f"workload {name!r} is nothing to import: workers import the code from a file"
+        message = f"workload {name!r} cannot be imported: workers import code from files"
         own = name.partition(":")[2] if isinstance(name, str) else getattr(name, "__name__", "NAME")
-        hint = f"write it to a file such as work.py, and name it: 'work:{own}'"
+        hint = f"write the function to a file such as work.py, and name it: 'work:{own}'"
         raise WorkloadError(message, hint=hint)
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute.isidentifier()):
@@ -128,7 +129,7 @@ def _import(name: object, path: tuple[str, ...]) -> Any:
         module = _current(module_name, path)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
-            message = f"workload {name!r}: there is no module {error.name!r}"
+            message = f"workload {name!r}: no module named {error.name!r}"
             hint = f"looked in {', '.join(path) or 'the installed packages'}"
             raise WorkloadError(message, hint=hint) from error
         message = f"workload {name!r} cannot be imported: {error}"

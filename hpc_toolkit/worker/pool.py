@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.system.binding import Place, bind, place_workers
 from hpc_toolkit.system.clock import SystemClock
@@ -22,7 +22,6 @@ from hpc_toolkit.system.processes import die_with_parent, readable
 from hpc_toolkit.worker.worker import (
     DRAIN_SIGNALS,
     EXIT_COMPLETE,
-    EXIT_LEFT,
     WorkerOptions,
     start_worker,
 )
@@ -119,7 +118,7 @@ class Pool:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent(signal.SIGTERM)
             if os.getppid() != parent:
-                os._exit(EXIT_LEFT)
+                os._exit(TRY_AGAIN)
             place = self._places[slot]
             os.environ.update(local_environment(slot, self.workers) | place.environment())
             bind(place)
@@ -167,10 +166,10 @@ class Pool:
             error = HpcToolkitError(report["message"], hint=report["hint"])
             error.exit_code = report["code"]
             raise error
-        bad = [code for code in codes if code not in (EXIT_COMPLETE, EXIT_LEFT) and code >= 0]
+        bad = [code for code in codes if code not in (EXIT_COMPLETE, TRY_AGAIN) and code >= 0]
         if bad:
             return bad[0]
-        return EXIT_COMPLETE if EXIT_COMPLETE in codes else EXIT_LEFT
+        return EXIT_COMPLETE if EXIT_COMPLETE in codes else TRY_AGAIN
 
 
 def work_elsewhere(

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, RunError, WorkloadError
 from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 EXIT_COMPLETE = 0
-EXIT_LEFT = 75
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ask a worker to finish its item and exit."""
@@ -169,7 +168,7 @@ class Worker:
         while True:
             self._tick()
             if self._drain.requested:
-                return EXIT_LEFT
+                return TRY_AGAIN
             holds = self._host_watch.holds()
             assignment = None if holds else self._picker.next(self._runner.loaded, self._pacing)
             if assignment is not None:
@@ -196,7 +195,7 @@ class Worker:
                 self._pause.judge(self._stage, self._runner.counts)
             if self._pause.reason:
                 self._leave(self._pause.reason)
-                hint = "see 'hpctk status'; fix the cause, run 'hpctk retry', start workers again"
+                hint = "see 'hpctk status'; fix the cause, 'hpctk retry' and start workers again"
                 raise PausedError(self._pause.reason, hint=hint)
             if outcome is Outcome.STOPPED:
                 self._drain.request("no time for another item", 0.0)
@@ -279,12 +278,12 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
     hint = "fix that and start workers again; nothing is lost"
     gone = files.missing_directory(error)
     if gone is not None:
-        message = f"a worker cannot go on: {gone} is gone"
-        hint = f"'hpctk doctor {paths.root}' shows what is lost with it"
+        message = f"the worker stops: {gone} is missing"
+        hint = f"'hpctk doctor {paths.root}' shows what else is lost"
         if gone.name == "claims":
-            hint = f"'hpctk doctor {paths.root} --repair' makes it again; no result is lost"
+            hint = f"'hpctk doctor {paths.root} --repair' rebuilds it; no result is lost"
     failure = RunError(message, hint=hint)
-    failure.exit_code = EXIT_LEFT
+    failure.exit_code = TRY_AGAIN
     return failure
 
 

@@ -158,7 +158,7 @@ def test_claims_that_somebody_deleted_while_nothing_ran_cost_no_result(
 
     assert (counts.done, counts.pending) == (3, 3)
     assert refused.code == 75
-    assert "claims is gone" in refused.err
+    assert "claims is missing" in refused.err
     assert "hint: 'hpctk doctor run --repair'" in refused.err
     assert call("doctor", "run", "--repair", "--yes", root=home / "run").code == 0
     assert call("work", "run", *LEASE, root=home / "run").code == 0
@@ -186,7 +186,7 @@ def test_claims_that_somebody_deletes_while_workers_run_cost_no_result(
     for one in ended:
         assert one.code in (0, 75), one
         # Made again between the failed claim and the look at it, the directory is not gone.
-        said = ("claims is gone", *(("cannot write to run",) if made_again else ()))
+        said = ("claims is missing", *(("cannot write to run",) if made_again else ()))
         assert one.code == 0 or any(words in one.err for words in said), one
     claims.mkdir(exist_ok=True)
     assert call("work", "run", *LEASE, root=home / "run").code == 0

@@ -134,7 +134,7 @@ def check_ends(ended: list[Struck], where: str) -> None:
     assert 0 in [one.code for one in ended], f"{where}: {ended}"
     for one in ended:
         assert one.code in (0, 75), f"{where}: {one}"
-        wanted = "" if one.code == 0 else "error: another coordinator decides"
+        wanted = "" if one.code == 0 else "error: another coordinator is running"
         assert one.err.startswith(wanted), f"{where}: {one}"
         assert "Traceback" not in one.err, f"{where}: {one}"
 

@@ -39,7 +39,7 @@ def init(hpctk: Hpctk, *words: object, items: str = '{"id": 1}\n') -> Any:
 @pytest.mark.parametrize(
     ("workload", "message", "hint"),
     [
-        ("nowhere:work", "there is no module 'nowhere'", "looked in "),
+        ("nowhere:work", "no module named 'nowhere'", "looked in "),
         ("json:load_", "module 'json' has no 'load_'", "did you mean 'loads?'"),
         ("json:a.b", "is not MODULE:NAME", "such as hpc_toolkit"),
         ("broken:work", "cannot be imported: ZeroDivisionError: division by zero", "import broken"),
@@ -95,7 +95,7 @@ def test_strict_code_refuses_a_workload_that_changed(hpctk: Hpctk, tmp_path: Pat
     [
         ('{"id": 1}\n\n\nnope\n', "stdin, line 4, column 1: not JSON: Expecting value"),
         ("[1, 2]\n", "stdin, line 1: not a JSON object but list"),
-        ('{"a": 1, "b": 2}\n{"b": 2, "a": 1}\n', "item 1 is there twice"),
+        ('{"a": 1, "b": 2}\n{"b": 2, "a": 1}\n', "item 1 is a duplicate"),
         ("\n  \n", "the list of items is empty"),
         ("[" * 100_000 + "\n", "stdin, line 1: not JSON"),
     ],
@@ -121,7 +121,7 @@ def test_group_key_that_an_item_lacks_is_refused_with_the_near_miss(hpctk: Hpctk
     ended = init(hpctk, "--workload", NOOP, "--group-by", "checkpoint", items=items)
 
     assert_refused(
-        ended, "item 1 has no key 'checkpoint', by which", hint="did you mean 'checkpiont'?"
+        ended, "item 1 has no key 'checkpoint', which", hint="did you mean 'checkpiont'?"
     )
 
 
@@ -153,7 +153,7 @@ def test_placeholder_that_is_not_plain_is_refused(hpctk: Hpctk, command: str, me
 def test_init_of_an_existing_directory_is_refused(hpctk: Hpctk, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
 
-    assert_refused(init(hpctk, "--workload", NOOP), "run exists", hint="'hpctk work' continues it")
+    assert_refused(init(hpctk, "--workload", NOOP), "run exists", hint="continue it with 'hpctk work'")
 
     assert list((tmp_path / "run").iterdir()) == []
 
@@ -170,7 +170,7 @@ def test_path_that_is_no_run_is_refused(hpctk: Hpctk, command: str) -> None:
 
     Path("here").touch()
     ended = hpctk(command, "here", *words)
-    assert_refused(ended, r"here is not a run but a file", hint="name the run's directory")
+    assert_refused(ended, r"here is a file, not a run", hint="name the run's directory")
 
 
 def change_manifest(run: Run, **changes: Any) -> None:
@@ -218,7 +218,7 @@ def test_run_that_everybody_can_write_is_refused_before_its_code_runs(
 
     ended = hpctk(words[0], "run", *words[1:], stdin='{"id": 2}')
 
-    assert_refused(ended, "is writable by everybody, and a run names code", hint="chmod o-w")
+    assert_refused(ended, "is world-writable, and its code", hint="chmod o-w")
     assert not (tmp_path / "canary").exists()
 
 
@@ -244,7 +244,7 @@ def test_run_of_another_user_is_refused(hpctk: Hpctk) -> None:
     run = hpctk.make([{}])
     os.chown(run.root, 12345, -1)
 
-    assert_refused(hpctk("work", "run"), "belongs to user 12345", hint="run of your own")
+    assert_refused(hpctk("work", "run"), "belongs to user 12345", hint="create your own run")
 
 
 def test_run_made_with_an_open_umask_is_not_refused(hpctk: Hpctk) -> None:
@@ -327,7 +327,7 @@ def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
         (["--workers", "0"], "workers must be 1 to 1024, got 0"),
         (["--workers", "1000000000"], "workers must be 1 to 1024, got 1000000000"),
         (["--deadline", "-5"], "--deadline: '-5' is not a duration"),
-        (["--deadline", "@nan"], "deadline 'nan' is not a number of seconds"),
+        (["--deadline", "@nan"], "deadline 'nan' is not a time"),
         (["--idle-exit", "nan"], "--idle-exit: 'nan' is not a duration"),
         (["--lease", "0"], "--lease: '0' is zero"),
         (["--grace", "99999999999s"], "--grace: '99999999999s' is too large"),

@@ -273,7 +273,7 @@ def test_run_may_be_left_out_where_only_one_is_meant(hpctk: Hpctk) -> None:
     for words in (["gather"], ["work"], ["logs"], ["status", "--watch"]):
         ended = hpctk(*words)
         assert (ended.code, ended.out) == (1, "")
-        assert "error: which run? Below ./runs there is: runs/only, runs/second" in ended.err
+        assert "error: no run is named, and ./runs contains: runs/only, runs/second" in ended.err
         assert "set HPCTK_RUN" in ended.err
 
 
@@ -281,7 +281,7 @@ def test_status_without_any_run_says_how_to_make_one(hpctk: Hpctk) -> None:
     ended = hpctk("status")
 
     assert (ended.code, ended.out) == (0, "")
-    assert "make one with 'hpctk init'" in ended.err
+    assert "create one with 'hpctk init'" in ended.err
 
 
 def test_completion_installs(hpctk: Hpctk, tmp_path: Path) -> None:

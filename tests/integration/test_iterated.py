@@ -184,7 +184,7 @@ def test_workers_are_bound_to_their_part_of_the_machine_replaced_ones_too(hpctk:
 
     refused = hpctk("work", "run", "--workers", len(cpus) + 1, "--cpus-per-worker", 1)
     assert refused.code == 1
-    assert f"and this process may use {len(cpus)}" in refused.err
+    assert f"but this process can use only {len(cpus)}" in refused.err
 
 
 def test_a_monitor_dies_with_its_killed_pool(hpctk: Hpctk) -> None:
@@ -252,4 +252,4 @@ def test_verify_lists_what_is_wrong_with_a_file(hpctk: Hpctk) -> None:
     ]
     refused = hpctk("gather", "rows.jsonl", "--check", "--recompute", 1)
     assert (refused.code, refused.out) == (1, "")
-    assert "does not say which code made it" in refused.err
+    assert "does not record which code" in refused.err

@@ -237,7 +237,7 @@ def test_uneven_ranks_need_every_node(slurm: FakeSlurm) -> None:
     code, output = slurm.run(script_of(slurm))
 
     assert code == 1
-    assert "error: a node is not fit for this job: see above" in output
+    assert "error: a node failed the preflight: see above" in output
     assert not [call for call in slurm.calls("srun") if "work" in call]
 
 
@@ -401,7 +401,7 @@ def test_a_node_that_is_lost_before_it_was_checked_lets_the_job_start_again(
     once, refusal = slurm.run(script_of(slurm, template, requeue=False, **program))
 
     assert code == 0, output
-    assert "a node was lost before its checks were done: see above" in output
+    assert "a node was lost before the preflight was complete: see above" in output
     assert slurm.requeued
     assert once == 75
     assert "not requeued: --no-requeue" in refusal
@@ -561,7 +561,7 @@ def test_the_teardown_does_not_wait_for_the_ranks_of_a_lost_node(
     os.kill(int((slurm.root / "rank.pid").read_text()), signal.SIGTERM)
     output, _ = process.communicate(timeout=20)
 
-    assert ("srun still waits for a lost node: leaving" in output) is lost, output
+    assert ("srun still waits for a lost node; exiting" in output) is lost, output
     assert process.returncode == (143 if lost else 75)
     assert (slurm.root / "torn-down").exists()
 

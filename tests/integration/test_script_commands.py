@@ -85,9 +85,9 @@ def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--items", "toy.toml"], "--campaign: the file says all that a campaign's run needs"),
-        (["--max-attempts", "5"], "--campaign: the file says all that a campaign's run needs"),
-        (["--open"], "--campaign: the file says all that a campaign's run needs"),
+        (["--items", "toy.toml"], "--campaign: no other option can be given"),
+        (["--max-attempts", "5"], "--campaign: no other option can be given"),
+        (["--open"], "--campaign: no other option can be given"),
     ],
 )
 def test_a_campaigns_run_takes_no_other_option(toy: Hpctk, words: list[str], message: str) -> None:

@@ -221,7 +221,7 @@ class Bomb:
         ("STSBenchmarc", "mteb has no task 'STSBenchmarc'", "did you mean 'STSBenchmark'"),
         ("mteb.mocks:MockImageClassificationTask", "is about image, and models read text", ""),
         ("mteb.mocks:Nope", "module 'mteb.mocks' has no 'Nope'", ""),
-        ("nowhere:Task", "there is no module 'nowhere'", "where the run was made"),
+        ("nowhere:Task", "no module named 'nowhere'", "where the run was made"),
         (f"{__name__}:Bomb", "is not a class of mteb's AbsTask but Bomb", ""),
         (f"{__name__}:value_of", "is not a class of mteb's AbsTask but value_of", ""),
         ("unasked:Task", "module 'unasked' is not among the workload's own_tasks", "makes the run"),

@@ -195,7 +195,7 @@ def bootstrap(suite: str, root: Path) -> None:
         shutil.rmtree(root, ignore_errors=True)
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
-        message = f"Debian {suite} could not be built: {last} (all of it is in {log})"
+        message = f"Debian {suite} could not be built: {last} (see the whole log in {log})"
         raise NoRootError(message)
 
 

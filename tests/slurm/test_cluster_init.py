@@ -86,7 +86,7 @@ def test_a_drafted_file_is_valid_and_not_overwritten(site: Site) -> None:
     assert site.hpctk("cluster", "validate", path, "mine").stdout == f"{path}: ok\n{path}: ok\n"
     again = site.run(sys.executable, "-m", "hpc_toolkit", "cluster", "init", "mine", "--from-slurm")
     assert again.returncode == 1
-    assert "there is a file already" in again.stderr
+    assert "the file exists" in again.stderr
 
 
 def test_a_script_for_a_drafted_cluster_is_accepted_and_names_its_partition(site: Site) -> None:

@@ -365,7 +365,7 @@ def test_env_says_when_srun_needs_exec(lab: LabUnderTest) -> None:
     done = elsewhere(lab, "env", "--dir", lab.directory)
 
     assert done.stdout == f"export SLURM_CONF={lab.slurm_conf}\n"
-    assert "this machine's name means 192.0.2.77" in done.stderr
+    assert "this machine's name resolves to 192.0.2.77" in done.stderr
     assert f"hpctk lab exec --dir {lab.directory}" in done.stderr
 
 

@@ -236,8 +236,8 @@ def test_up_in_a_root_that_is_not_a_mount_point_says_how_to_make_it_one(
         told = run("up", "--nodes", "1", "--dir", small.directory)
 
     assert told == (
-        "error: no process can be made a host of its own here: / is not a mount point\n"
-        "hint: in a chroot to DIR: leave it, run 'mount --bind DIR DIR' and enter it again\n"
+        "error: namespaces for the lab's hosts cannot be created: / is not a mount point\n"
+        "hint: in a chroot: leave it, run 'mount --bind DIR DIR' and enter it again\n"
     )
 
 
@@ -736,7 +736,7 @@ def test_where_no_namespace_can_be_had_up_says_why(small: LabUnderTest) -> None:
     done = small.run(*outer, *argv, check=False)
 
     assert done.returncode == 1
-    assert "no process can be made a host of its own here: unshare: " in done.stderr
+    assert "namespaces for the lab's hosts cannot be created: unshare: " in done.stderr
     assert "hint: a lab needs root with CAP_SYS_ADMIN" in done.stderr
     assert not processes_of(small)
 

@@ -99,7 +99,7 @@ def test_a_submitted_job_does_the_work_and_its_log_is_found(desk: Desk) -> None:
     assert desk.lab.scontrol("show", "job", job).count(str(copy)) >= 1
     refused = desk.call("submit", *SMALL, "--run", run, check=False)
     assert refused.returncode == 1
-    assert "is complete: nothing is left" in refused.stderr
+    assert "is complete: no items are left" in refused.stderr
 
 
 def test_cancel_leaves_jobs_of_others_alone(desk: Desk) -> None:
@@ -239,7 +239,7 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
     # A job that is held is not tested by Slurm.
     every = desk.call("submit", *SMALL, "--nodes", "8", "--run", run)
 
-    assert "note: n3 may be taken all the same" in every.stderr
+    assert "note: n3 may be allocated after all" in every.stderr
     assert "Requested node configuration is not available" in every.stderr
     assert "ExcNodeList=(null)\n" in desk.lab.scontrol("show", "job", every.stdout.strip())
 

@@ -42,9 +42,9 @@ KILLED = -int(signal.SIGKILL)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"cpus_per_worker": -1.0}, "--cpus-per-worker: -1 is not an amount"),
-        ({"gpus_per_worker": float("nan")}, "--gpus-per-worker: nan is not an amount"),
-        ({"gpus_per_worker": 1.5}, "whole GPUs or a part of one, not 1.5"),
+        ({"cpus_per_worker": -1.0}, "--cpus-per-worker: -1 is not a valid amount"),
+        ({"gpus_per_worker": float("nan")}, "--gpus-per-worker: nan is not a valid amount"),
+        ({"gpus_per_worker": 1.5}, "whole GPUs or a fraction of one, not 1.5"),
     ],
 )
 def test_settings_that_ray_cannot_give_are_refused(values: dict[str, Any], message: str) -> None:
@@ -84,7 +84,7 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
 
 
 def test_an_address_of_ray_without_its_engine_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--ray-address is for workers that are actors"):
+    with pytest.raises(ConfigError, match="--ray-address needs --engine ray"):
         ray_settings("local", Shares(), on_ray=False)
 
 
@@ -221,7 +221,7 @@ def test_a_node_that_lacks_the_run_says_so() -> None:
     report = actor.run()
 
     assert report["code"] == 1
-    assert "has no directory /no/such/run" in report["error"]["message"]
+    assert "cannot see /no/such/run" in report["error"]["message"]
     assert actor.identity()[1] == 0
 
 
@@ -473,9 +473,15 @@ def test_what_a_worker_met_is_raised_with_its_hint_and_code(
     ("fields", "message"),
     [
         ({}, "the template ray needs a program"),
-        ({"command": ("train",), "ntasks_per_node": 4}, "--ntasks-per-node: Ray has one task on"),
-        ({"command": ("train",), "container": "/image.sif"}, "--container: Ray has one task on"),
-        ({"command": ("train",), "run": "runs/a"}, "--run: the template ray works on no run"),
+        (
+            {"command": ("train",), "ntasks_per_node": 4},
+            "--ntasks-per-node: the template ray starts one task",
+        ),
+        (
+            {"command": ("train",), "container": "/image.sif"},
+            "--container: the template ray starts one task",
+        ),
+        ({"command": ("train",), "run": "runs/a"}, "--run: not used by the template ray"),
     ],
 )
 def test_what_the_script_of_a_ray_would_leave_out_is_refused(

@@ -101,9 +101,9 @@ def test_ordinary_odd_values_are_accepted(fields: dict[str, Any]) -> None:
         *[({"command": (value,)}, "the program after --: ") for value in ("a\nb", "", "-x")],
         ({"command": ("x", "a\nb")}, "the program after --: "),
         ({"command": ("x", 40000 * "x")}, "the program after --: "),
-        ({"command": ("x", *(5 * [30000 * "x"]))}, "more than 131072 characters"),
+        ({"command": ("x", *(5 * [30000 * "x"]))}, "longer than 131072 characters"),
         ({"conda": "x", "venv": "/x"}, "--conda and --venv exclude each other"),
-        ({"bind": ("/a",)}, "the script has no container"),
+        ({"bind": ("/a",)}, "--bind needs --container"),
     ],
 )
 def test_a_value_that_could_be_misread_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -128,7 +128,7 @@ def test_conda_is_sourced_from_the_sites_base_or_from_that_of_the_path() -> None
 
 @pytest.mark.parametrize("conda", ["torch", "/home/u/torch"])
 def test_conda_without_a_base_is_refused(conda: str) -> None:
-    with pytest.raises(RenderError, match="nothing says where conda is installed") as caught:
+    with pytest.raises(RenderError, match="the path of conda is unknown") as caught:
         around(conda=conda)
 
     assert "clusters/generic.toml: conda_base" in caught.value.message
@@ -202,9 +202,9 @@ def test_nodes_are_given_back_where_the_script_can(
     [
         ("command", {}, "the template command needs a program"),
         ("command", {"command": ("x",), "run": "r"}, "--run: "),
-        ("work-queue", {"command": ("x",)}, "the template work-queue runs hpctk, and no 'x'"),
-        ("array", {}, "--array: the template array needs it"),
-        ("work-queue", {"array": "0-3"}, "--array: the template work-queue is one job"),
+        ("work-queue", {"command": ("x",)}, "the template work-queue cannot run 'x'"),
+        ("array", {}, "the template array needs --array"),
+        ("work-queue", {"array": "0-3"}, "--array: not supported by the template work-queue"),
     ],
 )
 def test_what_a_template_would_leave_out_is_refused(

@@ -361,7 +361,7 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
         (["--subtables", "2", "--arms-share", "nan"], "a part of nan of the arms"),
         (
             ["-o", "out.svg", "--until", "0.9"],
-            "out.svg: searches that end at a goal have no curves",
+            "out.svg: with --until there are no curves",
         ),
         (["-o", "gone/out.json"], "gone/out.json: there is no directory .*gone"),
         (["--table", "gone.csv"], "gone.csv: no such file"),

@@ -94,11 +94,21 @@ def test_gpus_are_shared_out_in_order(gpus: float, workers: int, expected: list[
 @pytest.mark.parametrize(
     ("shares", "workers", "match", "hint"),
     [
-        ({"cpus": 4}, 5, r"5 workers x --cpus-per-worker 4 = 20 CPUs.*may use 16", "--workers 4"),
-        ({"cpus": 40}, 1, "may use 16", "--cpus-per-worker 16"),
-        ({"gpus": 0.5}, 9, "need 5 GPUs, and this process sees 4", "fewer workers"),
-        ({"memory_bytes": 20 * GIB}, 4, "20.0 GiB: there are 64.0 GiB", "--workers 3"),
-        ({"memory_bytes": 80 * GIB}, 1, "there are 64.0 GiB", "--memory-per-worker 65536M"),
+        (
+            {"cpus": 4},
+            5,
+            r"5 workers x --cpus-per-worker 4 = 20 CPUs.*can use only 16",
+            "--workers 4",
+        ),
+        ({"cpus": 40}, 1, "can use only 16", "--cpus-per-worker 16"),
+        ({"gpus": 0.5}, 9, "need 5 GPUs, but this process sees 4", "fewer workers"),
+        ({"memory_bytes": 20 * GIB}, 4, "20.0 GiB exceed the available 64.0 GiB", "--workers 3"),
+        (
+            {"memory_bytes": 80 * GIB},
+            1,
+            "exceed the available 64.0 GiB",
+            "--memory-per-worker 65536M",
+        ),
     ],
 )
 def test_more_than_there_is_is_refused(
@@ -110,7 +120,7 @@ def test_more_than_there_is_is_refused(
 
 
 def test_a_quota_of_the_container_counts_beside_its_cpus() -> None:
-    with pytest.raises(ConfigError, match=r"may use 2\.5"):
+    with pytest.raises(ConfigError, match=r"can use only 2\.5"):
         place_workers(machine(cpu_quota=2.5), Shares(cpus=1), 3)
     assert len(place_workers(machine(cpu_quota=3.0), Shares(cpus=1), 3)) == 3
 

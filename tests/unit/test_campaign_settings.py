@@ -26,8 +26,8 @@ BUDGET = {"budget": 6, "pending": 2}
 @pytest.mark.parametrize(
     ("search", "says"),
     [
-        ({}, "search: nothing says when the search ends"),
-        ({"policy": "random"}, "search: nothing says when the search ends"),
+        ({}, "search: no budget is set"),
+        ({"policy": "random"}, "search: no budget is set"),
         ({"budget": 0}, "search: budget: 0 is not a whole number"),
         ({"budget": 21}, "search.budget: 21, but there are 20 arms"),
         ({"evaluations": 2.5}, "search: evaluations: 2.5 is not a whole number from 1"),
@@ -166,7 +166,7 @@ def test_new_campaigns_ask_in_rounds_and_older_ones_over_a_window(tmp_path: Path
 
     assert read_settings(run.paths, record).search.asks == "window"
     record["search"]["group_pulls"] = True
-    with pytest.raises(RunError, match=r"began with search\.group_pulls, which this version"):
+    with pytest.raises(RunError, match=r"search\.group_pulls is set, which this version"):
         read_settings(run.paths, record)
 
 

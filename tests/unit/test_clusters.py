@@ -50,7 +50,7 @@ def test_load_cluster_by_path_takes_the_name_of_the_file(tmp_path: Path) -> None
 
 
 def test_load_cluster_of_an_unknown_name_gives_the_near_miss() -> None:
-    with pytest.raises(ConfigError, match="no cluster is called 'kilarney'") as caught:
+    with pytest.raises(ConfigError, match="unknown cluster: 'kilarney'") as caught:
         load_cluster("kilarney")
 
     assert "did you mean 'killarney'?" in caught.value.hint
@@ -111,7 +111,7 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("defaults = {account = 'a;b'}", "defaults: account"),
         ("defaults = {cpus_per_task = 5000}", "defaults: cpus_per_task"),
         ("identify = {env = 'SITE'}", "identify: env"),
-        ("choose_partition = true", "choose_partition: there are no"),
+        ("choose_partition = true", "choose_partition: no "),
         ("conda_base = 'opt/conda'", "conda_base"),
         ("binds = ['/data:/data:rx']", "binds"),
         ("nccl = {LD_LIBRARY_PATH = '/x'}", "nccl: LD_LIBRARY_PATH is not a variable"),
@@ -124,7 +124,7 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("partitions = ['gpu']", "partitions"),
         ("partitions = [{max_walltime = '5'}]", "partitions"),
         ("partitions = [{name = 'a b'}]", r"partitions\[1\]: name"),
-        ("partitions = [{name = 'a'}, {name = 'a'}]", "partitions: 'a' is there twice"),
+        ("partitions = [{name = 'a'}, {name = 'a'}]", "partitions: 'a' is listed twice"),
         ("partitions = [{name = 'gpu', mem_per_node = 5}]", r"partitions\.gpu: mem_per_node"),
     ],
 )

@@ -139,7 +139,7 @@ def test_two_of_one_layer_recognized_by_the_same_sign_are_refused(here: Path) ->
     identified(here, "b", "hostname = '*'")
 
     with pytest.raises(
-        ConfigError, match=r"a and b are both recognized .* identify\.hostname"
+        ConfigError, match=r"a and b both match this machine, by identify\.hostname"
     ) as e:
         resolve_cluster(None)
 

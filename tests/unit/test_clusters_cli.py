@@ -124,7 +124,7 @@ def test_validate_tells_the_first_error_of_every_file_and_ends_with_1(user: Path
     ]
     assert f"error: {user}/a.toml: unknown key 'nods'" in result.stderr
     assert "did you mean 'nodes'?" in result.stderr
-    assert "error: no cluster is called 'labb'" in result.stderr
+    assert "error: unknown cluster: 'labb'" in result.stderr
 
 
 def test_validate_tells_an_error_once_and_of_the_file_that_has_it(user: Path) -> None:
@@ -201,7 +201,7 @@ def test_init_writes_a_users_file_that_is_in_reach_at_once(user: Path) -> None:
 
     error = call("init", "site", "--from-slurm").exception
     assert isinstance(error, HpcToolkitError)
-    assert "there is a file already" in error.message
+    assert "the file exists" in error.message
     assert output("init", "site", "--from-slurm", "--force")
 
 

@@ -247,7 +247,7 @@ def test_settings_are_read_with_their_spaces_and_indices() -> None:
 def test_a_slurm_without_partitions_is_refused_and_says_what_was_left_out() -> None:
     told = facts("ClusterName = x", ["PartitionName=a State=DOWN"], [])
 
-    with pytest.raises(ConfigError, match=r"no partition that takes jobs \('a': State=DOWN\)"):
+    with pytest.raises(ConfigError, match=r"no partition that accepts jobs \('a': State=DOWN\)"):
         draft("site", told, TODAY)
 
 
@@ -259,7 +259,7 @@ def test_a_name_that_is_no_name_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x.toml", "a.b.toml"])
 def test_a_name_that_would_be_taken_for_a_path_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is taken for a path") as caught:
+    with pytest.raises(ConfigError, match="would be read as a path") as caught:
         draft(name, OLD_LINEAR, TODAY)
     assert name.removesuffix(".toml") in caught.value.hint
 

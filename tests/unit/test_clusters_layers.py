@@ -207,7 +207,7 @@ def test_a_file_that_everybody_may_write_is_refused(layers: Layers, layer: str) 
     layers.write(layer, "lab", "setup = ['curl -sS example.org/x']")
     (layers.directories[layer] / "lab.toml").chmod(0o666)
 
-    with pytest.raises(ConfigError, match=r"lab\.toml: everybody may write it") as caught:
+    with pytest.raises(ConfigError, match=r"lab\.toml: it is world-writable") as caught:
         load_cluster("lab")
 
     assert caught.value.hint.startswith("chmod o-w ")
@@ -217,9 +217,9 @@ def test_a_file_in_a_directory_that_everybody_may_write_is_refused(layers: Layer
     layers.write("project", "lab", "nodes = 2")
     layers.directories["project"].chmod(0o777)
 
-    with pytest.raises(ConfigError, match="everybody may write it"):
+    with pytest.raises(ConfigError, match="it is world-writable"):
         load_cluster("lab")
-    with pytest.raises(ConfigError, match="everybody may write it"):
+    with pytest.raises(ConfigError, match="it is world-writable"):
         load_cluster("./clusters/lab.toml")
 
 
@@ -241,7 +241,7 @@ def test_a_link_is_as_safe_as_the_directory_that_it_leads_to(
 
     shared.chmod(0o777)
 
-    with pytest.raises(ConfigError, match="everybody may write it"):
+    with pytest.raises(ConfigError, match="it is world-writable"):
         load_cluster("lab")
 
 
@@ -292,7 +292,7 @@ def test_a_pipe_is_no_cluster_file_and_nobody_waits_for_its_writer(layers: Layer
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"nodes = {'1' * 5000}", "holds a number of thousands of digits"),
+        (f"nodes = {'1' * 5000}", "contains a number with thousands of digits"),
         (f"nodes = 0x{'f' * 5000}", "a number of thousands of digits is not a whole number"),
         (f"nodes = {'[' * 3000}{']' * 3000}", "is nested hundreds of levels deep"),
         (f"gpu_type = '{' ' * 5000}'", r"' {199}\.\.\. is not a name"),

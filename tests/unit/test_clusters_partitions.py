@@ -71,7 +71,7 @@ def test_a_job_that_fits_nowhere_is_refused_with_the_reason_of_each() -> None:
         choose_partition(MIXED, needs(nodes=3, cpus=60, time_s=86400))
 
     assert caught.value.message == (
-        "no partition of site gives 3 nodes with 4 GPUs for 1-00:00:00 (site.toml: partitions:"
+        "no partition of site offers 3 nodes with 4 GPUs for 1-00:00:00 (site.toml: partitions:"
         " short: time at most 03:00:00; long: nodes at most 2; big: CPUs a node at most 48)"
     )
     assert "requeue" in caught.value.hint
@@ -160,7 +160,7 @@ def test_a_restricted_partition_is_never_chosen_and_taken_if_named() -> None:
 
 def test_a_site_of_restricted_partitions_wants_one_to_be_named() -> None:
     text = "[[partitions]]\nname = 'a'\nrestricted = true"
-    with pytest.raises(RenderError, match="all of them are restricted") as caught:
+    with pytest.raises(RenderError, match="all partitions are restricted") as caught:
         choose_partition(parse_cluster(text, file="s.toml", name="s"), needs())
     assert "--partition" in caught.value.hint
 

@@ -358,7 +358,7 @@ def test_a_coordinator_that_is_late_for_the_seal_leaves_without_a_failure(
 
     monkeypatch.setattr(late, "_encode", frozen)
 
-    with pytest.raises(TryAgainLaterError, match="another coordinator ended the search"):
+    with pytest.raises(TryAgainLaterError, match="another coordinator has finished the search"):
         late.run()
 
 

@@ -552,7 +552,7 @@ def test_a_side_whose_partner_gave_up_does_not_wait_for_it(
     one, _ = talk
     assert remove_area(tmp_path)
 
-    with pytest.raises(SilentSideError, match="the other side gave up"):
+    with pytest.raises(SilentSideError, match="the other side stopped"):
         one.receive(1, 60.0)
 
 
@@ -576,7 +576,7 @@ def test_a_childs_error_and_its_death_are_told_apart_from_answers() -> None:
     assert ask_child(lambda: [1, "a"], 400.0) == [1, "a"]
     with pytest.raises(OSError, match="Function not implemented"):
         ask_child(lambda: not_implemented(""), 400.0)
-    with pytest.raises(OSError, match="the process that asked died"):
+    with pytest.raises(OSError, match="the calling process died"):
         ask_child(lambda: os._exit(3), 400.0)
 
 

@@ -205,7 +205,7 @@ def test_without_yes_and_a_terminal_the_plan_is_shown_and_nothing_done(toy: ToyR
 
     assert code == 0
     assert "make control" in out
-    assert "nothing was changed; --yes does it" in out
+    assert "nothing was changed; add --yes to repair" in out
     assert tree(toy.root) == before
 
 
@@ -236,7 +236,7 @@ def test_a_run_of_somebody_else_is_refused_before_the_plan_is_shown(
     toy.paths.control.rmdir()
     (toy.root / "run.json").chmod(0o666)
 
-    with pytest.raises(RunError, match="writable by everybody"):
+    with pytest.raises(RunError, match="world-writable"):
         doctor(str(toy.root), repair=True, yes=True)
 
     assert capsys.readouterr().out == ""

@@ -199,7 +199,7 @@ def test_the_built_in_cluster_stands_for_labs_within_it(
     [
         ({"nodes": 0}, "--nodes: 0 is outside 1..256"),
         ({"gpus_per_node": -1}, "--gpus-per-node: -1 is outside 0..64"),
-        ({"gpu_type": "l40s:4\nSlurmUser=x"}, "--gpu-type: .* is not a type of GPU"),
+        ({"gpu_type": "l40s:4\nSlurmUser=x"}, "--gpu-type: .* is not a valid GPU type"),
         ({"gpu_type": ""}, "--gpu-type: '' is not"),
     ],
 )
@@ -222,7 +222,7 @@ def test_settings_are_said_in_words(settings: LabSettings, words: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "-x", "../x", "Lab", "x" * 40, "a\n"])
 def test_a_name_that_is_no_directory_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is not a valid name of a lab"):
+    with pytest.raises(ConfigError, match="is not a valid lab name"):
         check_name(name)
 
 
@@ -237,7 +237,7 @@ def test_a_directory_too_long_for_a_socket_is_refused_from_the_first_byte_on() -
     longest = Path("/" + "d" * (room - 1))
 
     assert len(str(LabPaths(longest).munge_socket)) == MAX_SOCKET_BYTES
-    with pytest.raises(ConfigError, match="1 bytes too long for a socket"):
+    with pytest.raises(ConfigError, match="1 bytes too long for its sockets"):
         LabPaths(Path(f"{longest}d"))
 
 

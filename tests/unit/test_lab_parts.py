@@ -329,14 +329,14 @@ class TestDirectory:
         paths.root.mkdir()
         paths.root.chmod(mode)
 
-        with pytest.raises(ConfigError, match="others may write there"):
+        with pytest.raises(ConfigError, match="other users can write to it"):
             make_directory(paths)
 
     def test_a_directory_below_one_open_to_all_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "open").mkdir()
         (tmp_path / "open").chmod(0o777)
 
-        with pytest.raises(ConfigError, match="others may replace it, since all may write to"):
+        with pytest.raises(ConfigError, match="other users can replace it, since all can write to"):
             make_directory(LabPaths(tmp_path / "open/lab"))
 
     @as_root
@@ -345,7 +345,7 @@ class TestDirectory:
         os.chown(tmp_path / "shared", -1, SHARED_GROUP)
         (tmp_path / "shared").chmod(0o775)
 
-        with pytest.raises(ConfigError, match=f"group {SHARED_GROUP} may write to .*/shared"):
+        with pytest.raises(ConfigError, match=f"group {SHARED_GROUP} can write to .*/shared"):
             make_directory(LabPaths(tmp_path / "shared/lab"))
         (tmp_path / "shared").chmod(0o1775)
         make_directory(LabPaths(tmp_path / "shared/lab"))
@@ -358,7 +358,7 @@ class TestDirectory:
         os.chown(tmp_path / "theirs", NOBODY, -1)
 
         for others_of_root in (False, True):
-            with pytest.raises(ConfigError, match=f"user {NOBODY} may write to .*/theirs"):
+            with pytest.raises(ConfigError, match=f"user {NOBODY} can write to .*/theirs"):
                 check_owner(tmp_path / "theirs/deep/lab", others_of_root=others_of_root)
 
     @as_root
@@ -390,7 +390,9 @@ class TestDirectory:
         (paths.root / "thesis.tex").touch()
         before = paths.root.stat().st_mode
 
-        with pytest.raises(ConfigError, match="holds files that are not a lab's, such as db"):
+        with pytest.raises(
+            ConfigError, match="contains files that do not belong to a lab, such as db"
+        ):
             make_directory(paths)
         assert Lab(paths).down() == 0
         assert {one.name for one in paths.root.iterdir()} == {"lab.json", "db", "thesis.tex"}

@@ -76,7 +76,7 @@ def test_a_manifest_that_cannot_be_opened_is_refused_with_a_hint(tmp_path: Path)
 def test_a_file_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(RunError, match=r"file is not a run but a file") as caught:
+    with pytest.raises(RunError, match=r"file is a file, not a run") as caught:
         read_manifest(tmp_path / "file")
 
     assert caught.value.hint == "name the run's directory; -o names a file that is written"
@@ -85,7 +85,7 @@ def test_a_file_is_not_a_run(tmp_path: Path) -> None:
 def test_manifest_itself_is_refused_and_its_directory_named(tmp_path: Path) -> None:
     root = written(tmp_path, FULL.to_bytes())
 
-    with pytest.raises(RunError, match=r"run\.json is not a run but a file") as caught:
+    with pytest.raises(RunError, match=r"run\.json is a file, not a run") as caught:
         read_manifest(root / "run.json")
 
     assert caught.value.hint == f"name the run's directory: {root}"
@@ -169,7 +169,7 @@ def test_check_trust_refuses_what_everybody_can_write(tmp_path: Path, which: str
     written(tmp_path, FULL.to_bytes())
     (tmp_path / which).chmod(0o777)
 
-    with pytest.raises(RunError, match="writable by everybody") as caught:
+    with pytest.raises(RunError, match="world-writable") as caught:
         check_trust(tmp_path)
 
     assert caught.value.hint == f"chmod o-w {str(tmp_path / which)!r}"
@@ -204,7 +204,7 @@ def test_find_run_without_a_choice_lists_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"which run.* there is: none"):
+    with pytest.raises(ConfigError, match=r"no run is named.* contains: none"):
         find_run(None, {})
 
     for name in ("b", "a"):
@@ -213,6 +213,6 @@ def test_find_run_without_a_choice_lists_what_there_is(
     (tmp_path / "runs" / "no-run").mkdir()
 
     assert all_runs() == [Path("runs/a"), Path("runs/b")]
-    with pytest.raises(ConfigError, match="there is: runs/a, runs/b") as caught:
+    with pytest.raises(ConfigError, match="contains: runs/a, runs/b") as caught:
         find_run(None, {})
     assert "HPCTK_RUN" in caught.value.hint

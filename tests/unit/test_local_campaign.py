@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.campaign.local import LocalWorkers
-from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.worker.worker import EXIT_COMPLETE, EXIT_LEFT, WorkerOptions
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
+from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ def test_workers_leave_if_the_coordinator_fails(root: Path, told: list[int]) -> 
         while not told and time.monotonic() < end:
             tick()
         tick()
-        return EXIT_LEFT
+        return TRY_AGAIN
 
     with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 3"):
         crew(root, drained).work(1, WorkerOptions())
@@ -99,7 +99,7 @@ def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_live
             tick()
             if starts.exists() and len(starts.read_text()) >= long_lives:
                 monkeypatch.setattr("hpc_toolkit.campaign.local._LONG_LIFE_S", 600.0)
-        return EXIT_LEFT
+        return TRY_AGAIN
 
     long_lives = 1000
     with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code -9"):

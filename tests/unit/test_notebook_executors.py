@@ -181,7 +181,7 @@ def test_a_command_that_fails_before_the_step_ends_the_job(folder: Path, tmp_pat
 def test_a_site_whose_nodes_are_to_be_set_up_is_refused_with_its_file(folder: Path) -> None:
     site = replace(SITE, node_setup=("tar xf /data/set.tar -C /tmp",))
 
-    with pytest.raises(ConfigError, match=r"clusters/lab\.toml: node_setup: .* once on each") as it:
+    with pytest.raises(ConfigError, match=r"clusters/lab\.toml: node_setup: .* once per") as it:
         notebook.executor(site, folder=folder)
 
     assert "node_setup=()" in it.value.hint
@@ -212,7 +212,7 @@ def test_a_word_of_submitit_is_refused_with_ours(
 ) -> None:
     resources: Any = {word: value}
 
-    with pytest.raises(ConfigError, match=f"{word}: no resource") as error:
+    with pytest.raises(ConfigError, match=f"{word}: unknown resource") as error:
         notebook.executor(SITE, folder=folder, **resources)
     assert hint in error.value.hint
 
@@ -221,7 +221,7 @@ def test_a_word_of_submitit_is_refused_with_ours(
 @pytest.mark.parametrize(
     ("resources", "match"),
     [
-        ({"time": True}, "time: True is neither"),
+        ({"time": True}, "time: True is not a time"),
         ({"mem": 480}, "--mem: 480 is not accepted"),
         ({"modules": "cuda"}, "modules: 'cuda' is not a list"),
         ({"env": ["A=1"]}, r"env: \['A=1'\] is not a dict"),
@@ -286,7 +286,7 @@ def test_an_odd_folder_is_quoted(tmp_path: Path) -> None:
 def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
 
-    with pytest.raises(ConfigError, match="writable by everybody"):
+    with pytest.raises(ConfigError, match="world-writable"):
         notebook.executor(SITE, folder=tmp_path)
 
 
@@ -372,11 +372,13 @@ def test_what_was_taken_before_a_refusal_is_named(
 
     with pytest.raises(slurm.SlurmError, match="sbatch: sbatch: error: too many jobs") as error:
         executor.map_array(abs, range(6))
-    assert "4 elements were taken before, and run: scancel 100, 101" in error.value.hint
+    assert (
+        "4 elements were accepted and will run; 'scancel 100, 101' cancels them" in error.value.hint
+    )
 
 
 def test_this_machine_is_one_node(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="nodes: this machine is one node"):
+    with pytest.raises(ConfigError, match=r"nodes: .*this machine is one node"):
         notebook.executor(LOCAL, folder=folder, nodes=2)
 
 

@@ -400,7 +400,7 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
         (["--items", "5"], "--items needs --item-time"),
         (["--items", "0", "--item-time", "1s"], "not 1 to"),
         (["--items", "5", "--groups", "6", "--item-time", "1s"], "--groups 6"),
-        (["run", "--items", "5", "--item-time", "1s"], "run to come"),
+        (["run", "--items", "5", "--item-time", "1s"], "plans a new run"),
         (["--items", "5", "--item-time", "soon"], "--item-time: 'soon'"),
         (["--items", "5", "--item-time", "1s", "--nodes", "1,x"], "--nodes: '1,x'"),
         (["--items", "5", "--item-time", "1s", "--nodes", "0"], "--nodes: '0'"),

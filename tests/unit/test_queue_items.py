@@ -81,7 +81,7 @@ def test_check_items_refuses_an_empty_list() -> None:
 def test_check_items_names_the_duplicate_whatever_the_order_of_its_keys() -> None:
     items = [{"a": 1, "b": 2}, {"a": 1}, {"b": 2, "a": 1}]
 
-    with pytest.raises(ItemsError, match=r'item 2 is there twice: \{"a":1,"b":2\}'):
+    with pytest.raises(ItemsError, match=r'item 2 is a duplicate: \{"a":1,"b":2\}'):
         check_items(items, group_by=None, taken=set())
 
 
@@ -89,7 +89,7 @@ def test_check_items_refuses_what_the_stage_has_already() -> None:
     taken: set[bytes] = set()
     check_items([{"a": 1}], group_by=None, taken=taken)
 
-    with pytest.raises(ItemsError, match="item 1 is there twice"):
+    with pytest.raises(ItemsError, match="item 1 is a duplicate"):
         check_items([{"a": 2}, {"a": 1}], group_by=None, taken=taken)
 
 

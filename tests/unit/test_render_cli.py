@@ -98,7 +98,7 @@ def test_a_program_in_a_container_needs_no_hpctk_there() -> None:
 
     assert interpreter(script) == str(Path(sys.executable).absolute())
     error = refused("render", "--cluster", "./site.toml", "--container", "x.sif")
-    assert "nothing says which interpreter inside it" in error.message
+    assert "the interpreter in the container" in error.message
     assert "--container-python" in error.hint
 
 
@@ -106,7 +106,7 @@ def test_a_program_in_a_container_needs_no_hpctk_there() -> None:
 def test_an_unknown_template_is_named_and_not_the_job(template: str) -> None:
     error = refused("render", template)
 
-    assert error.message == f"no template is called {template!r}"
+    assert error.message == f"unknown template: {template!r}"
     assert "work-queue" in error.hint
 
 
@@ -116,7 +116,7 @@ def test_a_run_in_place_of_a_template_is_told_from_one() -> None:
 
     error = refused("render", "runs/bench")
 
-    assert error.message == "runs/bench is a run and no template"
+    assert error.message == "runs/bench is a run, not a template"
     assert error.hint == "name it with --run runs/bench"
 
 
@@ -305,15 +305,15 @@ def test_render_warns_of_a_directory_from_which_the_site_takes_no_jobs(
     [
         (("--nodes", "0"), "--nodes: 0 is not accepted"),
         (("--job-name", "a\n#SBATCH --evil"), "--job-name: 'a.n#SBATCH --evil' is not accepted"),
-        (("--cluster", "nowhere"), "no cluster is called 'nowhere'"),
+        (("--cluster", "nowhere"), "unknown cluster: 'nowhere'"),
         (("--env", "A"), "--env: 'A' has no '='"),
         (("--gpus-per-node", "l40s"), "--gpus-per-node: 'l40s' is not a number of GPUs"),
         (("--gpus-per-node", ":4"), "--gpus-per-node: ':4' is not a number of GPUs"),
         (("--sbatch", "ntasks=x"), "--sbatch ntasks: 'x' is not accepted"),
         (("--sbatch", "comment"), "--sbatch: 'comment' needs a value"),
         (("--sbatch=hold", "--sbatch=hold=no"), "--sbatch: 'hold' is given twice"),
-        (("--sbatch", "time=5"), "--sbatch: 'time' is not passed through"),
-        (("work-queue", "--", "python"), "the template work-queue runs hpctk"),
+        (("--sbatch", "time=5"), "--sbatch: 'time' is not supported"),
+        (("work-queue", "--", "python"), "the template work-queue cannot run"),
     ],
 )
 def test_render_refuses_and_writes_nothing(

@@ -48,7 +48,7 @@ def test_an_array_that_sbatch_refuses_is_refused(text: str) -> None:
 
 
 def test_an_index_that_no_slurm_has_is_refused() -> None:
-    with pytest.raises(RenderError, match="no Slurm has an index 4000001"):
+    with pytest.raises(RenderError, match="index 4000001 is too high"):
         parse_array(f"0-{MAX_INDEX + 1}", "--array")
 
 

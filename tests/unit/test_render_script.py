@@ -24,7 +24,7 @@ def spec(**given_fields: Any) -> ScriptSpec:
 
 
 def test_unknown_template_is_refused_with_the_near_miss() -> None:
-    with pytest.raises(RenderError, match="no template is called 'work-que'") as caught:
+    with pytest.raises(RenderError, match="unknown template: 'work-que'") as caught:
         render_script(spec(), GENERIC, "work-que")
 
     assert caught.value.hint == "did you mean 'work-queue'?"
@@ -32,7 +32,7 @@ def test_unknown_template_is_refused_with_the_near_miss() -> None:
 
 @pytest.mark.parametrize("name", ["base", "training", "../base", "", "a\nb"])
 def test_only_complete_templates_can_be_rendered(name: str) -> None:
-    with pytest.raises(RenderError, match="no template is called"):
+    with pytest.raises(RenderError, match="unknown template"):
         render_script(spec(), GENERIC, name)
 
 
@@ -78,7 +78,7 @@ def test_origin_tells_an_edited_script_from_a_rendered_one(change: Any, expected
         ("{{ value ~ 'x' }}", "written into the script without a filter"),
         ("{{ true }}", "written into the script without a filter"),
         ("{{ value|text }}", "would not stay on one line"),
-        ("{{ ('name', value)|directive }}", "--name: .* cannot be written into a directive"),
+        ("{{ ('name', value)|directive }}", "--name: .* cannot be part of an sbatch directive"),
     ],
 )
 def test_a_template_cannot_write_a_value_unmarked(template: str, message: str) -> None:

@@ -157,7 +157,7 @@ def test_time_is_canonical_and_the_warning_fits(time: str, canonical: str, signa
         ({"mem_per_cpu": "10G", "cpus_per_task": 32}, r"320G is more than .*mem_per_node"),
         ({"mem_per_gpu": "60G", "gpus_per_node": 4}, r"240G is more than .*mem_per_node"),
         ({"time": "3-00:00:01"}, r"3-00:00:01 is more than .*max_walltime = 3-00:00:00"),
-        ({"time": "5", "signal": "B:USR1@300"}, "--sbatch signal: 300 s before the end do not fit"),
+        ({"time": "5", "signal": "B:USR1@300"}, "--sbatch signal: 300 s before the end is longer"),
     ],
 )
 def test_a_request_beyond_the_cluster_is_refused_with_the_limit_and_its_file(
@@ -223,15 +223,15 @@ def test_absurd_numbers_are_refused(nodes: Any) -> None:
         ({"mem_per_gpu": "1G"}, "--sbatch mem-per-gpu: the job asks for no GPU"),
         ({"gres": "GPU:4"}, "--sbatch gres: 'GPU:4' is not accepted"),
         ({"gres": "nvme:1,gpu:l40s:4"}, "--sbatch gres: .* is not accepted"),
-        ({"ntasks": 3, "nodes": 4}, "--sbatch ntasks: 3 ranks leave some of 4 nodes without any"),
+        ({"ntasks": 3, "nodes": 4}, "--sbatch ntasks: 3 ranks are fewer than 4 nodes"),
         ({"ntasks": 9, "nodes": 2, "ntasks_per_node": 4}, "ntasks: 9 are more than .* most 8"),
         ({"exclusive": "node"}, "--sbatch exclusive: 'node' is not accepted"),
-        ({"sbatch": ("nodes=2",)}, "--sbatch: 'nodes' is not passed through"),
+        ({"sbatch": ("nodes=2",)}, "--sbatch: 'nodes' is not supported"),
         ({"sbatch": ("node=2",)}, "--sbatch: sbatch may read 'node' as 'nodelist'"),
         ({"sbatch": ("N=2",)}, "--sbatch: 'N=2' is not accepted"),
         ({"sbatch": ("--hint=x",)}, "--sbatch: '--hint=x' is not accepted"),
         ({"sbatch": ("hint=a", "hint=b")}, "--sbatch: 'hint' is given twice"),
-        ({"sbatch": ("test-only",)}, "--sbatch: 'test-only' is not passed through"),
+        ({"sbatch": ("test-only",)}, "--sbatch: 'test-only' is not supported"),
         ({"chdir": "a\\b"}, "--sbatch chdir: .* is not accepted"),
         ({"chdir": "x%j"}, "--sbatch chdir: .* is not accepted"),
         ({"output": "~/x"}, "--output: .* is not accepted"),
@@ -471,7 +471,7 @@ def test_a_directive_is_quoted_where_sbatch_needs_it(value: str, text: str) -> N
 
 
 def test_what_no_directive_can_hold_is_refused() -> None:
-    with pytest.raises(RenderError, match=r"--x: .* cannot be written into a directive"):
+    with pytest.raises(RenderError, match=r"--x: .* cannot be part of an sbatch directive"):
         directive_text(("x", "a\nb"))
 
 

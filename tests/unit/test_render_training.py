@@ -53,7 +53,7 @@ def test_a_module_is_started_like_a_script() -> None:
 @pytest.mark.parametrize(
     ("template", "words", "match"),
     [
-        ("command", ("-m", "train"), "starts a program, and no module train"),
+        ("command", ("-m", "train"), "cannot start the module train"),
         ("train-cpu", ("-m",), "'-m' is not accepted"),
         ("train-cpu", ("-c", "train"), "'-c' is not accepted"),
     ],
@@ -263,13 +263,13 @@ def test_two_paths_of_one_name_are_not_staged() -> None:
     ("template", "fields", "message"),
     [
         ("train-cpu", {"command": ()}, "the template train-cpu needs a training script"),
-        ("train-cpu", {"nodes": 2}, "--nodes: the template train-cpu is for one node"),
-        ("train-cpu", {"gpus_per_node": 1}, "--gpus-per-node: train-cpu is one process"),
-        ("train-single-gpu", {"gpus_per_node": 2}, "--gpus-per-node: train-single-gpu has one"),
-        ("train-multi-gpu", {}, "--gpus-per-node: the template train-multi-gpu needs it"),
-        ("train-multi-node", {"ntasks_per_node": 4}, "--ntasks-per-node: a training asks for"),
-        ("train-multi-node", {"run": "r"}, "--run: the template train-multi-node works on no run"),
-        ("train-multi-node", {"backend": "nccl"}, "--backend: nccl joins GPUs"),
+        ("train-cpu", {"nodes": 2}, "--nodes: the template train-cpu runs on one node"),
+        ("train-cpu", {"gpus_per_node": 1}, "--gpus-per-node: train-cpu runs one process"),
+        ("train-single-gpu", {"gpus_per_node": 2}, "--gpus-per-node: train-single-gpu uses one"),
+        ("train-multi-gpu", {}, "the template train-multi-gpu needs --gpus-per-node"),
+        ("train-multi-node", {"ntasks_per_node": 4}, "--ntasks-per-node: not used by trainings"),
+        ("train-multi-node", {"run": "r"}, "--run: not used by the template train-multi-node"),
+        ("train-multi-node", {"backend": "nccl"}, "--backend: nccl needs GPUs"),
         (
             "train-multi-node",
             {"gpus_per_node": 2, "nproc_per_node": 4},
@@ -278,7 +278,7 @@ def test_two_paths_of_one_name_are_not_staged() -> None:
         (
             "train-multi-node",
             {"launch": "task-per-gpu", "rank_restarts": 1},
-            "--rank-restarts: in the form task-per-gpu",
+            "--rank-restarts: with --launch task-per-gpu",
         ),
         (
             "train-multi-node",
@@ -289,16 +289,16 @@ def test_two_paths_of_one_name_are_not_staged() -> None:
         (
             "train-multi-node",
             {"launch": "task-per-gpu", "gpus_per_node": 2, "numa_binding": "node"},
-            "--numa-binding: in the form task-per-gpu srun binds the ranks",
+            "--numa-binding: with --launch task-per-gpu, srun binds the ranks",
         ),
-        ("train-multi-node", {"stage_dir": "/x"}, "--stage-dir: nothing is staged"),
+        ("train-multi-node", {"stage_dir": "/x"}, "--stage-dir needs --stage"),
         (
             "train-multi-node",
             {"cpu_bind": "cores", "hint": "multithread"},
             "--cpu-bind and --hint exclude each other",
         ),
-        ("command", {"backend": "gloo"}, "--backend: the template command starts no training"),
-        ("work-queue", {"command": (), "stage": ("x",)}, "--stage: the template work-queue starts"),
+        ("command", {"backend": "gloo"}, "--backend: not used by the template command"),
+        ("work-queue", {"command": (), "stage": ("x",)}, "--stage: not used by"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(
@@ -355,9 +355,9 @@ def test_a_plain_script_calls_the_given_interpreter() -> None:
     ("template", "fields", "message"),
     [
         ("work-queue", {"command": ()}, "--plain: the template work-queue needs hpctk"),
-        ("command", {"signal": "B:USR1@60"}, "--sbatch signal: a plain script has nothing"),
-        ("train-multi-node", {"stage": ("x",)}, "--stage: a plain script has nothing"),
-        ("train-multi-node", {"container": "x"}, "--container: a plain script has nothing"),
+        ("command", {"signal": "B:USR1@60"}, "--sbatch signal: not supported by plain"),
+        ("train-multi-node", {"stage": ("x",)}, "--stage: not supported by plain"),
+        ("train-multi-node", {"container": "x"}, "--container: not supported by plain"),
     ],
 )
 def test_a_plain_script_does_not_promise_what_hpctk_does(
@@ -368,5 +368,5 @@ def test_a_plain_script_does_not_promise_what_hpctk_does(
 
 
 def test_any_other_script_needs_an_interpreter() -> None:
-    with pytest.raises(RenderError, match="--python: nothing says which interpreter"):
+    with pytest.raises(RenderError, match="--python: the interpreter on the nodes"):
         script(python=None)

@@ -155,7 +155,7 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
         (("collectives", "-o", "x.svg"), "unknown format '.svg'"),
         (("collectives", "-o", "missing/x.md"), "missing/x.md: there is no directory"),
-        (("collectives", "TABLE"), "no collective was timed"),
+        (("collectives", "TABLE"), "no collective was measured"),
         (("collectives", "TABLE", "--world-size", "2"), "--world-size is for a measurement"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_directory_with_measurements_is_measured_again_only_where_asked(tmp_pa
     refused = scaling("run", "-o", str(tmp_path / "d"), "--dry-run")
     resumed = scaling("run", "-o", str(tmp_path / "d"), "--dry-run", "--resume")
 
-    assert "holds measurements" in str(refused.exception)
+    assert "already contains measurements" in str(refused.exception)
     assert resumed.exit_code == 0
 
 
@@ -324,7 +324,7 @@ def test_jobs_that_are_there_already_are_named_and_not_sent_twice(
 
     assert "its jobs are there already: 101 (PENDING, world size 1)" in str(refused.exception)
     assert isinstance(refused.exception, RunError)
-    assert "'scancel 101' takes them back" in refused.exception.hint
+    assert "'scancel 101' cancels them" in refused.exception.hint
     assert sent == [f"scaling-{size}" for size in (1, 2, 2, 4, 1)]
 
 
@@ -344,7 +344,7 @@ def test_jobs_that_sbatch_refuses_leave_a_word_on_what_is_missing(
     found = scaling("run", "-o", "d", "--slurm", "--cluster", "generic", "--world-sizes", "1,2,4")
 
     assert (found.exit_code, found.stdout) == (1, "7\n")
-    assert "'--world-sizes 2,4' sends what is missing" in found.stderr
+    assert "'--world-sizes 2,4' submits the missing ones" in found.stderr
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

@@ -447,7 +447,7 @@ def test_an_id_that_sbatch_printed_before_it_failed_is_told(
 
     with pytest.raises(SlurmError, match="cannot write the journal") as caught:
         slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch"))
-    assert caught.value.hint.startswith("it printed the id 102 all the same")
+    assert caught.value.hint.startswith("it printed the job id 102")
 
 
 def test_a_submission_without_an_id_is_not_taken_for_one(

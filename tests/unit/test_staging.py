@@ -161,7 +161,7 @@ def test_a_directory_of_somebody_else_is_refused(
     place(tmp_path).parent.mkdir()
     monkeypatch.setattr("hpc_toolkit.slurm.batch.staging.os.geteuid", lambda: 4711)
 
-    with pytest.raises(StagingError, match=r"hpctk-17.0 is not yours"):
+    with pytest.raises(StagingError, match=r"hpctk-17.0 belongs to another user"):
         stage_paths([source], place(tmp_path), users=1)
 
 

@@ -104,7 +104,7 @@ def test_the_only_run_is_meant_where_none_is_named(run: ToyRun, programs: Progra
 
 
 def test_without_a_run_nothing_is_submitted(programs: Programs) -> None:
-    assert "which run?" in refused().message
+    assert "no run is named" in refused().message
     assert "is not a run" in refused("--run", "runs/missing").message
     assert sent(programs) == []
 
@@ -144,7 +144,7 @@ def test_a_campaign_whose_template_was_forgotten_is_refused(programs: Programs) 
 
     error = refused("--run", "toy")
 
-    assert error.message == "toy is a campaign: which template?"
+    assert error.message == "toy is a campaign; name the template"
     assert "hpctk submit campaign" in error.hint
     assert programs.calls("sbatch") == []
 
@@ -157,7 +157,9 @@ def test_a_training_script_that_is_missing_is_told_and_its_job_sent(programs: Pr
     there = call(*train, "train.py")
     module = call(*train, "-m", "train")
 
-    assert f"note: there is no {Path.cwd()}/train.py, which the job will start" in missing.stderr
+    assert (
+        f"note: {Path.cwd()}/train.py does not exist, and the job would start it" in missing.stderr
+    )
     assert missing.stdout == "101\n"
     assert "train.py" not in there.stderr + module.stderr
 
@@ -204,7 +206,7 @@ def test_a_singleton_chain_is_the_scripts_own_directive(run: ToyRun, programs: P
 
 
 def test_a_chain_of_one_job_is_refused(run: ToyRun, programs: Programs) -> None:
-    assert refused("--dependency", "afterany").hint.startswith("afterany:JOB")
+    assert refused("--dependency", "afterany").hint.startswith("write afterany:JOB")
     assert sent(programs) == []
     assert not run.paths.jobs.exists()
 
@@ -236,7 +238,7 @@ def test_the_limit_of_arrays_is_asked_from_slurm(run: ToyRun, programs: Programs
 def test_arrays_and_chains_exclude_each_other(run: ToyRun, programs: Programs) -> None:
     message = refused("array", "--array", "0-9", "--jobs", "2").message
 
-    assert message == "--jobs: an array is many jobs already"
+    assert message == "--jobs and --array exclude each other"
     assert sent(programs) == []
     assert not run.paths.jobs.exists()
 
@@ -247,7 +249,7 @@ def test_a_complete_run_is_refused_unless_forced(run: ToyRun, programs: Programs
     for item in range(4):
         worker.attempt(item)
 
-    assert refused().message == "runs/a is complete: nothing is left for a job to do"
+    assert refused().message == "runs/a is complete: no items are left"
     assert sent(programs) == []
     assert call("--force").stdout == "101\n"
 
@@ -271,7 +273,7 @@ def test_a_paused_run_is_refused_unless_forced(elsewhere: Path, programs: Progra
 def test_a_run_that_others_could_change_is_refused(run: ToyRun, programs: Programs) -> None:
     run.root.chmod(0o777)
 
-    assert "writable by everybody" in refused().message
+    assert "world-writable" in refused().message
     assert sent(programs) == []
 
 
@@ -368,8 +370,8 @@ def test_a_chain_that_breaks_off_tells_what_is_in_the_queue(
 
     assert result.stdout == "101\n102\n"
     assert (
-        "note: 2 of 5 were taken: 101, 102; 'squeue --me' tells of the one in flight; "
-        "'hpctk cancel runs/a' takes them back\n"
+        "note: 2 of 5 were taken: 101, 102; 'squeue --me' shows whether one more was accepted; "
+        "'hpctk cancel runs/a' cancels them\n"
     ) in result.stderr
     assert isinstance(result.exception, SlurmSilentError)
     assert result.exception.exit_code == 75
@@ -385,8 +387,11 @@ def test_a_job_of_which_sbatch_printed_the_id_is_not_sent_twice(
     result = call()
 
     assert isinstance(result.exception, SlurmError)
-    assert "the id 102 all the same" in result.exception.hint
-    assert "note: 0 of 1 were taken; 'squeue --me' tells of the one in flight" in result.stderr
+    assert "it printed the job id 102" in result.exception.hint
+    assert (
+        "note: 0 of 1 were taken; 'squeue --me' shows whether one more was accepted"
+        in result.stderr
+    )
     assert len(sent(programs)) == 1
 
 
@@ -401,7 +406,10 @@ def test_an_interrupted_submission_tells_what_is_in_the_queue(
     result = call()
 
     assert result.exit_code != 0
-    assert "note: 0 of 1 were taken; 'squeue --me' tells of the one in flight\n" in result.stderr
+    assert (
+        "note: 0 of 1 were taken; 'squeue --me' shows whether one more was accepted\n"
+        in result.stderr
+    )
     assert read_jobs(run.paths) == []
 
 
@@ -540,7 +548,7 @@ def test_failed_nodes_that_slurm_cannot_do_without_are_not_left_out(
     result = call("--nodes", "2", "--jobs", "2")
 
     assert result.stdout == "101\n102\n", repr(result.exception)
-    assert "note: n3 may be taken all the same" in result.stderr
+    assert "note: n3 may be allocated after all" in result.stderr
     assert "node configuration is not available" in result.stderr
     assert ["--exclude=n3" in words for words in sent(programs)] == [True, False, False]
     assert [job.excluded for job in read_jobs(run.paths)] == [(), ()]
@@ -727,7 +735,7 @@ def test_a_run_in_place_of_a_script_is_told_from_one(run: ToyRun, programs: Prog
     error = refused("runs/a")
 
     assert (error.message, error.hint) == (
-        "runs/a is a run and no template",
+        "runs/a is a run, not a template",
         "name it with --run runs/a",
     )
 
@@ -735,7 +743,10 @@ def test_a_run_in_place_of_a_script_is_told_from_one(run: ToyRun, programs: Prog
 def test_a_script_takes_no_options_of_a_template(programs: Programs) -> None:
     Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
 
-    assert refused("own.sbatch", "--nodes", "2").message == "--nodes: own.sbatch is sent as it is"
+    assert (
+        refused("own.sbatch", "--nodes", "2").message
+        == "--nodes: own.sbatch is submitted unchanged"
+    )
     assert "No such file" in refused("missing.sbatch").message
     assert sent(programs) == []
 

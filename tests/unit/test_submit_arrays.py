@@ -76,5 +76,5 @@ def test_an_array_of_millions_is_refused_with_a_way_out() -> None:
 
 
 def test_a_slurm_without_arrays_refuses_one() -> None:
-    with pytest.raises(RenderError, match="this Slurm takes no arrays"):
+    with pytest.raises(RenderError, match="this Slurm accepts no arrays"):
         split_array("0-9", 0)

@@ -220,7 +220,7 @@ def test_no_slurm_asks_nothing_and_knows_nothing(toy: ToyRun, programs: Programs
 
     (job,) = json.loads(call("status", str(toy.root), "--json", "--no-slurm").stdout)["jobs"]
 
-    assert (job["id"], job["state"], job["reason"]) == ("7", UNKNOWN, "Slurm was not asked")
+    assert (job["id"], job["state"], job["reason"]) == ("7", UNKNOWN, "Slurm was not queried")
     assert programs.calls("squeue") == []
 
 
@@ -250,7 +250,7 @@ def test_watching_ends_when_the_run_is_gone(toy: ToyRun, monkeypatch: pytest.Mon
 
     assert (error.exit_code, error.message) == (
         1,
-        f"{toy.root} is a run no more: its run.json is gone",
+        f"{toy.root}: run.json is missing",
     )
 
 
@@ -461,7 +461,7 @@ def test_the_log_of_another_job_is_refused(toy: ToyRun) -> None:
     error = refused("logs", str(toy.root), "--job", "8")
 
     assert isinstance(error, ConfigError)
-    assert error.hint == "there are: 7"
+    assert error.hint == "known jobs: 7"
 
 
 def test_the_log_of_an_element_that_only_its_workers_name_is_found(
@@ -473,13 +473,13 @@ def test_the_log_of_an_element_that_only_its_workers_name_is_found(
     toy.worker("a", job="123_4")
 
     assert call("logs", str(toy.root), "--job", "123_4").stdout == "hello\n"
-    assert refused("logs", str(toy.root), "--job", "124_4").hint == "there are: 123_4"
+    assert refused("logs", str(toy.root), "--job", "124_4").hint == "known jobs: 123_4"
 
 
 def test_a_job_without_a_log_says_so(toy: ToyRun, tmp_path: Path) -> None:
     record_job(toy.paths, replace(JOB, cwd=str(tmp_path)))
 
-    assert refused("logs", str(toy.root), "--job", "7").message == "job 7 has no log yet"
+    assert refused("logs", str(toy.root), "--job", "7").message == "job 7 has not written a log yet"
 
 
 def test_cancel_takes_the_runs_jobs_in_the_queue_and_no_others(
@@ -535,7 +535,7 @@ def test_cancel_leaves_a_job_alone_that_may_be_anothers(
     result = call("cancel", str(toy.root), "--yes")
 
     assert (result.exit_code, result.stdout) == (0, "8\n")
-    assert f"job 7 is left alone: {why}" in result.stderr
+    assert f"job 7 was not cancelled: {why}" in result.stderr
     assert programs.calls("scancel") == ["8"]
 
 
@@ -632,7 +632,7 @@ def test_cancel_without_a_terminal_wants_yes(toy: ToyRun, programs: Programs) ->
     programs.answer("scancel", "")
     record_job(toy.paths, JOB)
 
-    assert refused("cancel", str(toy.root)).hint == "--yes cancels without asking"
+    assert refused("cancel", str(toy.root)).hint == "add --yes to cancel without confirmation"
     assert programs.calls("scancel") == []
 
 

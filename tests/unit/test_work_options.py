@@ -172,7 +172,7 @@ def test_a_last_snapshot_is_taken_however_the_work_ends(tmp_path: Path) -> None:
     ("rank", "pattern", "every", "match"),
     [
         (ALONE, None, 50, "--snapshot-every needs --snapshot FILE.json"),
-        (IN_STEP, "s.json", None, "a rank of Slurm takes no snapshots"),
+        (IN_STEP, "s.json", None, "not available in a Slurm step"),
         (ALONE, "s.json", 0, "--snapshot-every must be at least 1"),
         (ALONE, "none/s-{done}.json", None, "there is no directory .*none"),
         (ALONE, "s.csv", None, "s.csv: unknown format '.csv'"),
@@ -213,7 +213,7 @@ def test_snapshot_prints_what_it_wrote(tmp_path: Path) -> None:
     ("words", "match"),
     [
         (["--items", "items.jsonl"], "--from and --items"),
-        (["--campaign", "c.toml"], "--campaign: the file says all"),
+        (["--campaign", "c.toml"], "--campaign: no other option"),
         (["--max-attempts", 0], "max_attempts must be at least 1"),
         (["--workload", "a:b", "--command", "c"], "either a workload or a command"),
     ],

@@ -50,20 +50,26 @@ def here(item: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("workload", [here, "__main__:here"])
 def test_code_that_workers_cannot_import_is_refused(workload: Any, tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="workers import the code from a file") as caught:
+    with pytest.raises(WorkloadError, match="workers import code from files") as caught:
         Run.create(tmp_path / "run", [{}], workload=workload)
 
-    assert caught.value.hint == "write it to a file such as work.py, and name it: 'work:here'"
+    assert (
+        caught.value.hint
+        == "write the function to a file such as work.py, and name it: 'work:here'"
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_what_has_no_name_is_refused(tmp_path: Path) -> None:
     nameless: Any = 3
 
-    with pytest.raises(WorkloadError, match="workers import the code from a file") as caught:
+    with pytest.raises(WorkloadError, match="workers import code from files") as caught:
         Run.create(tmp_path / "run", [{}], workload=nameless)
 
-    assert caught.value.hint == "write it to a file such as work.py, and name it: 'work:NAME'"
+    assert (
+        caught.value.hint
+        == "write the function to a file such as work.py, and name it: 'work:NAME'"
+    )
 
 
 def test_a_file_that_was_written_again_is_read_again(source: Path) -> None:

@@ -110,7 +110,7 @@ def check_views(pair: Pair) -> tuple[list[Finding], dict[str, float | None]]:
 def _judge(name: str, delay: float | None) -> Finding:
     check = f"delay ({name})"
     if delay is None:
-        means = "workers on two hosts would take each other for dead, or wait for ever"
+        means = "workers on two hosts would consider each other dead, or wait forever"
         fix = "ask the site how long clients cache files, or choose another directory"
         return Finding(check, Verdict.UNSAFE, f"not seen after {LIMIT_S:g} s", means, fix)
     found = f"seen within {format_duration(delay)}"

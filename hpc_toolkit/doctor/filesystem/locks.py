@@ -142,11 +142,11 @@ def _judge(trial: LockTrial, apart: bool, mount: Mount) -> Finding:
         found += f"{format_duration(trial.freed_s or 0.0)} after a kill -9 of the process alone"
         means = f"a worker's death can be seen by its lock; {keeps_locks_of_lost_hosts(mount)}"
         if not apart:
-            means = "whether they reach other hosts needs two sides"
+            means = "a check between two hosts is needed to know whether other hosts see them"
         return fine(check, found, means)
     if HUNG in (*trial.holding, *trial.against):
         found, again = (_HUNG_ON_NFS, _RUN_AGAIN) if mount.kind in NFS else (_HUNG, "")
-        means = "a worker takes its own lock when it starts, and may wait for ever"
+        means = "a worker locks its own file when it starts, and may wait forever"
         fix = f"{again}ask the site for working locks, or choose another directory"
         return Finding(check, Verdict.UNSAFE, found, means, fix)
     fix = "nothing, for a run; with a shorter --lease deaths are seen sooner"

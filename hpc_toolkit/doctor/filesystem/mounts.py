@@ -90,7 +90,7 @@ def check_space(directory: Path) -> list[Finding]:
     if not space.f_blocks:
         # Mounts of object stores, and others just after they are made, report a size of 0.
         found = "the filesystem does not tell its size"
-        means = "whether there is room shows when something is written"
+        means = "free space is only known when something is written"
         fix = "ask those who run it, or their own tool, for quota and room"
         return [Finding("space", Verdict.UNKNOWN, found, means, fix)]
     free = space.f_bavail * space.f_frsize
@@ -103,6 +103,6 @@ def check_space(directory: Path) -> list[Finding]:
 
 
 def _judge_room(check: str, found: str, *, full: bool) -> Finding:
-    means = "workers write nothing more and end with 75 when there is no room"
+    means = "workers exit with 75 when the filesystem is full"
     fix = "remove what is not needed, or choose another directory"
     return judged(check, found, Verdict.UNSAFE, means, fix, bad=full)

@@ -65,7 +65,7 @@ def _check_settings(paths: RunPaths, manifest: Manifest) -> list[Finding]:
     try:
         read_settings(paths, manifest.campaign)
     except HpcToolkitError as error:
-        means = "nobody can decide for this campaign"
+        means = "no coordinator can continue this campaign"
         return [Finding(paths.campaign.name, Verdict.UNSAFE, error.message, means, error.hint)]
     return [fine(paths.campaign.name, "the settings of an update, whole")]
 
@@ -74,7 +74,7 @@ def _check_log(stage: StagePaths) -> Finding:
     """Check that entries have no gap and all their payloads."""
     check = f"log ({stage.name})"
     log, found = read_log(stage)
-    means = "workers wait for it, and everything behind it does not exist for them"
+    means = "workers wait for this entry and cannot see later ones"
     if not found and log.table is not None:
         line = _bad_line(log, stage.root / log.table[1])
         if line:

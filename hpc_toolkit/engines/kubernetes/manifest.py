@@ -156,7 +156,7 @@ def check_manifest(path: Path) -> Drift:
         known = [field.name for field in fields(ManifestSpec)]
         for name in request:
             if name not in known:
-                msg = f"its request has a field {name!r} that this version does not know"
+                msg = f"its request has an unknown field {name!r}"
                 raise RenderError(msg, hint=near_miss(name, known))
         values = {name: _immutable(value) for name, value in request.items()}
         rendered = render_manifest(ManifestSpec(**values))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.errors import TRY_AGAIN
+
 if TYPE_CHECKING:
     from hpc_toolkit.engines.kubernetes.request import ManifestSpec
 
@@ -16,7 +18,6 @@ GRACE_S = 60
 """Seconds that workers or ranks have to finish or to save when a pod is asked to leave."""
 _MARGIN_S = 15
 """Seconds that the launcher or the pool may take beyond :data:`GRACE_S`."""
-EXIT_LATER = 75
 _TOLD_TO_LEAVE = 143
 """Exit code after SIGTERM: the pod, or another pod of its training, was asked to leave."""
 _UNUSABLE = [1, 2]
@@ -216,7 +217,7 @@ def _queue_failures(spec: ManifestSpec) -> dict[str, Any]:
         "backoffLimitPerIndex": _REPLACED if spec.max_restarts is None else spec.max_restarts,
         "podFailurePolicy": {
             "rules": [
-                *_innocent(EXIT_LATER),
+                *_innocent(TRY_AGAIN),
                 {"action": "FailIndex", "onExitCodes": _codes("In", _UNUSABLE)},
             ]
         },
@@ -231,7 +232,7 @@ def _ddp_failures() -> dict[str, Any]:
     A lost pod does not end the Job. Either the others stay, and the ranks of its replacement join
     theirs; or they exit as it did, or with 75 if it was their meeting point, and all are replaced.
     """
-    innocent = [EXIT_LATER, _TOLD_TO_LEAVE]
+    innocent = [TRY_AGAIN, _TOLD_TO_LEAVE]
     others = _codes("NotIn", innocent)  # codespell:ignore notin
     failed = {"action": "FailJob", "onExitCodes": others}
     return {"backoffLimit": 0, "podFailurePolicy": {"rules": [*_innocent(*innocent), failed]}}

@@ -100,7 +100,7 @@ class ManifestSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            msg = f"no manifest is called {self.kind!r}"
+            msg = f"unknown manifest: {self.kind!r}"
             raise RenderError(msg, hint=near_miss(str(self.kind), list(KINDS)))
         _check_each(self)
         # These properties parse their fields, and raise the error of an invalid one.
@@ -210,8 +210,8 @@ def _refuse_twice(names: list[str], where: str, hint: str = "leave one of them o
 def _check_together(spec: ManifestSpec) -> None:
     for field, kinds in ONLY_OF.items():
         if getattr(spec, field) not in (None, ()) and spec.kind not in kinds:
-            msg = f"{option(field)}: {spec.kind} has no use for it"
-            hint = "--node-counts says how many pods" if field == "nodes" else "leave it out"
+            msg = f"{option(field)}: not used by {spec.kind}"
+            hint = "use --node-counts" if field == "nodes" else "leave it out"
             raise RenderError(msg, hint=hint)
     _check_volume(spec)
     _check_program(spec)
@@ -224,11 +224,11 @@ def _check_together(spec: ManifestSpec) -> None:
 def _check_volume(spec: ManifestSpec) -> None:
     queue = spec.kind == "kubernetes-queue"
     if not spec.pvc and (queue or spec.run is not None):
-        msg = f"{spec.kind if queue else '--run'}: there is no volume"
+        msg = f"{spec.kind if queue else '--run'}: no volume is given"
         raise RenderError(msg, hint="--pvc NAME: a claim with the access mode ReadWriteMany")
     if spec.run is None and queue:
-        msg = "kubernetes-queue: nothing says which run"
-        raise RenderError(msg, hint="--run DIR, on a volume")
+        msg = "kubernetes-queue needs a run"
+        raise RenderError(msg, hint="add --run DIR, a directory on a volume")
     # Computed once, to refuse a path outside the volumes.
     _ = spec.directory
 

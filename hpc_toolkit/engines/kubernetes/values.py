@@ -150,7 +150,7 @@ class Volume:
             check_match(path, _MOUNT, "an absolute path without ':'", "--pvc")
             check_names(path, "--pvc")
             if path.split("/")[1] in _TAKEN or ".." in path.split("/"):
-                msg = f"--pvc: {path!r} is not free in a pod"
+                msg = f"--pvc: {path!r} cannot be a mount point of a pod"
                 raise RenderError(msg, hint="write a directory such as /data")
         return cls(claim, _plain(path or "/data"))
 

@@ -100,9 +100,9 @@ def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         what = f"no Ray cluster answers at {address}" if address else "Ray does not start here"
         reason = str(error).strip().partition("\n")[0][:300]
-        hint = "'ray start --head' may tell more"
+        hint = "see the output of 'ray start --head'"
         if address:
-            hint = "it needs this Python, this Ray, and the same RAY_AUTH_TOKEN if it has one"
+            hint = "use the same Python, Ray and RAY_AUTH_TOKEN as the cluster"
         message = f"{what}: {reason}"
         raise HpcToolkitError(message, hint=hint) from error
 

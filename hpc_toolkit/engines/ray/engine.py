@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.engines.ray.cluster import joined
 from hpc_toolkit.engines.ray.rank import Order
 from hpc_toolkit.engines.ray.settings import check_room, demand_of, room
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import MAX_WORKERS
-from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE, EXIT_LEFT
+from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,10 +126,10 @@ class Engine:
                     on_tick()
         if self._error is not None:
             raise self._error
-        bad = [code for code in self._codes if code not in (EXIT_COMPLETE, EXIT_LEFT)]
+        bad = [code for code in self._codes if code not in (EXIT_COMPLETE, TRY_AGAIN)]
         if bad:
             return bad[0]
-        return EXIT_COMPLETE if EXIT_COMPLETE in self._codes else EXIT_LEFT
+        return EXIT_COMPLETE if EXIT_COMPLETE in self._codes else TRY_AGAIN
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

@@ -92,7 +92,7 @@ def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.en
         ConfigError: there is no program.
     """
     if "--" not in words or words[-1] == "--":
-        message = "there is no program for Ray to run"
+        message = "no program is given for Ray to run"
         raise ConfigError(message, hint="ray symmetric-run --address HOST:PORT -- PROGRAM")
     cut = words.index("--")
     options = [*resources(environ), f"--temp-dir={root}/{_OF_RAY}"]
@@ -123,7 +123,8 @@ def work(words: list[str]) -> int:
             _end_all(_GRACE_S if told else _LEAVING_S)
         if code == 0 and (root / _FAILED).exists():
             message = "Ray did not start on the first node, so the program did not run"
-            raise HpcToolkitError(message, hint="the lines above say why; then submit again")
+            hint = "see the lines above, fix the cause and submit again"
+            raise HpcToolkitError(message, hint=hint)
     if code is None:
         return 0
     if code < 0:
@@ -217,8 +218,9 @@ def _directory(environ: Mapping[str, str]) -> Iterator[Path]:
     try:
         root.mkdir(mode=0o700)
     except FileExistsError as error:
-        message = f"{root} exists: another Ray of this job has this node"
-        raise HpcToolkitError(message, hint="start one Ray in each job, or remove it") from error
+        message = f"{root} exists: another Ray of this job runs on this node"
+        hint = "start only one Ray per job, or remove the directory"
+        raise HpcToolkitError(message, hint=hint) from error
     try:
         yield root
     finally:

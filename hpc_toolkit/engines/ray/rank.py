@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.system.binding import Place
 from hpc_toolkit.system.gpus import CUDA
 from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.system.ranks import host_name
-from hpc_toolkit.worker.worker import EXIT_LEFT, WorkerOptions
+from hpc_toolkit.worker.worker import WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +92,7 @@ def main() -> int:
     os.set_inheritable(report_fd, False)
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
-        return EXIT_LEFT
+        return TRY_AGAIN
     from hpc_toolkit.run import Run
 
     try:
@@ -132,7 +132,7 @@ class RankActor:
                 return {"code": 1, "error": missing}
             with self._lock:
                 if self._told:
-                    return {"code": EXIT_LEFT, "error": None}
+                    return {"code": TRY_AGAIN, "error": None}
                 self._child = subprocess.Popen(
                     self._order.argv(write_fd),
                     cwd=self._order.cwd,
@@ -170,7 +170,7 @@ class RankActor:
     def _missing(self) -> dict[str, Any] | None:
         for directory in (self._order.root, self._order.cwd):
             if not Path(directory).is_dir():
-                message = f"{host_name()}, a node of the Ray cluster, has no directory {directory}"
+                message = f"{host_name()}, a node of the Ray cluster, cannot see {directory}"
                 hint = "a run must be on a filesystem that all nodes share"
                 return {"message": message, "hint": hint, "code": 1}
         return None

@@ -43,11 +43,11 @@ class RaySettings:
         amounts = {"cpus": self.cpus_per_worker, "gpus": self.gpus_per_worker}
         for what, amount in amounts.items():
             if amount is not None and not 0 <= amount <= 4096:
-                message = f"--{what}-per-worker: {amount:g} is not an amount that a node can have"
+                message = f"--{what}-per-worker: {amount:g} is not a valid amount"
                 raise ConfigError(message, hint="such as 0.5, 1 or 8")
         gpus = self.gpus_per_worker or 0.0
         if gpus > 1 and not gpus.is_integer():
-            message = f"--gpus-per-worker: Ray gives whole GPUs or a part of one, not {gpus:g}"
+            message = f"--gpus-per-worker: Ray allots whole GPUs or a fraction of one, not {gpus:g}"
             raise ConfigError(message, hint="such as 0.5, 1 or 2")
 
     def resolve(self, environ: Mapping[str, str] = os.environ) -> str:
@@ -64,7 +64,7 @@ class RaySettings:
             # Each task of the step would start a cluster.
             tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
             if environ.get("SLURM_STEP_ID", "").isdigit() and tasks not in ("", "1"):
-                message = f"each of the {tasks} tasks of this step would start a Ray of its own"
+                message = f"each of the {tasks} tasks of this step would start its own Ray"
                 raise ConfigError(message, hint="'hpctk render ray' starts one, with one driver")
             return ""
         host, _, port = address.rpartition(":")
@@ -114,7 +114,7 @@ def check_room(nodes: list[dict[str, float]], demand: dict[str, float], workers:
     asked = ", ".join(f"{amount:g} {name}" for name, amount in demand.items() if amount)
     if fit == 0:
         message = f"no node of the Ray cluster has {asked} for a worker"
-        hint = "ask less for each worker; 'ray status' tells what there is"
+        hint = "request less per worker; 'ray status' shows what is available"
         raise ConfigError(message, hint=hint)
     sys.stderr.write(
         f"note: the Ray cluster has room for {fit} of {workers} workers ({asked} each); "

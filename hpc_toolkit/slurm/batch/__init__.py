@@ -1,1 +1,1 @@
-"""Code that a job runs around its step: preflight, staging, and giving nodes back."""
+"""A running job: checks of its nodes, its ranks, signals, and requeueing."""

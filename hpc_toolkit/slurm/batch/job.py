@@ -178,8 +178,8 @@ def _enter(directory: str) -> None:
     """Go to the job's directory, which the site's setup may have left."""
     # Where a node lacks the job's directory, Slurm starts the script in /tmp instead.
     if not Path(directory).is_dir():
-        msg = f"{host_name()} lacks the job's directory {directory}"
-        raise JobError(msg, hint="submit from a directory that all nodes share")
+        msg = f"{host_name()} cannot see the job's directory {directory}"
+        raise JobError(msg, hint="submit from a directory on a shared filesystem")
     if not Path().samefile(directory):
         show(f"the setup moved to {Path.cwd()}, back to {directory}: --sbatch chdir moves a job\n")
         os.chdir(directory)

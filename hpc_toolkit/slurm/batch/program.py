@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.allowlist import USERS
 from hpc_toolkit.slurm.batch.job import JobError
-from hpc_toolkit.slurm.batch.requeue import LATER, Restarts
 from hpc_toolkit.slurm.batch.step import (
     CUT_SHORT,
     NO_CONTAINER,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from hpc_toolkit.slurm.batch.job import Job
+    from hpc_toolkit.slurm.batch.requeue import Restarts
 
 # srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
 # failed would hide the code that matters, so it exits with 1. Its own SIGTERM may come a moment
@@ -118,7 +119,7 @@ class ProgramJob:
             self._on_all_nodes("--time=10", words=check)
 
     def _on_all_nodes(
-        self, *options: str, words: Sequence[str], failed: str = "a node is not fit for this job"
+        self, *options: str, words: Sequence[str], failed: str = "a node failed the preflight"
     ) -> None:
         argv = self._batch.once_per_node(*options, within_s=self._request.within_s)
         code = self._batch.call([*argv, *words])
@@ -153,7 +154,7 @@ class ProgramJob:
             raise JobEnd(CUT_SHORT)
         # 75 is the program's way to say that it saved what it has and should be started again.
         # Where a partition gives a preempted job time to end (GraceTime), only tasks get SIGTERM.
-        if code and (code == LATER or self._restarts.preempted()):
+        if code and (code == TRY_AGAIN or self._restarts.preempted()):
             self._restarts.start_again()
         if not code and not self._batch.ended:
             self._restarts.finish()

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from typing import TYPE_CHECKING, NoReturn
 
+from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.batch.job import JobError, show, this_job
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Signals, as_command, lost_nodes
 from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
@@ -16,9 +17,6 @@ from hpc_toolkit.slurm.controller import slurm_config
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-LATER = 75
-"""Exit code of a job whose work is not finished, and that does not start again by itself."""
 
 _SRUN_CODES = range(193, 255)
 """Exit codes of srun itself; 255 is its answer to an option that it does not know."""
@@ -41,32 +39,32 @@ class Restarts:
     def start_again(self) -> NoReturn:
         """Requeue the job: raise JobEnd with 0 if it starts again, with 75 if it may not."""
         if not self._requeue:
-            self.stay("--no-requeue")
+            self.end_without_requeue("--no-requeue")
         self._batch.clean_up()
         self._batch.receive_all()
         if self._batch.ended:
-            raise JobEnd(LATER)
+            raise JobEnd(TRY_AGAIN)
         # The count is the scheduler's: a job that this one submits inherits SLURM_RESTART_COUNT.
         state, restarts, preempted = self._scheduled()
         if state != "RUNNING":
             # A cancelled job must stay cancelled, and scontrol would requeue it too.
-            self.stay(f"the job is {state or 'unknown to Slurm'}")
+            self.end_without_requeue(f"the job is {state or 'unknown to Slurm'}")
         if preempted and slurm_requeues():
             # Slurm 24.11 would requeue the job twice: now, and again when the next start ends.
-            self.stay("Slurm itself requeues a preempted job")
+            self.end_without_requeue("Slurm itself requeues a preempted job")
         if restarts >= self._most:
-            self.stay(f"{restarts} restarts, and --max-restarts is {self._most}")
+            self.end_without_requeue(f"{restarts} restarts, and --max-restarts is {self._most}")
         self._job.log("requeueing")
         done = _scontrol("requeue", self._job.id)
         self._batch.receive_all()
         # Requeueing ends this process by SIGTERM, and may end scontrol before it has answered.
         if done or self._batch.ended:
             raise JobEnd(0)
-        self.stay("Slurm refused")
+        self.end_without_requeue("Slurm refused")
 
-    def stay(self, reason: str) -> NoReturn:
+    def end_without_requeue(self, reason: str) -> NoReturn:
         self._job.log(f"not requeued: {reason}")
-        raise JobEnd(LATER)
+        raise JobEnd(TRY_AGAIN)
 
     def checks_failed(self, code: int, what: str) -> NoReturn:
         """End a job after checks that ended with ``code``; it starts again if a node was lost.
@@ -81,7 +79,7 @@ class Restarts:
         if not lost:
             msg = f"{what}: see above"
             raise JobError(msg)
-        self._job.log("a node was lost before its checks were done: see above")
+        self._job.log("a node was lost before the preflight was complete: see above")
         self.start_again()
 
     def preempted(self) -> bool:
@@ -97,7 +95,7 @@ class Restarts:
         if not (self._requeue and (earlier or self.preempted()) and slurm_requeues()):
             return
         if not _scontrol("update", f"JobId={self._job.id}", "Requeue=0"):
-            self._job.log("Slurm may start this job again although it has finished")
+            self._job.log("Slurm may restart this job although it has finished")
 
     def _scheduled(self) -> tuple[str, int, bool]:
         """State, restarts, and whether it is preempted; state "" where Slurm does not say."""

@@ -46,7 +46,7 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
     if size + _SPARE_BYTES > free:
         directory.rmdir()
         msg = f"{format_size(size)} do not fit into {format_size(free)} at {directory}"
-        raise StagingError(msg, hint="stage less, or to a larger disk: --stage-dir DIR")
+        raise StagingError(msg, hint="stage less, or choose a larger disk: --stage-dir DIR")
     try:
         for source, target in files:
             _copy(source, directory / target)
@@ -60,7 +60,8 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
         if not isinstance(error, OSError):
             raise
         msg = f"cannot copy to {directory}: {error.strerror or error}: {error.filename}"
-        raise StagingError(msg, hint="is it readable, and the disk writable?") from error
+        hint = "check that it is readable and the disk is writable"
+        raise StagingError(msg, hint=hint) from error
     names = ", ".join(path.name for path in paths)
     return f"staged {names}: {format_size(size)} in {time.monotonic() - started:.1f} s"
 
@@ -73,14 +74,14 @@ def _below(path: Path, target: Path, above: tuple[str, ...]) -> Iterator[tuple[P
         inside = sorted(path.iterdir()) if stat.S_ISDIR(mode) else []
     except OSError as error:
         msg = f"cannot stage {path}: {error.strerror}"
-        raise StagingError(msg, hint="is it there, on every node?") from error
+        raise StagingError(msg, hint="check that it exists on every node") from error
     if real in above:
-        msg = f"cannot stage {path}: it leads to itself"
+        msg = f"cannot stage {path}: the link points to itself"
         raise StagingError(msg, hint="remove the link")
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         # Reading a device may never end, and reading a pipe may never begin.
         msg = f"cannot stage {path}: it is neither a file nor a directory"
-        raise StagingError(msg, hint="stage files that have an end")
+        raise StagingError(msg, hint="only files and directories can be staged")
     yield path, target
     for one in inside:
         yield from _below(one, target / one.name, (*above, real))
@@ -109,8 +110,8 @@ def _make(directory: Path) -> None:
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if directory.is_symlink() or directory.parent.lstat().st_uid != os.geteuid():
-            msg = f"{directory.parent} is not yours"
-            raise StagingError(msg, hint="stage to a directory of your own: --stage-dir DIR")
+            msg = f"{directory.parent} belongs to another user"
+            raise StagingError(msg, hint="choose your own directory: --stage-dir DIR")
         if directory.exists():
             shutil.rmtree(directory)
         directory.mkdir(mode=0o700)

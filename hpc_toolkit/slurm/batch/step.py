@@ -114,7 +114,7 @@ class Batch:
             if self._leave_at is not None and time.monotonic() >= self._leave_at:
                 self._leave_at = None
                 if lost_nodes(self.job, timeout_s=ASK_S):
-                    self.job.log("srun still waits for a lost node: leaving")
+                    self.job.log("srun still waits for a lost node; exiting")
                     raise JobEnd(CUT_SHORT)
         self.receive_all()
         return shell_code(code)
@@ -136,7 +136,7 @@ class Batch:
 
     def _warn(self) -> None:
         self.warned = True
-        self.job.log("the time limit is near: telling the ranks to finish (SIGUSR1)")
+        self.job.log("the time limit is near: asking the ranks to finish (SIGUSR1)")
         if self._forward or self.job.deadline is None:
             self.warn_ranks()
 
@@ -232,7 +232,7 @@ class Container:
         for directory in directories if self.runtime else ():
             if any(letter in directory for letter in ",:\\"):
                 msg = f"no container can be shown {directory}: ',', ':' and '\\' separate paths"
-                raise JobError(msg, hint="use a directory whose path has none of them")
+                raise JobError(msg, hint="use a directory without these characters in its path")
 
     def srun_options(self, *directories: str) -> list[str]:
         """Options of srun that start its tasks in the container: pyxis is a plugin of srun."""

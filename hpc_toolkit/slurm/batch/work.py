@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.queue.left import Left, what_is_left
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.slurm.batch.job import JobError, show
-from hpc_toolkit.slurm.batch.requeue import LATER, Restarts
 from hpc_toolkit.slurm.batch.shrink import shrink_job
 from hpc_toolkit.slurm.batch.step import (
     CUT_SHORT,
@@ -34,6 +33,8 @@ from hpc_toolkit.system.ranks import RankInfo
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+    from hpc_toolkit.slurm.batch.requeue import Restarts
 
 _WATCH_S = 60.0
 """How long workers of other jobs are watched, to see which of them live."""
@@ -123,8 +124,8 @@ class WorkJob:
             return nodes
         ranks = os.environ.get("SLURM_NTASKS_PER_NODE")
         if not ranks:
-            msg = "a node is not fit for this job: see above"
-            raise JobError(msg, hint="a job with --ntasks-per-node would go on without it")
+            msg = "a node failed the preflight: see above"
+            raise JobError(msg, hint="with --ntasks-per-node, a job continues without such nodes")
         self._job.log(f"left out: {out} of {len(self._job.nodes)} nodes, see above")
         return [*nodes, f"--ntasks={len(fit) * int(ranks)}", f"--nodelist={','.join(fit)}"]
 
@@ -139,7 +140,7 @@ class WorkJob:
                     show(f"gave back {names}: their ranks have left\n")
             except (HpcToolkitError, OSError) as error:
                 # The job goes on with all of its nodes.
-                self._job.log(f"no node is given back: {error}")
+                self._job.log(f"nodes are not released: {error}")
 
         threading.Thread(target=shrink, daemon=True).start()
 
@@ -158,21 +159,20 @@ class WorkJob:
         # The signal would also end the process that unpacks the image.
         drain = [sys.executable, "-m", "hpc_toolkit", "drain", self._run]
         if subprocess.run(drain, check=False).returncode:
-            self._job.log("the ranks could not be asked to leave")
+            self._job.log("the ranks could not be asked to exit")
 
     def _decide(self, code: int) -> NoReturn:
-        """What is left decides, not the exit code of one of many ranks."""
+        """Requeue if items are left, unless a restart would repeat the error ``code``."""
         batch = self._batch
         left = self._what_is_left()
         batch.receive_all()
         self._end_if_done(left, code)
-        # 75: items are left. Above 128: a rank was killed. Any other code is an error that a
-        # restart would repeat.
-        if not batch.warned and code not in (0, LATER) and code <= 128:
+        # Above 128: a rank was killed.
+        if not batch.warned and code not in (0, TRY_AGAIN) and code <= 128:
             raise JobEnd(code)
         if not batch.warned and left is not None and left.items == left.elsewhere != 0:
             # A start that finds nothing to do would hold the nodes until --idle-exit, repeatedly.
-            self._restarts.stay("workers of other jobs hold all that is left")
+            self._restarts.end_without_requeue("workers of other jobs hold all that is left")
         self._restarts.start_again()
 
     def _what_is_left(self) -> Left | None:
@@ -217,7 +217,7 @@ def _run_directory(request: WorkRequest) -> str:
     run = f"./{given}" if given.startswith("-") or given == ":" else given
     if not Path(run).is_dir():
         msg = f"no run directory {run} (in {Path.cwd()})"
-        raise JobError(msg, hint=f"make it with 'hpctk init {run}'")
+        raise JobError(msg, hint=f"create it with 'hpctk init {run}'")
     if request.container.runtime:
         run = os.path.realpath(run)
         request.container.check(os.getcwd(), run)
@@ -283,7 +283,7 @@ class CoordinatorProcess:
             self._lives = _LIVES
         if self._stopped:
             self._code = CUT_SHORT
-        elif code == LATER:
+        elif code == TRY_AGAIN:
             self._log("another coordinator decides for this run; looking again, since it may end")
             self._next = now + _LOOK_S
         elif code > 128 and self._lives:

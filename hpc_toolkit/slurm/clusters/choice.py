@@ -65,8 +65,8 @@ def _recognized() -> tuple[str, list[str]]:
         latest = [one for one in here if one.layer == max(other.layer for other in here)]
         if len(latest) > 1:
             names = " and ".join(one.name for one in latest)
-            msg = f"{names} are both recognized here, by identify.{sign}"
-            raise ConfigError(msg, hint="say which with --cluster or HPCTK_CLUSTER")
+            msg = f"{names} both match this machine, by identify.{sign}"
+            raise ConfigError(msg, hint="choose one with --cluster or HPCTK_CLUSTER")
         if latest:
             one = latest[0]
             why = f"{one.file}: identify.{sign} = {one.signs[sign]}"

@@ -47,8 +47,8 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
     usable, left_out = offers(facts)
     if not usable:
         why = f" ({'; '.join(left_out)})" if left_out else ""
-        msg = f"Slurm shows no partition that takes jobs{why}"
-        raise ConfigError(msg, hint="is this a login node of the cluster? 'sinfo' should list them")
+        msg = f"Slurm shows no partition that accepts jobs{why}"
+        raise ConfigError(msg, hint="run this on a login node, where 'sinfo' lists partitions")
     slurm, version = _setting(facts, "ClusterName"), _setting(facts, "SLURM_VERSION")
     main, gpu_type = _main(facts, usable), _common_gpu_type(usable)
     node = _known_of_all(main.shape, usable)
@@ -76,7 +76,7 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c == "\n")
     parse_cluster(text, file=name, name=name)
     if name.endswith(SUFFIX):
-        msg = f"{name!r}: a cluster's name that ends in {SUFFIX} is taken for a path"
+        msg = f"{name!r}: a cluster's name that ends in {SUFFIX} would be read as a path"
         raise ConfigError(msg, hint=f"hpctk cluster init {name.removesuffix(SUFFIX)}; -o FILE")
     return text
 
@@ -88,11 +88,11 @@ def write_draft(name: str, text: str, *, out: str | None, force: bool) -> Path:
     """
     directory = Path(out).parent if out else user_directory()
     if directory is None:
-        msg = "there is no home directory to write to"
-        raise ConfigError(msg, hint="name a file with -o")
+        msg = "this user has no home directory"
+        raise ConfigError(msg, hint="choose a file with -o")
     path = directory / (Path(out).name if out else f"{name}{SUFFIX}")
     if path.exists() and not force:
-        msg = f"{path}: there is a file already"
+        msg = f"{path}: the file exists"
         raise ConfigError(msg, hint="--force overwrites it; -o FILE writes another")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -236,7 +236,7 @@ def _build(merged: MergedFacts, name: str, *, file: str, argument: str = "") -> 
         **values,
     )
     if cluster.choose_partition and not cluster.partitions:
-        msg = f"{cluster.written('choose_partition')}: there are no [[partitions]]"
+        msg = f"{cluster.written('choose_partition')}: no [[partitions]] are listed"
         raise ConfigError(msg, hint="list them, or remove choose_partition")
     return cluster
 

@@ -90,9 +90,9 @@ def files_called(name: str) -> list[ClusterFile]:
     known = cluster_files()
     files = [found for found in known if found.name == name]
     if not files:
-        msg = f"no cluster is called {name!r}"
+        msg = f"unknown cluster: {name!r}"
         hint = near_miss(name, sorted({found.name for found in known}))
-        raise ConfigError(msg, hint=f"{hint}; or give the path of a TOML file")
+        raise ConfigError(msg, hint=f"{hint}; or give a path to a TOML file")
     return files
 
 
@@ -118,10 +118,10 @@ def read_table(found: ClusterFile) -> dict[str, Any]:
         text = _bytes(found).decode("utf-8")
     except OSError as error:
         msg = f"{found.file}: cannot be read: {error.strerror}"
-        raise ConfigError(msg, hint="'hpctk cluster list' shows what is in reach") from None
+        raise ConfigError(msg, hint="'hpctk cluster list' shows the available clusters") from None
     except UnicodeDecodeError:
         msg = f"{found.file}: is not UTF-8 text"
-        raise ConfigError(msg, hint="a cluster file is TOML") from None
+        raise ConfigError(msg, hint="write the cluster file as TOML") from None
     return parse_table(text, found.file)
 
 
@@ -133,10 +133,10 @@ def parse_table(text: str, file: str) -> dict[str, Any]:
         msg = f"{file}: {error}"
     except ValueError:
         # Python limits the digits of an int; tomllib translates neither this error nor the next.
-        msg = f"{file}: holds a number of thousands of digits"
+        msg = f"{file}: contains a number with thousands of digits"
     except RecursionError:
         msg = f"{file}: is nested hundreds of levels deep"
-    raise ConfigError(msg, hint="a cluster file is TOML")
+    raise ConfigError(msg, hint="write the cluster file as TOML")
 
 
 def _bytes(found: ClusterFile) -> bytes:
@@ -171,7 +171,7 @@ def _files_in(layer: Layer, directory: Traversable | Path, shown: str) -> Iterat
         return
     except OSError as error:
         msg = f"{shown}: cannot be read: {error.strerror}"
-        hint = "what it says would silently be missing; make it readable, or remove it"
+        hint = "make it readable, or remove it, so that no facts are missing silently"
         raise ConfigError(msg, hint=hint) from None
     for name in names:
         if name.endswith(SUFFIX) and not name.startswith("."):
@@ -195,7 +195,7 @@ def _refuse_unsafe(found: ClusterFile, path: Path, info: os.stat_result) -> None
     """Raise ConfigError if anyone may replace a file, or if a project's file is another user's."""
     directories = {path.parent.stat(), path.resolve().parent.stat()}
     if info.st_mode & stat.S_IWOTH or any(map(_open_to_all, directories)):
-        msg = f"{found.file}: everybody may write it, and its commands would run as you"
+        msg = f"{found.file}: it is world-writable, and its commands would run as you"
         hint = f"chmod o-w {str(path.parent)!r} {str(path)!r}, after reading it"
         raise ConfigError(msg, hint=hint)
     owners = {one.st_uid for one in (info, *directories)}

@@ -137,7 +137,7 @@ class Table:
         both = [key for key in found if key in self.rivals]
         if len(both) > 1:
             msg = f"{where}: {' and '.join(both)} exclude each other"
-            raise ConfigError(msg, hint="Slurm takes one memory option")
+            raise ConfigError(msg, hint="give only one memory option")
         return tuple(found.items())
 
 
@@ -162,9 +162,9 @@ def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
     names = [entry.get("name") for entry in found]
     for name in names:
         if name is None or names.count(name) > 1:
-            what = "one has no 'name'" if name is None else f"{name!r} is there twice"
+            what = "one has no 'name'" if name is None else f"{name!r} is listed twice"
             msg = f"{where}: {what}"
-            raise ConfigError(msg, hint="each partition has a name of its own")
+            raise ConfigError(msg, hint="give each partition its own name")
     return tuple(found)
 
 

@@ -99,7 +99,7 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
     """
     free = [one.name for one in cluster.partitions if not one.restricted]
     if not free:
-        msg = f"{cluster.written('partitions')}: all of them are restricted; none is chosen"
+        msg = f"{cluster.written('partitions')}: all partitions are restricted, so none is chosen"
         raise RenderError(msg, hint="name yours with --partition")
     return _first_fitting(cluster, free, needs)[0]
 
@@ -164,7 +164,7 @@ def _refusal(cluster: Cluster, sites: dict[str, Cluster], needs: Needs) -> Rende
         f"{name}: {_WORDS[found[0].key].reason} {found[0].limit}"
         for name, found in excesses.items()
     )
-    msg = f"no partition of {cluster.name} gives {needs} ({cluster.written('partitions')}: {said})"
+    msg = f"no partition of {cluster.name} offers {needs} ({cluster.written('partitions')}: {said})"
     hint = f"ask for {', or '.join(ways.values())}"
     if "max_walltime" in ways:
         hint += "; a job can requeue itself until its work is done"
@@ -178,5 +178,5 @@ def _beyond(site: Cluster, one: Excess, needs: Needs) -> RenderError:
     relation = words.relation.format(site.name)
     msg = f"{words.asked}{source}: {one.wanted} is {relation}"
     msg += f" ({site.written(one.key)} = {one.limit})"
-    hint = f"ask for {words.way_out}, or correct the file where it is wrong"
+    hint = f"ask for {words.way_out}, or correct the cluster file"
     return RenderError(msg, hint=hint)

@@ -59,7 +59,7 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
         # Not for other programs: the signal ends a program that does not handle it.
         full = replace(full, signal=_signal(full.time_min or full.time or FALLBACK_TIME_S))
     if cluster.account_required and not full.account:
-        msg = f"--account: {cluster.name} takes no job without one"
+        msg = f"--account: {cluster.name} requires an account"
         msg += f" ({cluster.written('account_required')} = true)"
         raise RenderError(msg, hint=f"--account {cluster.account_hint or 'NAME'}")
     _check_times(full, sources)
@@ -113,7 +113,7 @@ def directive_text(directive: Directive) -> str:
     if value is None:
         return f"--{name}"
     if not value.isprintable():
-        msg = f"{option(name)}: {value!r} cannot be written into a directive"
+        msg = f"{option(name)}: {value!r} cannot be part of an sbatch directive"
         raise RenderError(msg, hint="remove the control characters")
     if _PLAIN.fullmatch(value):
         return f"--{name}={value}"
@@ -252,11 +252,11 @@ def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
     said = f"{sources.get('time', '--time')} {format_walltime(full.time)}"
     if shortest_s > full.time:
         msg = f"{option('time_min')}: {format_walltime(shortest_s)} is more than {said}"
-        raise RenderError(msg, hint="Slurm lowers the limit, it never raises it")
+        raise RenderError(msg, hint="--time-min must be at most the time limit")
     warning_s = int((full.signal or "@0").rpartition("@")[2])
     if warning_s >= shortest_s:
-        msg = f"{option('signal')}: {warning_s} s before the end do not fit into {said}"
-        raise RenderError(msg, hint="warn later, or ask for more time")
+        msg = f"{option('signal')}: {warning_s} s before the end is longer than {said}"
+        raise RenderError(msg, hint="choose a shorter warning, or a longer time limit")
 
 
 def _check_array(full: ScriptSpec, site: Cluster) -> None:

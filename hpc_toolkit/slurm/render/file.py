@@ -71,7 +71,7 @@ def read_script(path: Path) -> str:
         )
         msg = f"{path}: {why}"
         raise RenderError(
-            msg, hint="name a script; a template has no '/' and no '.sbatch'"
+            msg, hint="name a script; to use a template, leave out '/' and '.sbatch'"
         ) from None
 
 
@@ -86,8 +86,8 @@ def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
     lines = text.replace("\r\n", "\n")
     version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
     if spec is None and origin(text) == "rendered":
-        msg = f"{where}: an earlier hpctk wrote it, without its request"
-        raise RenderError(msg, hint="call the command in its first lines again")
+        msg = f"{where}: it was rendered by an older hpctk and does not contain its options"
+        raise RenderError(msg, hint="run the command in its first lines again")
     if _MARK not in text or not (version and spec):
         raise _foreign(where)
     try:
@@ -129,12 +129,12 @@ def read_header(script: str, where: str) -> Header:
 
 def _foreign(where: str) -> RenderError:
     msg = f"{where}: not a script that 'hpctk render' wrote, or its header was edited"
-    return RenderError(msg, hint="render it anew")
+    return RenderError(msg, hint="render the script again")
 
 
 def _damaged(where: str) -> RenderError:
     msg = f"{where}: the request in its header was edited"
-    return RenderError(msg, hint="render it anew")
+    return RenderError(msg, hint="render the script again")
 
 
 def write_script(path: Path, script: str, *, force: bool = False) -> None:

@@ -98,8 +98,8 @@ def parse_array(text: str, where: str) -> Array:
     if percent and not re.fullmatch("[1-9][0-9]{0,6}", at_once):
         raise refusal(where, text, _ARRAY_HINT)
     if highest > MAX_INDEX:
-        msg = f"{where}: no Slurm has an index {highest} (the highest is {MAX_INDEX})"
-        raise RenderError(msg, hint="let each element do several things")
+        msg = f"{where}: index {highest} is too high (at most {MAX_INDEX})"
+        raise RenderError(msg, hint="give each array element more work")
     return Array(",".join(texts) + percent + at_once, tuple(ranges), at_once, highest)
 
 
@@ -120,7 +120,7 @@ def split_passed(text: str, where: str) -> tuple[str, str | None]:
     if not text.isprintable() or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
         raise refusal(where, text, "NAME or NAME=VALUE, NAME being a long option of sbatch")
     if name in MANAGED:
-        msg = f"{where}: {name!r} is not passed through"
+        msg = f"{where}: {name!r} is not supported"
         field = f"ScriptSpec has the field {name.replace('-', '_')}"
         raise RenderError(msg, hint=field if name in FIELDS else MANAGED[name])
     longer = sorted(option for option in MANAGED if option.startswith(name))
@@ -139,4 +139,4 @@ def check_passed(texts: tuple[str, ...], where: str) -> None:
     for name in names:
         if names.count(name) > 1:
             msg = f"{where}: {name!r} is given twice"
-            raise RenderError(msg, hint="sbatch would take the last one")
+            raise RenderError(msg, hint="leave one of them out")

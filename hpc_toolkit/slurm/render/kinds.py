@@ -62,41 +62,41 @@ def check_template(spec: ScriptSpec, template: str) -> None:
     if spec.plain:
         _check_plain(template, given)
     elif spec.python is None:
-        msg = "--python: nothing says which interpreter on the nodes has hpc_toolkit"
-        raise RenderError(msg, hint="give its absolute path")
+        msg = "--python: the interpreter on the nodes is unknown"
+        raise RenderError(msg, hint="give the absolute path of a Python with hpc_toolkit")
     if template in PROGRAMS:
         _check_program(spec, template, given)
     elif spec.command:
-        msg = f"the template {template} runs hpctk, and no {spec.command[0]!r}"
-        raise RenderError(msg, hint="the template command runs any program")
+        msg = f"the template {template} cannot run {spec.command[0]!r}"
+        raise RenderError(msg, hint="use the template command for other programs")
     if template == RAY:
-        why = "Ray has one task on each node, and gives the node's CPUs and GPUs to actors"
+        why = "the template ray starts one task per node; Ray assigns CPUs and GPUs"
         _refuse(given, (*_TASKS, "container"), why)
     if template in TRAININGS:
         _check_training(spec, template, given)
     else:
-        why = f"the template {template} starts no training"
-        _refuse(given, _OF_TRAININGS, why, "leave it out, or render train-...")
+        why = f"not used by the template {template}"
+        _refuse(given, _OF_TRAININGS, why, "leave it out, or render a train-... template")
     _check_container(spec, template)
     if template == "array" and spec.array is None:
-        msg = "--array: the template array needs it"
+        msg = "the template array needs --array"
         raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")
     if spec.array_offset and spec.array is None:
         msg = "--array-offset: the job is not an array"
         raise RenderError(msg, hint="add --array 0-99, or leave it out")
     if spec.array is not None and template not in ARRAYS:
-        msg = f"--array: the template {template} is one job"
-        raise RenderError(msg, hint="the templates array and command can be arrays")
+        msg = f"--array: not supported by the template {template}"
+        raise RenderError(msg, hint="use the template array or command")
 
 
 def _check_container(spec: ScriptSpec, template: str) -> None:
     """The container of a command holds the program alone; any other one holds hpctk as well."""
     inside = spec.container_python is not None
     if inside and (spec.container is None or template == "command"):
-        msg = "--container-python: nothing calls hpctk in a container"
+        msg = "--container-python: hpctk does not run in a container here"
         raise RenderError(msg, hint="leave it out")
     if spec.container is not None and not inside and template != "command":
-        msg = "--container: nothing says which interpreter inside it has hpc_toolkit"
+        msg = "--container: the interpreter in the container is unknown"
         raise RenderError(msg, hint="give its path: --container-python /usr/bin/python3")
 
 
@@ -106,34 +106,34 @@ def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> No
         msg = f"the template {template} needs {what}"
         raise RenderError(msg, hint=f"write it after --: {_EXAMPLE.get(template, '-- PROGRAM')}")
     if spec.command[0] == "-m" and template not in TRAININGS:
-        msg = f"the template {template} starts a program, and no module {spec.command[1]}"
-        raise RenderError(msg, hint=f"write the interpreter too: python -m {spec.command[1]}")
-    why = f"the template {template} works on no run"
-    hint = "name it among the program's arguments, or leave it out"
+        msg = f"the template {template} cannot start the module {spec.command[1]}"
+        raise RenderError(msg, hint=f"add the interpreter: python -m {spec.command[1]}")
+    why = f"not used by the template {template}"
+    hint = "leave it out, or pass it as an argument of the program"
     _refuse(given, _OF_QUEUES, why, hint)
 
 
 def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
-    _refuse(given, _TASKS, "a training asks for ranks, and they see all GPUs of their node")
+    _refuse(given, _TASKS, "not used by trainings, whose ranks see all GPUs of their node")
     more = "train-multi-gpu" if template == "train-single-gpu" else "train-multi-node"
     hint = f"leave it out, or render {more}"
-    _refuse(given, _NOT_FOR.get(template, ()), f"{template} is one process", hint)
+    _refuse(given, _NOT_FOR.get(template, ()), f"{template} runs one process", hint)
     if template != "train-multi-node" and spec.nodes > 1:
-        msg = f"--nodes: the template {template} is for one node"
-        raise RenderError(msg, hint="the template train-multi-node takes several")
+        msg = f"--nodes: the template {template} runs on one node"
+        raise RenderError(msg, hint="use the template train-multi-node")
     if template == "train-single-gpu" and spec.gpus_per_node > 1:
-        msg = f"--gpus-per-node: train-single-gpu has one, not {spec.gpus_per_node}"
-        raise RenderError(msg, hint="the template train-multi-gpu takes several")
+        msg = f"--gpus-per-node: train-single-gpu uses one GPU, not {spec.gpus_per_node}"
+        raise RenderError(msg, hint="use the template train-multi-gpu")
     if template == "train-multi-gpu" and not spec.gpus_per_node:
-        msg = "--gpus-per-node: the template train-multi-gpu needs it"
+        msg = "the template train-multi-gpu needs --gpus-per-node"
         raise RenderError(msg, hint=f"such as: {_EXAMPLE[template]}")
     if spec.launch == "task-per-gpu" and spec.rank_restarts is not None:
-        msg = "--rank-restarts: in the form task-per-gpu no launcher could start ranks again"
+        msg = "--rank-restarts: with --launch task-per-gpu no launcher restarts ranks"
         raise RenderError(msg, hint="leave it out, or leave out --launch")
     starter = spec.command[0]
     if _STARTERS.fullmatch(starter):
         msg = f"the template {template} starts the script itself, without {starter!r}"
-        raise RenderError(msg, hint=f"write the script alone after --: {_EXAMPLE[template]}")
+        raise RenderError(msg, hint=f"write only the script after --: {_EXAMPLE[template]}")
 
 
 def _refuse(
@@ -149,7 +149,7 @@ def _check_plain(template: str, given: dict[str, Any]) -> None:
     if template not in TEMPLATES:
         msg = f"--plain: the template {template} needs hpctk on the nodes"
         raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(TEMPLATES)}")
-    why = "a plain script has nothing that would do it"
+    why = "not supported by plain scripts"
     _refuse(given, _NEED_HPCTK, why, "leave it out, or leave out --plain")
 
 

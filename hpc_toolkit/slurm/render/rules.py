@@ -127,17 +127,17 @@ def _check_together(spec: Request) -> None:
         msg = f"{alone[0]}: the job asks for no GPU"
         raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
     if spec.bind and spec.container is None:
-        msg = "--bind: the script has no container"
-        raise RenderError(msg, hint="add --container IMAGE")
+        msg = "--bind needs --container"
+        raise RenderError(msg, hint="add --container IMAGE, or leave it out")
     if spec.stage_dir is not None and not spec.stage:
-        msg = "--stage-dir: nothing is staged"
+        msg = "--stage-dir needs --stage"
         raise RenderError(msg, hint="add --stage PATH, or leave it out")
     _check_ranks(spec)
 
 
 def _check_ranks(spec: Request) -> None:
     if spec.ntasks is not None and spec.ntasks < spec.nodes:
-        msg = f"--sbatch ntasks: {spec.ntasks} ranks leave some of {spec.nodes} nodes without any"
+        msg = f"--sbatch ntasks: {spec.ntasks} ranks are fewer than {spec.nodes} nodes"
         raise RenderError(msg, hint="ask for fewer nodes")
     most = spec.nodes * (spec.ntasks_per_node or COUNTS["ntasks_per_node"][1])
     if spec.ntasks is not None and spec.ntasks > most:

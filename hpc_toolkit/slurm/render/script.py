@@ -59,7 +59,7 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     Raises RenderError: unknown template, or a request that ``cluster`` cannot accept.
     """
     if template not in template_names():
-        msg = f"no template is called {template!r}"
+        msg = f"unknown template: {template!r}"
         raise RenderError(msg, hint=near_miss(template, template_names()))
     check_template(spec, template)
     full = complete(prepared(spec, template, cluster), cluster)

@@ -204,7 +204,7 @@ def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
         negated = word not in known and word.startswith("--no-")
         field = known.get(word.replace("--no-", "--", 1) if negated else word)
         if field is None:
-            msg = f"its request has an option {word!r} that this version does not know"
+            msg = f"its request has an unknown option {word!r}"
             raise RenderError(msg, hint=near_miss(word, list(known)))
         if isinstance(field.default, bool):
             found[field.name] = not negated

@@ -146,8 +146,8 @@ def _conda(full: ScriptSpec, cluster: Cluster) -> tuple[Step, ...]:
     if base is None and path.is_absolute() and path.parent.name == "envs":
         base = str(path.parents[1])
     if base is None:
-        msg = f"--conda: nothing says where conda is installed ({cluster.written('conda_base')})"
-        raise RenderError(msg, hint="write it there, or give the path .../envs/NAME")
+        msg = f"--conda: the path of conda is unknown ({cluster.written('conda_base')})"
+        raise RenderError(msg, hint="set it there, or give the environment's path .../envs/NAME")
     functions = f"{base.rstrip('/')}/etc/profile.d/conda.sh"
     # Not 'conda init', which would edit the user's ~/.bashrc.
     return (
@@ -160,8 +160,8 @@ def _runtime(full: ScriptSpec, cluster: Cluster) -> Literal["apptainer", "pyxis"
     """What runs containers on the cluster. Raises RenderError if its file does not say."""
     if cluster.container_runtime is None:
         written = cluster.written("container_runtime")
-        msg = f"--container: nothing says what runs containers on {cluster.name} ({written})"
-        raise RenderError(msg, hint='write "apptainer" or "pyxis" there')
+        msg = f"--container: the container runtime of {cluster.name} is unknown ({written})"
+        raise RenderError(msg, hint='set it to "apptainer" or "pyxis"')
     return cluster.container_runtime
 
 

@@ -112,7 +112,7 @@ def _check_backend(backend: str, ranks: int, gpus: int) -> None:
     if backend == "gloo":
         return
     if not gpus:
-        msg = f"--backend: {backend} joins GPUs, and the job asks for none"
+        msg = f"--backend: {backend} needs GPUs, but the job requests none"
         raise RenderError(msg, hint="add --gpus-per-node N, or leave it out for gloo")
     if ranks > gpus:
         msg = f"--nproc-per-node: {backend} cannot join {ranks} ranks on {gpus} GPUs of a node"
@@ -121,8 +121,8 @@ def _check_backend(backend: str, ranks: int, gpus: int) -> None:
 
 def _check_binding(form: str, ranks: int, gpus: int) -> None:
     if form == BY_RANK:
-        msg = "--numa-binding: in the form task-per-gpu srun binds the ranks"
-        raise RenderError(msg, hint="--cpu-bind says to what; by default to cores of their own")
+        msg = "--numa-binding: with --launch task-per-gpu, srun binds the ranks"
+        raise RenderError(msg, hint="use --cpu-bind, or leave it out")
     if ranks > gpus:
         msg = f"--numa-binding: a node's GPUs ({gpus}) are fewer than its ranks ({ranks})"
         raise RenderError(msg, hint="one rank per GPU, or leave it out")

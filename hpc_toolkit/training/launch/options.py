@@ -19,7 +19,7 @@ PANELS: Panels = {
         Option("node_rank", "Rank of this node, from 0.", "N"),
         flag("module", "Treat SCRIPT as a module, like 'python -m'.", short="-m"),
         flag("no_python", "Treat SCRIPT as a program, not as Python."),
-        Option("numa_binding", "Bind each rank to the CPUs near its GPU: node.", "MODE"),
+        Option("numa_binding", "node: bind each rank to the CPUs near its GPU.", "MODE"),
     ),
     "Rendezvous": (
         Option("master_addr", "Address of node 0. [default: read from --run-dir]", "HOST"),

@@ -191,5 +191,5 @@ def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
         told = ", ".join(f"{one.id} ({one.state}, world size {sizes[one.id]})" for one in there)
         ids = " ".join(one.id for one in there)
         message = f"{directory}: its jobs are there already: {told}"
-        hint = f"wait for them; 'scancel {ids}' takes them back; --force submits once more"
+        hint = f"wait for them; 'scancel {ids}' cancels them; --force submits again"
         raise RunError(message, hint=hint)

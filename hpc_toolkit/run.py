@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import PASSING, ConfigError, RunError
+from hpc_toolkit.errors import PASSING, TRY_AGAIN, ConfigError, RunError
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
@@ -299,7 +299,7 @@ def _writing(root: Path) -> Iterator[None]:
         hint = "check its permissions, the free space and your quota, then call again"
         failure = RunError(message, hint=hint)
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            failure.exit_code = 75
+            failure.exit_code = TRY_AGAIN
         raise failure from error
 
 
@@ -371,7 +371,7 @@ def create_run(
         message = f"cannot make {root}: {error.strerror}"
         failure = RunError(message, hint="check the path, its permissions and the free space")
         if error.errno in PASSING:
-            failure.exit_code = 75
+            failure.exit_code = TRY_AGAIN
         raise failure from error
     finally:
         files.remove_tree(staging)

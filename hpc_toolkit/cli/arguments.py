@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperArgument
 
-from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
+from hpc_toolkit.errors import PASSING, TRY_AGAIN, ConfigError, RunError, near_miss
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
         source = context.get_parameter_source(one.name or "")
         if one.name not in allowed and source is not None and source.name == "COMMANDLINE":
             message = f"{max(one.opts, key=len)} {why}"
-            raise ConfigError(message, hint="add a value, or leave the option out")
+            raise ConfigError(message, hint="leave it out")
 
 
 def read_counts(text: str, where: str, *, most: int) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def writing(path: str | Path) -> Iterator[None]:
         message = f"cannot write {path}: {error.strerror}"
         failure = RunError(message, hint="fix that, or name another file; nothing else is lost")
         if error.errno in PASSING:
-            failure.exit_code = 75
+            failure.exit_code = TRY_AGAIN
         raise failure from error
 
 

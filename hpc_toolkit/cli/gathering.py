@@ -79,11 +79,11 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
         hpctk gather --check results.jsonl --items items.jsonl
     """
     if given["check"]:
-        why = "is not for --check, which writes no rows"
+        why = "cannot be combined with --check, which writes no rows"
         refuse_given(context, context.params.keys() - {"out", "stage", "partial"}, why)
         check_results(run, given)
         return
-    refuse_given(context, {"run", "out", "stage", "partial", "json"}, "is for --check")
+    refuse_given(context, {"run", "out", "stage", "partial", "json"}, "needs --check")
     from hpc_toolkit.results.gather import NotCompleteError
     from hpc_toolkit.results.tables import json_lines, write_table, writer_for
 

@@ -93,13 +93,13 @@ def plan(
     for path in out:
         check_out(path, (".md", ".svg", ".json"))
     if given["check"] is not None:
-        refuse_given(context, {"run", "check", "json"}, "is not for --check")
+        refuse_given(context, {"run", "check", "json"}, "cannot be combined with --check")
         _compare(run, Path(given["check"]), as_json=as_json)
         return
     if given["items"] is None:
-        refuse_given(context, context.params.keys() - {"groups"}, "is for --items")
+        refuse_given(context, context.params.keys() - {"groups"}, "needs --items")
     if given["item_time"] is None:
-        refuse_given(context, context.params.keys() - {"load_time"}, "is for --item-time")
+        refuse_given(context, context.params.keys() - {"load_time"}, "needs --item-time")
     counts = sorted(read_counts(given["nodes"], "--nodes", most=_MOST_NODES))
     guess = _guess(given["item_time"], given["load_time"])
     memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))

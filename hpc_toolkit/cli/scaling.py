@@ -336,7 +336,7 @@ def collectives(
     if out is not None:
         check_out(Path(out), (".md", ".json"))
     if logs:
-        refuse_given(context, {"logs", "out", "json"}, "is for a measurement, and a log is there")
+        refuse_given(context, {"logs", "out", "json"}, "cannot be combined with LOGS")
         found = [one for path in logs for one in records_in(read_text(path))]
     else:
         found = _timed(**given)

@@ -153,7 +153,7 @@ def test_placeholder_that_is_not_plain_is_refused(hpctk: Hpctk, command: str, me
 def test_init_of_an_existing_directory_is_refused(hpctk: Hpctk, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
 
-    assert_refused(init(hpctk, "--workload", NOOP), "run exists", hint="continue it with 'hpctk work'")
+    assert_refused(init(hpctk, "--workload", NOOP), "run exists", hint="continue it with")
 
     assert list((tmp_path / "run").iterdir()) == []
 

@@ -156,7 +156,7 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("collectives", "-o", "x.svg"), "unknown format '.svg'"),
         (("collectives", "-o", "missing/x.md"), "missing/x.md: there is no directory"),
         (("collectives", "TABLE"), "no collective was measured"),
-        (("collectives", "TABLE", "--world-size", "2"), "--world-size is for a measurement"),
+        (("collectives", "TABLE", "--world-size", "2"), "--world-size cannot be combined"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(

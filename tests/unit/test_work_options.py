@@ -263,9 +263,9 @@ def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> 
 def test_options_of_a_check_and_of_a_table_exclude_each_other(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 1, unit=1)
 
-    assert "--out is not for --check" in called("gather", toy.root, "--check", "-o", "x.csv")[1]
-    assert "--unique is for --check" in called("gather", toy.root, "--unique", "id")[1]
-    assert "--range is for --check" in called("gather", toy.root, "--range", "id=0:1")[1]
+    assert "--out cannot be combined" in called("gather", toy.root, "--check", "-o", "x.csv")[1]
+    assert "--unique needs --check" in called("gather", toy.root, "--unique", "id")[1]
+    assert "--range needs --check" in called("gather", toy.root, "--range", "id=0:1")[1]
 
 
 def test_an_open_run_is_sealed_after_its_last_items(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
     if dry_run:
         _tell(request, as_json=bool(as_json))
         return
-    from hpc_toolkit.cli import show_error
+    from hpc_toolkit.system.terminal import show_error
     from hpc_toolkit.training.launch import launcher
 
     outcome = launcher.launch(request, replace=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,11 +26,11 @@ from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
+from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES
 from hpc_toolkit.training.scaling.settings import (
     Settings,
     Variation,
-    parse_world_sizes,
     sample_cost_ms,
 )
 
@@ -51,6 +51,7 @@ _COMMON = {
 }
 """Options of a job that the short help shows."""
 _DEFAULTS = Settings()
+_MOST_RANKS = 999_999
 
 
 def _setting(name: str, help_text: str, metavar: str = "N", *, hidden: bool = False) -> Option:
@@ -150,7 +151,7 @@ def run(
     values = {name: given.pop(name) for name in by_name(_SETTINGS)}
     wanted = ScalingRun(
         directory=out.absolute(),
-        world_sizes=parse_world_sizes(world_sizes),
+        world_sizes=tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=_MOST_RANKS))),
         settings=Settings(sample_cost_ms=sample_cost_ms(values.pop("sample_cost")), **values),
         variations=tuple(Variation.parse(text) for text in given.pop("vary") or ()),
     )
@@ -201,35 +202,24 @@ def submissions(
     """A job for each world size; with ``dry_run`` their scripts are printed."""
     from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
-    from hpc_toolkit.training.scaling.launches import job_name, job_request
+    from hpc_toolkit.training.scaling.launches import job_request
+    from hpc_toolkit.training.scaling.program import cluster_name
 
-    gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None)
+    gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None) or "scaling"
     count = gpus.rpartition(":")[2]
     per_node = ranks_per_node or (int(count) if count.isdecimal() and int(count) else 1)
-    run = replace(run, cluster=_cluster(given.get("cluster")))
+    run = replace(run, cluster=cluster_name(given.get("cluster")))
     found = {}
     for size in run.world_sizes:
         template, asked = job_request(
             run, size, per_node, gpus=gpus, launch=given.get("launch") or None
         )
-        values = {**given, **asked, "job_name": job_name(name, size)}
-        spec, site, script = requested(template, values)
+        spec, site, script = requested(template, {**given, **asked, "job_name": f"{name}-{size}"})
         check_directory(site, Path.cwd())
         found[size] = of_request(spec, site, template, run=None, cwd=Path.cwd())
         if dry_run:
             sys.stdout.write(script)
     return found
-
-
-def _cluster(given: str | None) -> str:
-    """What records shall call the cluster of the jobs; "" for one of which nothing is known."""
-    from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
-
-    site = resolve_cluster(given).cluster
-    if site.name == FALLBACK:
-        return ""
-    named = site.argument or site.name
-    return os.path.abspath(named) if "/" in named or named.endswith(".toml") else named
 
 
 def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
@@ -357,32 +347,27 @@ def _timed(
 ) -> list[dict[str, Any]]:
     import tempfile
 
-    from hpc_toolkit.training.launch.launcher import launch
-    from hpc_toolkit.training.launch.plan import Request
     from hpc_toolkit.training.scaling.collectives import (
         MODULE,
         parse_collectives,
         parse_sizes,
         records_in,
     )
+    from hpc_toolkit.training.scaling.launches import launch_module
     from hpc_toolkit.training.scaling.records import read_text
 
     parse_sizes(sizes)
     parse_collectives(collectives)
     words = ("--sizes", sizes, "--collectives", collectives, "--iterations", str(iterations))
     directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
-    kept = False
     try:
-        options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}
-        request = Request(
-            script=MODULE, arguments=words, options=options, backend=backend, run_dir=directory
-        )
-        outcome = launch(request)
-        if outcome.error is not None:
-            kept = True  # the error names a log in it
-            raise outcome.error
-        outputs = sorted(directory.glob("logs/*/rank-0.*.out"))
-        return [one for path in outputs for one in records_in(read_text(path))]
-    finally:
-        if not kept:
-            shutil.rmtree(directory, ignore_errors=True)
+        launch_module(MODULE, words, world_size, directory, backend=backend)
+    except HpcToolkitError:
+        # The error names a log in it, unless no rank was started.
+        with suppress(OSError):
+            directory.rmdir()
+        raise
+    outputs = sorted(directory.glob("logs/*/rank-0.*.out"))
+    found = [one for path in outputs for one in records_in(read_text(path))]
+    shutil.rmtree(directory, ignore_errors=True)
+    return found

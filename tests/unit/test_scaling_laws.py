@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling.collectives import Timed, expected_s
+from hpc_toolkit.training.scaling.collectives import expected_s, record_of
 from hpc_toolkit.training.scaling.comparison import compare, fit, judge
 from hpc_toolkit.training.scaling.page import as_markdown, headline
 from hpc_toolkit.training.scaling.program import over_ranks
@@ -232,12 +232,12 @@ def test_a_series_has_a_point_and_each_world_size_once() -> None:
     ],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, factor: float) -> None:
-    timed = Timed(collective=collective, size_bytes=10**9, seconds=0.5, world_size=ranks)
+    timed = record_of(collective, size_bytes=10**9, seconds=0.5, world_size=ranks)
 
-    assert timed.algorithm_bytes_per_s == 2e9
-    assert timed.bus_bytes_per_s == pytest.approx(2e9 * factor)
+    assert timed["algorithm_bytes_per_s"] == 2e9
+    assert timed["bus_bytes_per_s"] == pytest.approx(2e9 * factor)
     if collective == "all_reduce":
-        assert expected_s(10**9, ranks, timed.bus_bytes_per_s) == pytest.approx(0.5)
+        assert expected_s(10**9, ranks, timed["bus_bytes_per_s"]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("low", "noise"), [(0.0, True), (0.2, False), (None, False)])

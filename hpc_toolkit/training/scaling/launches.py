@@ -70,7 +70,6 @@ class ScalingRun:
     def check(self) -> None:
         """Reject settings that a rank would reject, before any is started. Raises ConfigError."""
         for case in cases(self.settings, self.variations):
-            case.settings.decoder()
             for size in self.world_sizes:
                 case.settings.batch_per_rank(size, self.world_sizes)
 
@@ -104,26 +103,36 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
         HpcToolkitError: a rank failed, or could not be started.
         OSError: the disk is full.
     """
-    from hpc_toolkit.training.launch.launcher import launch
-    from hpc_toolkit.training.launch.plan import Request
-
-    options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}
-    arguments = tuple(run.words())
-    request = Request(
-        script=MODULE,
-        arguments=arguments,
-        options=options,
-        backend=backend,
-        run_dir=run.directory,
-    )
     try:
-        outcome = launch(request)
-        if outcome.error is not None:
-            raise outcome.error
+        return launch_module(MODULE, run.words(), world_size, run.directory, backend=backend)
     except Exception:
         # Ranks fail in many ways on a full disk, and their logs have no room for the reason.
         check_room(run.directory)
         raise
+
+
+def launch_module(
+    module: str, words: Sequence[str], ranks: int, run_dir: Path, *, backend: str | None
+) -> int:
+    """Run a module on this machine's ranks, with output to files; return the exit code.
+
+    Raises:
+        HpcToolkitError: a rank failed, or could not be started.
+    """
+    from hpc_toolkit.training.launch import launcher
+    from hpc_toolkit.training.launch.plan import Request
+
+    outcome = launcher.launch(
+        Request(
+            script=module,
+            arguments=tuple(words),
+            options={"nproc_per_node": ranks, "module": True, "redirects": "3"},
+            backend=backend,
+            run_dir=run_dir,
+        )
+    )
+    if outcome.error is not None:
+        raise outcome.error
     return outcome.code
 
 
@@ -166,11 +175,6 @@ def job_request(
     return template, values
 
 
-def job_name(given: str | None, world_size: int) -> str:
-    """Return the name of a job, which ends with its world size."""
-    return f"{given or 'scaling'}-{world_size}"
-
-
 def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
     """Reject world sizes for which a job of this directory is in the queue or running.
 
@@ -182,14 +186,13 @@ def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
     paths = RunPaths(directory)
     sizes = {job.job: job.name.rpartition("-")[2] for job in read_jobs(paths)}
     asked = {str(size) for size in world_sizes}
-    there = [
-        one
+    there = {
+        one.id: f"{one.id} ({one.state}, world size {sizes[one.id]})"
         for one in JobStates(paths).read()
         if not one.ended and one.state != UNKNOWN and sizes.get(one.id) in asked
-    ]
+    }
     if there:
-        told = ", ".join(f"{one.id} ({one.state}, world size {sizes[one.id]})" for one in there)
-        ids = " ".join(one.id for one in there)
-        message = f"{directory}: its jobs are there already: {told}"
+        message = f"{directory}: its jobs are there already: {', '.join(there.values())}"
+        ids = " ".join(there)
         hint = f"wait for them; 'scancel {ids}' takes them back; --force submits once more"
         raise RunError(message, hint=hint)

@@ -201,7 +201,7 @@ def _exchange(
     ``typical_s`` are the median seconds of a step, ``apart_s`` those of a step without exchange.
     """
     timed = time_collective("all_reduce", _LARGE, device=training.device, iterations=_ITERATIONS)
-    size = training.gradient_bytes
+    bandwidth, size = timed["bus_bytes_per_s"], training.gradient_bytes
     return {
         "gradient_bytes": size,
         # The time that the exchange adds to a step; noise can make it negative.
@@ -210,8 +210,8 @@ def _exchange(
         "all_reduce_s": time_all_reduces(
             training.buckets(), device=training.device, iterations=_ITERATIONS
         ),
-        "bus_bytes_per_s": timed.bus_bytes_per_s,
-        "expected_s": expected_s(size, info.world_size, timed.bus_bytes_per_s),
+        "bus_bytes_per_s": bandwidth,
+        "expected_s": expected_s(size, info.world_size, bandwidth),
     }
 
 

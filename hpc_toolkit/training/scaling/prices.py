@@ -34,61 +34,53 @@ def priced(
 def _site(series: Series, given: str | None) -> tuple[Cluster | None, list[str]]:
     """Return the cluster whose file is used, and notes on why there is none."""
     from hpc_toolkit.slurm.clusters.facts import load_cluster
-    from hpc_toolkit.slurm.clusters.partitions import for_partition
+    from hpc_toolkit.slurm.clusters.partitions import named_site
 
     name = given or series.cluster
     if not name:
         return None, []
     try:
-        site = load_cluster(name)
+        return named_site(load_cluster(name), series.partition), []
     except ConfigError as error:
         if given:
             raise
         return None, [f"no price: it was measured on {name}: {error.message}"]
-    named = [one for one in site.partitions if one.name == series.partition]
-    return (for_partition(site, named[0]) if named else site), []
 
 
 def _with_price(
     series: Series, given: float | None, site: Cluster | None
 ) -> tuple[Series, list[str]]:
-    currency = series.currency or (site.currency if site is not None else "")
     if given is not None:
-        found = replace(series.at_price(given), currency=currency)
-        return found, [
-            f"price: {money(f'{given:g}', currency)} per GPU-hour, by --price-per-gpu-hour"
-        ]
-    if any(series.price(point) is not None for point in series.points) or site is None:
+        currency = series.currency or (site.currency if site is not None else "")
+        told = f"price: {money(f'{given:g}', currency)} per GPU-hour, by --price-per-gpu-hour"
+        return replace(series.at_price(given), currency=currency), [told]
+    if site is None or any(series.price(point) is not None for point in series.points):
         return series, []
-    return _on_cpus(series, site) if series.device == "cpu" else _on_gpus(series, site)
-
-
-def _on_cpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
     node = site.price_per_node_hour
-    if node is None:
-        return series, [f"no price: {site.file} has no price_per_node_hour, and ranks used CPUs"]
+    if series.device == "cpu":
+        parts, unit = {"price_per_node_hour": node}, "node and hour"
+        missing = "price_per_node_hour, and ranks used CPUs"
+    else:
+        # A job uses a part of a node, and pays for that part.
+        share = node / site.gpus_per_node if node is not None and site.gpus_per_node else None
+        parts = {"price_per_gpu_hour": site.price_per_gpu_hour, "price_per_node_hour": share}
+        unit, missing = "GPU-hour", "price_per_gpu_hour"
+    known = {key: part for key, part in parts.items() if part is not None}
+    if not known:
+        return series, [f"no price: {site.file} has no {missing}"]
+    each = sum(known.values())
+    found = _per_node(series, each) if series.device == "cpu" else series.at_price(each)
+    where = " and ".join(map(site.written, known))
+    told = f"price: {money(f'{each:g}', site.currency)} per {unit}, by {where}"
+    return replace(found, currency=site.currency), [told, *_elsewhere(series, site)]
+
+
+def _per_node(series: Series, price: float) -> Series:
     points = tuple(
-        replace(point, price_per_hour=node * point.nodes) if point.nodes else point
+        replace(point, price_per_hour=price * point.nodes) if point.nodes else point
         for point in series.points
     )
-    found = replace(series, points=points, currency=site.currency)
-    where = site.written("price_per_node_hour")
-    told = f"price: {money(f'{node:g}', site.currency)} per node and hour, by {where}"
-    return found, [told, *_elsewhere(series, site)]
-
-
-def _on_gpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
-    gpu, node, on_a_node = site.price_per_gpu_hour, site.price_per_node_hour, site.gpus_per_node
-    # A job uses a part of a node, and pays for that part.
-    share = node / on_a_node if node is not None and on_a_node else None
-    if gpu is None and share is None:
-        return series, [f"no price: {site.file} has no price_per_gpu_hour"]
-    parts = {"price_per_gpu_hour": gpu, "price_per_node_hour": share}
-    where = " and ".join(site.written(key) for key, part in parts.items() if part is not None)
-    each = (gpu or 0.0) + (share or 0.0)
-    found = replace(series.at_price(each), currency=site.currency)
-    told = f"price: {money(f'{each:g}', site.currency)} per GPU-hour, by {where}"
-    return found, [told, *_elsewhere(series, site)]
+    return replace(series, points=points)
 
 
 def _elsewhere(series: Series, site: Cluster) -> list[str]:

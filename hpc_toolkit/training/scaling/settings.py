@@ -6,10 +6,10 @@ import math
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.quantities import parse_counts, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ VARIABLE = (
 """Settings that ``--vary`` accepts, written with dashes there."""
 
 _DECODER = re.compile(r"decoder-([0-9]{1,3})x([0-9]{1,5})")
+_MOST = 10**9 - 1
 _ZERO = {"warmup", "loader_workers", "lora_rank", "threads"}
 
 
@@ -64,11 +65,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, int):
+            if type(value) is not int:
                 continue
             least = 0 if name in _ZERO else 1
-            if not least <= value < 10**9:
-                message = f"--{_dashed(name)}: {value} is outside {least}..999999999"
+            if not least <= value <= _MOST:
+                message = f"--{_dashed(name)}: {value} is outside {least}..{_MOST}"
                 raise ConfigError(message, hint=f"write {least} or more")
         if not 0 <= self.sample_cost_ms <= 60_000:
             message = f"--sample-cost: {self.sample_cost_ms} ms is outside 0..60000 ms"
@@ -76,6 +77,7 @@ class Settings:
         if self.precision not in PRECISIONS:
             message = f"--precision: {self.precision!r}"
             raise ConfigError(message, hint=near_miss(self.precision, list(PRECISIONS)))
+        self.decoder()
 
     @property
     def law(self) -> Law:
@@ -120,9 +122,10 @@ class Settings:
                 continue
             if one.name == "sample_cost_ms":
                 found += ["--sample-cost", f"{value:f}ms"]
-                continue
-            found += [f"--{_dashed(one.name)}"]
-            found += [] if value is True else [str(value)]
+            elif value is True:
+                found.append(f"--{_dashed(one.name)}")
+            else:
+                found += [f"--{_dashed(one.name)}", str(value)]
         return found
 
 
@@ -132,8 +135,7 @@ def sample_cost_ms(text: str) -> float:
     return round(1000 * parse_duration(text, where="--sample-cost", zero=True), 6)
 
 
-@dataclass(frozen=True, slots=True)
-class Variation:
+class Variation(NamedTuple):
     name: str
     """A field of :class:`Settings`, one of :data:`VARIABLE`."""
     values: tuple[int, ...]
@@ -141,17 +143,13 @@ class Variation:
     @classmethod
     def parse(cls, text: str) -> Variation:
         """Parse ``loader-workers=1,4,8``. Raises ConfigError."""
-        name, equals, rest = text.partition("=")
+        name, _, values = text.partition("=")
         field = name.strip().replace("-", "_")
         if field not in VARIABLE:
             message = f"--vary: {name.strip()!r} cannot vary"
             hint = near_miss(_dashed(field), [_dashed(one) for one in VARIABLE])
             raise ConfigError(message, hint=hint)
-        words = rest.split(",")
-        if not equals or not all(word.strip().isdecimal() and len(word) < 11 for word in words):
-            message = f"--vary: {text!r} has no list of numbers"
-            raise ConfigError(message, hint=f"write --vary {_dashed(field)}=1,4,8")
-        return cls(field, tuple(dict.fromkeys(int(word) for word in words)))
+        return cls(field, parse_counts(values, f"--vary {_dashed(field)}", least=0, most=_MOST))
 
     @property
     def word(self) -> str:
@@ -159,16 +157,15 @@ class Variation:
         return f"{_dashed(self.name)}={','.join(map(str, self.values))}"
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """One of the trainings that are compared at each world size."""
 
     settings: Settings
-    variation: tuple[tuple[str, int], ...]
+    variation: dict[str, int]
     """Names and values of the settings that vary; empty if none do."""
 
 
-def cases(settings: Settings, variations: Sequence[Variation]) -> tuple[Case, ...]:
+def cases(settings: Settings, variations: Sequence[Variation]) -> list[Case]:
     """Return every combination of the values that vary. Raises ConfigError."""
     names = [one.name for one in variations]
     if len(set(names)) < len(names):
@@ -177,17 +174,8 @@ def cases(settings: Settings, variations: Sequence[Variation]) -> tuple[Case, ..
     found = []
     for values in product(*(one.values for one in variations)):
         changed: dict[str, Any] = dict(zip(names, values, strict=True))
-        found.append(Case(replace(settings, **changed), tuple(changed.items())))
-    return tuple(found)
-
-
-def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Parse ``1,2,4``; return each number once, in rising order. Raises ConfigError."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and len(word) < 7 and int(word) for word in words):
-        message = f"--world-sizes: {text!r} is not a list of numbers of ranks"
-        raise ConfigError(message, hint="write --world-sizes 1,2,4")
-    return tuple(sorted({int(word) for word in words}))
+        found.append(Case(replace(settings, **changed), changed))
+    return found
 
 
 def _dashed(name: str) -> str:

@@ -11,8 +11,6 @@ from hpc_toolkit.training.distributed.place import rank_and_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-REMAINDERS = ("pad", "drop")
-
 
 class ResumableSampler:
     """torch's DistributedSampler, which can begin in the middle of an epoch.
@@ -38,10 +36,9 @@ class ResumableSampler:
         ``remainder`` decides about samples that the ranks cannot share evenly. "pad" repeats
         samples from the start and "drop" omits the last ones, as DistributedSampler does.
         """
-        if remainder not in REMAINDERS:
-            hint = near_miss(remainder, list(REMAINDERS))
+        if remainder not in ("pad", "drop"):
             msg = f"no remainder {remainder!r}"
-            raise HpcToolkitError(msg, hint=hint)
+            raise HpcToolkitError(msg, hint=near_miss(remainder, ["pad", "drop"]))
         self._dataset = dataset
         self._shuffle = shuffle
         self._seed = seed

@@ -61,11 +61,14 @@ def process_group(
     if dist.is_initialized():
         msg = "there is a process group already"
         raise ConfigError(msg, hint="use one of them at a time")
-    cuda = torch.device(info.device) if info.device.startswith("cuda") else None
+    cuda = torch.device(info.device) if chosen == "nccl" else None
     if cuda is not None:
         torch.cuda.set_device(cuda)
     if info.launched:
-        _check_address()
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+        if missing:
+            msg = f"there are other ranks, and {' and '.join(missing)} does not say where they meet"
+            raise ConfigError(msg, hint="start the script with 'hpctk launch', under srun as well")
         info = dataclasses.replace(info, backend=chosen)
         dist.init_process_group(
             chosen,
@@ -74,7 +77,7 @@ def process_group(
             timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
             device_id=cuda,
         )
-    place.enter(info)
+    place.entered.append(info)
     try:
         yield info
     except Exception:
@@ -82,7 +85,7 @@ def process_group(
             _abort()
         raise
     finally:
-        place.leave()
+        place.entered.pop()
         if info.launched and dist.is_initialized():
             dist.destroy_process_group()
             if chosen == "gloo":
@@ -128,13 +131,6 @@ def _device(backend: str, info: DistributedInfo) -> str:
         msg = f"rank {info.local_rank} of this node has no GPU of its own among {count}"
         raise ConfigError(msg, hint="start as many ranks on a node as it has GPUs, or use gloo")
     return f"cuda:{info.local_rank % count}"
-
-
-def _check_address() -> None:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        msg = f"there are other ranks, and {' and '.join(missing)} does not say where they meet"
-        raise ConfigError(msg, hint="start the script with 'hpctk launch', under srun as well")
 
 
 def _abort() -> None:

@@ -70,14 +70,13 @@ class DistributedInfo:
                 launched=True,
             )
         else:
-            alone = slurm.world_size == 1
             place = cls(
                 rank=slurm.rank,
                 world_size=slurm.world_size,
                 local_rank=slurm.local_rank,
                 node_rank=_number(environ, "SLURM_NODEID", 0) if slurm.in_step else 0,
                 requeue=slurm.restart,
-                launched=slurm.in_step and not alone,
+                launched=slurm.in_step and slurm.world_size > 1,
             )
         if not 0 <= place.rank < place.world_size:
             msg = f"rank {place.rank} is none of {place.world_size} ranks"
@@ -90,20 +89,11 @@ def get_distributed_info() -> DistributedInfo:
 
     Inside `process_group` it is the value that the block received.
     """
-    return _current[-1] if _current else DistributedInfo.from_environ()
+    return entered[-1] if entered else DistributedInfo.from_environ()
 
 
-_current: list[DistributedInfo] = []
-
-
-def enter(info: DistributedInfo) -> None:
-    """Make `get_distributed_info` return ``info`` from now on."""
-    _current.append(info)
-
-
-def leave() -> None:
-    """Undo the last `enter`."""
-    _current.pop()
+entered: list[DistributedInfo] = []
+"""What the blocks of `process_group` that are running received."""
 
 
 def world_size() -> int:
@@ -126,13 +116,12 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None)
     text = environ.get(name)
     if text is None and otherwise is not None:
         return otherwise
+    if text is not None and text.isdigit():
+        return int(text)
+    msg = f"{name} is {text!r}, which is not the number of a rank"
     if text is None:
         msg = f"{name} is not set, though another variable of a launcher is"
-        raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
-    if not text.isdigit():
-        msg = f"{name} is {text!r}, which is not the number of a rank"
-        raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
-    return int(text)
+    raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
 
 
 LOGGER = "hpc_toolkit.training.distributed"

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.options import by_name
 from hpc_toolkit.training.launch import agent, launch, launcher
 from hpc_toolkit.training.launch.agent import watch
 from hpc_toolkit.training.launch.meeting import Address
-from hpc_toolkit.training.launch.options import all_options
 from hpc_toolkit.training.launch.outcome import (
     Outcome,
     RankFailure,
@@ -30,6 +30,7 @@ from hpc_toolkit.training.launch.outcome import (
     saved,
 )
 from hpc_toolkit.training.launch.plan import (
+    PANELS,
     Plan,
     Request,
     Step,
@@ -74,7 +75,7 @@ def test_every_option_has_the_spellings_of_torchrun() -> None:
         for action in run.get_args_parser()._actions
     }
 
-    for name, option in all_options().items():
+    for name, option in by_name(PANELS).items():
         *spellings, is_flag = torchruns[name]
         assert {option.spelling, option.short or option.spelling} <= {*spellings}
         assert is_flag == (not option.metavar)
@@ -267,7 +268,7 @@ def test_nodes_meet_where_the_user_says() -> None:
         ({"nnodes": 2, "master_port": 65536}, "65536 is not a valid port"),
         ({"numa_binding": "socket"}, "--numa-binding: unknown mode 'socket'"),
         ({"tee": "4"}, "--tee: '4' is not a number from 0 to 3"),
-        ({"local_ranks_filter": "0:1"}, "'0:1' is not a list of local ranks"),
+        ({"local_ranks_filter": "0:1"}, "'0:1' is not a list of numbers from 0"),
     ],
     ids=str,
 )

@@ -73,7 +73,7 @@ def rounds_of(
 ) -> Rounds:
     """One node's part; with ``passing`` time passes while it waits for others, who never come."""
     return Rounds(
-        store,
+        store=store,
         node=node,
         nodes=nodes,
         ranks=node + 1,
@@ -276,7 +276,7 @@ def test_a_node_that_does_not_come_is_named() -> None:
 
 def test_a_node_that_does_not_start_again_is_named(pair: Pair) -> None:
     _, clock, first, _ = pair
-    first._sleep = clock.advance
+    first.sleep = clock.advance
 
     with pytest.raises(NodesMissingError, match=r"node 1 of 2 did not come to start again"):
         first.join()
@@ -349,7 +349,7 @@ def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0(pair: Pair) -> None:
 
 def test_node_0_holds_the_store_until_those_that_came_have_left(pair: Pair) -> None:
     _, clock, first, second = pair
-    first._sleep = clock.advance
+    first.sleep = clock.advance
     started = clock.monotonic()
 
     first.leave(5)
@@ -366,7 +366,7 @@ def test_node_0_holds_the_store_until_those_that_came_have_left(pair: Pair) -> N
 
 def test_nodes_that_saved_leave_together(pair: Pair) -> None:
     _, clock, first, second = pair
-    second._sleep = clock.advance
+    second.sleep = clock.advance
     started = clock.monotonic()
 
     second.leave(30, together=True)

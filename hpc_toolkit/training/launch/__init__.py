@@ -36,11 +36,10 @@ def launch(
     Raises:
         HpcToolkitError: the launch cannot start; no rank was started.
     """
-    import sys
     from pathlib import Path
 
     from hpc_toolkit.errors import ConfigError
-    from hpc_toolkit.system.terminal import printable_lines
+    from hpc_toolkit.system.terminal import show_error
     from hpc_toolkit.training.launch import launcher
     from hpc_toolkit.training.launch.plan import START_TIMEOUT_S, Request
 
@@ -59,7 +58,5 @@ def launch(
     )
     outcome = launcher.launch(request)
     if outcome.error is not None:
-        sys.stderr.write(f"error: {printable_lines(outcome.error.message)}\n")
-        if outcome.error.hint:
-            sys.stderr.write(f"hint: {printable_lines(outcome.error.hint)}\n")
+        show_error(outcome.error)
     return outcome.code

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,34 +77,30 @@ def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, las
     return outcome
 
 
+@dataclass
 class Agent:
     """Starts the ranks of this node in each round."""
 
-    def __init__(
-        self, plan: Plan, command: list[str], environ: Mapping[str, str], directory: Path
-    ) -> None:
-        self._plan, self._command, self._environ = plan, command, environ
-        self._directory = directory
-        self._rounds: Rounds | None = None
-        self._ranks: Ranks | None = None
-        """The ranks of this round; None while the nodes meet."""
+    plan: Plan
+    command: list[str]
+    environ: Mapping[str, str]
+    directory: Path
+    rounds: Rounds | None = None
+    ranks: Ranks | None = None
+    """The ranks of this round; None while the nodes meet."""
 
     def run(self, stack: contextlib.ExitStack) -> Outcome:
         """Run rounds until one is the last."""
-        plan = self._plan
-        rounds = self._rounds = open_rounds(plan, stack)
+        plan = self.plan
+        rounds = self.rounds = open_rounds(plan, stack)
         outcome = None
         while outcome is None:
-            self._ranks = None
+            self.ranks = None
             place = rounds.join()
-            self._ranks = ranks = Ranks(plan, self._directory, place, restart=rounds.number)
-            ranks.start(self._command, self._environ)
-            outcome = watch(
-                ranks,
-                rounds,
-                max_restarts=plan.max_restarts,
-                patience_s=plan.shutdown_timeout_s,
-            )
+            self.ranks = ranks = Ranks(plan, self.directory, place, restart=rounds.number)
+            ranks.start(self.command, self.environ)
+            patience_s = plan.shutdown_timeout_s
+            outcome = watch(ranks, rounds, max_restarts=plan.max_restarts, patience_s=patience_s)
         return outcome
 
     def warn(self, number: int) -> None:
@@ -112,35 +109,35 @@ class Agent:
         Raises:
             LeavingError: no rank is running, because the nodes are meeting.
         """
-        if self._ranks is None:
+        if self.ranks is None:
             message = f"{signal_name(number)} came before the ranks had started"
             raise LeavingError(message, hint="start it again; nothing was done yet in this round")
-        self._ranks.warn(number)
+        self.ranks.warn(number)
 
     def end(self) -> None:
         """End ranks that still run."""
-        if self._ranks is not None:
-            self._ranks.end()
+        if self.ranks is not None:
+            self.ranks.end()
 
     def ended_by(self, came: SignalCameError) -> Outcome:
         """End the ranks with the signal that came; return how the launch ended."""
-        if self._ranks is not None:
-            self._ranks.end(came.exit_code - 128, self._plan.shutdown_timeout_s)
-            if saved(code for code in self._ranks.codes().values() if code is not None):
+        if self.ranks is not None:
+            self.ranks.end(came.exit_code - 128, self.plan.shutdown_timeout_s)
+            if saved(self.ranks.codes().values()):
                 return Outcome(SAVED)
-        if self._rounds is not None and (ending := self._rounds.ended(at_once=True)) is not None:
+        if self.rounds is not None and (ending := self.rounds.ended(at_once=True)) is not None:
             # srun ended this task because another node failed: exit with that node's code.
             return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
         return Outcome(came.exit_code, came)
 
     def leave(self, outcome: Outcome) -> None:
         """Tell the other nodes how this one ended, and wait for those that may still save."""
-        if self._rounds is None:
+        if self.rounds is None:
             return
         if outcome.code:
-            self._rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
-        patience_s = self._plan.shutdown_timeout_s if outcome.code == SAVED else FAREWELL_S
-        self._rounds.leave(patience_s + _POLL_S, together=outcome.code == SAVED)
+            self.rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
+        patience_s = self.plan.shutdown_timeout_s if outcome.code == SAVED else FAREWELL_S
+        self.rounds.leave(patience_s + _POLL_S, together=outcome.code == SAVED)
 
 
 def watch(
@@ -160,7 +157,7 @@ def watch(
     Returns:
         How the launch ended on this node; None if all ranks start again.
     """
-    leave_by: float | None = None
+    leave_by = 0.0
     while True:
         codes = ranks.codes()
         running = None in codes.values()
@@ -169,9 +166,9 @@ def watch(
         leaving = all(codes[local] == SAVED for local in failed) and (
             bool(failed) or (ending is not None and ending.code == SAVED)
         )
-        if running and leaving and leave_by is None:
-            leave_by = clock() + patience_s
-        if running and leaving and leave_by is not None and clock() < leave_by:
+        if running and leaving:
+            leave_by = leave_by or clock() + patience_s
+        if running and leaving and clock() < leave_by:
             pass
         elif failed:
             return _after_failure(ranks, failed, restarts=rounds.number, most=max_restarts)
@@ -191,7 +188,7 @@ def _after_failure(
 ) -> Outcome | None:
     """End the ranks after some have failed; return the outcome, or None to start all again."""
     ranks.end()
-    if saved(code for code in ranks.codes().values() if code is not None):
+    if saved(ranks.codes().values()):
         return Outcome(SAVED)
     if restarts < most:
         return None
@@ -207,8 +204,8 @@ def _stopped(error: HpcToolkitError | OSError) -> Outcome:
     if error.errno not in PASSING:
         raise error
     where = f"{error.filename}: " if error.filename else ""
-    told = HpcToolkitError(f"{where}{error.strerror}", hint="fix that, and start it again")
-    return Outcome(SAVED, told)
+    message = f"{where}{error.strerror}"
+    return Outcome(SAVED, HpcToolkitError(message, hint="fix that, and start it again"))
 
 
 @contextlib.contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,12 +69,12 @@ def exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def saved(codes: Iterable[int]) -> bool:
+def saved(codes: Iterable[int | None]) -> bool:
     """Return whether the ranks saved their state and exited, to be started again.
 
     At least one exited with SAVED. The others exited with 0 or SAVED, or were terminated after it.
     """
-    found = set(codes)
+    found = set(codes) - {None}
     return SAVED in found and found <= {0, SAVED, -signal.SIGTERM, -signal.SIGKILL}
 
 
@@ -110,11 +111,10 @@ def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolk
 
 def _full(log: Path) -> bool:
     """Return whether the filesystem of a log is full."""
-    try:
-        found = os.statvfs(log.parent)
-    except OSError:
-        return False
-    return found.f_blocks > 0 and found.f_bavail == 0
+    with suppress(OSError):
+        usage = shutil.disk_usage(log.parent)
+        return usage.free == 0 < usage.total
+    return False
 
 
 def signal_name(number: int) -> str:

@@ -7,17 +7,50 @@ import os
 import re
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
-from hpc_toolkit.system.options import spelled
+from hpc_toolkit.system.options import Option, by_name, flag, spelled
+from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.system.ranks import task_counts
-from hpc_toolkit.training.launch.options import all_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hpc_toolkit.system.options import Panels
+
+PANELS: Panels = {
+    "Ranks": (
+        Option(
+            "nproc_per_node", "N, gpu, cpu or auto. [default: 1; one per GPU in Slurm]", "N|KIND"
+        ),
+        Option("nnodes", "Number of nodes. [default: 1]", "N"),
+        Option("node_rank", "Rank of this node, from 0.", "N"),
+        flag("module", "Treat SCRIPT as a module, like 'python -m'.", short="-m"),
+        flag("no_python", "Treat SCRIPT as a program, not as Python."),
+        Option("numa_binding", "Bind each rank to the CPUs near its GPU: node.", "MODE"),
+    ),
+    "Rendezvous": (
+        Option("master_addr", "Address of node 0. [default: read from --run-dir]", "HOST"),
+        Option("master_port", "Port of node 0. [default: 29500 with an address]", "N"),
+        Option("local_addr", "Address of this node.", "HOST", hidden=True),
+        flag("standalone", "Run on this node only; the default.", hidden=True),
+        Option("rdzv_id", "Unique name of this launch; the same on all nodes.", "ID"),
+    ),
+    "Failures and signals": (
+        Option("max_restarts", "Restart all ranks up to N times. [default: 0]", "N"),
+        Option("shutdown_timeout", "Time for ranks to exit. [default: 30s]", "DURATION"),
+    ),
+    "Output": (
+        Option("log_dir", "Directory of the ranks' logs. [default: logs/ in --run-dir]", "DIR"),
+        Option("redirects", "Write to files: 1 stdout, 2 stderr, 3 both.", "0-3", short="-r"),
+        Option("tee", "Write to files and the terminal. [default: 3]", "0-3", short="-t"),
+        Option("local_ranks_filter", "Show only the output of these local ranks: 0,3.", "LIST"),
+    ),
+}
+"""Options that torchrun has as well, by panel of the help, in torchrun's longest spelling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +111,7 @@ _LONGEST_S = 366 * 86400.0
 _SHUTDOWN_TIMEOUT_S = 30.0
 _PORT = 29500
 _PORTS = range(1, 1 << 16)
+_MOST_RANKS = 999_999
 _OF_RANKS = {"module", "no_python"}
 """Options that still apply if srun started every rank."""
 
@@ -91,7 +125,7 @@ class Request:
     arguments: tuple[str, ...] = ()
     """The arguments of the script."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The options of ``options.PANELS`` that were given, by name; a duration in seconds."""
+    """The options of :data:`PANELS` that were given, by name; a duration in seconds."""
     backend: str | None = None
     """nccl or gloo; None chooses by the node's GPUs."""
     start_timeout_s: float = START_TIMEOUT_S
@@ -140,13 +174,6 @@ class Plan:
     shown: tuple[int, ...] = ()
     """Local ranks whose output appears on the terminal; empty for all."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        values = asdict(self)
-        return {
-            name: str(value) if isinstance(value, Path) else value for name, value in values.items()
-        }
-
 
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "": ((bool,), "True or False"),
@@ -163,7 +190,7 @@ def check_request(request: Request) -> None:
     Raises:
         ConfigError: the script is missing, or an option or a value is invalid.
     """
-    known = all_options()
+    known = by_name(PANELS)
     values = [("start_timeout", "DURATION", request.start_timeout_s)]
     for name, value in request.options.items():
         if name not in known:
@@ -219,6 +246,9 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         ConfigError: options contradict each other or Slurm, or a value is invalid.
     """
     given = request.options
+    if given.get("numa_binding", "node") != "node":
+        message = f"--numa-binding: unknown mode {given['numa_binding']!r}"
+        raise ConfigError(message, hint="the only mode is node; srun's --cpu-bind has others")
     nodes, node_rank = _place(given, step)
     meeting = _meeting(request, nodes=nodes, step=step)
     log_dir = Path(given["log_dir"]) if "log_dir" in given else None
@@ -226,6 +256,7 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         log_dir = request.run_dir / "logs"
     launch = _name(given.get("rdzv_id"), step)
     named = bool(given.keys() & {"master_addr", "master_port"})
+    shown = str(given.get("local_ranks_filter", ""))
     return Plan(
         form="agent",
         launch=launch,
@@ -240,12 +271,14 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         local_addr=given.get("local_addr", ""),
         max_restarts=_at_least("max_restarts", given.get("max_restarts", 0), 0),
         shutdown_timeout_s=given.get("shutdown_timeout", _SHUTDOWN_TIMEOUT_S),
-        near_gpus=_binds(given.get("numa_binding")),
+        near_gpus="numa_binding" in given,
         run_dir=request.run_dir,
         log_dir=log_dir / launch if log_dir is not None else None,
         redirects=_streams("redirects", given.get("redirects", 0)),
         tee=_streams("tee", given.get("tee", 0 if "redirects" in given else 3)),
-        shown=_local_ranks(str(given.get("local_ranks_filter", ""))),
+        shown=parse_counts(shown, "--local-ranks-filter", least=0, most=_MOST_RANKS)
+        if shown
+        else (),
     )
 
 
@@ -255,8 +288,7 @@ def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
     Raises:
         ConfigError: an option has no effect here, or the run directory is missing.
     """
-    given = sorted(request.options.keys() - _OF_RANKS)
-    if given:
+    if given := sorted(request.options.keys() - _OF_RANKS):
         words = ", ".join(map(spelled, given))
         message = f"{words}: srun started each rank here, so that there is no agent to obey it"
         hint = "start one task per node (srun --ntasks-per-node=1), or leave it to srun"
@@ -352,24 +384,8 @@ def _at_least(name: str, value: int, least: int) -> int:
     return value
 
 
-def _binds(mode: object) -> bool:
-    """Return whether ``--numa-binding`` was given, with its only mode."""
-    if mode not in (None, "node"):
-        message = f"--numa-binding: unknown mode {mode!r}"
-        raise ConfigError(message, hint="the only mode is node; srun's --cpu-bind has others")
-    return mode is not None
-
-
 def _streams(name: str, value: object) -> int:
     if str(value) not in ("0", "1", "2", "3"):
         message = f"{spelled(name)}: {str(value)!r} is not a number from 0 to 3"
         raise ConfigError(message, hint="0 for none, 1 for stdout, 2 for stderr, 3 for both")
     return int(str(value))
-
-
-def _local_ranks(text: str) -> tuple[int, ...]:
-    words = text.replace(" ", "").split(",") if text else []
-    if not all(word.isdigit() for word in words):
-        message = f"--local-ranks-filter: {text!r} is not a list of local ranks"
-        raise ConfigError(message, hint="such as --local-ranks-filter 0,3")
-    return tuple(int(word) for word in words)

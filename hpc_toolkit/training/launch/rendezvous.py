@@ -9,6 +9,7 @@ Torch's own rendezvous reuses both, and a new round that finds stale keys hangs 
 from __future__ import annotations
 
 import json
+import math
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -69,47 +70,33 @@ def ended_message(ending: Ending) -> str:
     return f"node {ending.node} ({ending.host}) has ended: {ending.reason}"
 
 
+@dataclass(kw_only=True)
 class Rounds:
     """The rounds of a launch, as one of its nodes joins them."""
 
-    def __init__(
-        self,
-        store: Any,
-        *,
-        node: int,
-        nodes: int,
-        ranks: int,
-        host: str,
-        timeout_s: float,
-        open_store: Callable[[], tuple[Address, object]],
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """Prepare to join as node ``node`` of ``nodes``.
-
-        Args:
-            store: torch's key-value store, which all nodes share.
-            node: number of this node; node 0 creates the stores of the ranks.
-            nodes: number of nodes.
-            ranks: number of ranks on this node.
-            host: name of this node's host, for messages.
-            timeout_s: how long to wait for all nodes in each round.
-            open_store: creates a store for ranks; returns its address and an object that keeps
-                it open.
-            clock: monotonic time in seconds.
-            sleep: waits for a number of seconds.
-        """
-        self.number = -1
-        """The number of this round, from 0, and so the number of restarts."""
-        self.nodes = nodes
-        self._store, self._node, self._ranks, self._host = store, node, ranks, host
-        self._timeout_s, self._open_store = timeout_s, open_store
-        self._clock, self._sleep = clock, sleep
-        self._held: object = None
-        self._looked_at = -_LOOK_S
-        self._wanted = False
-        self._ending: Ending | None = None
-        self._finished = self._all_done = False
+    store: Any
+    """torch's key-value store, which all nodes share."""
+    node: int
+    """Number of this node; node 0 creates the stores of the ranks."""
+    nodes: int
+    ranks: int
+    """Number of ranks on this node."""
+    host: str
+    """Name of this node's host, for messages."""
+    timeout_s: float
+    """How long to wait for all nodes in each round."""
+    open_store: Callable[[], tuple[Address, object]]
+    """Creates a store for ranks; returns its address and an object that keeps it open."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    number: int = -1
+    """The number of this round, from 0, and so the number of restarts."""
+    _held: object = None
+    _looked_at: float = -math.inf
+    _wanted: bool = False
+    _ending: Ending | None = None
+    _finished: bool = False
+    _all_done: bool = False
 
     def join(self) -> Place:
         """Begin the next round when all nodes want it.
@@ -121,16 +108,19 @@ class Rounds:
             NodesMissingError: some nodes did not come in time.
             RendezvousLostError: the node that holds the store is gone, or another node ended.
         """
-        number = self.number + 1 if self.number >= 0 else self._first()
+        number = self.number + 1
+        if self.number < 0 and self._check(["wanted"]):
+            number = int(self._get("wanted"))
+            number += self._check([f"round/{number}/ranks"])
         self._finished = self._all_done = False
         self._set("wanted", str(number))
-        self._set(f"round/{number}/node/{self._node}", str(self._ranks))
-        if self._node == 0:
+        self._set(f"round/{number}/node/{self.node}", str(self.ranks))
+        if self.node == 0:
             nodes = [f"round/{number}/node/{node}" for node in range(self.nodes)]
             self._wait_for(nodes, number)
             # Close the store of the last round's ranks before the new one is opened.
             self._held = None
-            address, self._held = self._open_store()
+            address, self._held = self.open_store()
             counts = [int(self._get(node)) for node in nodes]
             self._set(f"round/{number}/ranks", json.dumps([str(address), counts]))
         else:
@@ -138,11 +128,7 @@ class Rounds:
         self.number = number
         self._wanted = False
         where, counts = json.loads(self._get(f"round/{number}/ranks"))
-        return Place(Address.parse(where), sum(counts[: self._node]), sum(counts))
-
-    def _first(self) -> int:
-        number = int(self._get("wanted")) if self._check(["wanted"]) else 0
-        return number + self._check([f"round/{number}/ranks"])
+        return Place(Address.parse(where), sum(counts[: self.node]), sum(counts))
 
     def wanted(self) -> bool:
         """Return whether another node wants the next round."""
@@ -155,11 +141,12 @@ class Rounds:
         With ``at_once`` the store is asked immediately, and None also means that it is gone.
         """
         if at_once:
-            self._looked_at = -_LOOK_S
-            with suppress(RendezvousLostError):
-                self._look()
-        else:
+            self._looked_at = -math.inf
+        try:
             self._look()
+        except RendezvousLostError:
+            if not at_once:
+                raise
         return self._ending
 
     def finish(self) -> bool:
@@ -167,7 +154,7 @@ class Rounds:
         if self.nodes == 1:
             return True
         if not self._finished:
-            self._set(f"round/{self.number}/done/{self._node}", "")
+            self._set(f"round/{self.number}/done/{self.node}", "")
             self._finished = True
         self._look()
         return self._all_done
@@ -175,7 +162,7 @@ class Rounds:
     def end(self, code: int, reason: str) -> None:
         """Tell the other nodes that this node leaves before its ranks are done."""
         if self.nodes > 1 and self._ending is None:
-            ending = Ending(self._node, self._host, code, reason)
+            ending = Ending(self.node, self.host, code, reason)
             with suppress(RendezvousLostError):
                 self._set("ending", json.dumps(asdict(ending)))
 
@@ -185,17 +172,17 @@ class Rounds:
         With ``together`` every node waits, since srun may end all tasks as soon as one has ended.
         """
         with suppress(RendezvousLostError):
-            self._set(f"left/{self._node}", "")
-            end = self._clock() + patience_s
+            self._set(f"left/{self.node}", "")
+            end = self.clock() + patience_s
             came = [n for n in range(self.nodes) if self._check([f"round/0/node/{n}"])]
             left = [f"left/{node}" for node in came]
-            while (together or self._node == 0) and self._clock() < end and not self._check(left):
-                self._sleep(_POLL_S)
+            while (together or self.node == 0) and self.clock() < end and not self._check(left):
+                self.sleep(_POLL_S)
         self._held = None
 
     def _look(self) -> None:
         """Ask the store, at most twice a second: the agent checks its ranks far more often."""
-        now = self._clock()
+        now = self.clock()
         # Once another node has ended, the store may be gone.
         if self.nodes == 1 or self._ending is not None or now - self._looked_at < _LOOK_S:
             return
@@ -209,41 +196,38 @@ class Rounds:
         if not self._check(["ending"]):
             return None
         ending = Ending(**json.loads(self._get("ending")))
-        return ending if ending.node != self._node else None
+        return ending if ending.node != self.node else None
 
     def _wait_for(self, keys: list[str], number: int) -> None:
         """Wait for keys in short steps, since signals are not handled inside torch's own wait."""
-        end = self._clock() + self._timeout_s
+        end = self.clock() + self.timeout_s
         while not self._check(keys):
             if (ending := self._read_ending()) is not None:
                 lost = RendezvousLostError(ended_message(ending))
                 lost.exit_code = ending.code
                 raise lost
-            if self._clock() >= end:
+            if self.clock() >= end:
                 raise self._missing(number)
-            self._sleep(_POLL_S)
+            self.sleep(_POLL_S)
 
     def _missing(self, number: int) -> NodesMissingError:
-        absent = [
-            str(node)
-            for node in range(self.nodes)
-            if not self._check([f"round/{number}/node/{node}"])
-        ]
+        nodes = range(self.nodes)
+        absent = [str(node) for node in nodes if not self._check([f"round/{number}/node/{node}"])]
         which = f"node {', '.join(absent)} of {self.nodes}" if absent else "node 0"
         again = "" if number == 0 else f" to start again (round {number})"
-        message = f"{which} did not come{again} within {format_duration(self._timeout_s)}"
+        message = f"{which} did not come{again} within {format_duration(self.timeout_s)}"
         hint = "see that node's own output; --start-timeout waits longer"
         return NodesMissingError(message, hint=hint)
 
     def _set(self, key: str, value: str) -> None:
-        self._ask(self._store.set, key, value)
+        self._ask(self.store.set, key, value)
 
     def _get(self, key: str) -> str:
-        value: bytes = self._ask(self._store.get, key)
+        value: bytes = self._ask(self.store.get, key)
         return value.decode()
 
     def _check(self, keys: list[str]) -> bool:
-        return bool(self._ask(self._store.check, keys))
+        return bool(self._ask(self.store.check, keys))
 
     def _ask(self, call: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -270,7 +254,7 @@ def open_rounds(plan: Plan, stack: contextlib.ExitStack) -> Rounds:
         return Address(host, opened.port), opened
 
     return Rounds(
-        _meet(plan, host, stack),
+        store=_meet(plan, host, stack),
         node=plan.node_rank,
         nodes=plan.nodes,
         ranks=plan.ranks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -46,8 +47,7 @@ def prepare(directory: Path) -> None:
 
 def check_room(directory: Path) -> None:
     """Raise OSError (ENOSPC) if there is no room for a measurement."""
-    space = os.statvfs(directory)
-    if space.f_bavail * space.f_frsize < LEAST_FREE:
+    if shutil.disk_usage(directory).free < LEAST_FREE:
         words = f"less than {LEAST_FREE // 2**20} MiB are free"
         raise OSError(errno.ENOSPC, words, str(directory))
 

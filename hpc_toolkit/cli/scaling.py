@@ -27,8 +27,8 @@ from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import parse_counts
-from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES
 from hpc_toolkit.training.scaling.settings import (
+    DEFAULT_SIZES,
     Settings,
     Variation,
     sample_cost_ms,

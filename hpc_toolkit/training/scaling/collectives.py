@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.system.quantities import format_size, parse_size
 from hpc_toolkit.system.terminal import show_error
+from hpc_toolkit.training.distributed import leave, process_group
 from hpc_toolkit.training.scaling.records import is_number, objects_in
+from hpc_toolkit.training.scaling.settings import DEFAULT_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -141,7 +143,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-DEFAULT_SIZES = "1K,32K,1M,16M"
 MODULE = "hpc_toolkit.training.scaling.collectives"
 
 
@@ -195,8 +196,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Time the collectives on the ranks of this launch; return the exit code."""
     import torch
 
-    from hpc_toolkit.training.distributed.group import process_group
-
     parser = argparse.ArgumentParser(prog=MODULE, allow_abbrev=False)
     parser.add_argument("--sizes", default=DEFAULT_SIZES)
     parser.add_argument("--collectives", default="all")
@@ -221,6 +220,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from hpc_toolkit.training.distributed.group import leave
-
     leave(main())

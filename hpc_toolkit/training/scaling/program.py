@@ -25,9 +25,18 @@ from hpc_toolkit.errors import PASSING, ConfigError, HpcToolkitError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.system.terminal import show_error
-from hpc_toolkit.training.distributed.stopping import AGAIN
+from hpc_toolkit.training.distributed import (
+    AGAIN,
+    all_gather,
+    all_reduce,
+    leave,
+    process_group,
+)
+from hpc_toolkit.training.monitor import Recording, read_recordings, summarise, watching
+from hpc_toolkit.training.scaling.measurement import measure
 from hpc_toolkit.training.scaling.records import DIRECTORY, FORMAT, KIND, identity, read_records
 from hpc_toolkit.training.scaling.settings import Settings, Variation, cases, sample_cost_ms
+from hpc_toolkit.worker.loading import collect_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +54,6 @@ def monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
     path = directory / "monitor" / f"world-{size}-{host_name()}.jsonl" if directory else None
     with ExitStack() as stack:
         if path is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-            from hpc_toolkit.training.monitor import watching
-
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(watching(path, INTERVAL_S))
@@ -63,8 +70,6 @@ def own_use(path: Path | None, began: float, device: str) -> list[float]:
 
     They are means over the samples after ``began``. An unknown value is NaN.
     """
-    from hpc_toolkit.training.monitor import Recording, read_recordings, summarise
-
     recordings = read_recordings(path) if path is not None else []
     if not recordings:
         return [math.nan] * 3
@@ -196,8 +201,6 @@ def _measure_all(
     with monitored(directory, size) as samples:
         import torch
 
-        from hpc_toolkit.training.distributed.group import process_group
-
         with process_group() as info:
             if settings.threads:
                 torch.set_num_threads(settings.threads)
@@ -220,9 +223,6 @@ def _measure_all(
 def _measured(settings: Settings, info: DistributedInfo, samples: Path | None) -> Record:
     """Return the numbers of one measurement, the same on every rank."""
     import torch
-
-    from hpc_toolkit.training.distributed import all_gather
-    from hpc_toolkit.training.scaling.measurement import measure
 
     began = time.time()
     found = measure(settings, info)
@@ -263,14 +263,10 @@ def _agreed(info: DistributedInfo, word: bool) -> bool:
     """
     import torch
 
-    from hpc_toolkit.training.distributed import all_reduce
-
     return bool(all_reduce(torch.tensor(float(word), device=info.device)).item())
 
 
 def _write(record: Record, directory: Path | None) -> None:
-    from hpc_toolkit.worker.loading import collect_provenance
-
     made = collect_provenance(())
     record["commit"], record["hpctk"] = made["git_commit"], made["hpctk"]
     record["command"] = shlex.join(
@@ -293,8 +289,6 @@ def _write(record: Record, directory: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    from hpc_toolkit.training.distributed.group import leave
-
     # The reader of stdout or stderr may be gone.
     with suppress(BrokenPipeError):
         leave(main())

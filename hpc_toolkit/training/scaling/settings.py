@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.series import Law
 
 DEFAULT_MODEL = "decoder-4x128"
+DEFAULT_SIZES = "1K,32K,1M,16M"
+"""Message sizes of collectives."""
 PRECISIONS = ("float32", "bf16")
 VARIABLE = (
     *("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "lora_rank", "seq_length"),

@@ -49,11 +49,7 @@ def read_ports(root: Path = ROOT) -> dict[str, dict[str, int]]:
 
 
 def load(package: str) -> Any:
-    """Import psutil or pynvml.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import psutil or pynvml. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -69,8 +65,7 @@ class Sampler:
         nvml: replacement for pynvml in tests.
         infiniband: directory of the ports.
 
-    Raises:
-        ConfigError: psutil or pynvml is not installed. A host without GPUs is not an error.
+    Raises ConfigError if psutil or pynvml is not installed. A host without GPUs is not an error.
     """
 
     def __init__(
@@ -176,8 +171,7 @@ def record(
 ) -> None:
     """Append a header and samples until ``ends`` returns true; it waits for a number of seconds.
 
-    Raises:
-        OSError: a line could not be written.
+    Raises OSError if a line could not be written.
     """
     fd = files.open_or_create(path, os.O_WRONLY | os.O_APPEND)
     try:
@@ -218,8 +212,7 @@ def watching(path: Path, interval_s: float = 1.0) -> Iterator[None]:
     this process. If sampling fails, the child prints a warning on stderr and the block continues
     without it.
 
-    Raises:
-        ConfigError: psutil or pynvml is not installed, or the interval is too short.
+    Raises ConfigError if psutil or pynvml is not installed, or the interval is too short.
     """
     if not LEAST_INTERVAL_S <= interval_s < float("inf"):
         message = f"the monitor's interval must be at least {LEAST_INTERVAL_S} s, got {interval_s}"

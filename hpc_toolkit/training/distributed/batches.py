@@ -139,8 +139,7 @@ def scaled(
     tested SGD with momentum on ImageNet up to 8,192 images per step. It may not hold beyond that:
     larger batches and AdamW often need less than the linear rate.
 
-    Raises:
-        HpcToolkitError: a number is not positive.
+    Raises HpcToolkitError if a number is not positive.
     """
     sizes = {
         "batch_per_rank": batch_per_rank,

@@ -123,8 +123,7 @@ class Checkpoints:
         When it returns on any rank, the file is on disk and the oldest ones are removed.
         ``values`` are plain values or tensors; those of rank 0 are saved.
 
-        Raises:
-            HpcToolkitError: rank 0 cannot write; raised on all ranks.
+        Raises HpcToolkitError if rank 0 cannot write; raised on all ranks.
         """
         began = time.monotonic()
         path = self._directory / f"step-{step:09d}.pt"
@@ -147,8 +146,7 @@ class Checkpoints:
         Every rank calls this. Damaged files and files of other formats are skipped, with a warning
         that gives the reason. If the world size grew, the added ranks keep their generators.
 
-        Raises:
-            HpcToolkitError: the checkpoint is intact but does not fit the parts.
+        Raises HpcToolkitError if the checkpoint is intact but does not fit the parts.
         """
         for path in _of_main(self._named()):
             content, reason = _read(path)

@@ -49,8 +49,7 @@ def process_group(
     rank. The group is destroyed at the end of the block, also after an error. The ranks do not wait
     for each other at the end.
 
-    Raises:
-        ConfigError: a variable or the backend cannot be used here, or a group already exists.
+    Raises ConfigError if a variable or the backend cannot be used here, or a group already exists.
     """
     import torch
     import torch.distributed as dist

@@ -54,8 +54,7 @@ class DistributedInfo:
         A launcher inside a Slurm step takes precedence, since Slurm's task is the launcher itself.
         torch is not asked: ``backend`` and ``device`` keep their defaults.
 
-        Raises:
-            ConfigError: a variable is missing or invalid.
+        Raises ConfigError if a variable is missing or invalid.
         """
         slurm = RankInfo.from_environ(environ)
         if "RANK" in environ or "WORLD_SIZE" in environ:

@@ -66,8 +66,7 @@ def gradient_checkpointing(model: nn.Module) -> str:
     ``torch.utils.checkpoint.checkpoint`` ("torch"); its output must depend only on its arguments
     and weights. Both are non-reentrant, so that unused arguments and DDP work.
 
-    Raises:
-        HpcToolkitError: the model has neither.
+    Raises HpcToolkitError if the model has neither.
     """
     from torch import nn
 

@@ -33,8 +33,7 @@ def launch(
     The reason why a rank failed is written to stderr. Signals are forwarded to the ranks if this
     function is called in the main thread.
 
-    Raises:
-        HpcToolkitError: the launch cannot start; no rank was started.
+    Raises HpcToolkitError if the launch cannot start; no rank was started.
     """
     from pathlib import Path
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import PASSING, HpcToolkitError
+from hpc_toolkit.errors import PASSING, HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.launch.outcome import (
     SAVED,
@@ -25,7 +25,7 @@ from hpc_toolkit.training.launch.outcome import (
 )
 from hpc_toolkit.training.launch.rank import ENDING, WARNINGS
 from hpc_toolkit.training.launch.ranks import Ranks, make_next
-from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Rounds, ended_message, open_rounds
+from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Rounds, open_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.launch.plan import Plan
 
 _POLL_S = 0.1
-
-
-class LeavingError(HpcToolkitError):
-    """A warning signal came while no rank was running that could save its state."""
-
-    exit_code = SAVED
 
 
 class SignalCameError(HpcToolkitError):
@@ -51,8 +45,7 @@ def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, las
     With ``last`` this process does nothing afterwards. Signals then stay ignored once the outcome
     is known, so that the exit code reports how the ranks ended.
 
-    Raises:
-        ConfigError: no directory can be made for the logs.
+    Raises ConfigError if no directory can be made for the logs.
     """
     temporary = plan.log_dir is None
     directory = plan.log_dir or Path(tempfile.mkdtemp(prefix="hpctk-launch-"))
@@ -106,12 +99,13 @@ class Agent:
     def warn(self, number: int) -> None:
         """Forward a warning signal to the ranks.
 
-        Raises:
-            LeavingError: no rank is running, because the nodes are meeting.
+        Raises TryAgainLaterError if no rank is running, because the nodes are meeting.
         """
         if self.ranks is None:
             message = f"{signal_name(number)} came before the ranks had started"
-            raise LeavingError(message, hint="start it again; nothing was done yet in this round")
+            raise TryAgainLaterError(
+                message, hint="start it again; nothing was done yet in this round"
+            )
         self.ranks.warn(number)
 
     def end(self) -> None:
@@ -127,7 +121,7 @@ class Agent:
                 return Outcome(SAVED)
         if self.rounds is not None and (ending := self.rounds.ended(at_once=True)) is not None:
             # srun ended this task because another node failed: exit with that node's code.
-            return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
+            return Outcome(ending.code, HpcToolkitError(str(ending)))
         return Outcome(came.exit_code, came)
 
     def leave(self, outcome: Outcome) -> None:
@@ -174,7 +168,7 @@ def watch(
             return _after_failure(ranks, failed, restarts=rounds.number, most=max_restarts)
         elif ending is not None:
             ranks.end()
-            return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
+            return Outcome(ending.code, HpcToolkitError(str(ending)))
         elif not running and rounds.finish():
             return Outcome(0)
         elif rounds.wanted():

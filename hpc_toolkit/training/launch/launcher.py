@@ -33,8 +33,7 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
         replace: this process has no other purpose. If srun started every rank, it becomes one
             and does not return; otherwise signals do not end it once the outcome is known.
 
-    Raises:
-        HpcToolkitError: the launch cannot start; nothing was started.
+    Raises HpcToolkitError if the launch cannot start; nothing was started.
     """
     plan = planned(request)
     if importlib.util.find_spec("torch") is None:
@@ -102,8 +101,7 @@ def surroundings(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 def count_ranks(text: str) -> int:
     """Return the number of ranks that ``--nproc-per-node`` means on this node.
 
-    Raises:
-        ConfigError: it means none.
+    Raises ConfigError if it means none.
     """
     count = int(text) if text.isdecimal() else 0
     if text in ("gpu", "auto"):

@@ -7,9 +7,9 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.errors import HpcToolkitError, RunError
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import format_duration
 
@@ -34,11 +34,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse the output of :meth:`__str__`.
-
-        Raises:
-            RunError: the text is not an address.
-        """
+        """Parse the output of :meth:`__str__`. Raises RunError if the text is not an address."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit():
             message = f"{text!r} is not the address of a node"
@@ -46,15 +42,23 @@ class Address(NamedTuple):
         return cls(host, int(port))
 
 
-class NodesMissingError(HpcToolkitError):
-    """Not all nodes came in time."""
+def open_store(address: Address, timeout_s: float, *, serve: bool, fd: int | None = None) -> Any:
+    """Connect to torch's key-value store, or serve it here, on the listening socket ``fd`` if any.
+
+    Raises RuntimeError if it is not reached, or cannot be served at this port.
+    """
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    limit = timedelta(seconds=timeout_s)
+    return TCPStore(*address, None, serve, limit, False, master_listen_fd=fd)
 
 
 def publish(run_dir: Path, name: str, address: Address) -> Path:
     """Publish the address where this launch meets; return the created path.
 
-    Raises:
-        RunError: another launch has published under this name, or it is not a symlink.
+    Raises RunError if another launch has published under this name, or it is not a symlink.
     """
     directory = run_dir / "rendezvous"
     directory.mkdir(parents=True, exist_ok=True)
@@ -79,8 +83,7 @@ def find(
 ) -> Address:
     """Wait until node 0 has published its address.
 
-    Raises:
-        NodesMissingError: it did not within ``timeout_s``.
+    Raises RunError if it did not within ``timeout_s``.
     """
     path = run_dir / "rendezvous" / name
     for _ in _polls(timeout_s, monotonic, sleep):
@@ -97,7 +100,7 @@ def find(
             raise _foreign(path, error) from error
     message = f"node 0 did not publish its address as {path} within {format_duration(timeout_s)}"
     hint = "is the run directory the same on all nodes? --start-timeout waits longer"
-    raise NodesMissingError(message, hint=hint)
+    raise RunError(message, hint=hint)
 
 
 def _polls(
@@ -148,8 +151,7 @@ def resolves(name: str) -> bool:
 def wait_for_listener(address: Address, *, timeout_s: float) -> None:
     """Wait until node 0 listens at ``address``.
 
-    Raises:
-        NodesMissingError: it does not within ``timeout_s``.
+    Raises RunError if it does not within ``timeout_s``.
     """
     why: object = ""
     for _ in _polls(timeout_s):
@@ -161,4 +163,4 @@ def wait_for_listener(address: Address, *, timeout_s: float) -> None:
             return
     message = f"node 0 does not listen at {address} after {format_duration(timeout_s)}: {why}"
     hint = "are name and port right, and may this node connect there?"
-    raise NodesMissingError(message, hint=hint)
+    raise RunError(message, hint=hint)

@@ -72,8 +72,7 @@ class Step:
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
         """Read srun's variables; return None outside a step, such as in a batch script.
 
-        Raises:
-            ConfigError: a variable is missing, or contradicts another.
+        Raises ConfigError if a variable is missing, or contradicts another.
         """
         if not environ.get("SLURM_STEP_ID", "").isdigit():
             return None
@@ -187,8 +186,7 @@ _OTHER_KIND = ((str, int, Path), "a text or a number")
 def check_request(request: Request) -> None:
     """Reject a request that cannot start, before anything is started.
 
-    Raises:
-        ConfigError: the script is missing, or an option or a value is invalid.
+    Raises ConfigError if the script is missing, or an option or a value is invalid.
     """
     known = by_name(PANELS)
     values = [("start_timeout", "DURATION", request.start_timeout_s)]
@@ -242,8 +240,7 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         ranks: number of ranks on this node.
         backend: nccl or gloo.
 
-    Raises:
-        ConfigError: options contradict each other or Slurm, or a value is invalid.
+    Raises ConfigError if options contradict each other or Slurm, or a value is invalid.
     """
     given = request.options
     if given.get("numa_binding", "node") != "node":
@@ -285,8 +282,7 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
 def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
     """Plan the launch for one of several tasks of a node, which becomes a rank.
 
-    Raises:
-        ConfigError: an option has no effect here, or the run directory is missing.
+    Raises ConfigError if an option has no effect here, or the run directory is missing.
     """
     if given := sorted(request.options.keys() - _OF_RANKS):
         words = ", ".join(map(spelled, given))

@@ -67,9 +67,8 @@ class Ranks:
     def start(self, command: list[str], environ: Mapping[str, str]) -> None:
         """Start a process per rank.
 
-        Raises:
-            ConfigError: there is no GPU near which a rank could run.
-            OSError: a file or process cannot be created.
+        Raises ConfigError if there is no GPU near which a rank could run, or OSError if a file or
+        process cannot be created.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         # A warning would end a rank that does not ignore it yet. A signal that ends the launch
@@ -176,8 +175,7 @@ def make_next(directory: Path) -> Path:
 def cpus_near_gpu(index: int, root: Path = Path("/sys")) -> str:
     """Return the CPUs of the NUMA node of a GPU that this process may use, such as 0-7.
 
-    Raises:
-        ConfigError: torch does not see that GPU.
+    Raises ConfigError if torch does not see that GPU.
     """
     import torch
 

@@ -12,15 +12,15 @@ import json
 import math
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.launch import meeting
-from hpc_toolkit.training.launch.meeting import Address, NodesMissingError
+from hpc_toolkit.training.launch.meeting import Address
 from hpc_toolkit.training.launch.outcome import SAVED
 
 if TYPE_CHECKING:
@@ -52,41 +52,31 @@ class RendezvousLostError(HpcToolkitError):
     exit_code = SAVED
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How a node ended its part of a launch before its ranks were done."""
 
     node: int
-    """Its number."""
     host: str
     code: int
     """Its exit code."""
     reason: str
-    """One line for the user."""
 
-
-def ended_message(ending: Ending) -> str:
-    """Return the message that the other nodes print."""
-    return f"node {ending.node} ({ending.host}) has ended: {ending.reason}"
+    def __str__(self) -> str:
+        """Return the message that the other nodes print."""
+        return f"node {self.node} ({self.host}) has ended: {self.reason}"
 
 
 @dataclass(kw_only=True)
 class Rounds:
     """The rounds of a launch, as one of its nodes joins them."""
 
+    plan: Plan
+    """This node's plan; node 0 creates the stores of the ranks."""
     store: Any
     """torch's key-value store, which all nodes share."""
-    node: int
-    """Number of this node; node 0 creates the stores of the ranks."""
-    nodes: int
-    ranks: int
-    """Number of ranks on this node."""
-    host: str
-    """Name of this node's host, for messages."""
-    timeout_s: float
-    """How long to wait for all nodes in each round."""
     open_store: Callable[[], tuple[Address, object]]
     """Creates a store for ranks; returns its address and an object that keeps it open."""
+    host: str = field(default_factory=host_name)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     number: int = -1
@@ -104,9 +94,8 @@ class Rounds:
         A node that replaces a lost one finds that rounds have already begun: it requests the next
         one, and the others follow.
 
-        Raises:
-            NodesMissingError: some nodes did not come in time.
-            RendezvousLostError: the node that holds the store is gone, or another node ended.
+        Raises RunError if some nodes did not come in time, or RendezvousLostError if the
+        node that holds the store is gone, or another node ended.
         """
         number = self.number + 1
         if self.number < 0 and self._check(["wanted"]):
@@ -114,9 +103,9 @@ class Rounds:
             number += self._check([f"round/{number}/ranks"])
         self._finished = self._all_done = False
         self._set("wanted", str(number))
-        self._set(f"round/{number}/node/{self.node}", str(self.ranks))
-        if self.node == 0:
-            nodes = [f"round/{number}/node/{node}" for node in range(self.nodes)]
+        self._set(f"round/{number}/node/{self.plan.node_rank}", str(self.plan.ranks))
+        if self.plan.node_rank == 0:
+            nodes = [f"round/{number}/node/{node}" for node in range(self.plan.nodes)]
             self._wait_for(nodes, number)
             # Close the store of the last round's ranks before the new one is opened.
             self._held = None
@@ -128,7 +117,7 @@ class Rounds:
         self.number = number
         self._wanted = False
         where, counts = json.loads(self._get(f"round/{number}/ranks"))
-        return Place(Address.parse(where), sum(counts[: self.node]), sum(counts))
+        return Place(Address.parse(where), sum(counts[: self.plan.node_rank]), sum(counts))
 
     def wanted(self) -> bool:
         """Return whether another node wants the next round."""
@@ -151,20 +140,20 @@ class Rounds:
 
     def finish(self) -> bool:
         """Report that the ranks of this node are done; return whether those of all nodes are."""
-        if self.nodes == 1:
+        if self.plan.nodes == 1:
             return True
         if not self._finished:
-            self._set(f"round/{self.number}/done/{self.node}", "")
+            self._set(f"round/{self.number}/done/{self.plan.node_rank}", "")
             self._finished = True
         self._look()
         return self._all_done
 
     def end(self, code: int, reason: str) -> None:
         """Tell the other nodes that this node leaves before its ranks are done."""
-        if self.nodes > 1 and self._ending is None:
-            ending = Ending(self.node, self.host, code, reason)
+        if self.plan.nodes > 1 and self._ending is None:
+            ending = Ending(self.plan.node_rank, self.host, code, reason)
             with suppress(RendezvousLostError):
-                self._set("ending", json.dumps(asdict(ending)))
+                self._set("ending", json.dumps(ending))
 
     def leave(self, patience_s: float = FAREWELL_S, *, together: bool = False) -> None:
         """Leave; node 0, which holds the store, waits up to ``patience_s`` until all have left.
@@ -172,11 +161,15 @@ class Rounds:
         With ``together`` every node waits, since srun may end all tasks as soon as one has ended.
         """
         with suppress(RendezvousLostError):
-            self._set(f"left/{self.node}", "")
+            self._set(f"left/{self.plan.node_rank}", "")
             end = self.clock() + patience_s
-            came = [n for n in range(self.nodes) if self._check([f"round/0/node/{n}"])]
+            came = [n for n in range(self.plan.nodes) if self._check([f"round/0/node/{n}"])]
             left = [f"left/{node}" for node in came]
-            while (together or self.node == 0) and self.clock() < end and not self._check(left):
+            while (
+                (together or self.plan.node_rank == 0)
+                and self.clock() < end
+                and not self._check(left)
+            ):
                 self.sleep(_POLL_S)
         self._held = None
 
@@ -184,40 +177,40 @@ class Rounds:
         """Ask the store, at most twice a second: the agent checks its ranks far more often."""
         now = self.clock()
         # Once another node has ended, the store may be gone.
-        if self.nodes == 1 or self._ending is not None or now - self._looked_at < _LOOK_S:
+        if self.plan.nodes == 1 or self._ending is not None or now - self._looked_at < _LOOK_S:
             return
         self._looked_at = now
         self._wanted = int(self._get("wanted")) > self.number
         self._ending = self._read_ending()
-        done = [f"round/{self.number}/done/{node}" for node in range(self.nodes)]
+        done = [f"round/{self.number}/done/{node}" for node in range(self.plan.nodes)]
         self._all_done = self._finished and self._check(done)
 
     def _read_ending(self) -> Ending | None:
         if not self._check(["ending"]):
             return None
-        ending = Ending(**json.loads(self._get("ending")))
-        return ending if ending.node != self.node else None
+        ending = Ending(*json.loads(self._get("ending")))
+        return ending if ending.node != self.plan.node_rank else None
 
     def _wait_for(self, keys: list[str], number: int) -> None:
         """Wait for keys in short steps, since signals are not handled inside torch's own wait."""
-        end = self.clock() + self.timeout_s
+        end = self.clock() + self.plan.start_timeout_s
         while not self._check(keys):
             if (ending := self._read_ending()) is not None:
-                lost = RendezvousLostError(ended_message(ending))
+                lost = RendezvousLostError(str(ending))
                 lost.exit_code = ending.code
                 raise lost
             if self.clock() >= end:
                 raise self._missing(number)
             self.sleep(_POLL_S)
 
-    def _missing(self, number: int) -> NodesMissingError:
-        nodes = range(self.nodes)
+    def _missing(self, number: int) -> RunError:
+        nodes = range(self.plan.nodes)
         absent = [str(node) for node in nodes if not self._check([f"round/{number}/node/{node}"])]
-        which = f"node {', '.join(absent)} of {self.nodes}" if absent else "node 0"
+        which = f"node {', '.join(absent)} of {self.plan.nodes}" if absent else "node 0"
         again = "" if number == 0 else f" to start again (round {number})"
-        message = f"{which} did not come{again} within {format_duration(self.timeout_s)}"
+        message = f"{which} did not come{again} within {format_duration(self.plan.start_timeout_s)}"
         hint = "see that node's own output; --start-timeout waits longer"
-        return NodesMissingError(message, hint=hint)
+        return RunError(message, hint=hint)
 
     def _set(self, key: str, value: str) -> None:
         self._ask(self.store.set, key, value)
@@ -241,10 +234,8 @@ class Rounds:
 def open_rounds(plan: Plan, stack: contextlib.ExitStack) -> Rounds:
     """Return the rounds of a launch once this node has reached node 0.
 
-    Raises:
-        ConfigError: node 0 cannot listen on its port.
-        NodesMissingError: node 0 did not come in time.
-        RunError: the name of this launch is taken.
+    Raises ConfigError if node 0 cannot listen on its port, or RunError if node 0 did not come in
+    time or the name of this launch is taken.
     """
     alone = "127.0.0.1" if plan.nodes == 1 else None
     host = plan.local_addr or plan.host or alone or meeting.own_host()
@@ -253,23 +244,11 @@ def open_rounds(plan: Plan, stack: contextlib.ExitStack) -> Rounds:
         opened = _serve(0, plan.start_timeout_s)
         return Address(host, opened.port), opened
 
-    return Rounds(
-        store=_meet(plan, host, stack),
-        node=plan.node_rank,
-        nodes=plan.nodes,
-        ranks=plan.ranks,
-        host=host_name(),
-        timeout_s=plan.start_timeout_s,
-        open_store=open_store,
-    )
+    return Rounds(plan=plan, store=_meet(plan, host, stack), open_store=open_store)
 
 
 def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> Any:
     """Return the store that all nodes share and node 0 serves."""
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     if plan.node_rank == 0:
         store = _serve(plan.port, plan.start_timeout_s)
         if plan.meeting == "directory":
@@ -283,18 +262,13 @@ def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> Any:
     else:
         address = Address(plan.host, plan.port)
     meeting.wait_for_listener(address, timeout_s=plan.start_timeout_s)
-    limit = timedelta(seconds=plan.start_timeout_s)
-    return TCPStore(address.host, address.port, None, False, limit, False)
+    return meeting.open_store(address, plan.start_timeout_s, serve=False)
 
 
 def _serve(port: int, timeout_s: float) -> Any:
     """Serve a store from this process; with port 0 the kernel chooses a free port."""
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     try:
-        return TCPStore("127.0.0.1", port, None, True, timedelta(seconds=timeout_s), False)
+        return meeting.open_store(Address("127.0.0.1", port), timeout_s, serve=True)
     except RuntimeError as error:
         message = f"cannot listen on port {port}: {str(error).splitlines()[0]}"
         option = spelled("master_port")

@@ -37,9 +37,8 @@ def join_ranks(plan: Plan) -> dict[str, str]:
     Rank 0 starts a child that serves the store in which the ranks meet, and publishes its address
     in the run directory.
 
-    Raises:
-        NodesMissingError: rank 0 did not publish its address in time.
-        RunError: the name of this launch is taken.
+    Raises RunError if rank 0 did not publish its address in time, or RunError if the name
+    of this launch is taken.
     """
     step = Step.from_environ()
     assert step is not None
@@ -81,14 +80,8 @@ def _hold_store(
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):
             os.dup2(nothing, stream)
-        from datetime import timedelta
-
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
-        store = TCPStore(
-            "127.0.0.1", port, None, True, limit, False, master_listen_fd=listener.detach()
-        )
+        here = Address("127.0.0.1", listener.getsockname()[1])
+        store = meeting.open_store(here, timeout_s, serve=True, fd=listener.detach())
         # A reader of rank 0's stderr would wait until this process has closed it, too.
         os.dup2(nothing, 2)
         die_with_parent(_ENDED)
@@ -108,8 +101,7 @@ def _hold_store(
 def become(command: list[str], environ: dict[str, str]) -> NoReturn:
     """Replace this process with the program.
 
-    Raises:
-        ConfigError: the program cannot be started.
+    Raises ConfigError if the program cannot be started.
     """
     ignore_warnings()
     sys.stdout.flush()

@@ -99,9 +99,8 @@ def with_equal_threads(run: ScalingRun) -> ScalingRun:
 def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None) -> int:
     """Measure one world size with ranks on this machine; return the exit code, 0 or 75.
 
-    Raises:
-        HpcToolkitError: a rank failed, or could not be started.
-        OSError: the disk is full.
+    Raises HpcToolkitError if a rank failed, or could not be started, or OSError if the disk is
+    full.
     """
     try:
         return launch_module(MODULE, run.words(), world_size, run.directory, backend=backend)
@@ -116,8 +115,7 @@ def launch_module(
 ) -> int:
     """Run a module on this machine's ranks, with output to files; return the exit code.
 
-    Raises:
-        HpcToolkitError: a rank failed, or could not be started.
+    Raises HpcToolkitError if a rank failed, or could not be started.
     """
     from hpc_toolkit.training.launch import launcher
     from hpc_toolkit.training.launch.plan import Request
@@ -149,8 +147,7 @@ def job_request(
             smallest world size would be charged for a full node.
         launch: how ranks are started; None for the template's default.
 
-    Raises:
-        ConfigError: the last node would have fewer ranks than the others.
+    Raises ConfigError if the last node would have fewer ranks than the others.
     """
     if world_size > per_node and world_size % per_node:
         message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"
@@ -180,8 +177,7 @@ def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
 
     Jobs that Slurm does not report are ignored, since Slurm forgets ended jobs after some time.
 
-    Raises:
-        RunError: there are such jobs; the message names them.
+    Raises RunError if there are such jobs; the message names them.
     """
     paths = RunPaths(directory)
     sizes = {job.job: job.name.rpartition("-")[2] for job in read_jobs(paths)}

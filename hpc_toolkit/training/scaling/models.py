@@ -20,8 +20,7 @@ _HEAD = 32
 def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int]:
     """Return the model on its device, and the size of its vocabulary.
 
-    Raises:
-        ConfigError: the model cannot be made, or a package that it needs is missing.
+    Raises ConfigError if the model cannot be made, or a package that it needs is missing.
     """
     shape = settings.decoder()
     if shape is None:

@@ -22,8 +22,7 @@ def priced(
     of the measured one's; prices of a table are kept. Without it only the file of the cluster that
     the records name is read: this machine may belong to another cluster.
 
-    Raises:
-        ConfigError: ``cluster`` cannot be loaded.
+    Raises ConfigError if ``cluster`` cannot be loaded.
     """
     site, why = _site(series, cluster)
     series, of_price = _with_price(series, price_per_gpu_hour, site)

@@ -169,8 +169,7 @@ def place(cluster: str, environ: Mapping[str, str]) -> dict[str, str]:
 def cluster_name(option: str | None) -> str:
     """Return what records call the cluster of a job; "" for one of which nothing is known.
 
-    Raises:
-        ConfigError: the cluster cannot be loaded.
+    Raises ConfigError if the cluster cannot be loaded.
     """
     from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
 

@@ -88,8 +88,7 @@ class Settings:
     def batch_per_rank(self, world_size: int, among: Sequence[int] = ()) -> int:
         """Return the samples per forward pass on one rank; ``among`` is for the error's hint.
 
-        Raises:
-            ConfigError: the batch cannot be divided equally.
+        Raises ConfigError if the batch cannot be divided equally.
         """
         if self.weak:
             return self.batch_size

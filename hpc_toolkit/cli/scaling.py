@@ -266,42 +266,34 @@ def analyze(
         hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
     """
     from hpc_toolkit.system.terminal import printable_lines
+    from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
     from hpc_toolkit.training.scaling.page import as_data, as_markdown
     from hpc_toolkit.training.scaling.picture import scaling_svg
+    from hpc_toolkit.training.scaling.prices import priced
+    from hpc_toolkit.training.scaling.records import read_source
 
     out, as_json = [Path(path) for path in given.pop("out")], given.pop("json")
     for path in out:
         check_out(path, (".md", ".json", ".svg"))
     min_efficiency = given.pop("min_efficiency")
-    judged, notes = _judged(source, given, min_efficiency)
+    minimum = FAIR if min_efficiency is None else min_efficiency
+    judged: list[Judged] = []
+    notes: list[str] = []
+    for path in source:
+        found, left_out = read_source(path)
+        notes += left_out
+        compared = [compare(priced(series, **given)) for series in found]
+        judged += [(one, judge(one, minimum)) for one in compared]
     data = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
     page = as_markdown(judged, notes)
     sys.stdout.write(data if as_json else printable_lines(page))
     for path in out:
         if path.suffix == ".svg":
-            write_out(path, scaling_svg([one for one, _ in judged], judged[0][1].minimum))
+            write_out(path, scaling_svg([one for one, _ in judged], minimum))
         else:
             write_out(path, data if path.suffix == ".json" else page)
     if min_efficiency is not None and any(verdict.below for _, verdict in judged):
         raise typer.Exit(1)
-
-
-def _judged(
-    sources: list[Path], prices: dict[str, Any], minimum: float | None
-) -> tuple[list[Judged], list[str]]:
-    from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
-    from hpc_toolkit.training.scaling.prices import priced
-    from hpc_toolkit.training.scaling.records import read_source
-
-    judged: list[Judged] = []
-    notes: list[str] = []
-    for path in sources:
-        found, left_out = read_source(path)
-        notes += left_out
-        for series in found:
-            comparison = compare(priced(series, **prices))
-            judged.append((comparison, judge(comparison, FAIR if minimum is None else minimum)))
-    return judged, notes
 
 
 def collectives(

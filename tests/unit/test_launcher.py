@@ -388,15 +388,13 @@ def test_ranks_that_left_with_75_saved_their_state(codes: list[int], expected: b
     assert saved(codes) is expected
 
 
-def failure(rank: int, code: int, *, first: bool = True, log: Path | None = None) -> RankFailure:
-    return RankFailure(rank=rank, code=code, first=first, log=log)
+def failure(rank: int, code: int, *, log: Path | None = None) -> RankFailure:
+    return RankFailure(rank=rank, code=code, log=log)
 
 
 def test_the_cause_is_the_rank_that_a_signal_ended() -> None:
     assert root_cause([failure(0, 1), failure(3, -9)]).rank == 3
-    assert root_cause([failure(0, -15, first=False), failure(1, 5)]).rank == 1
     assert root_cause([failure(0, 75), failure(1, 1)]).rank == 1
-    assert root_cause([failure(0, -15, first=False)]).rank == 0
 
 
 def test_the_cause_is_the_rank_whose_error_was_written_first(tmp_path: Path) -> None:
@@ -467,10 +465,8 @@ class Ended:
     def end(self) -> None:
         self.now = {local: -15 if code is None else code for local, code in self.now.items()}
 
-    def failures(self, first: frozenset[int]) -> list[RankFailure]:
-        return [
-            failure(local, code, first=local in first) for local, code in self.now.items() if code
-        ]
+    def failures(self, ended: list[int]) -> list[RankFailure]:
+        return [failure(local, self.now[local] or 0) for local in ended]
 
 
 class Round:

@@ -155,7 +155,7 @@ def watch(
     while True:
         codes = ranks.codes()
         running = None in codes.values()
-        failed = frozenset(local for local, code in codes.items() if code)
+        failed = [local for local, code in codes.items() if code]
         ending = rounds.ended()
         leaving = all(codes[local] == SAVED for local in failed) and (
             bool(failed) or (ending is not None and ending.code == SAVED)
@@ -177,16 +177,14 @@ def watch(
         sleep(_POLL_S)
 
 
-def _after_failure(
-    ranks: Ranks, first: frozenset[int], *, restarts: int, most: int
-) -> Outcome | None:
-    """End the ranks after some have failed; return the outcome, or None to start all again."""
+def _after_failure(ranks: Ranks, failed: list[int], *, restarts: int, most: int) -> Outcome | None:
+    """End the other ranks; return the outcome, or None to start all again."""
     ranks.end()
     if saved(ranks.codes().values()):
         return Outcome(SAVED)
     if restarts < most:
         return None
-    cause = root_cause(ranks.failures(first))
+    cause = root_cause(ranks.failures(failed))
     error = failure_error(cause, host=host_name(), restarts=restarts)
     return Outcome(exit_code(cause.code), error, cause.log)
 

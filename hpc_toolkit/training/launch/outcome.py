@@ -7,7 +7,7 @@ import shutil
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir import files
@@ -38,16 +38,13 @@ _SIGNAL_HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
-    """A rank that ended with a code other than 0."""
+class RankFailure(NamedTuple):
+    """A rank that ended by itself, with a code other than 0."""
 
     rank: int
     """Its number in the job."""
     code: int
     """Its exit code, or minus the number of the signal that ended it."""
-    first: bool
-    """Whether it ended before the agent told the others to end."""
     log: Path | None = None
     """The file of its stderr, if it has one."""
 
@@ -81,16 +78,16 @@ def saved(codes: Iterable[int | None]) -> bool:
 def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
     """Return the failure that most likely caused the others.
 
-    Ranks that ended by themselves are preferred. Among them a rank that a signal ended comes first:
-    the others lose their connection to it and exit with an error. Otherwise it is the rank that
-    wrote its error first, since the errors that follow from it are written later.
+    A rank that a signal ended comes first: the others lose their connection to it and exit with an
+    error. Otherwise it is the rank that wrote its error first, since the errors that follow from it
+    are written later.
     """
 
     def order(one: RankFailure) -> tuple[bool, bool, float, int]:
         said_at = one.log.stat().st_mtime if one.log is not None else 0.0
         return one.code > 0, one.code == SAVED, said_at, one.rank
 
-    return min([one for one in failures if one.first] or failures, key=order)
+    return min(failures, key=order)
 
 
 def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolkitError:
@@ -103,18 +100,14 @@ def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolk
     message = f"rank {failure.rank} on {host} {how}{after}{where}"
     if lines:
         message += "\n" + "\n".join(f"  {line}" for line in lines)
-    if log is not None and _full(log):
-        hint = "the disk of that log is full, so the log may lack the reason: free space there"
-        return HpcToolkitError(message, hint=hint)
-    return HpcToolkitError(message, hint=_SIGNAL_HINTS.get(name) or _hint("\n".join(lines)))
-
-
-def _full(log: Path) -> bool:
-    """Return whether the filesystem of a log is full."""
-    with suppress(OSError):
-        usage = shutil.disk_usage(log.parent)
-        return usage.free == 0 < usage.total
-    return False
+    hints = (hint for pattern, hint in _HINTS if re.search(pattern, "\n".join(lines)))
+    hint = _SIGNAL_HINTS.get(name) or next(hints, "")
+    if log is not None:
+        with suppress(OSError):
+            disk = shutil.disk_usage(log.parent)
+            if disk.free == 0 < disk.total:
+                hint = "the disk of that log is full, so it may lack the reason: free space there"
+    return HpcToolkitError(message, hint=hint)
 
 
 def signal_name(number: int) -> str:
@@ -134,7 +127,3 @@ def last_lines(log: Path) -> list[str]:
     _, found, traceback = text.rpartition("Traceback (most recent call last):")
     lines = (found + traceback if found else text).rstrip().splitlines()
     return lines[-_LAST_LINES:]
-
-
-def _hint(text: str) -> str:
-    return next((hint for pattern, hint in _HINTS if re.search(pattern, text)), "")

@@ -23,7 +23,7 @@ from hpc_toolkit.training.launch import rank
 from hpc_toolkit.training.launch.outcome import RankFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hpc_toolkit.training.launch.plan import Plan
     from hpc_toolkit.training.launch.rendezvous import Place
@@ -139,17 +139,16 @@ class Ranks:
                 process.wait()
         self._terminal.end()
 
-    def failures(self, first: frozenset[int]) -> list[RankFailure]:
-        """Return the ranks that failed; ``first`` are those that did before the others ended."""
+    def failures(self, ended: Iterable[int]) -> list[RankFailure]:
+        """Describe local ranks that ended with a code other than 0."""
+        logs = {local: self._log(local, "err") for local in ended}
         return [
             RankFailure(
-                rank=self._place.first + local,
-                code=code,
-                first=local in first,
-                log=log if (log := self._log(local, "err")).exists() else None,
+                self._place.first + local,
+                self._processes[local].returncode,
+                log if log.exists() else None,
             )
-            for local, code in self.codes().items()
-            if code
+            for local, log in logs.items()
         ]
 
 

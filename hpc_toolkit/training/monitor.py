@@ -60,10 +60,7 @@ def load(package: str) -> Any:
 class Sampler:
     """Reads the host, and a process with all its descendants.
 
-    Args:
-        pid: id of that process; by default this process.
-        nvml: replacement for pynvml in tests.
-        infiniband: directory of the ports.
+    ``pid`` is that process, by default this one. Tests replace pynvml and the directory of ports.
 
     Raises ConfigError if psutil or pynvml is not installed. A host without GPUs is not an error.
     """
@@ -205,8 +202,8 @@ def watching(path: Path, interval_s: float = 1.0) -> Iterator[None]:
     """Sample this host, and this process with its descendants, into ``path`` from a child.
 
     A line is one JSON object: a header, then a sample every ``interval_s`` and one at the end (see
-    :class:`Sampler`). An existing file is appended to, and
-    each start writes a header. Only one process may write to a file.
+    :class:`Sampler`). An existing file is appended to, and each start writes a header. Only one
+    process may write to a file.
 
     The child has its own process group, ignores signals that ask workers to leave, and dies with
     this process. If sampling fails, the child prints a warning on stderr and the block continues

@@ -126,7 +126,8 @@ def test_ranks_that_make_it_slower_are_beyond_the_law() -> None:
 
 
 def test_rows_are_what_the_formulas_say() -> None:
-    found = compare(series({1: (9.0, 10.0, 11.0), 4: (30.0, 32.0, 40.0)}, price_per_gpu_hour=2.0))
+    measured = series({1: (9.0, 10.0, 11.0), 4: (30.0, 32.0, 40.0)})
+    found = compare(measured.at_price(2.0, "world_size"))
 
     row = found.rows[1]
     assert (row.speedup, row.ideal, row.efficiency) == (3.2, 4.0, 0.8)

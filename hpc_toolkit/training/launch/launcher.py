@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.batch.preflight import usable_gpus
-from hpc_toolkit.training.launch.plan import (
-    Plan,
-    Request,
-    Step,
-    check_request,
-    left_out,
-    make_plan,
-    task_plan,
-)
+from hpc_toolkit.training.launch import plan as plans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.training.launch.outcome import Outcome
+    from hpc_toolkit.training.launch.plan import Plan, Request
 
 
 def launch(request: Request, *, replace: bool = False) -> Outcome:
@@ -47,7 +40,7 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
         from hpc_toolkit.training.launch import task
 
         task.become(command(request), {**environ, **task.join_ranks(plan)})
-    if told := left_out(request, plan):
+    if told := plans.left_out(request, plan):
         sys.stderr.write(f"warning: {told.message} ({told.hint})\n")
     from hpc_toolkit.training.launch.agent import run_agent
 
@@ -60,12 +53,12 @@ def planned(request: Request) -> Plan:
     Raises:
         HpcToolkitError: as in :func:`launch`.
     """
-    check_request(request)
-    step = Step.from_environ()
+    plans.check_request(request)
+    step = plans.Step.from_environ()
     gpus = usable_gpus(os.environ)
     backend = request.backend or ("nccl" if gpus and _has_driver() else "gloo")
     if step is not None and not step.per_node:
-        return task_plan(request, step, backend=backend)
+        return plans.task_plan(request, step, backend=backend)
     if (asked := request.options.get("nproc_per_node")) is not None:
         ranks = count_ranks(str(asked))
     elif step is not None:
@@ -73,7 +66,7 @@ def planned(request: Request) -> Plan:
         ranks = max(1, gpus or (int(granted) if granted.isdecimal() else 0))
     else:
         ranks = 1
-    return make_plan(request, step=step, ranks=ranks, backend=backend)
+    return plans.make_plan(request, step=step, ranks=ranks, backend=backend)
 
 
 def command(request: Request) -> list[str]:

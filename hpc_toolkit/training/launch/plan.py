@@ -232,13 +232,7 @@ def _check_script(request: Request) -> None:
 
 
 def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) -> Plan:
-    """Plan the launch for the agent of one node.
-
-    Args:
-        request: the script and the options that were given.
-        step: the position of this task in its step; None outside a step.
-        ranks: number of ranks on this node.
-        backend: nccl or gloo.
+    """Plan the launch for the agent of one node, which starts ``ranks`` ranks.
 
     Raises ConfigError if options contradict each other or Slurm, or a value is invalid.
     """

@@ -37,8 +37,7 @@ def join_ranks(plan: Plan) -> dict[str, str]:
     Rank 0 starts a child that serves the store in which the ranks meet, and publishes its address
     in the run directory.
 
-    Raises RunError if rank 0 did not publish its address in time, or RunError if the name
-    of this launch is taken.
+    Raises RunError if rank 0 did not publish its address in time, or the launch's name is taken.
     """
     step = Step.from_environ()
     assert step is not None

@@ -75,29 +75,22 @@ def time_collective(
     The size is rounded up so that every rank has an equal part of it. The record has the median
     over the iterations.
     """
+    import torch
     import torch.distributed as dist
 
     ranks = dist.get_world_size()
     elements = ranks * max(1, -(-size_bytes // (4 * ranks)))
-    call = _call(collective, elements, ranks, device)
-    taken = time_calls(call, device=device, iterations=iterations, warmup=warmup)
-    return record_of(collective, world_size=ranks, size_bytes=4 * elements, seconds=median(taken))
-
-
-def _call(collective: str, elements: int, ranks: int, device: torch.device) -> Callable[[], object]:
-    import torch
-    import torch.distributed as dist
-
     whole = torch.ones(elements, device=device)
     part = torch.ones(elements // ranks, device=device)
+    # Repeated sums may overflow, but adding infinite float32 values takes no longer.
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
         "broadcast": lambda: dist.broadcast(whole, src=0),
     }
-    # Repeated sums may overflow, but adding infinite float32 values takes no longer.
-    return calls[collective]
+    taken = time_calls(calls[collective], device=device, iterations=iterations, warmup=warmup)
+    return record_of(collective, world_size=ranks, size_bytes=4 * elements, seconds=median(taken))
 
 
 def time_calls(

@@ -158,8 +158,12 @@ def _row(series: Series, point: Point) -> Row:
     ideal = point.world_size / base.world_size
     speedup = point.rate / base.rate
     hours = series.work_size / point.rate / HOUR_S
-    cost = _cost(series, point)
-    of_base = _cost(series, base)
+    cost, of_base = (
+        None
+        if one.price_per_hour is None
+        else one.price_per_hour * series.work_size / one.rate / HOUR_S
+        for one in (point, base)
+    )
     premium = ideal / speedup if cost is None or not of_base else cost / of_base
     samples = series.work_samples
     watts = series.watts(point)
@@ -182,11 +186,6 @@ def _row(series: Series, point: Point) -> Row:
         shares=point.shares,
         details=point.details,
     )
-
-
-def _cost(series: Series, point: Point) -> float | None:
-    price = series.price(point)
-    return None if price is None else price * series.work_size / point.rate / HOUR_S
 
 
 GOOD = 0.9

@@ -139,13 +139,9 @@ def job_request(
 ) -> tuple[str, dict[str, Any]]:
     """Return the template and the options of the job that measures one world size.
 
-    Args:
-        run: the scaling run.
-        world_size: ranks of this job.
-        per_node: ranks per node.
-        gpus: ``[TYPE:]N`` of a full node; "" for none. Fewer ranks request fewer GPUs, or the
-            smallest world size would be charged for a full node.
-        launch: how ranks are started; None for the template's default.
+    ``per_node`` is the number of ranks per node, and ``gpus`` is ``[TYPE:]N`` of a full node, ""
+    for none. Fewer ranks request fewer GPUs, or the smallest world size would be charged for a full
+    node. ``launch`` is how ranks are started; None for the template's default.
 
     Raises ConfigError if the last node would have fewer ranks than the others.
     """

@@ -5,20 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.report.figures import (
-    COLOURS,
-    DASHED,
-    DOTTED,
-    HEIGHT,
-    LEFT,
-    STEP_X,
-    TOP,
-    Axis,
-    Panel,
-    figure,
-    legend,
-    text,
-)
+from hpc_toolkit.report import figures
+from hpc_toolkit.report.figures import DASHED, DOTTED, LEFT, STEP_X, Axis, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +14,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.comparison import Comparison
 
 _CURVE_POINTS = 40
-_BELOW = TOP + HEIGHT
+_BELOW = figures.TOP + figures.HEIGHT
 
 
 def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
@@ -51,14 +39,14 @@ def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
         share.line([(1.0, minimum), (most, minimum)], "#999", DOTTED),
     ]
     for number, one in enumerate(comparisons):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = figures.COLOURS[number % len(figures.COLOURS)]
         parts += _series(speedup, one, colour, speedup=True)
         parts += _series(share, one, colour, speedup=False)
     words = f"dotted: ideal, and the target of {minimum:.0%}; dashed: the fitted law"
-    parts.append(text(LEFT, _BELOW + 66, words, colour="#666"))
-    parts += legend(LEFT, _BELOW + 92, map(_legend, comparisons))
+    parts.append(figures.text(LEFT, _BELOW + 66, words, colour="#666"))
+    parts += figures.legend(LEFT, _BELOW + 92, map(_legend, comparisons))
     height = _BELOW + 92 + 20 * len(comparisons)
-    return figure("Speed-up and efficiency", LEFT + 2 * STEP_X - 60, height, parts)
+    return figures.figure("Speed-up and efficiency", LEFT + 2 * STEP_X - 60, height, parts)
 
 
 def _legend(one: Comparison) -> str:

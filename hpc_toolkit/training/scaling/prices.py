@@ -52,8 +52,8 @@ def _with_price(
     if given is not None:
         currency = series.currency or (site.currency if site is not None else "")
         told = f"price: {money(f'{given:g}', currency)} per GPU-hour, by --price-per-gpu-hour"
-        return replace(series.at_price(given), currency=currency), [told]
-    if site is None or any(series.price(point) is not None for point in series.points):
+        return replace(series.at_price(given, "world_size"), currency=currency), [told]
+    if site is None or any(point.price_per_hour is not None for point in series.points):
         return series, []
     node = site.price_per_node_hour
     if series.device == "cpu":
@@ -68,18 +68,10 @@ def _with_price(
     if not known:
         return series, [f"no price: {site.file} has no {missing}"]
     each = sum(known.values())
-    found = _per_node(series, each) if series.device == "cpu" else series.at_price(each)
+    found = series.at_price(each, "nodes" if series.device == "cpu" else "world_size")
     where = " and ".join(map(site.written, known))
     told = f"price: {money(f'{each:g}', site.currency)} per {unit}, by {where}"
     return replace(found, currency=site.currency), [told, *_elsewhere(series, site)]
-
-
-def _per_node(series: Series, price: float) -> Series:
-    points = tuple(
-        replace(point, price_per_hour=price * point.nodes) if point.nodes else point
-        for point in series.points
-    )
-    return replace(series, points=points)
 
 
 def _elsewhere(series: Series, site: Cluster) -> list[str]:

@@ -25,13 +25,7 @@ from hpc_toolkit.errors import PASSING, ConfigError, HpcToolkitError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.system.terminal import show_error
-from hpc_toolkit.training.distributed import (
-    AGAIN,
-    all_gather,
-    all_reduce,
-    leave,
-    process_group,
-)
+from hpc_toolkit.training import distributed
 from hpc_toolkit.training.monitor import Recording, read_recordings, summarise, watching
 from hpc_toolkit.training.scaling.measurement import measure
 from hpc_toolkit.training.scaling.records import DIRECTORY, FORMAT, KIND, identity, read_records
@@ -200,7 +194,7 @@ def _measure_all(
     with monitored(directory, size) as samples:
         import torch
 
-        with process_group() as info:
+        with distributed.process_group() as info:
             if settings.threads:
                 torch.set_num_threads(settings.threads)
             found = read_records(directory) if directory is not None and info.is_main else []
@@ -212,7 +206,7 @@ def _measure_all(
                     if _agreed(info, identity(record) in done):
                         continue
                     if _agreed(info, bool(asked_to_leave)):
-                        return AGAIN
+                        return distributed.AGAIN
                     record |= _measured(case.settings, info, samples)
                     if info.is_main:
                         _write(record, directory)
@@ -226,7 +220,7 @@ def _measured(settings: Settings, info: DistributedInfo, samples: Path | None) -
     began = time.time()
     found = measure(settings, info)
     own = torch.tensor(own_use(samples, began, info.device), dtype=torch.float64)
-    use = over_ranks(all_gather(own.to(info.device)).tolist())
+    use = over_ranks(distributed.all_gather(own.to(info.device)).tolist())
     found |= {"utilisation_of_ranks": use} if use else {}
     return {**found, "at": time.time(), "seconds": time.time() - began}
 
@@ -262,7 +256,7 @@ def _agreed(info: DistributedInfo, word: bool) -> bool:
     """
     import torch
 
-    return bool(all_reduce(torch.tensor(float(word), device=info.device)).item())
+    return bool(distributed.all_reduce(torch.tensor(float(word), device=info.device)).item())
 
 
 def _write(record: Record, directory: Path | None) -> None:
@@ -290,4 +284,4 @@ def _write(record: Record, directory: Path | None) -> None:
 if __name__ == "__main__":
     # The reader of stdout or stderr may be gone.
     with suppress(BrokenPipeError):
-        leave(main())
+        distributed.leave(main())

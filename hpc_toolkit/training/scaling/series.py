@@ -32,7 +32,7 @@ class Point:
     rates: tuple[float, ...]
     """Rate of each repeat, sorted: samples per second, or units of `Series.work` per second."""
     price_per_hour: float | None = None
-    """Price of all ranks together; None if only the series may have a price."""
+    """Price of all ranks together; None if unknown."""
     nodes: int | None = None
     """Nodes of these ranks; None if unknown."""
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -64,7 +64,6 @@ class Series:
     """Amount of work in the unit of ``rates``: 1,000 samples, or 1 epoch."""
     work_samples: float | None = float(THOUSAND)
     """Number of samples in the work; None if unknown."""
-    price_per_gpu_hour: float | None = None
     currency: str = ""
     """Currency of the prices, such as USD; "" if unknown."""
     watts_per_gpu: float | None = None
@@ -95,19 +94,17 @@ class Series:
         """The smallest world size, with which all others are compared."""
         return self.points[0]
 
-    def at_price(self, per_gpu_hour: float) -> Series:
-        points = tuple(replace(point, price_per_hour=None) for point in self.points)
-        return replace(self, points=points, price_per_gpu_hour=per_gpu_hour)
+    def at_price(self, price: float, per: Literal["nodes", "world_size"]) -> Series:
+        """Return the series with a price per hour of each node or rank, as far as they are known."""
+        points = (
+            replace(point, price_per_hour=price * count)
+            if (count := getattr(point, per))
+            else point
+            for point in self.points
+        )
+        return replace(self, points=tuple(points))
 
     def watts(self, point: Point) -> float | None:
         """Return the total power of a point's GPUs; None if unknown."""
         each = point.details.get("gpu_power_w", self.watts_per_gpu)
         return None if each is None else each * point.world_size
-
-    def price(self, point: Point) -> float | None:
-        """Return the price per hour of all ranks of a point; None if unknown."""
-        if point.price_per_hour is not None:
-            return point.price_per_hour
-        if self.price_per_gpu_hour is None:
-            return None
-        return self.price_per_gpu_hour * point.world_size

@@ -14,8 +14,6 @@ from hpc_toolkit.system.quantities import parse_counts, parse_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.training.scaling.series import Law
-
 DEFAULT_MODEL = "decoder-4x128"
 DEFAULT_SIZES = "1K,32K,1M,16M"
 """Message sizes of collectives."""
@@ -80,10 +78,6 @@ class Settings:
             message = f"--precision: {self.precision!r}"
             raise ConfigError(message, hint=near_miss(self.precision, list(PRECISIONS)))
         self.decoder()
-
-    @property
-    def law(self) -> Law:
-        return "weak" if self.weak else "strong"
 
     def batch_per_rank(self, world_size: int, among: Sequence[int] = ()) -> int:
         """Return the samples per forward pass on one rank; ``among`` is for the error's hint.

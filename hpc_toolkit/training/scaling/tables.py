@@ -139,11 +139,12 @@ def _series(table: object, where: str) -> Series:
         given |= {"work_samples": samples, "work_size": samples, "work": f"{samples:,.0f} samples"}
     notes = [str(note) for note in given["notes"]]
     notes += [f"source: {given.pop('source')}"] if "source" in given else []
-    points = tuple(_point(one, unit_s, f"{where}, points") for one in given["points"])
+    each = given.pop("price_per_gpu_hour", None)
+    points = tuple(_point(one, unit_s, each, f"{where}, points") for one in given["points"])
     return Series(**{**given, "points": points, "notes": tuple(notes)})
 
 
-def _point(point: object, unit_s: int, where: str) -> Point:
+def _point(point: object, unit_s: int, price_per_gpu_hour: float | None, where: str) -> Point:
     given = _fields(point, _POINT, where)
     if "world_size" not in given:
         message = f"{where}: world_size is missing"
@@ -155,4 +156,6 @@ def _point(point: object, unit_s: int, where: str) -> Point:
         raise ConfigError(message, hint="write one value, or a list of them, one for each repeat")
     if unit_s:
         given["rates"] = tuple(1 / (number * unit_s) for number in given["rates"])
+    if price_per_gpu_hour is not None:
+        given.setdefault("price_per_hour", price_per_gpu_hour * given["world_size"])
     return Point(**given)

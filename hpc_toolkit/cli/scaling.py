@@ -267,10 +267,9 @@ def analyze(
     """
     from hpc_toolkit.system.terminal import printable_lines
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
-    from hpc_toolkit.training.scaling.page import as_data, as_markdown
-    from hpc_toolkit.training.scaling.picture import scaling_svg
-    from hpc_toolkit.training.scaling.prices import priced
+    from hpc_toolkit.training.scaling.page import as_data, as_markdown, scaling_svg
     from hpc_toolkit.training.scaling.records import read_source
+    from hpc_toolkit.training.scaling.series import priced
 
     out, as_json = [Path(path) for path in given.pop("out")], given.pop("json")
     for path in out:

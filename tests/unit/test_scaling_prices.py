@@ -9,9 +9,9 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.comparison import Comparison, compare
-from hpc_toolkit.training.scaling.prices import priced
 from hpc_toolkit.training.scaling.program import place
 from hpc_toolkit.training.scaling.records import series_of
+from hpc_toolkit.training.scaling.series import priced
 from hpc_toolkit.training.scaling.tables import read_json
 from tests.unit.test_scaling_records import record
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 from hpc_toolkit.training.distributed.batches import ResumableSampler, Scaled, scaled
 from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored
 from hpc_toolkit.training.distributed.group import (
+    DistributedInfo,
     all_gather,
     all_reduce,
     broadcast,
+    get_distributed_info,
     leave,
     process_group,
-)
-from hpc_toolkit.training.distributed.place import (
-    DistributedInfo,
-    get_distributed_info,
     rank_logging,
 )
 from hpc_toolkit.training.distributed.stopping import AGAIN, StopSignal

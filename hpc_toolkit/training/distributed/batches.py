@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.errors import HpcToolkitError, near_miss
-from hpc_toolkit.training.distributed.place import rank_and_size
+from hpc_toolkit.training.distributed.group import rank_and_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized

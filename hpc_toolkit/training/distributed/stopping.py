@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.training.distributed.place import LOGGER, get_distributed_info, world_size
+from hpc_toolkit.training.distributed.group import LOGGER, get_distributed_info, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

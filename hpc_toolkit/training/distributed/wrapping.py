@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.training.distributed.place import get_distributed_info
+from hpc_toolkit.training.distributed.group import get_distributed_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hpc_toolkit.training.distributed.place import DistributedInfo
+    from hpc_toolkit.training.distributed.group import DistributedInfo
     from hpc_toolkit.training.scaling.settings import Settings
 
 _FIRST_BUCKET = MIB

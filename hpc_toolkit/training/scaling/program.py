@@ -35,7 +35,7 @@ from hpc_toolkit.worker.loading import collect_provenance
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hpc_toolkit.training.distributed.place import DistributedInfo
+    from hpc_toolkit.training.distributed.group import DistributedInfo
     from hpc_toolkit.training.scaling.records import Record
     from hpc_toolkit.training.scaling.settings import Case
 

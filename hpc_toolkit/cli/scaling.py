@@ -29,6 +29,7 @@ from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only
 from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.training.scaling.settings import (
     DEFAULT_SIZES,
+    OPTIONS,
     Settings,
     Variation,
     sample_cost_ms,
@@ -50,37 +51,10 @@ _COMMON = {
     *("venv", "container", "module", "sbatch"),
 }
 """Options of a job that the short help shows."""
-_DEFAULTS = Settings()
 _MOST_RANKS = 999_999
-
-
-def _setting(name: str, help_text: str, metavar: str = "N", *, hidden: bool = False) -> Option:
-    default = getattr(_DEFAULTS, name.partition("/")[0])
-    return Option(name, help_text, metavar, default=default, hidden=hidden)
-
-
-_SETTINGS: Panels = {
-    _TRAINING: (
-        _setting("batch_size", "Samples per forward pass, of all ranks together."),
-        _setting("weak/strong", "Use --batch-size samples per rank (weak) or in all (strong).", ""),
-        _setting("seq_length", "Tokens per sample."),
-        _setting("max_steps", "Measured steps."),
-        _setting("warmup", "Steps before the measured ones."),
-        _setting("repeats", "Measurements of each case."),
-        _setting("model", "decoder-LAYERSxWIDTH or a model of transformers.", "NAME"),
-        _setting("lora_rank", "Train only adapters of this rank.", hidden=True),
-        _setting("precision", "float32 or bf16.", "NAME"),
-        _setting("accumulate", "Forward passes per step.", hidden=True),
-        _setting("loader_workers", "Data loader processes per rank.", hidden=True),
-        _setting("bucket_cap_mb", "Size of a gradient bucket, in MiB.", hidden=True),
-        Option("sample_cost", "CPU time of a sample.", "DURATION", default="0", hidden=True),
-        _setting("threads", "Threads per rank; 0: its share of the CPUs.", hidden=True),
-    )
-}
-"""Every field of Settings."""
 PANELS: Panels = {
     _TRAINING: (
-        *_SETTINGS[_TRAINING],
+        *OPTIONS,
         many("vary", "Compare values, e.g. loader-workers=1,4,8", "NAME=VALUES"),
     ),
     "Where": (
@@ -148,7 +122,7 @@ def run(
     from hpc_toolkit.training.scaling.launches import ScalingRun
     from hpc_toolkit.training.scaling.records import DIRECTORY
 
-    values = {name: given.pop(name) for name in by_name(_SETTINGS)}
+    values = {name: given.pop(name) for name in by_name({"": OPTIONS})}
     wanted = ScalingRun(
         directory=out.absolute(),
         world_sizes=tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=_MOST_RANKS))),

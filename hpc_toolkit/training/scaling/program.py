@@ -29,7 +29,13 @@ from hpc_toolkit.training import distributed
 from hpc_toolkit.training.monitor import Recording, read_recordings, summarise, watching
 from hpc_toolkit.training.scaling.measurement import measure
 from hpc_toolkit.training.scaling.records import DIRECTORY, FORMAT, KIND, identity, read_records
-from hpc_toolkit.training.scaling.settings import Settings, Variation, cases, sample_cost_ms
+from hpc_toolkit.training.scaling.settings import (
+    OPTIONS,
+    Settings,
+    Variation,
+    cases,
+    sample_cost_ms,
+)
 from hpc_toolkit.worker.loading import collect_provenance
 
 if TYPE_CHECKING:
@@ -126,14 +132,12 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path |
     parser = argparse.ArgumentParser(
         prog="hpc_toolkit.training.scaling.program", allow_abbrev=False
     )
-    for one in fields(Settings):
-        name = f"--{one.name.replace('_', '-')}"
-        if isinstance(one.default, bool):
-            parser.add_argument(name, action="store_true", dest=one.name)
-        elif one.name == "sample_cost_ms":
-            parser.add_argument("--sample-cost", type=sample_cost_ms, default=0.0, dest=one.name)
-        else:
-            parser.add_argument(name, type=type(one.default), default=one.default, dest=one.name)
+    for option, one in zip(OPTIONS, fields(Settings), strict=True):
+        if not option.metavar:
+            parser.add_argument(option.spelling, action="store_true", dest=one.name)
+            continue
+        kind = sample_cost_ms if one.name == "sample_cost_ms" else type(one.default)
+        parser.add_argument(option.spelling, type=kind, default=one.default, dest=one.name)
     parser.add_argument("--vary", action="append", default=[])
     parser.add_argument("-o", "--out", type=Path, default=None)
     parser.add_argument("--cluster", default="")

@@ -129,9 +129,9 @@ def pair() -> Pair:
 
 
 def test_what_node_0_publishes_the_others_find(tmp_path: Path) -> None:
-    publish(tmp_path, "12.0.0", Address("n0", 1234))
+    publish(tmp_path / "rendezvous" / "12.0.0", Address("n0", 1234))
 
-    assert find(tmp_path, "12.0.0", timeout_s=1) == Address("n0", 1234)
+    assert find(tmp_path / "rendezvous" / "12.0.0", timeout_s=1) == Address("n0", 1234)
 
 
 def test_an_address_with_colons_is_read_back() -> None:
@@ -142,20 +142,25 @@ def test_an_address_with_colons_is_read_back() -> None:
 
 def test_the_address_of_an_earlier_start_is_not_taken_for_this_one(tmp_path: Path) -> None:
     clock = ManualClock()
-    publish(tmp_path, "12.0.0", Address("n0", 1))
+    publish(tmp_path / "rendezvous" / "12.0.0", Address("n0", 1))
 
     with pytest.raises(RunError, match=r"did not publish its address as .*12\.1\.0"):
-        find(tmp_path, "12.1.0", timeout_s=30, monotonic=clock.monotonic, sleep=clock.advance)
+        find(
+            tmp_path / "rendezvous" / "12.1.0",
+            timeout_s=30,
+            monotonic=clock.monotonic,
+            sleep=clock.advance,
+        )
 
 
 def test_a_name_that_another_launch_has_is_refused(tmp_path: Path) -> None:
-    publish(tmp_path, "mine", Address("n0", 1))
+    publish(tmp_path / "rendezvous" / "mine", Address("n0", 1))
 
     with pytest.raises(RunError, match="another launch of this name listens at n0:1") as caught:
-        publish(tmp_path, "mine", Address("n0", 2))
+        publish(tmp_path / "rendezvous" / "mine", Address("n0", 2))
 
     assert "--rdzv-id" in caught.value.hint
-    assert find(tmp_path, "mine", timeout_s=1).port == 1
+    assert find(tmp_path / "rendezvous" / "mine", timeout_s=1).port == 1
 
 
 def test_a_name_that_is_no_symlink_is_told_as_one(tmp_path: Path) -> None:
@@ -163,9 +168,9 @@ def test_a_name_that_is_no_symlink_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "rendezvous" / "mine").write_text("n0:1")
 
     with pytest.raises(RunError, match="rendezvous/mine is not a symlink"):
-        publish(tmp_path, "mine", Address("n0", 1))
+        publish(tmp_path / "rendezvous" / "mine", Address("n0", 1))
     with pytest.raises(RunError, match="rendezvous/mine is not a symlink"):
-        find(tmp_path, "mine", timeout_s=1)
+        find(tmp_path / "rendezvous" / "mine", timeout_s=1)
 
 
 def test_waiting_for_node_0_ends_after_the_start_timeout(tmp_path: Path) -> None:
@@ -173,7 +178,12 @@ def test_waiting_for_node_0_ends_after_the_start_timeout(tmp_path: Path) -> None
     started = clock.monotonic()
 
     with pytest.raises(RunError, match=r"within 45\.0 s") as caught:
-        find(tmp_path, "none", timeout_s=45, monotonic=clock.monotonic, sleep=clock.advance)
+        find(
+            tmp_path / "rendezvous" / "none",
+            timeout_s=45,
+            monotonic=clock.monotonic,
+            sleep=clock.advance,
+        )
 
     assert clock.monotonic() - started == pytest.approx(45)
     assert "--start-timeout" in caught.value.hint

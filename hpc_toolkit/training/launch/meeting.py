@@ -55,14 +55,12 @@ def open_store(address: Address, timeout_s: float, *, serve: bool, fd: int | Non
     return TCPStore(*address, None, serve, limit, False, master_listen_fd=fd)
 
 
-def publish(run_dir: Path, name: str, address: Address) -> Path:
-    """Publish the address where this launch meets; return the created path.
+def publish(path: Path, address: Address) -> None:
+    """Publish the address where this launch meets as the target of a symlink.
 
     Raises RunError if another launch has published under this name, or it is not a symlink.
     """
-    directory = run_dir / "rendezvous"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         there = files.create_name(path, str(address))
     except OSError as error:
@@ -70,12 +68,10 @@ def publish(run_dir: Path, name: str, address: Address) -> Path:
     if there != str(address):
         message = f"{path} is taken: another launch of this name listens at {there}"
         raise RunError(message, hint="give every launch an --rdzv-id of its own")
-    return path
 
 
 def find(
-    run_dir: Path,
-    name: str,
+    path: Path,
     *,
     timeout_s: float,
     monotonic: Callable[[], float] = time.monotonic,
@@ -85,7 +81,6 @@ def find(
 
     Raises RunError if it did not within ``timeout_s``.
     """
-    path = run_dir / "rendezvous" / name
     for _ in _polls(timeout_s, monotonic, sleep):
         # NFS caches that a name does not exist for as long as the directory seems unchanged;
         # opening the directory asks the server again.

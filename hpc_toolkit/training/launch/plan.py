@@ -173,6 +173,12 @@ class Plan:
     shown: tuple[int, ...] = ()
     """Local ranks whose output appears on the terminal; empty for all."""
 
+    @property
+    def rendezvous(self) -> Path:
+        """The symlink that names the address of node 0, if nodes meet in the run directory."""
+        assert self.run_dir is not None
+        return self.run_dir / "rendezvous" / self.launch
+
 
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "": ((bool,), "True or False"),

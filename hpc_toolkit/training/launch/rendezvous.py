@@ -252,15 +252,12 @@ def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> Any:
     if plan.node_rank == 0:
         store = _serve(plan.port, plan.start_timeout_s)
         if plan.meeting == "directory":
-            assert plan.run_dir is not None
-            path = meeting.publish(plan.run_dir, plan.launch, Address(host, store.port))
-            stack.callback(path.unlink, missing_ok=True)
+            meeting.publish(plan.rendezvous, Address(host, store.port))
+            stack.callback(plan.rendezvous.unlink, missing_ok=True)
         return store
+    address = Address(plan.host, plan.port)
     if plan.meeting == "directory":
-        assert plan.run_dir is not None
-        address = meeting.find(plan.run_dir, plan.launch, timeout_s=plan.start_timeout_s)
-    else:
-        address = Address(plan.host, plan.port)
+        address = meeting.find(plan.rendezvous, timeout_s=plan.start_timeout_s)
     meeting.wait_for_listener(address, timeout_s=plan.start_timeout_s)
     return meeting.open_store(address, plan.start_timeout_s, serve=False)
 

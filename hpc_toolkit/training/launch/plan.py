@@ -12,45 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
-from hpc_toolkit.system.options import Option, by_name, flag, spelled
+from hpc_toolkit.system import tomltable
+from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.system.ranks import task_counts
+from hpc_toolkit.system.tomltable import kept, number_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hpc_toolkit.system.options import Panels
-
-PANELS: Panels = {
-    "Ranks": (
-        Option(
-            "nproc_per_node", "N, gpu, cpu or auto. [default: 1; one per GPU in Slurm]", "N|KIND"
-        ),
-        Option("nnodes", "Number of nodes. [default: 1]", "N"),
-        Option("node_rank", "Rank of this node, from 0.", "N"),
-        flag("module", "Treat SCRIPT as a module, like 'python -m'.", short="-m"),
-        flag("no_python", "Treat SCRIPT as a program, not as Python."),
-        Option("numa_binding", "Bind each rank to the CPUs near its GPU: node.", "MODE"),
-    ),
-    "Rendezvous": (
-        Option("master_addr", "Address of node 0. [default: read from --run-dir]", "HOST"),
-        Option("master_port", "Port of node 0. [default: 29500 with an address]", "N"),
-        Option("local_addr", "Address of this node.", "HOST", hidden=True),
-        flag("standalone", "Run on this node only; the default.", hidden=True),
-        Option("rdzv_id", "Unique name of this launch; the same on all nodes.", "ID"),
-    ),
-    "Failures and signals": (
-        Option("max_restarts", "Restart all ranks up to N times. [default: 0]", "N"),
-        Option("shutdown_timeout", "Time for ranks to exit. [default: 30s]", "DURATION"),
-    ),
-    "Output": (
-        Option("log_dir", "Directory of the ranks' logs. [default: logs/ in --run-dir]", "DIR"),
-        Option("redirects", "Write to files: 1 stdout, 2 stderr, 3 both.", "0-3", short="-r"),
-        Option("tee", "Write to files and the terminal. [default: 3]", "0-3", short="-t"),
-        Option("local_ranks_filter", "Show only the output of these local ranks: 0,3.", "LIST"),
-    ),
-}
-"""Options that torchrun has as well, by panel of the help, in torchrun's longest spelling."""
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +78,6 @@ START_TIMEOUT_S = 600.0
 _LONGEST_S = 366 * 86400.0
 _SHUTDOWN_TIMEOUT_S = 30.0
 _PORT = 29500
-_PORTS = range(1, 1 << 16)
 _MOST_RANKS = 999_999
 _OF_RANKS = {"module", "no_python"}
 """Options that still apply if srun started every rank."""
@@ -124,7 +92,7 @@ class Request:
     arguments: tuple[str, ...] = ()
     """The arguments of the script."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The options of :data:`PANELS` that were given, by name; a duration in seconds."""
+    """The options of :data:`_VALUES` that were given, by name; a duration in seconds."""
     backend: str | None = None
     """nccl or gloo; None chooses by the node's GPUs."""
     start_timeout_s: float = START_TIMEOUT_S
@@ -180,13 +148,29 @@ class Plan:
         return self.run_dir / "rendezvous" / self.launch
 
 
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "": ((bool,), "True or False"),
-    "N": ((int,), "a whole number"),
-    "DURATION": ((int, float), "a number of seconds"),
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | int | Path) and not isinstance(value, bool)
+
+
+_text = kept(_is_text, "a text or a number")
+_streams = kept(
+    lambda value: _is_text(value) and str(value) in ("0", "1", "2", "3"),
+    "0 for none, 1 for stdout, 2 for stderr or 3 for both",
+)
+_VALUES: dict[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("nproc_per_node", "master_addr", "local_addr", "rdzv_id"), _text),
+    **dict.fromkeys(("log_dir", "local_ranks_filter"), _text),
+    **dict.fromkeys(("module", "no_python", "standalone"), tomltable.flag),
+    **dict.fromkeys(("redirects", "tee"), _streams),
+    **dict.fromkeys(("node_rank", "max_restarts"), tomltable.count_or_zero),
+    "nnodes": tomltable.count,
+    "master_port": number_from(1, 65535, "a port from 1 to 65535", whole=True),
+    "numa_binding": kept(lambda value: value == "node", "node (srun's --cpu-bind has others)"),
+    "shutdown_timeout": number_from(0, _LONGEST_S, "a number of seconds"),
+    "start_timeout": number_from(1e-3, _LONGEST_S, "a number of seconds up to 366 days"),
+    "backend": tomltable.Choice(("nccl", "gloo")),
 }
-"""Types of an option's values by its metavar, and their name for people."""
-_OTHER_KIND = ((str, int, Path), "a text or a number")
+"""A check of the value of each option; a call from Python can give values of any type."""
 
 
 def check_request(request: Request) -> None:
@@ -194,25 +178,14 @@ def check_request(request: Request) -> None:
 
     Raises ConfigError if the script is missing, or an option or a value is invalid.
     """
-    known = by_name(PANELS)
-    values = [("start_timeout", "DURATION", request.start_timeout_s)]
-    for name, value in request.options.items():
-        if name not in known:
+    given = {"start_timeout": request.start_timeout_s, **request.options}
+    if request.backend is not None:
+        given["backend"] = request.backend
+    for name, value in given.items():
+        if name not in _VALUES:
             message = f"launch has no option {name!r}"
-            raise ConfigError(message, hint=near_miss(name, list(known)))
-        values.append((name, known[name].metavar, value))
-    # Only a call from Python can give values of another type.
-    for name, metavar, value in values:
-        types, words = _KINDS.get(metavar, _OTHER_KIND)
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            message = f"{name}: {value!r} is not {words}"
-            raise ConfigError(message, hint="see hpctk launch --help")
-    if request.backend not in (None, "nccl", "gloo"):
-        message = f"--backend: {request.backend!r} is neither nccl nor gloo"
-        raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
-    if not 0 < request.start_timeout_s <= _LONGEST_S:
-        message = f"--start-timeout: {request.start_timeout_s:g} s is outside 0 s to 366 days"
-        raise ConfigError(message, hint="such as --start-timeout 10min")
+            raise ConfigError(message, hint=near_miss(name, list(_VALUES)))
+        _VALUES[name](value, spelled(name))
     _check_script(request)
 
 
@@ -240,12 +213,10 @@ def _check_script(request: Request) -> None:
 def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) -> Plan:
     """Plan the launch for the agent of one node, which starts ``ranks`` ranks.
 
-    Raises ConfigError if options contradict each other or Slurm, or a value is invalid.
+    ``request`` has passed :func:`check_request`. Raises ConfigError if options contradict each
+    other or Slurm.
     """
     given = request.options
-    if given.get("numa_binding", "node") != "node":
-        message = f"--numa-binding: unknown mode {given['numa_binding']!r}"
-        raise ConfigError(message, hint="the only mode is node; srun's --cpu-bind has others")
     nodes, node_rank = _place(given, step)
     meeting = _meeting(request, nodes=nodes, step=step)
     log_dir = Path(given["log_dir"]) if "log_dir" in given else None
@@ -266,13 +237,13 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         host=given.get("master_addr", "127.0.0.1") if named else "",
         port=given.get("master_port", _PORT) if named else 0,
         local_addr=given.get("local_addr", ""),
-        max_restarts=_at_least("max_restarts", given.get("max_restarts", 0), 0),
+        max_restarts=given.get("max_restarts", 0),
         shutdown_timeout_s=given.get("shutdown_timeout", _SHUTDOWN_TIMEOUT_S),
         near_gpus="numa_binding" in given,
         run_dir=request.run_dir,
         log_dir=log_dir / launch if log_dir is not None else None,
-        redirects=_streams("redirects", given.get("redirects", 0)),
-        tee=_streams("tee", given.get("tee", 0 if "redirects" in given else 3)),
+        redirects=int(given.get("redirects", 0)),
+        tee=int(given.get("tee", 0 if "redirects" in given else 3)),
         shown=parse_counts(shown, "--local-ranks-filter", least=0, most=_MOST_RANKS)
         if shown
         else (),
@@ -337,8 +308,8 @@ def _place(given: Mapping[str, Any], step: Step | None) -> tuple[int, int]:
                 message = f"{spelled(name)} is {given[name]}, and Slurm says {slurms}"
                 raise ConfigError(message, hint="leave it out: inside a step Slurm is asked")
         return len(step.tasks), step.node
-    nodes, node_rank = _at_least("nnodes", given.get("nnodes", 1), 1), given.get("node_rank", 0)
-    if not 0 <= node_rank < nodes:
+    nodes, node_rank = given.get("nnodes", 1), given.get("node_rank", 0)
+    if node_rank >= nodes:
         message = f"--node-rank {node_rank} is not one of the {nodes} nodes"
         raise ConfigError(message, hint="they are numbered from 0")
     return nodes, node_rank
@@ -349,9 +320,6 @@ def _meeting(
 ) -> Literal["alone", "directory", "address"]:
     """Return how the nodes meet."""
     given = request.options
-    if "master_port" in given and given["master_port"] not in _PORTS:
-        message = f"{spelled('master_port')}: {given['master_port']} is not a valid port"
-        raise ConfigError(message, hint="from 1 to 65535, or leave it out")
     if given.get("standalone") and nodes > 1:
         message = f"--standalone is for one node, and there are {nodes}"
         raise ConfigError(message, hint="leave it out")
@@ -371,17 +339,3 @@ def _meeting(
 def _no_run_dir(count: int, what: str) -> HpcToolkitError:
     message = f"{count} {what} need a directory that they share, to find each other"
     return ConfigError(message, hint="--run-dir DIR; or --nnodes, --node-rank and an address")
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        message = f"{spelled(name)}: {value} is below {least}"
-        raise ConfigError(message, hint="see hpctk launch --help")
-    return value
-
-
-def _streams(name: str, value: object) -> int:
-    if str(value) not in ("0", "1", "2", "3"):
-        message = f"{spelled(name)}: {str(value)!r} is not a number from 0 to 3"
-        raise ConfigError(message, hint="0 for none, 1 for stdout, 2 for stderr, 3 for both")
-    return int(str(value))

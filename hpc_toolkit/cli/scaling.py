@@ -32,6 +32,7 @@ from hpc_toolkit.training.scaling.settings import (
     OPTIONS,
     Settings,
     Variation,
+    cases,
     sample_cost_ms,
 )
 
@@ -157,8 +158,9 @@ def _here(run: ScalingRun, given: dict[str, Any], *, dry_run: bool) -> None:
         raise ConfigError(message, hint="add --slurm, or leave it out")
     run = with_equal_threads(run)
     if dry_run:
+        times = run.settings.repeats * len(cases(run.settings, run.variations))
         for size in run.world_sizes:
-            print(f"world size {size}: {run.measurements()} times {shlex.join(run.words())}")
+            print(f"world size {size}: {times} times {shlex.join(run.words())}")
         return
     prepare(run.directory)
     for size in run.world_sizes:

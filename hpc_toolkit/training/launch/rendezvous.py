@@ -94,8 +94,8 @@ class Rounds:
         A node that replaces a lost one finds that rounds have already begun: it requests the next
         one, and the others follow.
 
-        Raises RunError if some nodes did not come in time, or RendezvousLostError if the
-        node that holds the store is gone, or another node ended.
+        Raises RunError if some nodes did not come in time, or RendezvousLostError if the node that
+        holds the store is gone or another node ended.
         """
         number = self.number + 1
         if self.number < 0 and self._check(["wanted"]):
@@ -105,7 +105,7 @@ class Rounds:
         self._set("wanted", str(number))
         self._set(f"round/{number}/node/{self.plan.node_rank}", str(self.plan.ranks))
         if self.plan.node_rank == 0:
-            nodes = [f"round/{number}/node/{node}" for node in range(self.plan.nodes)]
+            nodes = self._of_nodes(f"round/{number}/node")
             self._wait_for(nodes, number)
             # Close the store of the last round's ranks before the new one is opened.
             self._held = None
@@ -163,8 +163,8 @@ class Rounds:
         with suppress(RendezvousLostError):
             self._set(f"left/{self.plan.node_rank}", "")
             end = self.clock() + patience_s
-            came = [n for n in range(self.plan.nodes) if self._check([f"round/0/node/{n}"])]
-            left = [f"left/{node}" for node in came]
+            came = zip(self._of_nodes("round/0/node"), self._of_nodes("left"), strict=True)
+            left = [key for joined, key in came if self._check([joined])]
             while (
                 (together or self.plan.node_rank == 0)
                 and self.clock() < end
@@ -182,7 +182,7 @@ class Rounds:
         self._looked_at = now
         self._wanted = int(self._get("wanted")) > self.number
         self._ending = self._read_ending()
-        done = [f"round/{self.number}/done/{node}" for node in range(self.plan.nodes)]
+        done = self._of_nodes(f"round/{self.number}/done")
         self._all_done = self._finished and self._check(done)
 
     def _read_ending(self) -> Ending | None:
@@ -204,13 +204,16 @@ class Rounds:
             self.sleep(_POLL_S)
 
     def _missing(self, number: int) -> RunError:
-        nodes = range(self.plan.nodes)
-        absent = [str(node) for node in nodes if not self._check([f"round/{number}/node/{node}"])]
+        nodes = enumerate(self._of_nodes(f"round/{number}/node"))
+        absent = [str(node) for node, key in nodes if not self._check([key])]
         which = f"node {', '.join(absent)} of {self.plan.nodes}" if absent else "node 0"
         again = "" if number == 0 else f" to start again (round {number})"
         message = f"{which} did not come{again} within {format_duration(self.plan.start_timeout_s)}"
         hint = "see that node's own output; --start-timeout waits longer"
         return RunError(message, hint=hint)
+
+    def _of_nodes(self, name: str) -> list[str]:
+        return [f"{name}/{node}" for node in range(self.plan.nodes)]
 
     def _set(self, key: str, value: str) -> None:
         self._ask(self.store.set, key, value)

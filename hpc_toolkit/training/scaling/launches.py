@@ -79,10 +79,6 @@ class ScalingRun:
         where = ["--cluster", self.cluster] if self.cluster else []
         return [*self.settings.words(), *varied, *where, "-o", str(self.directory)]
 
-    def measurements(self) -> int:
-        """Return how many records each world size should have."""
-        return self.settings.repeats * len(cases(self.settings, self.variations))
-
 
 def with_equal_threads(run: ScalingRun) -> ScalingRun:
     """Return the run with one number of threads per rank that fits the largest world size.

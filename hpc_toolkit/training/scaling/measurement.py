@@ -117,7 +117,10 @@ def _samples(
             return 10**9
 
         def __getitem__(self, number: int) -> torch.Tensor:
-            _burn(settings.sample_cost_ms / 1000)
+            # CPU time, as decoding or tokenising would cost.
+            end = time.thread_time() + settings.sample_cost_ms / 1000
+            while time.thread_time() < end:
+                pass
             draw = torch.Generator().manual_seed(10**9 * rank + number)
             return torch.randint(vocabulary, (settings.seq_length + 1,), generator=draw)
 
@@ -129,12 +132,6 @@ def _samples(
         pin_memory=device.type == "cuda",
     )
     return iter(loader)
-
-
-def _burn(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
 
 
 _ITERATIONS = 5

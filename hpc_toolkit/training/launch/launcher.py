@@ -41,7 +41,7 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
 
         task.become(command(request), {**environ, **task.join_ranks(plan)})
     if told := plans.left_out(request, plan):
-        sys.stderr.write(f"warning: {told.message} ({told.hint})\n")
+        sys.stderr.write(f"warning: {told}\n")
     from hpc_toolkit.training.launch.agent import run_agent
 
     return run_agent(plan, command(request), environ, last=replace)

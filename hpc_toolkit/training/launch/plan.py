@@ -275,18 +275,16 @@ def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
     )
 
 
-def left_out(
-    request: Request, plan: Plan, environ: Mapping[str, str] = os.environ
-) -> HpcToolkitError | None:
+def left_out(request: Request, plan: Plan, environ: Mapping[str, str] = os.environ) -> str:
     """Return a warning if the ranks start on only one node of a job that has several."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    if plan.form != "agent" or plan.nodes > 1 or not nodes.isdigit() or int(nodes) < 2:
-        return None
-    if request.options.keys() & {"nnodes", "standalone"}:
-        return None
-    message = f"this job has {nodes} nodes, and these ranks start on this one alone"
-    hint = "start hpctk launch with srun, one task per node; or say --nnodes 1"
-    return HpcToolkitError(message, hint=hint)
+    meant = plan.nodes > 1 or request.options.keys() & {"nnodes", "standalone"}
+    if meant or not nodes.isdigit() or int(nodes) < 2:
+        return ""
+    return (
+        f"this job has {nodes} nodes, and these ranks start on this one alone "
+        "(start hpctk launch with srun, one task per node; or say --nnodes 1)"
+    )
 
 
 def _name(rdzv_id: object, step: Step | None) -> str:

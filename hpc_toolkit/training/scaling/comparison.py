@@ -166,7 +166,8 @@ def _row(series: Series, point: Point) -> Row:
     )
     premium = ideal / speedup if cost is None or not of_base else cost / of_base
     samples = series.work_samples
-    watts = series.watts(point)
+    gpu_hours = hours * point.world_size
+    watts = point.details.get("gpu_power_w", series.watts_per_gpu)
     return Row(
         world_size=point.world_size,
         repeats=len(point.rates),
@@ -178,11 +179,11 @@ def _row(series: Series, point: Point) -> Row:
         low=1.0 if point is base else point.rates[0] / base.rates[-1] / ideal,
         high=1.0 if point is base else point.rates[-1] / base.rates[0] / ideal,
         hours=hours,
-        gpu_hours=hours * point.world_size,
+        gpu_hours=gpu_hours,
         premium=premium - 1,
         cost=cost,
         cost_per_1000=None if cost is None or not samples else cost * 1000 / samples,
-        energy_kwh=None if watts is None else watts * hours / 1000,
+        energy_kwh=None if watts is None else watts * gpu_hours / 1000,
         shares=point.shares,
         details=point.details,
     )

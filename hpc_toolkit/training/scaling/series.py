@@ -109,11 +109,6 @@ class Series:
         )
         return replace(self, points=tuple(points))
 
-    def watts(self, point: Point) -> float | None:
-        """Return the total power of a point's GPUs; None if unknown."""
-        each = point.details.get("gpu_power_w", self.watts_per_gpu)
-        return None if each is None else each * point.world_size
-
 
 def priced(
     series: Series, *, price_per_gpu_hour: float | None = None, cluster: str | None = None

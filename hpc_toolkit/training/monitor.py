@@ -154,9 +154,8 @@ class Sampler:
 
 def _grown(now: Any, before: Any, name: str) -> int | None:
     """Return how much a network counter grew; None on a host without interfaces."""
-    if now is None or before is None:
-        return None
-    return int(getattr(now, name) - getattr(before, name))
+    known = now is not None and before is not None
+    return int(getattr(now, name) - getattr(before, name)) if known else None
 
 
 LEAST_INTERVAL_S = 0.05
@@ -232,15 +231,11 @@ def watching(path: Path, interval_s: float = 1.0) -> Iterator[None]:
         with suppress(BrokenPipeError):
             os.write(end, b"x")
         os.close(end)
-        _reap(pid)
-
-
-def _reap(pid: int) -> None:
-    ended = os.pidfd_open(pid)
-    if not readable(ended, timeout_s=_END_S):
-        kill_group(pid)
-    os.close(ended)
-    os.waitpid(pid, 0)
+        ended = os.pidfd_open(pid)
+        if not readable(ended, timeout_s=_END_S):
+            kill_group(pid)
+        os.close(ended)
+        os.waitpid(pid, 0)
 
 
 def _sample(path: Path, interval_s: float, ends: int, parent: int) -> None:

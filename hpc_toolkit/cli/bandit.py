@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.cli.arguments import check_out, read_counts, write_out
+from hpc_toolkit.cli.arguments import check_out, write_out
 from hpc_toolkit.cli.help import SEARCH, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.quantities import parse_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ def bench(**given: Any) -> None:
         "pulls": given["pulls"] or None,
         "share": given.pop("arms_share"),
         "first": given.pop("first_seed"),
-        "gpus": read_counts(given["gpus"], "--gpus", most=_MOST_GPUS),
+        "gpus": parse_counts(given["gpus"], "--gpus", most=_MOST_GPUS),
     }
     plan = Plan(**given)
     report: dict[str, Any] = {}

@@ -15,13 +15,13 @@ from hpc_toolkit.cli.arguments import (
     complete_cluster,
     find_cluster,
     open_run,
-    read_counts,
     refuse_given,
     write_out,
 )
 from hpc_toolkit.cli.help import CHECK, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.quantities import parse_counts
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.lengths import Guess
@@ -100,7 +100,7 @@ def plan(
         refuse_given(context, context.params.keys() - {"groups"}, "needs --items")
     if given["item_time"] is None:
         refuse_given(context, context.params.keys() - {"load_time"}, "needs --item-time")
-    counts = sorted(read_counts(given["nodes"], "--nodes", most=_MOST_NODES))
+    counts = sorted(parse_counts(given["nodes"], "--nodes", most=_MOST_NODES))
     guess = _guess(given["item_time"], given["load_time"])
     memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))
     site = find_cluster(given["cluster"])

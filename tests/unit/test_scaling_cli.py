@@ -17,8 +17,7 @@ from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import RunJob
-from hpc_toolkit.training.scaling import collectives
-from hpc_toolkit.training.scaling.collectives import Timed
+from hpc_toolkit.training.scaling.collectives import record_of
 from tests.scripttext import batch_program
 
 if TYPE_CHECKING:
@@ -373,9 +372,8 @@ def test_a_full_disk_is_told_as_such_whatever_ranks_said(
 
 
 def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:
-    timed = Timed(collective="all_reduce", size_bytes=4_000_000, seconds=0.001, world_size=4)
-    line = json.dumps(collectives.as_record(timed))
-    damaged = json.dumps({**collectives.as_record(timed), "seconds": None})
+    timed = record_of("all_reduce", size_bytes=4_000_000, seconds=0.001, world_size=4)
+    line, damaged = json.dumps(timed), json.dumps({**timed, "seconds": None})
     deep = '{"kind": "hpctk.collectives", "a": ' + "[" * 100_000
     (tmp_path / "a.log").write_text(f"text\n0: {line}\n{line[:30]}\n{damaged}\n{deep}\n")
 

@@ -204,7 +204,7 @@ def test_a_port_that_another_program_has_is_told_with_what_to_do() -> None:
         with pytest.raises(ConfigError, match=f"cannot listen on port {port}") as told:
             _serve(port, 5)
 
-    assert told.value.hint.startswith("--master-port N, another one on all nodes")
+    assert told.value.hint.startswith("choose another port for all nodes with --master-port")
 
 
 def test_a_node_is_called_by_the_first_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0(pair: Pair) -> None:
     clock.advance(1)
 
     with pytest.raises(
-        RendezvousLostError, match="node 0, where all nodes of this launch meet"
+        RendezvousLostError, match="node 0, the meeting point of this launch"
     ) as caught:
         second.wanted()
     assert caught.value.exit_code == 75

@@ -144,7 +144,7 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
     [
         (("analyze", "TABLE", "-o", "x.pdf"), "unknown format '.pdf'"),
         (("analyze", "TABLE", "-o", "missing/x.md"), "missing/x.md: there is no directory"),
-        (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples are not equal parts for 3"),
+        (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples do not divide among 3"),
         (("run", "-o", "d", "--vary", "loader=1"), "'loader' cannot vary"),
         (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
         (("run", "-o", "d", "--model", "decoder-1x3"), "'decoder-1x3' is not a decoder"),
@@ -321,7 +321,7 @@ def test_jobs_that_are_there_already_are_named_and_not_sent_twice(
     assert scaling(*words, "2,4").stdout == "103\n104\n"  # the job of 2 has ended
     assert scaling(*words, "1", "--force").stdout == "105\n"
 
-    assert "its jobs are there already: 101 (PENDING, world size 1)" in str(refused.exception)
+    assert "it has jobs in the queue: 101 (PENDING, world size 1)" in str(refused.exception)
     assert isinstance(refused.exception, RunError)
     assert "'scancel 101' cancels them" in refused.exception.hint
     assert sent == [f"scaling-{size}" for size in (1, 2, 2, 4, 1)]

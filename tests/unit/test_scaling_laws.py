@@ -219,7 +219,7 @@ def test_a_series_has_a_point_and_each_world_size_once() -> None:
         Series(name="s", points=())
     twice = (Point(world_size=2, rates=(1.0,)), Point(world_size=2, rates=(2.0,)))
 
-    with pytest.raises(ConfigError, match="world size 2 is there twice"):
+    with pytest.raises(ConfigError, match="world size 2 appears twice"):
         Series(name="s", points=twice)
 
 

@@ -47,7 +47,7 @@ def test_strong_scaling_shares_the_batch_and_weak_repeats_it() -> None:
     assert Settings(batch_size=8).batch_per_rank(4) == 2
     assert Settings(batch_size=8, weak=True).batch_per_rank(4) == 8
     for size in (3, 16):
-        with pytest.raises(ConfigError, match=f"8 samples are not equal parts for {size}"):
+        with pytest.raises(ConfigError, match=f"8 samples cannot be split equally among {size}"):
             Settings(batch_size=8).batch_per_rank(size)
 
 
@@ -86,7 +86,7 @@ def test_a_variation_that_is_none_is_refused(text: str, match: str) -> None:
 def test_values_of_a_variation_are_checked_like_those_of_an_option() -> None:
     with pytest.raises(ConfigError, match="--accumulate: 0 is outside"):
         cases(Settings(), [Variation.parse("accumulate=1,0")])
-    with pytest.raises(ConfigError, match="accumulate is there twice"):
+    with pytest.raises(ConfigError, match="accumulate appears twice"):
         cases(Settings(), [Variation.parse("accumulate=1"), Variation.parse("accumulate=2")])
 
 

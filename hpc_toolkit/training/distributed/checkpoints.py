@@ -136,7 +136,7 @@ class Checkpoints:
                 failure = f"{error}"
         if failure := _of_main(failure):
             msg = f"{path} cannot be written: {failure}"
-            raise HpcToolkitError(msg, hint="free space there; the checkpoints before it are whole")
+            raise HpcToolkitError(msg, hint="free space there; earlier checkpoints are intact")
         self.saving_s = time.monotonic() - began
         return path
 
@@ -195,21 +195,21 @@ class Checkpoints:
         saved = content["parts"]
         if set(saved) != set(self._parts):
             msg = f"{path} holds {sorted(saved)}, and the training has {sorted(self._parts)}"
-            raise HpcToolkitError(msg, hint="resume with the same parts, or in another directory")
+            raise HpcToolkitError(msg, hint="resume with the same parts, or use another directory")
         # An optimizer loads the state of another kind silently, and fails at its first step.
         # Files of hpc_toolkit's first versions do not record kinds.
         kinds = content.get("kinds", {})
         for name, kind in self._kinds.items():
             if kinds.get(name, kind) != kind:
                 msg = f"{path} does not fit: {name} is {kinds[name]} there, and {kind} here"
-                hint = "resume with the same kinds of parts, or in another directory"
+                hint = "resume with the same kinds of parts, or use another directory"
                 raise HpcToolkitError(msg, hint=hint)
         for name, part in self._parts.items():
             try:
                 part.load_state_dict(saved[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 msg = f"{path} does not fit: {name}: {error}"
-                hint = "resume with the same model and settings, or in another directory"
+                hint = "resume with the same model and settings, or use another directory"
                 raise HpcToolkitError(msg, hint=hint) from error
         rank = rank_and_size()[0]
         if rank < len(content["generators"]):

@@ -82,7 +82,7 @@ class DistributedInfo:
                 launched=slurm.in_step and slurm.world_size > 1,
             )
         if not 0 <= place.rank < place.world_size:
-            msg = f"rank {place.rank} is none of {place.world_size} ranks"
+            msg = f"rank {place.rank} is not one of {place.world_size} ranks"
             raise ConfigError(msg, hint="ranks are numbered from 0; check RANK and WORLD_SIZE")
         return place
 
@@ -121,9 +121,9 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None)
         return otherwise
     if text is not None and text.isdigit():
         return int(text)
-    msg = f"{name} is {text!r}, which is not the number of a rank"
+    msg = f"{name} is {text!r}, which is not a valid rank"
     if text is None:
-        msg = f"{name} is not set, though another variable of a launcher is"
+        msg = f"{name} is not set, although another launcher variable is"
     raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
 
 
@@ -163,8 +163,8 @@ def process_group(
     chosen = _backend(backend)
     info = replace(found, device=_device(chosen, found))
     if dist.is_initialized():
-        msg = "there is a process group already"
-        raise ConfigError(msg, hint="use one of them at a time")
+        msg = "a process group exists already"
+        raise ConfigError(msg, hint="use one process group at a time")
     cuda = torch.device(info.device) if chosen == "nccl" else None
     if cuda is not None:
         torch.cuda.set_device(cuda)
@@ -172,7 +172,7 @@ def process_group(
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
         if missing:
             msg = f"there are other ranks, and {' and '.join(missing)} does not say where they meet"
-            raise ConfigError(msg, hint="start the script with 'hpctk launch', under srun as well")
+            raise ConfigError(msg, hint="start the script with 'hpctk launch', also under srun")
         info = replace(info, backend=chosen)
         dist.init_process_group(
             chosen,
@@ -232,8 +232,8 @@ def _device(backend: str, info: DistributedInfo) -> str:
     count = torch.cuda.device_count()
     # A rank that sees only one GPU was given that one, whatever its local rank is.
     if info.local_rank >= count > 1:
-        msg = f"rank {info.local_rank} of this node has no GPU of its own among {count}"
-        raise ConfigError(msg, hint="start as many ranks on a node as it has GPUs, or use gloo")
+        msg = f"rank {info.local_rank} of this node has no GPU to itself among {count}"
+        raise ConfigError(msg, hint="start one rank per GPU on each node, or use gloo")
     return f"cuda:{info.local_rank % count}"
 
 

@@ -132,4 +132,5 @@ def _deadline_of(environ: os._Environ[str]) -> float:
         return float(text) if text else math.inf
     except ValueError as error:
         msg = f"HPCTK_DEADLINE is {text!r}, which is not a time in epoch seconds"
-        raise ConfigError(msg, hint="unset it, or set it to what 'date +%s' prints") from error
+        hint = "unset it, or set it to epoch seconds as printed by 'date +%s'"
+        raise ConfigError(msg, hint=hint) from error

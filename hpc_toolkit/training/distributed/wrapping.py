@@ -52,7 +52,7 @@ def accumulating(
     under DistributedDataParallel.no_sync. Divide each loss by ``every``.
     """
     if not 0 <= passed < every:
-        msg = f"pass {passed} is none of the {every} passes of a step, which count from 0"
+        msg = f"pass {passed} is not one of the {every} passes of a step, numbered from 0"
         raise HpcToolkitError(msg)
     no_sync = getattr(model, "no_sync", None)
     return no_sync() if no_sync is not None and passed < every - 1 else contextlib.nullcontext()

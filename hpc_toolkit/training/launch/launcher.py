@@ -35,8 +35,9 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
     environ = {**os.environ, **surroundings(plan, os.environ)}
     if plan.form == "task":
         if not replace:
-            message = "srun has started every rank here, so there is nothing left to launch"
-            raise ConfigError(message, hint="have srun start 'hpctk launch', or one task per node")
+            message = "srun has started every rank here, so 'hpctk launch' has nothing to start"
+            hint = "start one task per node with srun, or call the script directly"
+            raise ConfigError(message, hint=hint)
         from hpc_toolkit.training.launch import task
 
         task.become(command(request), {**environ, **task.join_ranks(plan)})
@@ -105,7 +106,7 @@ def count_ranks(text: str) -> int:
         count = len(os.sched_getaffinity(0))
     if not count:
         message = f"--nproc-per-node {text} starts no rank"
-        raise ConfigError(message, hint="a number above 0, cpu, gpu or auto")
+        raise ConfigError(message, hint="write a number above 0, cpu, gpu or auto")
     return count
 
 

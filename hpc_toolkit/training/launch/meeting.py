@@ -67,7 +67,7 @@ def publish(path: Path, address: Address) -> None:
         raise _foreign(path, error) from error
     if there != str(address):
         message = f"{path} is taken: another launch of this name listens at {there}"
-        raise RunError(message, hint="give every launch an --rdzv-id of its own")
+        raise RunError(message, hint="give each launch its own --rdzv-id")
 
 
 def find(
@@ -94,7 +94,7 @@ def find(
         except OSError as error:
             raise _foreign(path, error) from error
     message = f"node 0 did not publish its address as {path} within {format_duration(timeout_s)}"
-    hint = "is the run directory the same on all nodes? --start-timeout waits longer"
+    hint = "check that all nodes share the run directory; --start-timeout waits longer"
     raise RunError(message, hint=hint)
 
 
@@ -157,5 +157,5 @@ def wait_for_listener(address: Address, *, timeout_s: float) -> None:
         else:
             return
     message = f"node 0 does not listen at {address} after {format_duration(timeout_s)}: {why}"
-    hint = "are name and port right, and may this node connect there?"
+    hint = "check host, port and firewall"
     raise RunError(message, hint=hint)

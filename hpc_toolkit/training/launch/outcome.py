@@ -67,7 +67,7 @@ def exit_code(code: int) -> int:
 def saved(codes: Iterable[int | None]) -> bool:
     """Return whether the ranks saved their state and exited, to be started again.
 
-    At least one exited with TRY_AGAIN; the others with 0 or TRY_AGAIN, or they were terminated after it.
+    At least one exited with TRY_AGAIN; the others with 0 or TRY_AGAIN, or were ended after it.
     """
     found = set(codes) - {None}
     return TRY_AGAIN in found and found <= {0, TRY_AGAIN, -signal.SIGTERM, -signal.SIGKILL}
@@ -104,7 +104,7 @@ def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolk
         with suppress(OSError):
             disk = shutil.disk_usage(log.parent)
             if disk.free == 0 < disk.total:
-                hint = "the disk of that log is full, so it may lack the reason: free space there"
+                hint = "the log may be incomplete because its disk is full: free space there"
     return HpcToolkitError(message, hint=hint)
 
 

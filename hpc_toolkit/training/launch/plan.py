@@ -183,7 +183,7 @@ def check_request(request: Request) -> None:
         given["backend"] = request.backend
     for name, value in given.items():
         if name not in _VALUES:
-            message = f"launch has no option {name!r}"
+            message = f"launch: unknown option {name!r}"
             raise ConfigError(message, hint=near_miss(name, list(_VALUES)))
         _VALUES[name](value, spelled(name))
     _check_script(request)
@@ -196,17 +196,18 @@ def _check_script(request: Request) -> None:
         # As 'python -m' does, look in the current directory first.
         here = any(Path(top + end).exists() for end in ("", ".py"))
         if not top or not (here or importlib.util.find_spec(top)):
-            message = f"there is no module {script!r}"
-            raise ConfigError(message, hint="is it installed for the Python that runs hpctk?")
+            message = f"no module named {script!r}"
+            raise ConfigError(message, hint="install it for the Python that runs hpctk")
     elif request.options.get("no_python"):
         if shutil.which(script) is None:
-            message = f"there is no program {script!r}"
+            message = f"program {script!r} not found"
             raise ConfigError(message, hint="give its path, or leave out --no-python")
     elif not Path(script).is_file():
-        message = f"there is no script {script!r}"
-        raise ConfigError(message, hint="options of launch stand before the script; -m is a module")
+        message = f"script {script!r} not found"
+        hint = "options of launch go before the script; use -m for a module"
+        raise ConfigError(message, hint=hint)
     elif script.startswith("-"):
-        message = f"Python would read {script!r} as an option of its own"
+        message = f"Python would read {script!r} as an option"
         raise ConfigError(message, hint=f"write ./{script}")
 
 
@@ -257,8 +258,8 @@ def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
     """
     if given := sorted(request.options.keys() - _OF_RANKS):
         words = ", ".join(map(spelled, given))
-        message = f"{words}: srun started each rank here, so that there is no agent to obey it"
-        hint = "start one task per node (srun --ntasks-per-node=1), or leave it to srun"
+        message = f"{words}: not available when srun starts each rank"
+        hint = "start one task per node (srun --ntasks-per-node=1), or leave it out"
         raise ConfigError(message, hint=hint)
     if request.run_dir is None:
         raise _no_run_dir(sum(step.tasks), "ranks")
@@ -304,7 +305,7 @@ def _place(given: Mapping[str, Any], step: Step | None) -> tuple[int, int]:
         for name, slurms in found.items():
             if given.get(name, slurms) != slurms:
                 message = f"{spelled(name)} is {given[name]}, and Slurm says {slurms}"
-                raise ConfigError(message, hint="leave it out: inside a step Slurm is asked")
+                raise ConfigError(message, hint="leave it out: Slurm provides it inside a step")
         return len(step.tasks), step.node
     nodes, node_rank = given.get("nnodes", 1), given.get("node_rank", 0)
     if node_rank >= nodes:
@@ -319,7 +320,7 @@ def _meeting(
     """Return how the nodes meet."""
     given = request.options
     if given.get("standalone") and nodes > 1:
-        message = f"--standalone is for one node, and there are {nodes}"
+        message = f"--standalone works on one node, not {nodes}"
         raise ConfigError(message, hint="leave it out")
     if nodes == 1:
         return "alone"
@@ -328,12 +329,12 @@ def _meeting(
     if request.run_dir is None:
         raise _no_run_dir(nodes, "nodes")
     if step is None and "rdzv_id" not in given:
-        message = f"{nodes} nodes that meet in {request.run_dir} need a name for this launch"
-        hint = "--rdzv-id NAME, the same on all nodes and another one each time"
+        message = f"{nodes} nodes that meet in {request.run_dir} need an --rdzv-id"
+        hint = "add --rdzv-id NAME, the same on all nodes and new for each launch"
         raise ConfigError(message, hint=hint)
     return "directory"
 
 
 def _no_run_dir(count: int, what: str) -> HpcToolkitError:
-    message = f"{count} {what} need a directory that they share, to find each other"
-    return ConfigError(message, hint="--run-dir DIR; or --nnodes, --node-rank and an address")
+    message = f"{count} {what} need a shared directory to find each other"
+    return ConfigError(message, hint="add --run-dir DIR; or --nnodes, --node-rank and an address")

@@ -158,8 +158,9 @@ def make_next(directory: Path) -> Path:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except (FileNotFoundError, FileExistsError) as error:
         # For example below /proc, where only the kernel creates names, or below a file.
-        message = f"{error.filename}: no directory can be made there"
-        raise ConfigError(message, hint="name another one: --run-dir, or --log-dir") from error
+        message = f"{error.filename}: cannot create a directory there"
+        hint = "choose another directory with --run-dir or --log-dir"
+        raise ConfigError(message, hint=hint) from error
     path, number = directory, 1
     while True:
         try:
@@ -179,8 +180,8 @@ def cpus_near_gpu(index: int, root: Path = Path("/sys")) -> str:
     import torch
 
     if index >= torch.cuda.device_count():
-        message = f"--numa-binding: torch sees no GPU {index} for the rank with that local rank"
-        raise ConfigError(message, hint="leave it out; in a job srun's --cpu-bind binds tasks")
+        message = f"--numa-binding: torch sees no GPU {index} for that local rank"
+        raise ConfigError(message, hint="leave it out; in a job, srun's --cpu-bind binds tasks")
     gpu: Any = torch.cuda.get_device_properties(index)
     address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     node = int((root / f"bus/pci/devices/{address}/numa_node").read_text())

@@ -228,8 +228,8 @@ class Rounds:
         try:
             return call(*args)
         except RuntimeError as error:  # torch's DistError
-            message = "node 0, where all nodes of this launch meet, does not answer"
-            hint = "its output tells why; ranks of this node were stopped"
+            message = "node 0, the meeting point of this launch, does not answer"
+            hint = "see the output of node 0; the ranks of this node were stopped"
             raise RendezvousLostError(message, hint=hint) from error
 
 
@@ -271,5 +271,5 @@ def _serve(port: int, timeout_s: float) -> Any:
     except RuntimeError as error:
         message = f"cannot listen on port {port}: {str(error).splitlines()[0]}"
         option = spelled("master_port")
-        hint = f"{option} N, another one on all nodes; with --run-dir alone a free one is found"
+        hint = f"choose another port for all nodes with {option}, or use only --run-dir"
         raise ConfigError(message, hint=hint) from error

@@ -102,4 +102,4 @@ def become(command: list[str], environ: dict[str, str]) -> NoReturn:
         os.execvpe(command[0], command, environ)  # noqa: S606 - as in rank
     except OSError as error:
         message = f"{command[0]} cannot be started: {error.strerror}"
-        raise ConfigError(message, hint="is it there on every node?") from error
+        raise ConfigError(message, hint="check that it exists on every node") from error

@@ -198,8 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes, names = parse_sizes(given.sizes), parse_collectives(given.collectives)
         with process_group() as info:
             if info.world_size == 1:
-                message = "one rank has nobody to exchange with"
-                raise ConfigError(message, hint="start two or more")
+                message = "one rank alone has no one to exchange data with"
+                raise ConfigError(message, hint="start two or more ranks")
             for name, size in itertools.product(names, sizes):
                 device = torch.device(info.device)
                 timed = time_collective(name, size, device=device, iterations=given.iterations)

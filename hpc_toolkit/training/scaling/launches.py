@@ -143,7 +143,7 @@ def job_request(
     """
     if world_size > per_node and world_size % per_node:
         message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"
-        raise ConfigError(message, hint=f"take multiples of {per_node}, or --ranks-per-node")
+        raise ConfigError(message, hint=f"use multiples of {per_node}, or set --ranks-per-node")
     nodes = max(1, world_size // per_node)
     values: dict[str, Any] = {
         "nodes": nodes,
@@ -180,7 +180,7 @@ def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
         if not one.ended and one.state != UNKNOWN and sizes.get(one.id) in asked
     }
     if there:
-        message = f"{directory}: its jobs are there already: {', '.join(there.values())}"
+        message = f"{directory}: it has jobs in the queue: {', '.join(there.values())}"
         ids = " ".join(there)
         hint = f"wait for them; 'scancel {ids}' cancels them; --force submits again"
         raise RunError(message, hint=hint)

@@ -46,7 +46,7 @@ def check_record(record: Mapping[str, Any], where: str) -> None:
         for key in keys:
             if not fits(values.get(key)):
                 message = f"{where}: {key} is {values.get(key)!r:.50}"
-                raise ConfigError(message, hint="leave the damaged line out, and measure again")
+                raise ConfigError(message, hint="remove the damaged line, and measure again")
 
 
 def _checks(
@@ -259,8 +259,9 @@ def _read_directory(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
         return _read_logs(sorted(one for one in path.iterdir() if one.suffix in _LOGS), path)
     if records := read_records(path):
         return series_of(records), ()
-    message = f"{path}: nothing was measured there yet"
-    raise ConfigError(message, hint="wait for the first measurement; logs/ has the ranks' output")
+    message = f"{path}: nothing has been measured yet"
+    hint = "wait for the first measurement; logs/ contains the output of the ranks"
+    raise ConfigError(message, hint=hint)
 
 
 def _read_logs(paths: list[Path], source: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:

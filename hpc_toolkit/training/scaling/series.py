@@ -86,10 +86,10 @@ class Series:
         sizes = [point.world_size for point in self.points]
         if not sizes:
             message = f"{self.name}: no world size was measured"
-            raise ConfigError(message, hint="'hpctk scaling run' measures them")
+            raise ConfigError(message, hint="measure with 'hpctk scaling run'")
         twice = sorted({size for size in sizes if sizes.count(size) > 1})
         if twice:
-            message = f"{self.name}: world size {twice[0]} is there twice"
+            message = f"{self.name}: world size {twice[0]} appears twice"
             raise ConfigError(message, hint="repeats of one world size are one point")
         ordered = tuple(sorted(self.points, key=lambda point: point.world_size))
         object.__setattr__(self, "points", ordered)

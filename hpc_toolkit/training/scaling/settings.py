@@ -96,12 +96,10 @@ class Settings:
             return self.batch_size
         share, left = divmod(self.batch_size, world_size)
         if left:
-            message = (
-                f"--batch-size: {self.batch_size} samples are not equal parts for {world_size}"
-            )
+            message = f"--batch-size: {self.batch_size} samples do not divide among {world_size}"
             unit = math.lcm(world_size, *among)
             least = unit * -(-self.batch_size // unit)
-            hint = f"take a multiple of every world size, such as {least}, or --weak"
+            hint = f"use a multiple of every world size, such as {least}, or add --weak"
             raise ConfigError(message, hint=hint)
         return share
 
@@ -177,8 +175,8 @@ def cases(settings: Settings, variations: Sequence[Variation]) -> list[Case]:
     """Return every combination of the values that vary. Raises ConfigError."""
     names = [one.name for one in variations]
     if len(set(names)) < len(names):
-        message = f"--vary: {_dashed(max(names, key=names.count))} is there twice"
-        raise ConfigError(message, hint="give all of its values at once")
+        message = f"--vary: {_dashed(max(names, key=names.count))} appears twice"
+        raise ConfigError(message, hint="give all of its values in one --vary")
     found = []
     for values in product(*(one.values for one in variations)):
         changed: dict[str, Any] = dict(zip(names, values, strict=True))

@@ -53,7 +53,7 @@ def read_csv(text: str, where: str) -> tuple[Series, ...]:
     for row in rows:
         at = f"{where}:{rows.line_num}"
         if None in row:
-            message = f"{at}: it has more cells than the first line"
+            message = f"{at}: it has more cells than the header"
             raise ConfigError(message, hint="write numbers without thousands separators")
         cells = {str(key).strip(): (value or "").strip() for key, value in row.items()}
         size = _parsed(cells["world_size"], at)

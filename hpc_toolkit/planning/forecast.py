@@ -90,11 +90,7 @@ class Forecaster:
         self._work = work
         self.keys = sorted({key for model in models for key in model.keys})
         """Keys of items that were found to predict how long the items take."""
-        self.guessed = [
-            stage.name
-            for stage, model in zip(work.stages, models, strict=True)
-            if isinstance(model, GuessedLengths)
-        ]
+        self.guessed = [stage.name for stage in work.stages if not stage.seen]
         """Stages for which nothing but the guess is known."""
         self._known: dict[int | None, list[Course]] = {}
         self._anew: list[list[list[Job]]] = []
@@ -136,7 +132,10 @@ class Forecaster:
         count = len(self._work.workers) if workers is None else workers
         busy = min(count, self._work.most_workers or count)
         if workers not in self._known:
-            self._known[workers] = self._courses(None if workers is None else busy)
+            drawn, hands = (
+                (self._going_on, self._work.workers) if workers is None else (self._anew, busy)
+            )
+            self._known[workers] = [schedule(stages, hands) for stages in drawn]
         courses = self._known[workers]
         whole = np.array([course.makespan_s for course in courses])
         times, jobs = whole, None
@@ -181,11 +180,6 @@ class Forecaster:
                 times[number] += lost_s
                 jobs[number] += 1
         return times, jobs
-
-    def _courses(self, workers: int | None) -> list[Course]:
-        if workers is None:
-            return [schedule(jobs, self._work.workers) for jobs in self._going_on]
-        return [schedule(jobs, workers) for jobs in self._anew]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,14 +51,11 @@ class Metric:
     averaged over prompts. ``tokens``: the tokens of all prompts together. ``dataset``: one mean row
     per prompt. ``views``: one mean row for each of several augmentations of every prompt.
     ``layers``: one mean row per prompt for each of two layers."""
-
     function: Callable[..., Tensor]
     """``(z, lengths)`` for ``prompt`` and ``tokens``, ``(z)`` for ``dataset``, ``(z)`` of shape
     ``(views, prompts, features)`` for ``views``, ``(x, y)`` for ``layers``."""
-
     about: str
     """One line with the definition, the chosen options and the range."""
-
     fewest: int = 1
     """Least number of rows: tokens of every prompt for ``prompt``, else different prompts."""
 

@@ -33,8 +33,7 @@ def unit_row_sum(z: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tens
 def anisotropy_of_sum(total: Tensor, count: Tensor) -> Tensor:
     """Mean cosine between different rows, from `unit_row_sum`: ``(|sum u|^2 - n) / (n (n - 1))``.
 
-    Raises:
-        ValueError: fewer than two rows are nonzero, so there is no pair to compare.
+    Raises ValueError: fewer than two rows are nonzero, so there is no pair to compare.
     """
     if bool((count < 2).any()):
         msg = f"anisotropy needs at least 2 rows that are not zero, got {int(count.min())}"
@@ -53,8 +52,7 @@ def anisotropy(z: Tensor, lengths: Tensor | None = None) -> Tensor:
 
     Source: Ethayarajh 2019, arXiv 1909.00512 (mean cosine of token representations).
 
-    Raises:
-        ValueError: fewer than two rows are nonzero.
+    Raises ValueError: fewer than two rows are nonzero.
     """
     return anisotropy_of_sum(*unit_row_sum(z, lengths))
 
@@ -82,9 +80,8 @@ def curvature(
     ``difference-abs``. That code takes the arc cosine of a rounded product, which is NaN beyond 1;
     this function does not.
 
-    Raises:
-        ValueError: the variant is unknown, or a sequence has no angle because it has fewer than
-            three rows (two for ``token-angle``).
+    Raises ValueError: the variant is unknown, or a sequence has no angle because it has fewer than
+    three rows (two for ``token-angle``).
     """
     if variant not in ("difference", "difference-abs", "token-angle"):
         msg = f"unknown variant {variant!r}; known: difference, difference-abs, token-angle"
@@ -120,8 +117,7 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 
     Source: Kornblith et al. 2019, arXiv 1905.00414.
 
-    Raises:
-        ValueError: different numbers of rows, or a representation whose rows are all equal.
+    Raises ValueError: different numbers of rows, or a representation whose rows are all equal.
     """
     if x.shape[:-1] != y.shape[:-1]:
         msg = f"the two need the same rows, got shapes {tuple(x.shape)} and {tuple(y.shape)}"

@@ -53,9 +53,8 @@ def two_nn(
 
     Source: Facco et al. 2017, Scientific Reports 7:12140.
 
-    Raises:
-        ValueError: fewer than three different rows, neighbours all at equal distances, an unknown
-            method, a ``discard`` or ``tolerance`` outside 0 to 1, or too few ratios left to fit.
+    Raises ValueError: fewer than three different rows, neighbours all at equal distances, an
+    unknown method, a ``discard`` or ``tolerance`` outside 0 to 1, or too few ratios left to fit.
     """
 
     if method not in ("mle", "linear"):

@@ -38,11 +38,7 @@ def row_counts(z: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def masked_mean(z: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Mean of the real rows, float64, shape ``(..., d)``.
-
-    Raises:
-        ValueError: see `real_rows`.
-    """
+    """Mean of the real rows, float64, shape ``(..., d)``. Raises ValueError: see `real_rows`."""
     return real_rows(z, lengths).sum(-2) / row_counts(z, lengths).unsqueeze(-1)
 
 
@@ -99,10 +95,8 @@ def prepare_rows(
     """Real rows of ``z`` in float64, optionally minus their mean and scaled to unit length.
 
     A row that is zero, or that centring reduces to rounding error, becomes exactly zero. Without
-    ``unit_rows`` each matrix may be multiplied by a power of two, see `scaled`.
-
-    Raises:
-        ValueError: see `real_rows`.
+    ``unit_rows`` each matrix may be multiplied by a power of two, see `scaled`. Raises ValueError:
+    see `real_rows`.
     """
     rows = real_rows(z, lengths)
     mask = row_mask(z, lengths)
@@ -129,11 +123,9 @@ def prepare_rows(
 def real_rows(z: Tensor, lengths: Tensor | None = None, *, fewest: int = 1) -> Tensor:
     """Return ``z`` in float64 and detached, with zeros as padding.
 
-    The result is not a copy if ``z`` is float64 and no lengths are given.
-
-    Raises:
-        ValueError: not a matrix of at least ``fewest`` real rows, lengths that do not fit it,
-            complex numbers, or a real row with NaN or an infinite value.
+    The result is not a copy if ``z`` is float64 and no lengths are given. Raises ValueError: not a
+    matrix of at least ``fewest`` real rows, lengths that do not fit it, complex numbers, or a real
+    row with NaN or an infinite value.
     """
     if z.is_complex():
         msg = f"needs real numbers, got {z.dtype}"

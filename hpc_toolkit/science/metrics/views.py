@@ -34,9 +34,8 @@ def lidar(z: Tensor, *, delta: float = 1e-4) -> Tensor:
 
     Source: Thilak et al. 2023, arXiv 2312.04000, for ``delta`` as well.
 
-    Raises:
-        ValueError: fewer than two inputs or views, a negative ``delta``, or a ``delta`` so small
-            relative to the scatter that ``Sw`` is singular in float64.
+    Raises ValueError: fewer than two inputs or views, a negative ``delta``, or a ``delta`` so small
+    relative to the scatter that ``Sw`` is singular in float64.
     """
     import torch
 
@@ -96,8 +95,7 @@ def dime(
     Source: Skean et al. 2023, arXiv 2301.08164. For ``n > d``, published code of the layer metrics
     uses the ``d x d`` matrices, whose product of entries is meaningless; this function does not.
 
-    Raises:
-        ValueError: different shapes, no permutation, an unusable matrix.
+    Raises ValueError: different shapes, no permutation, an unusable matrix.
     """
     import numpy as np
     import torch
@@ -150,9 +148,8 @@ def infonce(
     Source: van den Oord et al. 2018, arXiv 1807.03748 (``cpc``); Chen et al. 2020, arXiv 2002.05709
     (``simclr``).
 
-    Raises:
-        ValueError: different shapes, fewer than two inputs, an unknown variant, a temperature that
-            is not positive, an unusable matrix.
+    Raises ValueError: different shapes, fewer than two inputs, an unknown variant, a temperature
+    that is not positive, an unusable matrix.
     """
     import torch
 

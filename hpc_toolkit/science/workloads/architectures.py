@@ -29,7 +29,6 @@ class Anatomy:
     """The blocks in order: the first takes layer 0, and their outputs are layers 1 to L, with layer
     L before `tail`. Empty if they were not found; the model must then return all hidden states,
     which keeps all of them in memory at once."""
-
     tail: tuple[Module, ...] | None
     """The modules that turn the last block's output into the last hidden state: mostly one norm;
     empty for models that norm inside their blocks. None if they were not found."""

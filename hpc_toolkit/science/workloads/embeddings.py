@@ -233,8 +233,7 @@ class EmbeddedTexts(OfCheckpoints):
     def load(self, group: str) -> SharedEmbeddings:
         """Load a checkpoint; texts are embedded when a task first asks for them.
 
-        Raises:
-            PermanentError: the checkpoint cannot be used.
+        Raises PermanentError: the checkpoint cannot be used.
         """
         loaded = self.load_model(group)
         return SharedEmbeddings(

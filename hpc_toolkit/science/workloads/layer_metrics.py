@@ -105,9 +105,8 @@ class LayerMetrics(OfCheckpoints):
             views: number of augmentations of each prompt, for the metrics that compare them.
             view_seed: seed of the augmentations.
 
-        Raises:
-            ConfigError: an unknown metric or convention, no metric, or a number that is not
-                positive.
+        Raises ConfigError: an unknown metric or convention, no metric, or a number that is not
+        positive.
         """
         super().__init__(
             root=root,
@@ -132,9 +131,8 @@ class LayerMetrics(OfCheckpoints):
     def load(self, group: str) -> MeasuredLayers:
         """Load a checkpoint and run its forward passes; the model is dropped afterwards.
 
-        Raises:
-            PermanentError: the checkpoint or the prompts cannot be used, or a metric needs more
-                prompts, or longer ones.
+        Raises PermanentError: the checkpoint or the prompts cannot be used, or a metric needs more
+        prompts, or longer ones.
         """
         prompts = self._read_prompts()
         loaded = self.load_model(group)

@@ -39,10 +39,8 @@ class MeasuredLayers:
         """Run the model over the prompts, and over each of their ``views``.
 
         Prompts with the same tokens go through the model once, have the same states, and count as
-        often as they occur.
-
-        Raises:
-            PermanentError: the model cannot run on the prompts, or a state is not finite.
+        often as they occur. Raises PermanentError: the model cannot run on the prompts, or a state
+        is not finite.
         """
         import torch
 
@@ -63,10 +61,7 @@ class MeasuredLayers:
         """Return every metric of a layer, computed once.
 
         A metric that is not defined for the layer is None, and ``undefined`` has the reason by its
-        name.
-
-        Raises:
-            PermanentError: no metric is defined.
+        name. Raises PermanentError: no metric is defined.
         """
         if layer not in self._values:
             self._values[layer] = self._finished(layer)

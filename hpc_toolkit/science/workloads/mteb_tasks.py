@@ -57,8 +57,7 @@ class MtebTasks(EmbeddedTexts):
             own_tasks: modules whose classes an item may name; none by default.
             options: the options of `EmbeddedTexts`.
 
-        Raises:
-            ConfigError: an option is invalid.
+        Raises ConfigError: an option is invalid.
         """
         super().__init__(max_tokens=max_tokens, **options)
         if isinstance(own_tasks, str) or not all(isinstance(name, str) for name in own_tasks):
@@ -69,9 +68,8 @@ class MtebTasks(EmbeddedTexts):
     def load(self, group: str) -> SharedEmbeddings:
         """Load a checkpoint.
 
-        Raises:
-            PermanentError: the checkpoint cannot be used.
-            WorkloadError: mteb is not installed.
+        Raises PermanentError: the checkpoint cannot be used. Raises WorkloadError: mteb is not
+        installed.
         """
         _import_mteb()
         return super().load(group)
@@ -81,8 +79,8 @@ class MtebTasks(EmbeddedTexts):
     ) -> Iterator[dict[str, Any]]:
         """Yield one value per item, in order.
 
-        Raises:
-            PermanentError: the item's task or layer does not exist, or its texts are not available.
+        Raises PermanentError: the item's task or layer does not exist, or its texts are not
+        available.
         """
         for item in items:
             layer = require_layer(item, context.layers, context.name)

@@ -91,9 +91,7 @@ class NodeCopies:
         """Return a copy of the files ``listed``, which is not deleted until ``stack`` closes.
 
         None if the files were written meanwhile, or if others use a copy that lacks some of them.
-
-        Raises:
-            OSError: there is no room, the copy cannot be made, or its maker makes no progress.
+        Raises OSError: there is no room, the copy cannot be made, or its maker makes no progress.
         """
         key = hashlib.sha256(repr((str(directory.resolve()), listed)).encode()).hexdigest()[:32]
         size = sum(one.size for one in listed)
@@ -161,8 +159,7 @@ class NodeCopies:
     def _turn(self, key: str, aside: Path) -> AcquireReturnProxy[BaseFileLock]:
         """Acquire the lock of a copy, waiting as long as the process that makes it progresses.
 
-        Raises:
-            Timeout: that process makes no progress, such as in a suspended job.
+        Raises Timeout: that process makes no progress, such as in a suspended job.
         """
         from filelock import Timeout
 
@@ -248,10 +245,8 @@ def local_copy(directory: Path) -> Iterator[Path]:
 
     Yield ``directory`` itself if no cache is named or the files are local already. Also do so, with
     one warning, if the cache cannot be used or the copy cannot be made: this costs time, never a
-    result. Of several processes at the same time, one copies and the others wait.
-
-    Raises:
-        PermanentError: the checkpoint's index of weights is damaged.
+    result. Of several processes at the same time, one copies and the others wait. Raises
+    PermanentError: the checkpoint's index of weights is damaged.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -290,10 +285,9 @@ def _warn(message: str) -> None:
 def _home_below(root: Path) -> Path:
     """Return the directory of all copies; create it if it does not exist.
 
-    Raises:
-        ConfigError: ``root`` is not absolute or not known to be on a local filesystem, or other
-            users can write there and so replace the files that are loaded.
-        OSError: the directory cannot be created.
+    Raises ConfigError: ``root`` is not absolute or not known to be on a local filesystem, or other
+    users can write there and so replace the files that are loaded. Raises OSError: the directory
+    cannot be created.
     """
     if not root.is_absolute():
         msg = f"HPCTK_NODE_CACHE: '{root}' is not an absolute path"

@@ -49,7 +49,6 @@ class Batch:
 
     rows: list[int]
     """Positions of the texts in the given list, longest texts last."""
-
     lengths: Tensor
     """Number of tokens of each text ``(b,)``; states beyond are padding."""
 
@@ -60,7 +59,6 @@ class BatchSize:
 
     texts: int
     """The most texts in a batch."""
-
     tokens: int | None = None
     """The most tokens in a batch, padding included; a longer text goes alone. None: no limit."""
 
@@ -106,8 +104,7 @@ class OfCheckpoints:
             final_norm: whether layers before the last are taken as they are (``raw``) or after the
                 model's final norm (``paper``), as in a model that was cut off at that layer.
 
-        Raises:
-            ConfigError: an option is invalid.
+        Raises ConfigError: an option is invalid.
         """
         self._root = root
         self._max_tokens = require_positive("max_tokens", max_tokens)
@@ -155,7 +152,6 @@ class Distinct:
 
     ids: list[list[int]]
     """The distinct texts, in the order of their first occurrence."""
-
     at: list[int]
     """For each given text, its position in ``ids``."""
 
@@ -174,8 +170,7 @@ def layer_count(loaded: LoadedModel) -> int:
 def tokenize(loaded: LoadedModel, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Return the token ids of each text, cut to ``max_tokens``.
 
-    Raises:
-        PermanentError: a text has no tokens, or more tokens than the model takes.
+    Raises PermanentError: a text has no tokens, or more tokens than the model takes.
     """
     encoded = loaded.tokenizer(list(texts), truncation=True, max_length=max_tokens)
     ids: list[list[int]] = encoded["input_ids"]
@@ -203,11 +198,8 @@ def forward(
 
     Batches hold texts of similar length. Padding is on the right, where a causal model cannot see
     it and where it does not change the positions of the text. Batches depend only on the texts, so
-    two forward passes give the same numbers.
-
-    Raises:
-        PermanentError: token ids beyond the vocabulary, hidden states that are not finite, or a
-            final norm that was not found.
+    two forward passes give the same numbers. Raises PermanentError: token ids beyond the
+    vocabulary, hidden states that are not finite, or a final norm that was not found.
     """
     import torch
 

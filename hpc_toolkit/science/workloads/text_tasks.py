@@ -40,10 +40,8 @@ class Score:
 
     score: float
     """In the unit of the task's metric; 0 to 1, or -1 to 1 for a correlation."""
-
     stderr: float
     """Standard error of ``score``."""
-
     n: int
     """Number of texts, pairs or queries that were scored."""
 
@@ -125,11 +123,9 @@ def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, 
     Chance is the share of True pairs, which is also the score of equal embeddings: tied pairs count
     together. mteb's ``max_ap`` is the maximum of this value over several similarities.
 
-    The standard error is the infinitesimal jackknife's, in which pairs that share a text depend
-    on each other (Aronow, Samii & Assenova 2015, Political Analysis 23).
-
-    Raises:
-        ValueError: the pairs are all True, or all False.
+    The standard error is the infinitesimal jackknife's, in which pairs that share a text depend on
+    each other (Aronow, Samii & Assenova 2015, Political Analysis 23). Raises ValueError: the pairs
+    are all True, or all False.
     """
     first, second, truth = np.array(pairs, dtype=np.int64).T
     if truth.min() == truth.max():
@@ -153,12 +149,10 @@ def reranking(
 ) -> Score:
     """Mean average precision of each query's own candidates, ordered by centred cosine.
 
-    Query ``i`` ranks the documents ``candidates[i]``, of which those marked in ``relevant[i]``
-    are right. A candidate that ties with a relevant one ranks before it, so equal embeddings give
-    the worst order. If one candidate is right, this is the mean reciprocal rank.
-
-    Raises:
-        ValueError: a query without a relevant candidate.
+    Query ``i`` ranks the documents ``candidates[i]``, of which those marked in ``relevant[i]`` are
+    right. A candidate that ties with a relevant one ranks before it, so equal embeddings give the
+    worst order. If one candidate is right, this is the mean reciprocal rank. Raises ValueError: a
+    query without a relevant candidate.
     """
     asked, offered = _directions(queries), _directions(documents)
     precisions = []
@@ -233,10 +227,8 @@ class TextTask:
 
     kind: Kind
     """The kind of evaluation."""
-
     text_sets: tuple[str, ...]
     """Names in `TEXT_SETS`; tasks that name the same set share its embeddings."""
-
     gold: Callable[[], Any]
     """Returns the labels, the rated or labelled pairs, or the candidates and which of them are
     right; None if document i answers query i."""
@@ -291,9 +283,8 @@ class TextTasks(EmbeddedTexts):
     ) -> Iterator[dict[str, Any]]:
         """Yield one score per item, in order.
 
-        Raises:
-            PermanentError: the item's task or layer does not exist.
-            WorkloadError: the package that contains the texts is not installed.
+        Raises PermanentError: the item's task or layer does not exist. Raises WorkloadError: the
+        package that contains the texts is not installed.
         """
         for item in items:
             task = require_task(item.get("task"))
@@ -322,11 +313,7 @@ def texts(name: str) -> list[str]:
 
 
 def require_task(name: object) -> TextTask:
-    """Return the task of a name.
-
-    Raises:
-        PermanentError: there is no such task.
-    """
+    """Return the task of a name. Raises PermanentError: there is no such task."""
     if not isinstance(name, str) or name not in TASKS:
         msg = f"no task {name!r}"
         raise PermanentError(msg, hint=near_miss(str(name), list(TASKS)))

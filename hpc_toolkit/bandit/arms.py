@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import LARGEST_NUMBER, refuse_repeats
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, look_up, refuse_repeats
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
@@ -99,11 +99,7 @@ class ArmTable:
 
     def index(self, arm_id: str) -> int:
         """Return the index of an arm. Raises ConfigError with the nearest known id."""
-        try:
-            return self._index_of[arm_id]
-        except KeyError:
-            message = f"unknown arm {arm_id!r}"
-            raise ConfigError(message, hint=near_miss(str(arm_id), list(self.ids))) from None
+        return look_up("arm", arm_id, self._index_of)
 
     @cached_property
     def _index_of(self) -> dict[str, int]:

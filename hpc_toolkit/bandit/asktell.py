@@ -38,16 +38,11 @@ class ResultArrays:
         self._told = np.zeros(shape, np.bool_)
 
     def take(self, arm: int, observation: Observation) -> None:
-        for array, numbers in (
-            (self._scores, observation.scores),
-            (self._stderrs, observation.stderrs),
-            (self._seconds, observation.seconds),
-        ):
-            for task, number in numbers.items():
-                if task in observation.scores or task in observation.failed:
-                    array[arm, self.tasks.index(task)] = number
         for task in (*observation.scores, *observation.failed):
-            self._told[arm, self.tasks.index(task)] = True
+            place = arm, self.tasks.index(task)
+            numbers = _told_of(observation, task)
+            self._scores[place], self._stderrs[place], self._seconds[place] = numbers
+            self._told[place] = True
 
     def results(self, pending: Iterable[tuple[int, Pull]] = ()) -> TaskResults:
         """Return the results, with these pulls of arms marked as asked for.
@@ -77,9 +72,10 @@ def merged(known: Observation, more: Observation) -> Observation:
     )
 
 
-def _told_of(observation: Observation, task: str) -> tuple[float | None, ...]:
+def _told_of(observation: Observation, task: str) -> tuple[float, ...]:
     given = (observation.scores, observation.stderrs, observation.seconds)
-    return tuple(numbers.get(task) for numbers in given)
+    # One NaN object, which is equal to itself in a comparison of tuples.
+    return tuple(numbers.get(task, math.nan) for numbers in given)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+
+T = TypeVar("T")
 
 LARGEST_NUMBER = 1e100
 """Squares of larger numbers overflow."""
@@ -65,11 +67,7 @@ class TaskSet:
 
     def index(self, task: str) -> int:
         """Return the index of a task. Raises ConfigError with the nearest known name."""
-        try:
-            return self._index_of[task]
-        except KeyError:
-            message = f"unknown task {task!r}"
-            raise ConfigError(message, hint=near_miss(str(task), list(self.names))) from None
+        return look_up("task", task, self._index_of)
 
     def part(self, indices: Sequence[int]) -> TaskSet:
         return TaskSet(
@@ -81,6 +79,15 @@ class TaskSet:
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.names)}
+
+
+def look_up(what: str, name: str, known: Mapping[str, T]) -> T:
+    """Return the value of a name. Raises ConfigError with the nearest known name."""
+    try:
+        return known[name]
+    except KeyError:
+        message = f"unknown {what} {name!r}"
+        raise ConfigError(message, hint=near_miss(str(name), list(known))) from None
 
 
 def refuse_repeats(what: str, words: Sequence[object]) -> None:
@@ -139,20 +146,18 @@ class Observation:
         if not self.scores and not self.failed:
             message = f"arm {self.arm!r}: neither a score nor a failed task"
             raise ConfigError(message, hint="name the failed tasks of an arm without scores")
-        negative = [
+        problems = [
             f"{name}[{task!r}] is negative"
             for name in ("stderrs", "seconds")
             for task, number in getattr(self, name).items()
             if number < 0
         ]
         stray = sorted(set(self.stderrs) - set(self.scores))
+        problems += [f"task {task!r} has a standard error but no score" for task in stray]
         both = sorted(set(self.failed) & set(self.scores))
-        for problem in (
-            *negative,
-            *(f"task {task!r} has a standard error but no score" for task in stray),
-            *(f"task {task!r} has a score and is called failed" for task in both),
-        ):
-            message = f"arm {self.arm!r}: {problem}"
+        problems += [f"task {task!r} has a score and is called failed" for task in both]
+        if problems:
+            message = f"arm {self.arm!r}: {problems[0]}"
             raise ConfigError(message)
 
     def to_json(self) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_toolkit.bandit.policy import look_up
 from hpc_toolkit.bandit.rule import TIE_DECIMALS
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,9 +94,7 @@ def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[n
 
 def check_scalariser(name: str, tasks: TaskSet) -> None:
     """Raise ConfigError for an unknown name, and for a scalariser that these tasks do not allow."""
-    if name not in SCALARISERS:
-        message = f"unknown scalariser {name!r}"
-        raise ConfigError(message, hint=near_miss(name, list(SCALARISERS)))
+    look_up("scalariser", name, SCALARISERS)
     if name == "mean-kind" and not tasks.kinds:
         message = "the scalariser 'mean-kind' needs the kind of every task"
         raise ConfigError(message, hint="give the task set its kinds, or take 'mean'")

@@ -58,19 +58,14 @@ class StopRules:
 
         ``judged`` are the arms that the policy's rule still has in the running, if it reports them.
         """
-        if self.pulls is not None:
-            asked = int(history.results.asked.any(axis=1).sum())
-            if asked >= self.pulls:
-                return f"asked for {asked} arms, the budget is {self.pulls}"
-        if self.evaluations is not None:
-            evaluations = int(history.results.asked.sum())
-            if evaluations >= self.evaluations:
-                return f"asked for {evaluations} evaluations, the budget is {self.evaluations}"
-        if self.gpu_s is not None:
-            spent = seconds_spent(history)
-            if spent >= self.gpu_s:
-                used, most = format_duration(spent), format_duration(self.gpu_s)
-                return f"asked for {used} of GPU time, the budget is {most}"
+        asked = history.results.asked
+        if self.pulls is not None and (arms := int(asked.any(axis=1).sum())) >= self.pulls:
+            return f"asked for {arms} arms, the budget is {self.pulls}"
+        if self.evaluations is not None and (count := int(asked.sum())) >= self.evaluations:
+            return f"asked for {count} evaluations, the budget is {self.evaluations}"
+        if self.gpu_s is not None and (spent := seconds_spent(history)) >= self.gpu_s:
+            used, most = format_duration(spent), format_duration(self.gpu_s)
+            return f"asked for {used} of GPU time, the budget is {most}"
         if self.wall_s is not None and wall_s >= self.wall_s:
             passed, most = format_duration(wall_s), format_duration(self.wall_s)
             return f"{passed} have passed, the budget is {most}"

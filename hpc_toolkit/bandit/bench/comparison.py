@@ -12,8 +12,8 @@ import numpy as np
 
 from hpc_toolkit.bandit.bench.outcome import goal_of, summary
 from hpc_toolkit.bandit.bench.replay import Asks, replay
-from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options, rule_of
+from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,10 +52,7 @@ class Entrant:
         option.
         """
         name, *words = text.strip().split(":")
-        known = [*RULES, *TASK_RULES]
-        if name not in known:
-            message = f"unknown policy {name!r}"
-            raise ConfigError(message, hint=near_miss(name, known))
+        rule_of(name)  # a ConfigError for an unknown one
         options: dict[str, Any] = {}
         for word in words:
             option, equals, value = word.partition("=")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import ArmTable, with_metrics
-from hpc_toolkit.bandit.policy import Observation
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Observation
 from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError
 
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.policy import TaskSet
 
 
-LARGEST = 1e100
-"""The largest number in a table: sums and squares of larger numbers may overflow."""
-
-
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
     """All arms with their scores on all tasks.
 
     Raises ConfigError for an empty task set, for arrays whose shape is not (arms, tasks), for a
-    number that is not finite or beyond LARGEST, and for negative durations or standard errors.
+    number that is not finite or too large, and for negative durations or standard errors.
     """
 
     arms: ArmTable
@@ -133,10 +129,10 @@ def _check_shape(what: str, numbers: NDArray[np.float64], shape: tuple[int, ...]
 
 
 def _check_numbers(
-    what: str, numbers: NDArray[np.float64], shape: tuple[int, int], *, low: float = -LARGEST
+    what: str, numbers: NDArray[np.float64], shape: tuple[int, int], *, low: float = -LARGEST_NUMBER
 ) -> None:
     _check_shape(what, numbers, shape)
-    wrong = np.argwhere(~((numbers >= low) & (numbers <= LARGEST)))
+    wrong = np.argwhere(~((numbers >= low) & (numbers <= LARGEST_NUMBER)))
     if len(wrong):
         arm, task = (int(place) for place in wrong[0])
         message = f"{what}: {numbers[arm, task]} at arm {arm}, task {task}"

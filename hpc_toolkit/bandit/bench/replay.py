@@ -39,46 +39,31 @@ def finish_times(
     Results arrive in the order of asks, so a pull begins when that many first pulls ended. The
     longest of all evaluations that may begin goes first.
     """
-    pulls = _Pulls(durations, told_before)
-    running: list[tuple[float, int]] = []
-    now = 0.0
+    ends, now = np.zeros(len(durations)), 0.0
+    left = [len(seconds) for seconds in durations]
+    ready: list[tuple[float, int]] = []  # a heap of negative durations, with their pulls
+    running: list[tuple[float, int]] = []  # a heap of the times when evaluations end
+    asked = told = 0
     while True:
-        pulls.ask(now)
-        while pulls.ready and len(running) < gpus:
-            left, pull = heapq.heappop(pulls.ready)
-            heapq.heappush(running, (now - left, pull))
-        if not running:
-            return pulls.ends
-        now, pull = heapq.heappop(running)
-        pulls.left[pull] -= 1
-        pulls.ends[pull] = now
-
-
-class _Pulls:
-    """The evaluations that may begin."""
-
-    def __init__(self, durations: Sequence[Sequence[float]], told_before: Sequence[int]) -> None:
-        self.ready: list[tuple[float, int]] = []
-        """A heap of the negative duration and the pull of each evaluation that may begin."""
-        self.ends = np.zeros(len(durations))
-        self.left = [len(seconds) for seconds in durations]
-        self._durations = durations
-        self._told_before = told_before
-        self._asked = self._told = 0
-
-    def ask(self, now: float) -> None:
-        """Tell ended pulls and ask for pulls that waited for them, until neither is possible."""
-        while True:
-            pull = self._asked
-            if pull < len(self.left) and self._told_before[pull] <= self._told:
-                self.ends[pull] = now
-                for seconds in self._durations[pull]:
-                    heapq.heappush(self.ready, (-seconds, pull))
-                self._asked += 1
-            elif self._told < self._asked and not self.left[self._told]:
-                self._told += 1
+        # Tell ended pulls and ask for pulls that waited for them, until neither is possible.
+        while (may_ask := asked < len(left) and told_before[asked] <= told) or (
+            told < asked and not left[told]
+        ):
+            if may_ask:
+                ends[asked] = now
+                for seconds in durations[asked]:
+                    heapq.heappush(ready, (-seconds, asked))
+                asked += 1
             else:
-                return
+                told += 1
+        while ready and len(running) < gpus:
+            negative, pull = heapq.heappop(ready)
+            heapq.heappush(running, (now - negative, pull))
+        if not running:
+            return ends
+        now, pull = heapq.heappop(running)
+        left[pull] -= 1
+        ends[pull] = now
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,29 +88,6 @@ class Guided(Rule):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Rewards as models see them: with mean 0 and standard deviation 1."""
-
-    centre: float
-    spread: float
-
-    @classmethod
-    def of(cls, rewards: NDArray[np.float64]) -> Scale:
-        centre, spread = float(rewards.mean()), float(rewards.std())
-        # The spread of one reward, or of equal rewards, is rounding error.
-        return cls(centre, 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread)
-
-    def to_model(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-        return (rewards - self.centre) / self.spread
-
-    def to_reward(self, value: float) -> float:
-        return self.centre + self.spread * float(value)
-
-    def expects(self, mean: float, sd: float) -> str:
-        return f"expects {self.to_reward(mean):.4g} +- {self.spread * float(sd):.2g}"
-
-
 def free_arms(history: History, opening: list[int]) -> NDArray[np.bool_]:
     """Return shape (n_arms,): True for arms that may still be proposed."""
     free = np.ones(len(history.table.arms), dtype=np.bool_)
@@ -139,11 +116,16 @@ class Ask:
 
     history: History
     posterior: Posterior
-    scale: Scale
+    centre: float
+    spread: float
+    """Mean and standard deviation of the told rewards."""
     free: NDArray[np.bool_]
     """Shape (n_arms,): True for arms that are neither taken nor chosen."""
     chosen: int
     """How many arms this ask has chosen already."""
+
+    def to_reward(self, value: float) -> float:
+        return self.centre + self.spread * float(value)
 
     @cached_property
     def surfaces(self) -> Surfaces:
@@ -168,17 +150,21 @@ class GpRule(Guided):
     def _climb(
         self, history: History, points: NDArray[np.float64], opening: list[int], n: int
     ) -> list[Proposal]:
-        scale = Scale.of(history.rewards)
-        x, y = points[list(history.scored)], scale.to_model(history.rewards)
+        centre, spread = float(history.rewards.mean()), float(history.rewards.std())
+        # The spread of one reward, or of equal rewards, is rounding error.
+        spread = 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread
+        x, y = points[list(history.scored)], (history.rewards - centre) / spread
         posterior = Posterior(x, y, points, fit(x, y))
         if self.believes:
             for index in sorted((*history.pending, *opening)):
                 posterior.believe(index)
-        ask = Ask(history, posterior, scale, free_arms(history, opening), len(opening))
+        free = free_arms(history, opening)
+        ask = Ask(history, posterior, centre, spread, free, len(opening))
         proposals = []
         for _ in range(n):
             index, acquisition = self._pick(ask)
-            reason = scale.expects(posterior.mean[index], posterior.sd[index])
+            mean, sd = ask.to_reward(posterior.mean[index]), spread * float(posterior.sd[index])
+            reason = f"expects {mean:.4g} +- {sd:.2g}"
             proposals.append(Proposal(history.table.ids[index], acquisition, reason))
             ask.free[index] = False
             ask.chosen += 1
@@ -206,7 +192,7 @@ class GpUcb(GpRule):
     def _pick(self, ask: Ask) -> tuple[int, float]:
         bounds = ask.posterior.mean + self.beta * ask.posterior.sd
         index = first_best_of(bounds, ask.free)
-        return index, ask.scale.to_reward(bounds[index])
+        return index, ask.to_reward(bounds[index])
 
 
 def log_expected_improvement(
@@ -247,7 +233,7 @@ class GpEi(GpRule):
         best = float(ask.posterior.mean[known].max())
         improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
         index = first_best_of(improvement, ask.free)
-        return index, ask.scale.spread * math.exp(improvement[index])
+        return index, ask.spread * math.exp(improvement[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,4 +255,4 @@ class GpTs(GpRule):
         if not ask.free[ask.surfaces.arms].any():
             surface = ask.posterior.mean
         index = first_best_of(surface, ask.free)
-        return index, ask.scale.to_reward(surface[index])
+        return index, ask.to_reward(surface[index])

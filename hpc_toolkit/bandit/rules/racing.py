@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -57,8 +58,8 @@ class Rung:
             return False
         silent = silent_tasks(self._history.results.scores[self.arms][:, new]).tolist()
         self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
-        self.done = until
         self.dropped += tuple(task for task, lost in zip(new, silent, strict=True) if lost)
+        self.done = until
         return True
 
     def proposals(self, reason: str, n: int) -> list[Proposal]:
@@ -66,10 +67,8 @@ class Rung:
         if self.until is None:
             return []
         if self.dropped:
-            names = ", ".join(
-                self._history.results.tasks.names[task] for task in sorted(self.dropped)
-            )
-            reason += f"; left out, without scores to compare: {names}"
+            names = self._history.results.tasks.part(sorted(self.dropped)).names
+            reason += f"; left out, without scores to compare: {', '.join(names)}"
         tasks = self._order[: self.until]
         return proposals(self._history, self.arms.tolist(), tasks, reason, n)
 
@@ -80,15 +79,10 @@ def proposals(
     """Propose the first ``n`` arms that lack some of these tasks, each with its missing tasks.
     The list is empty if all have a result or are pending.
     """
-    found: list[Proposal] = []
-    names = history.results.tasks.names
-    for arm in arms:
-        if len(found) >= n:
-            break
-        left = tuple(names[task] for task in tasks if not history.results.asked[arm, task])
-        if left:
-            found.append(Proposal(history.table.ids[arm], None, reason, left))
-    return found
+    names, asked = history.results.tasks.names, history.results.asked
+    left = ((arm, tuple(names[task] for task in tasks if not asked[arm, task])) for arm in arms)
+    found = (Proposal(history.table.ids[arm], None, reason, some) for arm, some in left if some)
+    return list(islice(found, n))
 
 
 @dataclass(frozen=True, slots=True)

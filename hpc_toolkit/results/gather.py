@@ -13,17 +13,15 @@ from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.results.tables import json_lines
 from hpc_toolkit.rundir.journal import read_unit_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from hpc_toolkit.queue.items import Segment
-    from hpc_toolkit.queue.state import History, UnitState
+    from hpc_toolkit.queue.state import UnitState
     from hpc_toolkit.queue.view import RunView, StageView
-
-# Made once: ``json.dumps`` with options makes an encoder for each row.
-_encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 _AT_ONCE = 256
 """Rows that are parsed together, so that they share the strings of their keys."""
@@ -171,27 +169,19 @@ def _unit_rows(
             yield position, _from_line(items[position - state.unit.first], line, worker, 1)
         return
     for position, kind in stage.states(state):
-        if kind is ItemState.PENDING:
-            continue
-        item = items[position - state.unit.first]
         history = state.histories.get(position)
+        if kind is ItemState.PENDING or history is None:
+            continue
         floor = stage.state.floor(state.unit.entry, position)
-        row = _row(view, item, history, kind, floor) if history is not None else None
-        if row is not None:
-            yield position, row
-
-
-def _row(
-    view: RunView, item: dict[str, Any], history: History, kind: ItemState, floor: int
-) -> Row | None:
-    """An item's row; None if a power loss took its line, when only a table has the row."""
-    attempts = history.attempts(floor)
-    ref = history.done if kind is ItemState.DONE else history.last_failure(floor)
-    if ref is None:
-        return None
-    line = view.line(ref)
-    assert line is not None  # it was valid when it was first read
-    return _from_line(item, line, ref.worker, attempts + (kind is ItemState.DONE))
+        done = kind is ItemState.DONE
+        ref = history.done if done else history.last_failure(floor)
+        if ref is None:
+            continue  # a power loss took the line: only a table has the row
+        record = view.line(ref)
+        assert record is not None  # it was valid when it was first read
+        attempts = history.attempts(floor) + done
+        item = items[position - state.unit.first]
+        yield position, _from_line(item, record, ref.worker, attempts)
 
 
 def _from_line(item: dict[str, Any], line: dict[str, Any], worker: str, attempts: int) -> Row:
@@ -212,9 +202,7 @@ def _encode(stage: StageView, rows: dict[ItemKey, Row]) -> Iterator[bytes]:
     segments = list(stage.log.segments)
     header = {"format": 1, "segments": segments, "rows": len(rows), "failed": failed}
     yield json.dumps(header).encode() + b"\n"
-    for key, row in rows.items():
-        record = {"at": key, **row}
-        yield _encode_row(record).encode() + b"\n"
+    yield from json_lines({"at": key, **row} for key, row in rows.items())
 
 
 def _read_table(stage: StageView) -> dict[ItemKey, Row]:

@@ -13,7 +13,7 @@ from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.rundir.files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
     from hpc_toolkit.results.gather import Row
@@ -58,12 +58,14 @@ def check_rows(rows: list[Row]) -> None:
             raise RunError(message, hint=hint)
 
 
-def json_lines(rows: list[Row]) -> Iterator[bytes]:
+# Made once: ``json.dumps`` with options makes an encoder for each row.
+encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def json_lines(rows: Iterable[Row]) -> Iterator[bytes]:
     """Encode each row as one line of JSON."""
-    # Made once: ``json.dumps`` with options makes an encoder for each row.
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     for row in rows:
-        yield encode(row).encode() + b"\n"
+        yield encode_row(row).encode() + b"\n"
 
 
 def write_table(path: Path, rows: list[Row]) -> None:

@@ -60,16 +60,8 @@ class Metric:
     """Least number of rows: tokens of every prompt for ``prompt``, else different prompts."""
 
 
-def _lidar(z: Tensor) -> Tensor:
-    return lidar(z.movedim(-3, -2))
-
-
-def _dime(z: Tensor) -> Tensor:
-    return dime(z[..., 0, :, :], z[..., 1, :, :], center=True)
-
-
-def _infonce(z: Tensor) -> Tensor:
-    return infonce(z[..., 0, :, :], z[..., 1, :, :], center=True)
+def _of_first_two(metric: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda z: metric(z[..., 0, :, :], z[..., 1, :, :], center=True)
 
 
 _layer_entropy = partial(matrix_entropy, center=True, unit_rows=True, normalize="max")
@@ -120,14 +112,18 @@ METRICS: dict[str, Metric] = {
     ),
     "lidar": Metric(
         "views",
-        _lidar,
+        lambda z: lidar(z.movedim(-3, -2)),
         "LiDAR of the views' means, delta 1e-4, as a rank: 1..min(n - 1, d)",
         fewest=2,
     ),
-    "dime": Metric("views", _dime, "DiME of the first two views (centred, order 1): -log n..log n"),
+    "dime": Metric(
+        "views",
+        _of_first_two(dime),
+        "DiME of the first two views (centred, order 1): -log n..log n",
+    ),
     "infonce": Metric(
         "views",
-        _infonce,
+        _of_first_two(infonce),
         "SimCLR loss of the first two views (centred, temperature 0.1), low is good: 0 upwards",
         fewest=2,
     ),

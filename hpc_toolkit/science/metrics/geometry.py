@@ -9,6 +9,7 @@ from hpc_toolkit.science.metrics.rows import (
     angles,
     prepare_rows,
     real_rows,
+    require_known,
     row_mask,
     scaled,
     unit_,
@@ -83,9 +84,7 @@ def curvature(
     Raises ValueError: the variant is unknown, or a sequence has no angle because it has fewer than
     three rows (two for ``token-angle``).
     """
-    if variant not in ("difference", "difference-abs", "token-angle"):
-        msg = f"unknown variant {variant!r}; known: difference, difference-abs, token-angle"
-        raise ValueError(msg)
+    require_known("variant", variant, CurvatureVariant)
     needed = 2 if variant == "token-angle" else 3  # an angle is between two steps, or two rows
     rows = real_rows(z, lengths, fewest=needed)
     mask = row_mask(z, lengths)
@@ -135,9 +134,6 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     else:
         k, m = a.mT @ a, b.mT @ b
         cross = (b.mT @ a).square().sum((-2, -1))
-    alike: Tensor = cross / (_norm(k) * _norm(m))
+    norms = [one.square().sum((-2, -1)).sqrt() for one in (k, m)]
+    alike: Tensor = cross / (norms[0] * norms[1])
     return alike.clamp(0.0, 1.0)
-
-
-def _norm(matrix: Tensor) -> Tensor:
-    return matrix.square().sum((-2, -1)).sqrt()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.rows import real_rows, scaled
+from hpc_toolkit.science.metrics.rows import real_rows, require_known, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+
+TwoNNMethod = Literal["mle", "linear"]
+"""The fit: see `two_nn`."""
 
 FEWEST_ROWS = 3
 """A row and its two neighbours."""
@@ -25,7 +28,7 @@ _EQUAL = 1e-12  # a mean log ratio below this is rounding error
 def two_nn(
     z: Tensor,
     *,
-    method: Literal["mle", "linear"] = "mle",
+    method: TwoNNMethod = "mle",
     discard: float = 0.1,
     tolerance: float = SAME_ROW,
 ) -> Tensor:
@@ -57,9 +60,7 @@ def two_nn(
     unknown method, a ``discard`` or ``tolerance`` outside 0 to 1, or too few ratios left to fit.
     """
 
-    if method not in ("mle", "linear"):
-        msg = f"unknown method {method!r}; known: mle, linear"
-        raise ValueError(msg)
+    require_known("method", method, TwoNNMethod)
     for name, share in (("discarded part", discard), ("tolerance", tolerance)):
         if not 0 <= share < 1:
             msg = f"the {name} is at least 0 and below 1, got {share!r}"

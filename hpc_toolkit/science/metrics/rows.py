@@ -12,7 +12,7 @@ by a power of two, which changes no digit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,10 +26,17 @@ def row_mask(z: Tensor, lengths: Tensor | None) -> Tensor:
     """Boolean ``(..., n, 1)``: True for the real rows of ``z``."""
     import torch
 
-    positions = torch.arange(z.shape[-2], device=z.device)
     if lengths is None:
         return torch.ones((*z.shape[:-1], 1), dtype=torch.bool, device=z.device)
+    positions = torch.arange(z.shape[-2], device=z.device)
     return (positions < lengths.to(z.device).unsqueeze(-1)).unsqueeze(-1)
+
+
+def require_known(what: str, word: str, known: object) -> None:
+    """Require one of the words of a Literal type. Raises ValueError."""
+    if word not in get_args(known):
+        msg = f"unknown {what} {word!r}; known: {', '.join(get_args(known))}"
+        raise ValueError(msg)
 
 
 def row_counts(z: Tensor, lengths: Tensor | None) -> Tensor:

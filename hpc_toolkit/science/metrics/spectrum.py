@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.rows import prepare_rows, row_counts
+from hpc_toolkit.science.metrics.rows import prepare_rows, require_known, row_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,9 +46,7 @@ def matrix_entropy(
     """
     import torch
 
-    if normalize not in ("none", "max"):
-        msg = f"unknown normalisation {normalize!r}; known: none, max"
-        raise ValueError(msg)
+    require_known("normalisation", normalize, Normalization)
     rows = prepare_rows(z, lengths, center=center, unit_rows=unit_rows)
     highest = row_counts(z, lengths).clamp_min(1).log().clamp_max(math.log(z.shape[-1]))
     eigenvalues = torch.linalg.eigvalsh(gram(rows)).clamp_min(0.0)

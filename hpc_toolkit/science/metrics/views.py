@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.rows import prepare_rows, real_rows, scaled
+from hpc_toolkit.science.metrics.rows import prepare_rows, real_rows, require_known, scaled
 from hpc_toolkit.science.metrics.spectrum import entropy_of, gram
 
 if TYPE_CHECKING:
@@ -109,18 +109,13 @@ def dime(
     u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
     first, second = u @ u.mT, v @ v.mT
     draws = np.random.default_rng([seed])
-    together = _joint_entropy(first, second)
+    together = entropy_of(torch.linalg.eigvalsh(first * second))
     apart = together * 0
     for _ in range(permutations):
         order = torch.from_numpy(draws.permutation(a.shape[-2])).to(a.device)
-        apart = apart + _joint_entropy(first, second[..., order, :][..., order])
+        moved = second[..., order, :][..., order]
+        apart = apart + entropy_of(torch.linalg.eigvalsh(first * moved))
     return apart / permutations - together
-
-
-def _joint_entropy(first: Tensor, second: Tensor) -> Tensor:
-    import torch
-
-    return entropy_of(torch.linalg.eigvalsh(first * second))
 
 
 def infonce(
@@ -156,9 +151,7 @@ def infonce(
     if a.shape != b.shape:
         msg = f"two views need the same shape, got {tuple(a.shape)} and {tuple(b.shape)}"
         raise ValueError(msg)
-    if variant not in ("simclr", "cpc"):
-        msg = f"unknown variant {variant!r}; known: simclr, cpc"
-        raise ValueError(msg)
+    require_known("variant", variant, InfoNCEVariant)
     if a.shape[-2] < 2:
         msg = f"needs at least 2 inputs, got {a.shape[-2]}: there is no other one to tell apart"
         raise ValueError(msg)
@@ -168,13 +161,10 @@ def infonce(
     u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
     positive = (u * v).sum(-1) / temperature
     if variant == "cpc":
-        all_pairs = u @ v.mT / temperature
-        return _excess(all_pairs, positive)
-    rows = torch.cat([u, v], dim=-2)
-    all_pairs = rows @ rows.mT / temperature
-    all_pairs.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # no row is its own negative
-    return _excess(all_pairs, torch.cat([positive, positive], dim=-1))
-
-
-def _excess(all_pairs: Tensor, positive: Tensor) -> Tensor:
-    return (all_pairs.logsumexp(-1) - positive).clamp_min(0.0).mean(-1)
+        pairs = u @ v.mT / temperature
+    else:
+        rows = torch.cat([u, v], dim=-2)
+        pairs = rows @ rows.mT / temperature
+        pairs.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # no row is its own negative
+        positive = torch.cat([positive, positive], dim=-1)
+    return (pairs.logsumexp(-1) - positive).clamp_min(0.0).mean(-1)

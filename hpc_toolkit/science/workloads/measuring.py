@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.metrics import METRICS, masked_mean
 from hpc_toolkit.science.metrics.geometry import anisotropy_of_sum, unit_row_sum
-from hpc_toolkit.science.workloads.onepass import BatchSize, Distinct, forward, layer_count
+from hpc_toolkit.science.workloads.onepass import BatchSize, distinct, forward, layer_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,9 +50,9 @@ class MeasuredLayers:
         self._device = loaded.device
         self._values: dict[int, dict[str, Any]] = {}
         self._sums = [_LayerSums(self._metrics) for _ in range(self.layers)]
-        different = Distinct.of(ids)
-        self._times = torch.tensor(different.at).bincount()
-        forward(loaded, different.ids, self._measure, size=size, final_norm=final_norm)
+        different, at = distinct(ids)
+        self._times = torch.tensor(at).bincount()
+        forward(loaded, different, self._measure, size=size, final_norm=final_norm)
         self._views: list[list[Tensor]] = [[] for _ in range(self.layers)]
         for view in views:
             self._add_view(loaded, view, size, final_norm)
@@ -63,8 +63,19 @@ class MeasuredLayers:
         A metric that is not defined for the layer is None, and ``undefined`` has the reason by its
         name. Raises PermanentError: no metric is defined.
         """
-        if layer not in self._values:
-            self._values[layer] = self._finished(layer)
+        if layer in self._values:
+            return self._values[layer]
+        values: dict[str, Any] = {}
+        undefined: dict[str, str] = {}
+        for name in self._metrics:
+            try:
+                values[name] = self._value(name, layer)
+            except ValueError as error:
+                values[name], undefined[name] = None, str(error)
+        if len(undefined) == len(values):
+            msg = f"{self.name}: layer {layer}: {next(iter(undefined.values()))}"
+            raise PermanentError(msg)
+        self._values[layer] = {**values, "undefined": undefined} if undefined else values
         return self._values[layer]
 
     def _measure(self, layer: int, states: Tensor, batch: Batch) -> None:
@@ -76,29 +87,16 @@ class MeasuredLayers:
         import torch
 
         found: list[Tensor] = []
-        different = Distinct.of(ids)
+        different, at = distinct(ids)
 
         def pool(layer: int, states: Tensor, batch: Batch) -> None:
             if layer == len(found):
-                found.append(torch.zeros(len(different.ids), states.shape[-1]).double())
+                found.append(torch.zeros(len(different), states.shape[-1]).double())
             found[layer][batch.rows] = masked_mean(states.double(), batch.lengths).cpu()
 
-        forward(loaded, different.ids, pool, size=size, final_norm=final_norm)
+        forward(loaded, different, pool, size=size, final_norm=final_norm)
         for layer, means in zip(self._views, found, strict=True):
-            layer.append(means[different.at])
-
-    def _finished(self, layer: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        undefined: dict[str, str] = {}
-        for name in self._metrics:
-            try:
-                values[name] = self._value(name, layer)
-            except ValueError as error:
-                values[name], undefined[name] = None, str(error)
-        if len(undefined) == len(values):
-            msg = f"{self.name}: layer {layer}: {next(iter(undefined.values()))}"
-            raise PermanentError(msg)
-        return {**values, "undefined": undefined} if undefined else values
+            layer.append(means[at])
 
     def _value(self, name: str, layer: int) -> float:
         import torch

@@ -21,9 +21,8 @@ import secrets
 import shutil
 import stat
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
@@ -37,30 +36,19 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.science.workloads.checkpointfiles import CheckpointFile
 
-_NAME = re.compile(r"\.?([0-9a-f]{32})-([0-9]+)")
+_NAME = re.compile(r"(\.?)([0-9a-f]{32})-([0-9]+)")
 _CHUNK = 2**24
 _LEFT_FREE = 0.1  # share of the disk to leave free without a given limit
 _PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A copy that is complete or being made."""
 
     path: Path
     key: str
     size: int
-
-    @property
-    def half_made(self) -> bool:
-        return self.path.name.startswith(".")
-
-    def age(self) -> tuple[bool, int]:
-        """Return the order of deletion: half-made copies first, then the least recently used."""
-        try:
-            return not self.half_made, self.path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return False, 0
+    half_made: bool
 
 
 class NodeCopies:
@@ -130,7 +118,7 @@ class NodeCopies:
         entries = self._entries()
         room = self._room(entries)
         doomed = []
-        for entry in sorted(entries, key=_Entry.age):
+        for entry in sorted(entries, key=lambda one: (not one.half_made, _used_at(one.path))):
             if room >= size:
                 break
             # No process can begin to make or use a copy while this process holds 'lock'.
@@ -145,7 +133,7 @@ class NodeCopies:
 
     def _entries(self) -> list[_Entry]:
         named = ((path, _NAME.fullmatch(path.name)) for path in self._home.iterdir())
-        return [_Entry(path, found[1], int(found[2])) for path, found in named if found]
+        return [_Entry(path, it[2], int(it[3]), bool(it[1])) for path, it in named if it]
 
     def _room(self, entries: list[_Entry]) -> float:
         """Return how many bytes another copy may take now."""
@@ -216,6 +204,13 @@ def _copy(directory: Path, listed: Sequence[CheckpointFile], aside: Path) -> boo
     return _holds(aside, listed) and checkpoint_files(directory) == listed
 
 
+def _used_at(copy: Path) -> int:
+    try:
+        return copy.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
 def _holds(copy: Path, listed: Sequence[CheckpointFile]) -> bool:
     try:
         return all((copy / one.name).stat().st_size == one.size for one in listed)
@@ -249,14 +244,13 @@ def local_copy(directory: Path) -> Iterator[Path]:
     PermanentError: the checkpoint's index of weights is damaged.
     """
     with contextlib.ExitStack() as stack:
+        copy = None
         try:
             copy = _copied(directory, stack)
         except ConfigError as error:
             _warn(f"{error}: checkpoints are read from where they are")
-            copy = None
         except OSError as error:
             _warn(f"{directory} is not copied to this node: {error}")
-            copy = None
         yield copy or directory
 
 

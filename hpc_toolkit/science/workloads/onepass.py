@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError, PermanentError
-from hpc_toolkit.science.workloads.architectures import (
-    anatomy,
-    input_of,
-    output_of,
-    through,
-)
+from hpc_toolkit.science.workloads.architectures import anatomy, input_of, output_of, through
 from hpc_toolkit.science.workloads.checkpoints import (
     load_checkpoint,
     prefetch_checkpoint,
@@ -142,24 +139,14 @@ class OfCheckpoints:
         return smaller is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Distinct:
-    """Texts without repetitions of the same tokens.
+def distinct(ids: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """Return the different token ids in order of occurrence, and for each text its position there.
 
     Repeated texts would go through the model in batches of different widths and differ in their
     last bits, so that rows that should be equal would not be.
     """
-
-    ids: list[list[int]]
-    """The distinct texts, in the order of their first occurrence."""
-    at: list[int]
-    """For each given text, its position in ``ids``."""
-
-    @classmethod
-    def of(cls, ids: Sequence[list[int]]) -> Distinct:
-        """Return the distinct texts among token ids of texts."""
-        found = {key: at for at, key in enumerate(dict.fromkeys(map(tuple, ids)))}
-        return cls([list(key) for key in found], [found[tuple(tokens)] for tokens in ids])
+    found = {key: at for at, key in enumerate(dict.fromkeys(map(tuple, ids)))}
+    return [list(key) for key in found], [found[tuple(tokens)] for tokens in ids]
 
 
 def layer_count(loaded: LoadedModel) -> int:
@@ -240,28 +227,21 @@ def _run(
         for layer, states in enumerate((*output.hidden_states[:-1], output.last_hidden_state)):
             hand_on(layer, states)
         return
-    handles = [
-        found.blocks[0].register_forward_pre_hook(
-            lambda _, args, kwargs: hand_on(0, through(tail, input_of(args, kwargs))),
-            with_kwargs=True,
-        )
-    ]
-    for layer, block in enumerate(found.blocks[:-1], start=1):
-        handles.append(block.register_forward_hook(_taking(layer, tail, hand_on)))
-    try:
-        # No hook on the last block: the model itself returns its output after the final norm.
-        last = loaded.model(**inputs).last_hidden_state
-    finally:
-        for handle in handles:
-            handle.remove()
-    hand_on(len(found.blocks), last)
 
+    def enter(_: Module, args: Any, kwargs: Any) -> None:
+        hand_on(0, through(tail, input_of(args, kwargs)))
 
-def _taking(layer: int, tail: Sequence[Module], hand_on: Callable[[int, Tensor], None]) -> Any:
-    def hook(_: Module, __: Any, returned: Any) -> None:
+    def leave(layer: int, _: Module, __: Any, returned: Any) -> None:
         hand_on(layer, through(tail, output_of(returned)))
 
-    return hook
+    with ExitStack() as hooks:
+        first = found.blocks[0].register_forward_pre_hook(enter, with_kwargs=True)
+        hooks.callback(first.remove)
+        # No hook on the last block: the model itself returns its output after the final norm.
+        for layer, block in enumerate(found.blocks[:-1], start=1):
+            hooks.callback(block.register_forward_hook(partial(leave, layer)).remove)
+        last = loaded.model(**inputs).last_hidden_state
+    hand_on(len(found.blocks), last)
 
 
 def _tail(loaded: LoadedModel, found: Anatomy, final_norm: FinalNorm) -> Sequence[Module]:

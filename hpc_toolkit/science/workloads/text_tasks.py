@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -211,22 +211,12 @@ def _fit(model: Any, features: np.ndarray, targets: np.ndarray | None) -> None:
         model.fit(features, targets)
 
 
-Kind = Literal[
-    "classification",
-    "clustering",
-    "similarity",
-    "pair-classification",
-    "retrieval",
-    "reranking",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class TextTask:
     """One evaluation task."""
 
-    kind: Kind
-    """The kind of evaluation."""
+    kind: str
+    """A name in `SCORERS`."""
     text_sets: tuple[str, ...]
     """Names in `TEXT_SETS`; tasks that name the same set share its embeddings."""
     gold: Callable[[], Any]
@@ -287,7 +277,11 @@ class TextTasks(EmbeddedTexts):
         package that contains the texts is not installed.
         """
         for item in items:
-            task = require_task(item.get("task"))
+            name = item.get("task")
+            if not isinstance(name, str) or name not in TASKS:
+                msg = f"no task {name!r}"
+                raise PermanentError(msg, hint=near_miss(str(name), list(TASKS)))
+            task = TASKS[name]
             layer = require_layer(item, context.layers, context.name)
             embedded = [context.of(texts(name), layer) for name in task.text_sets]
             metric, scorer = SCORERS[task.kind]
@@ -295,7 +289,7 @@ class TextTasks(EmbeddedTexts):
             yield {**asdict(score), "metric": metric, "kind": task.kind}
 
 
-SCORERS: dict[Kind, tuple[str, Callable[[list[np.ndarray], Any], Score]]] = {
+SCORERS: dict[str, tuple[str, Callable[[list[np.ndarray], Any], Score]]] = {
     "classification": ("accuracy", lambda x, labels: classification(x[0], labels)),
     "clustering": ("v_measure", lambda x, labels: clustering(x[0], labels)),
     "similarity": ("spearman", lambda x, pairs: similarity(x[0], pairs)),
@@ -310,11 +304,3 @@ SCORERS: dict[Kind, tuple[str, Callable[[list[np.ndarray], Any], Score]]] = {
 def texts(name: str) -> list[str]:
     """Return the texts of a set, read once per process."""
     return TEXT_SETS[name]()
-
-
-def require_task(name: object) -> TextTask:
-    """Return the task of a name. Raises PermanentError: there is no such task."""
-    if not isinstance(name, str) or name not in TASKS:
-        msg = f"no task {name!r}"
-        raise PermanentError(msg, hint=near_miss(str(name), list(TASKS)))
-    return TASKS[name]

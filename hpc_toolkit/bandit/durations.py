@@ -90,9 +90,7 @@ def _ascending(seconds: NDArray[np.float64]) -> TaskOrder:
 
 
 def seconds_spent(history: History) -> float:
-    """Return the told durations plus the expected durations of pending evaluations (see
-    ``durations.task_seconds``), in seconds of one worker.
-    """
+    """Return the told plus the expected durations of pending evaluations, on one worker."""
     seconds = history.results.seconds
     told = seconds[~np.isnan(seconds)].tolist()
     pending = (history.results.asked & ~history.results.told).sum(axis=0)

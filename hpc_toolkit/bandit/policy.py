@@ -179,7 +179,6 @@ class Recommendation:
     """The best arm among those told, and the uncertainty of that choice."""
 
     arm: str
-    """The id of the arm with the highest reward."""
     mean: float
     """The arm's reward: see ``scalariser``."""
     stderr: float | None
@@ -192,7 +191,6 @@ class Recommendation:
     """Tasks missing from ``mean`` because they failed. The mean is then over fewer tasks than the
     means of other arms, so check a comparison with them."""
     scalariser: str = "mean over tasks"
-    """How the scores of several tasks became one reward."""
     tasks: tuple[str, ...] = ()
     """The tasks that ``mean`` covers and by which the arms were compared. Fewer than all if the
     policy needed no more to decide, or is not finished."""

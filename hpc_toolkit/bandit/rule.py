@@ -157,7 +157,6 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    """The name of the rule in ``make_policy``."""
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -183,7 +182,6 @@ class Finalists(NamedTuple):
     """The arms among which to find the best, and the tasks by which to compare them."""
 
     arms: tuple[int, ...]
-    """Indices of arms."""
     tasks: tuple[int, ...]
     """Indices of tasks on which all of these arms were told."""
     leader: int | None = None

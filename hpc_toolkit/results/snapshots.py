@@ -48,9 +48,7 @@ class Snapshot:
     hpctk: str
     """The hpctk version that took it."""
     sealed: bool
-    """Whether no more items could be added."""
     manifest: Manifest
-    """The run's manifest, with its provenance."""
     items: list[Item]
     """All items, in the order in which they were given."""
     rows: list[Row]

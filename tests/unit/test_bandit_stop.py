@@ -23,8 +23,9 @@ from hpc_toolkit.bandit import (
 )
 from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.bandit.asktell import ResultArrays
-from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks, win_odds
 from hpc_toolkit.bandit.rule import Finalists, History
+from hpc_toolkit.bandit.rules.racing import best_row, gaps, silent_tasks
+from hpc_toolkit.bandit.stopping import win_odds
 from hpc_toolkit.errors import ConfigError
 
 TASKS = TaskSet(("x", "y"), (1.0, 3.0))

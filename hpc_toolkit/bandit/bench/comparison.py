@@ -86,17 +86,14 @@ def entrants(text: str) -> list[Entrant]:
     Raises ConfigError for an unknown policy and for a policy that is named twice.
     """
     words: list[str] = []
+    installed = [name for name in (*RULES, *TASK_RULES) if find_spec(ADAPTERS.get(name, "numpy"))]
     for word in text.split(","):
-        words += _installed() if word.strip() == "all" else [word.strip()]
+        words += installed if word.strip() == "all" else [word.strip()]
     for word in words:
         if words.count(word) > 1:
             message = f"policy {word!r} is named twice"
             raise ConfigError(message, hint="name every policy once")
     return [Entrant.parse(word) for word in words]
-
-
-def _installed() -> list[str]:
-    return [name for name in (*RULES, *TASK_RULES) if find_spec(ADAPTERS.get(name, "numpy"))]
 
 
 def _value(text: str) -> object:
@@ -127,9 +124,8 @@ class Plan:
     subtables: int = 0
     """Number of random parts of the table to search on; 0: search on the table itself."""
     share: float = 0.5
-    """Share of the arms that a part has."""
     tasks: int | None = None
-    """Number of tasks that a part has; None: all."""
+    """Share of the arms, and number of the tasks, that a part has; None: all tasks."""
     first: int = 0
     """The first seed of searches and parts."""
     gpus: tuple[int, ...] = (1, 32)

@@ -36,13 +36,11 @@ class Spread(NamedTuple):
     """How a cost varies between searches. Infinity means that a search did not reach the goal."""
 
     median: float
-    """Half of the searches need no more."""
     p90: float
     """Nine of ten searches need no more: the lowest number with that property."""
     low: float
-    """Lower end of the median's bootstrap band."""
     high: float
-    """Upper end of the median's bootstrap band."""
+    """Ends of the median's bootstrap band."""
     reached: float
     """The share of the searches that reached the goal, 0 to 1."""
 
@@ -149,7 +147,7 @@ def summary(
         "searches": len(traces),
         "to_goal": {
             goal_key(share): {
-                name: spread_json(spread(_to_goal(traces, columns, share), clusters))
+                name: _as_json(spread(_to_goal(traces, columns, share), clusters))
                 for name, columns in costs.items()
             }
             for share in goals(until)
@@ -189,11 +187,11 @@ def _to_goal(
     traces: Sequence[Trace], costs: Sequence[NDArray[np.float64]], share: float
 ) -> list[float]:
     """Return what each search spent to know an arm with this share of the best."""
-    found = []
-    for trace, spent in zip(traces, costs, strict=True):
-        place = reached_at(trace, share)
-        found.append(float(spent[int(place) - 1]) if math.isfinite(place) else math.inf)
-    return found
+    places = [reached_at(trace, share) for trace in traces]
+    return [
+        float(spent[int(place) - 1]) if math.isfinite(place) else math.inf
+        for place, spent in zip(places, costs, strict=True)
+    ]
 
 
 def _curves(
@@ -212,13 +210,8 @@ def _curves(
         if name != "pulls":
             grid = np.geomspace(end / 1000.0, end, GRID)
         rows = np.array([_regret(t, spent, grid) for t, spent in zip(traces, columns, strict=True)])
-        mean, low, high = mean_band(rows, clusters)
-        curves[name] = {
-            "x": grid.tolist(),
-            "simple": mean.tolist(),
-            "low": low.tolist(),
-            "high": high.tolist(),
-        }
+        found = zip(("x", "simple", "low", "high"), (grid, *mean_band(rows, clusters)), strict=True)
+        curves[name] = {key: numbers.tolist() for key, numbers in found}
     return curves
 
 
@@ -232,8 +225,6 @@ def _regret(
     return np.asarray(float(trace.table.means.max()) - known[place])
 
 
-def spread_json(found: Spread) -> dict[str, float | None]:
+def _as_json(found: Spread) -> dict[str, float | None]:
     """Convert a spread to JSON, with None for infinity: too few searches reached the goal."""
-    return {
-        name: number if math.isfinite(number) else None for name, number in found._asdict().items()
-    }
+    return {name: one if math.isfinite(one) else None for name, one in found._asdict().items()}

@@ -178,7 +178,11 @@ class _Search:
         self._whole = True
 
     def ask(self, n: int) -> None:
-        pending = [self._pull(number) for number in self.waiting]
+        ids, tasks_of = self._table.arms.ids, self._table.tasks.part
+        pending = [
+            Pull(ids[self.arms[number]], tasks_of(self.tasks[number]).names)
+            for number in self.waiting
+        ]
         for proposal in self._policy.ask(n, pending):
             arm, tasks = self._read(proposal)
             self.told_before.append(len(self.known))
@@ -198,18 +202,10 @@ class _Search:
                 # The best mean is what ``policy.best`` would recommend, but is much faster.
                 self.value = float(np.fmax(self.value, self._table.means[arm]))
             elif place == n - 1:
-                self.value = self._recommended()
+                best = self._policy.best()
+                means, index = self._table.means, self._table.arms.index
+                self.value = math.nan if best is None else float(means[index(best.arm)])
             self.known.append(self.value)
-
-    def _recommended(self) -> float:
-        best = self._policy.best()
-        index = self._table.arms.index
-        return math.nan if best is None else float(self._table.means[index(best.arm)])
-
-    def _pull(self, number: int) -> Pull:
-        names = self._table.tasks.names
-        arm = self._table.arms.ids[self.arms[number]]
-        return Pull(arm, tuple(names[task] for task in self.tasks[number]))
 
     def _read(self, proposal: Proposal) -> tuple[int, tuple[int, ...]]:
         """Return the indices of a proposal's arm and tasks; without tasks, of all not yet asked."""

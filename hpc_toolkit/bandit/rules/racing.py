@@ -6,15 +6,14 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from hpc_toolkit.bandit.durations import slowness, task_order
-from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.rewards import rewards_of
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, number_option
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, first_best, number_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +22,62 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.durations import TaskOrder
     from hpc_toolkit.bandit.rule import History
+
+
+class Gaps(NamedTuple):
+    """How far each arm is behind the leader."""
+
+    leader: int
+    means: NDArray[np.float64]
+    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
+    have a score; 0 for the leader and for an arm without such a task."""
+    errors: NDArray[np.float64]
+    """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
+    tasks, and before that infinite for an arm with fewer than two common tasks."""
+
+
+def gaps(scores: NDArray[np.float64], population: int, leader: int | None = None) -> Gaps:
+    """Compare arms after k of ``population`` tasks.
+
+    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` defaults to
+    :func:`best_row`. The error is sd / sqrt(common tasks) * sqrt(1 - k / population): the standard
+    deviation of the paired differences, with one degree of freedom less than common tasks, and the
+    finite population correction of survey sampling.
+    """
+    done = scores.shape[1]
+    leader = best_row(scores) if leader is None else leader
+    behind = scores[leader] - scores
+    counts = (~np.isnan(behind)).sum(axis=1)
+    means = np.nansum(behind, axis=1) / np.maximum(counts, 1)
+    squares = np.nansum((behind - means[:, None]) ** 2, axis=1)
+    variance = squares / np.maximum(counts - 1, 1) / np.maximum(counts, 1)
+    errors = np.sqrt(variance * (1.0 - done / population))
+    if done < population:
+        errors[counts < 2] = np.inf
+    return Gaps(leader, means, errors)
+
+
+def best_row(scores: NDArray[np.float64]) -> int:
+    """Return the row with the highest mean; ties go to the first.
+
+    A missing score counts as the task's mean over the rows, so that no arm leads by having failed
+    on the hard tasks.
+    """
+    known = ~np.isnan(scores)
+    centre = np.nansum(scores, axis=0) / np.maximum(known.sum(axis=0), 1)
+    return first_best(np.where(known, scores - centre, 0.0).mean(axis=1))
+
+
+def silent_tasks(scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return shape (n_tasks,): True for tasks that cannot compare the arms.
+
+    ``scores`` has shape (n_arms, n_tasks); all arms were told on all tasks. A task is silent if no
+    arm has a score, or only one arm of more than two. This is the fault of the task, for instance
+    of a missing data set, and not of an arm. A single score may have been told earlier, when the
+    task could still be evaluated.
+    """
+    least = 2 if len(scores) > 2 else 1
+    return np.asarray((~np.isnan(scores)).sum(axis=0) < least)
 
 
 class Rung:
@@ -38,7 +93,7 @@ class Rung:
         self.counted: tuple[int, ...] = ()
         """The tasks among these by which arms are compared."""
         self.dropped: tuple[int, ...] = ()
-        """The other tasks, which gave no scores to compare (see ``odds.silent_tasks``)."""
+        """The other tasks, which gave no scores to compare (see ``silent_tasks``)."""
         self.until: int | None = None
         """The arms must be told on the first ``until`` tasks next; None: the contest is over."""
 
@@ -123,7 +178,7 @@ class Racing(_Contest):
 
     Once all remaining arms were told on k of K tasks, with k at least ``first``, arm a drops out
     if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``, by paired differences
-    (see ``odds.gaps``). See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002. The
+    (see ``gaps``). See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002. The
     race ends with one arm, or after all tasks with the exact mean. Arms are checked after every
     task, so ``c`` is not a quantile of a known error. An arm with more failed tasks than scores
     drops out, and a task that cannot compare the arms counts in neither k nor K.

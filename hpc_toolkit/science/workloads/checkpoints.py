@@ -93,9 +93,7 @@ class LoadedModel:
     model: Any
     """Called with ``input_ids``, ``attention_mask`` and ``output_hidden_states=True``."""
     tokenizer: Any
-    """Turns texts into token ids."""
     device: torch.device
-    """Device of the weights."""
     name: str
     """The checkpoint as the item names it."""
 

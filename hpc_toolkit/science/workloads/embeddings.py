@@ -107,9 +107,7 @@ class SharedEmbeddings:
         self.layers = layer_count(loaded)
         """Number of hidden states: the blocks and the embeddings (layer 0)."""
         self.loaded = loaded
-        """The model."""
         self.name = loaded.name
-        """The checkpoint."""
         self.forwards = 0
         """Number of forward passes over a list of texts so far."""
         self._max_tokens = max_tokens

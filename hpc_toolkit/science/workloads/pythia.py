@@ -55,9 +55,7 @@ class Suspect:
     sizes: frozenset[str]
     """Sizes of the models trained on the full Pile; no report names a deduplicated model."""
     steps: frozenset[int]
-    """Steps of the checkpoints."""
     what: str
-    """The reported fault."""
     source: str
     """The report; open on 2026-11-21, and not verified for hpctk."""
 

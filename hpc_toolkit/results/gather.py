@@ -13,7 +13,7 @@ from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
-from hpc_toolkit.results.tables import json_lines
+from hpc_toolkit.results.tables import Row, json_lines
 from hpc_toolkit.rundir.journal import read_unit_run
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _CATCH_UP_S = 10.0
 """Seconds to wait for lines that a worker has synced and that this host does not show yet."""
 _LOOK_S = 0.2
 
-Row = dict[str, Any]
 ItemKey = tuple[int, int]
 """(log entry of the segment, position in it): the identity of an item."""
 

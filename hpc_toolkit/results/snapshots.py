@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.results.gather import Row
     from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.tables import Row
     from hpc_toolkit.rundir.layout import RunPaths, StageSpec
     from hpc_toolkit.system.clock import Clock
 

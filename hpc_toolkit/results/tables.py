@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
-    from hpc_toolkit.results.gather import Row
 
+Row = dict[str, Any]
+"""One gathered row: an item, its value or error, and how it came about."""
 
 OWN = ("state", "error", "attempts", "seconds", "worker")
 """Columns that describe a row, in this order, between the columns of its item and of its value."""

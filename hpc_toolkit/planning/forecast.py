@@ -97,7 +97,7 @@ class Forecaster:
         self._going_on: list[list[list[Job]]] = []
         for _ in range(self._draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
-            lengths = [_scaled(model.draw(chance), drift) for model in models]
+            lengths = [model.draw(chance).times(drift) for model in models]
             again = [_again(stage, chance) for stage in work.stages]
             # The durations themselves are not kept: those of a million items would fill the memory.
             self._anew.append(_jobs(work, lengths, again, going_on=False))
@@ -228,11 +228,6 @@ def _model(stage: StageWork, guess: Guess | None) -> LearnedLengths | GuessedLen
         hint = "give a guess, such as --item-time 30s, or wait for the first results"
         raise ConfigError(message, hint=hint)
     return GuessedLengths(stage, guess)
-
-
-def _scaled(lengths: Lengths, factor: float) -> Lengths:
-    load_s = {key: seconds * factor for key, seconds in lengths.load_s.items()}
-    return replace(lengths, seconds=lengths.seconds * factor, load_s=load_s)
 
 
 def _again(stage: StageWork, chance: np.random.Generator) -> list[int]:

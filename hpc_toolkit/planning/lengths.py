@@ -261,6 +261,10 @@ class Lengths:
     first: float
     """Factor on the duration of the first item after a load."""
 
+    def times(self, factor: float) -> Lengths:
+        load_s = {key: seconds * factor for key, seconds in self.load_s.items()}
+        return Lengths(self.seconds * factor, load_s, self.first)
+
 
 @dataclass(frozen=True, slots=True)
 class Guess:

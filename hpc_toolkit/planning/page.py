@@ -166,11 +166,9 @@ def advised(plan: Plan) -> list[str]:
 
 
 def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
-    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in [head, *rows]:
-        yield "  ".join(
-            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
 
 
 def _piped(head: list[str], rows: list[list[str]]) -> Iterable[str]:

@@ -114,10 +114,8 @@ def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
             course.attempts.append(record)
     if course.attempts:
         # These attempts belong to a unit run that goes on, or that was cut short.
-        stage = stages[course.unit.partition("/")[0]]
-        unit = stage.view.unit(course.unit.partition("/")[2])
-        _take_attempts(stage, unit, course, loaded=_context(stage, unit) != course.loaded)
-        course.loaded = _context(stage, unit)
+        name, _, unit = course.unit.partition("/")
+        _take_attempts(stages[name], stages[name].view.unit(unit), course)
     return course
 
 
@@ -126,21 +124,21 @@ def _context(stage: _Stage, unit: Unit) -> str:
 
 
 def _end_pass(stage: _Stage, unit: Unit, release: dict[str, Any], course: _Course) -> None:
-    group, now = stage.view.group_of(unit) or "", _context(stage, unit)
-    loaded = now != course.loaded
+    loaded = _take_attempts(stage, unit, course)
     spent = sum(record["seconds"] for record in course.attempts)
     beside = max(0.0, release["seconds"] - spent)
     if course.attempts and loaded:
         groups = len({stage.group_of(item) for item in stage.items(unit)})
-        stage.loads += [Load(group, beside / groups)] * groups
+        stage.loads += [Load(stage.view.group_of(unit) or "", beside / groups)] * groups
     elif course.attempts:
         stage.overheads_s.append(beside)
-    _take_attempts(stage, unit, course, loaded=loaded)
     course.unit, course.attempts = "", []
-    course.loaded = now
 
 
-def _take_attempts(stage: _Stage, unit: Unit, course: _Course, *, loaded: bool) -> None:
+def _take_attempts(stage: _Stage, unit: Unit, course: _Course) -> bool:
+    """Count the attempts at a unit; return whether the worker loaded a context for them."""
+    loaded = _context(stage, unit) != course.loaded
+    course.loaded = _context(stage, unit)
     items = stage.items(unit)
     for number, record in enumerate(course.attempts):
         stage.attempts += 1
@@ -149,6 +147,7 @@ def _take_attempts(stage: _Stage, unit: Unit, course: _Course, *, loaded: bool) 
             item = items[record["item"] - unit.first]
             first = loaded and number == 0
             stage.seen.append(Seen(item, stage.group_of(item), record["seconds"], first))
+    return loaded
 
 
 def _age_s(view: RunView, clock: Clock, worker: str, course: _Course | None) -> float:

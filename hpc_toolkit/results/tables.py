@@ -122,8 +122,7 @@ def _csv(rows: list[Row]) -> Iterator[bytes]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    for values in zip(*columns.values(), strict=True):
-        writer.writerow(values)
+    writer.writerows(zip(*columns.values(), strict=True))
     yield text.getvalue().encode()
 
 

@@ -52,22 +52,14 @@ def as_lines(report: dict[str, Any], duration: Callable[[float], str]) -> list[s
     costs = dict.fromkeys(cost for one in report["policies"] for cost in one["to_goal"][key])
     # Wall-clock time on one GPU is the GPU time.
     costs.pop("wall_s_1", None)
-    head = [
-        f"to {100 * float(key):g}% of the best",
-        *(_title(cost) for cost in costs),
-        "best at end",
-    ]
-    rows = [head]
+    rows = [[f"to {100 * float(key):g}% of the best", *map(_title, costs), "best at end"]]
     for one in report["policies"]:
         found = one["to_goal"][key]
         cells = [_cell(cost, found.get(cost), duration) for cost in costs]
         rows.append([one["policy"], *cells, f"{one['ended']['exact']:.0%}"])
     rows.append(["(everything)", *(_everything(cost, report, duration) for cost in costs), "100%"])
-    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
-    return [
-        "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _title(cost: str) -> str:

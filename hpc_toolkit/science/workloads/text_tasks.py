@@ -81,8 +81,7 @@ def clustering(embeddings: np.ndarray, labels: Sequence[str]) -> Score:
         model = KMeans(count, n_init=1, random_state=seed)
         _fit(model, features[rows], None)
         scores.append(v_measure_score(targets[rows], model.labels_))
-    stderr = float(np.std(scores, ddof=1)) / math.sqrt(CLUSTERINGS)
-    return Score(float(np.mean(scores)), stderr, len(targets))
+    return _mean(scores, len(targets))
 
 
 def similarity(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, float]]) -> Score:
@@ -113,8 +112,7 @@ def retrieval(queries: np.ndarray, documents: np.ndarray) -> Score:
     cosines = np.round(_directions(queries) @ _directions(documents).T, 12)
     ranks = (cosines >= np.diag(cosines)[:, None]).sum(1)
     gains = np.where(ranks <= CUTOFF, 1 / np.log2(1 + ranks), 0.0)
-    stderr = float(gains.std(ddof=1)) / math.sqrt(len(gains))
-    return Score(float(gains.mean()), stderr, len(gains))
+    return _mean(gains, len(gains))
 
 
 def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, bool]]) -> Score:
@@ -165,8 +163,7 @@ def reranking(
         hits = truth[np.lexsort((truth, -cosines))]
         places = np.flatnonzero(hits) + 1
         precisions.append(float(np.mean(np.arange(1, len(places) + 1) / places)))
-    stderr = float(np.std(precisions, ddof=1)) / math.sqrt(len(precisions))
-    return Score(float(np.mean(precisions)), stderr, len(precisions))
+    return _mean(precisions, len(precisions))
 
 
 def _average_precision(scores: np.ndarray, truth: np.ndarray) -> tuple[float, np.ndarray]:
@@ -184,6 +181,11 @@ def _average_precision(scores: np.ndarray, truth: np.ndarray) -> tuple[float, np
     own = truth * (precision[which] - score)
     influence: np.ndarray = (own + truth * share[which] - loss[which]) / right
     return score, influence
+
+
+def _mean(values: np.ndarray | list[float], n: int) -> Score:
+    stderr = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Score(float(np.mean(values)), stderr, n)
 
 
 def _standardisation(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, read_settings
 from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, asked_more, context
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.results.explain import ATTEMPTS, records_of
+from hpc_toolkit.results.explain import ATTEMPTS, records_of, unit_items
 from hpc_toolkit.results.status import living_workers
 from hpc_toolkit.system.ranks import boot_id, host_name
 
@@ -42,8 +41,7 @@ class _Stage:
 
     def items(self, unit: Unit) -> list[Item]:
         if unit.name not in self.units:
-            lines = self.view.log.segments[unit.entry].lines(unit)
-            self.units[unit.name] = json.loads(b"[%s]" % b",".join(lines))
+            self.units[unit.name] = unit_items(self.view, unit)
         return self.units[unit.name]
 
     def group_of(self, item: Item) -> str:

@@ -13,6 +13,7 @@ from hpc_toolkit.rundir.journal import JournalReader, Line, read_unit_run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hpc_toolkit.queue.items import Item
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
 
@@ -28,7 +29,7 @@ class FoundItem:
     stage: StageView
     unit: Unit
     position: int
-    item: dict[str, Any]
+    item: Item
 
 
 def retry_failed(
@@ -64,6 +65,13 @@ def _floors(
                 if match not in error and match not in item_json(stage, unit.unit, position):
                     continue
             yield unit.unit.entry, position, max(history.failures)
+
+
+def unit_items(stage: StageView, unit: Unit) -> list[Item]:
+    lines = stage.log.segments[unit.entry].lines(unit)
+    # One array: parsing many short texts one by one takes longer and shares no keys.
+    items: list[Item] = json.loads(b"[%s]" % b",".join(lines))
+    return items
 
 
 def item_json(stage: StageView, unit: Unit, position: int) -> str:

@@ -13,13 +13,13 @@ from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.tables import Row, json_lines
 from hpc_toolkit.rundir.journal import read_unit_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.state import UnitState
     from hpc_toolkit.queue.view import RunView, StageView
 
@@ -108,9 +108,9 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
     found = {}
     for name in stage.state.open:
         unit = stage.unit(name)
-        lines = stage.log.segments[unit.entry].lines(unit)
+        items = unit_items(stage, unit)
         for position in stage.state.pending(name):
-            found[unit.entry, position] = json.loads(lines[position - unit.first])
+            found[unit.entry, position] = items[position - unit.first]
     pending = _strip(stage, found)
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
     message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
@@ -136,7 +136,7 @@ def _compute(view: RunView, stage: StageView) -> dict[ItemKey, Row]:
         (entry, position): row
         for entry, segment in stage.log.segments.items()
         for unit in segment.units
-        for position, row in _unit_rows(view, stage, segment, stage.state.units[unit.name])
+        for position, row in _unit_rows(view, stage, stage.state.units[unit.name])
     }
     if stage.log.table is not None:
         table = stage.log.table[0]
@@ -151,16 +151,13 @@ def unit_rows(
     view: RunView, stage: StageView, entry: int, names: Collection[str]
 ) -> Iterator[tuple[int, Row]]:
     """Provisional (position, row) of finished items of some units of a segment (R8, R11)."""
-    segment = stage.log.segments[entry]
-    for unit in [unit for unit in segment.units if unit.name in names]:
-        yield from _unit_rows(view, stage, segment, stage.state.units[unit.name])
+    for unit in stage.log.segments[entry].units:
+        if unit.name in names:
+            yield from _unit_rows(view, stage, stage.state.units[unit.name])
 
 
-def _unit_rows(
-    view: RunView, stage: StageView, segment: Segment, state: UnitState
-) -> Iterator[tuple[int, Row]]:
-    # One array: parsing many short texts one by one takes longer and shares no keys.
-    items = json.loads(b"[%s]" % b",".join(segment.lines(state.unit)))
+def _unit_rows(view: RunView, stage: StageView, state: UnitState) -> Iterator[tuple[int, Row]]:
+    items = unit_items(stage, state.unit)
     if state.clean is not None:
         worker, found = state.clean
         for line in read_unit_run(view.paths.journal(worker), found):

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.geometry import anisotropy, curvature, linear_cka
-from hpc_toolkit.science.metrics.neighbours import two_nn
+from hpc_toolkit.science.metrics.geometry import anisotropy, curvature, linear_cka, two_nn
 from hpc_toolkit.science.metrics.rows import masked_mean
 from hpc_toolkit.science.metrics.spectrum import alpha_req, effective_rank, matrix_entropy, rankme
 from hpc_toolkit.science.metrics.views import dime, infonce, lidar

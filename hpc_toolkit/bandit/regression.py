@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -47,8 +46,7 @@ def matern52(
     return np.asarray((1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled))
 
 
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
+class Hyperparameters(NamedTuple):
     """The hyperparameters that ``fit`` chooses."""
 
     length_scale: float
@@ -148,7 +146,7 @@ def fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> Hyperparameters:
 
     Ties go to the first. A try takes as long as a posterior.
     """
-    grid = [Hyperparameters(scale, noise) for scale, noise in product(LENGTH_SCALES, NOISES)]
+    grid = [Hyperparameters(*pair) for pair in product(LENGTH_SCALES, NOISES)]
     found = log_marginal_likelihoods(x, y, grid)
     return grid[first_best(np.round(found, LIKELIHOOD_DECIMALS))]
 

@@ -77,10 +77,8 @@ def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
     some = plan.choices[0]
     money = plan.node.currency or "price"
     head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
-    head += ["GPU-hours"] if some.gpu_hours else []
-    head += [money] if some.cost else []
-    head += ["kWh"] if some.energy_kwh else []
-    head += ["--time"]
+    costs = {"GPU-hours": some.gpu_hours, money: some.cost, "kWh": some.energy_kwh}
+    head += [*(name for name, cost in costs.items() if cost), "--time"]
     head += ["done by then", "items by then"] if plan.within_s else []
     rows = []
     for one in plan.choices:

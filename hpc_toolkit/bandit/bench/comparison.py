@@ -13,6 +13,7 @@ import numpy as np
 from hpc_toolkit.bandit.bench.outcome import goal_of, summary
 from hpc_toolkit.bandit.bench.replay import Asks, replay
 from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options, rule_of
+from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 """Arguments of ``make_policy`` that a comparison sets itself."""
-
-ADAPTERS = {"optuna-tpe": "optuna"}
-"""Policies that need an optional package, with its name."""
 
 FORMAT = 2
 """Version of the report; its keys stay the same under one version."""
@@ -86,7 +84,9 @@ def entrants(text: str) -> list[Entrant]:
     Raises ConfigError for an unknown policy and for a policy that is named twice.
     """
     words: list[str] = []
-    installed = [name for name in (*RULES, *TASK_RULES) if find_spec(ADAPTERS.get(name, "numpy"))]
+    installed = [*RULES, *TASK_RULES]
+    if find_spec("optuna") is None:
+        installed.remove(OptunaTpe.name)
     for word in text.split(","):
         words += installed if word.strip() == "all" else [word.strip()]
     for word in words:
@@ -223,7 +223,7 @@ def searches(
 
 def _exhaustive(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
     """Return the cost of evaluating everything, as medians over tables."""
-    found: dict[str, Any] = {"evaluations": float(np.median([t.evaluations for t in tables]))}
+    found: dict[str, Any] = {"evaluations": float(np.median([t.scores.size for t in tables]))}
     seconds = [table.seconds for table in tables if table.seconds is not None]
     if seconds:
         found["gpu_s"] = float(np.median([one.sum() for one in seconds]))

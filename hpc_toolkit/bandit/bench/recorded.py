@@ -68,11 +68,6 @@ class ScoreTable:
         }
         return with_metrics(self.arms, rows, list(self.metrics))
 
-    @property
-    def evaluations(self) -> int:
-        """The number of (arm, task) pairs, all of which an exhaustive search evaluates."""
-        return int(self.scores.size)
-
     def part(self, arms: Sequence[int], tasks: Sequence[int]) -> ScoreTable:
         """Return the table of only some arms and tasks, in the given order; features are kept."""
         kept = ArmTable(tuple(self.arms.arms[i] for i in arms), self.arms.feature_names)

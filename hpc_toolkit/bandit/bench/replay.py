@@ -110,10 +110,7 @@ class Trace:
 
     @cached_property
     def gpu_s(self) -> NDArray[np.float64]:
-        """Shape (n_pulls,): GPU seconds of this and all earlier pulls.
-
-        Raises ConfigError if the table has no durations.
-        """
+        """Shape (n_pulls,): GPU seconds of this and all earlier pulls."""
         return np.cumsum([math.fsum(seconds) for seconds in self.durations])
 
     @cached_property

@@ -87,10 +87,9 @@ _FORMAT = 3
 class SharedEmbeddings:
     """The embeddings of one checkpoint, the context of its tasks.
 
-    One forward pass gives all layers of a list of texts. The most recently used lists are kept in
-    memory, up to `CACHE_BYTES`, and always the last one. With a ``directory``, lists are read from
-    it layer by layer if they are there, and written to it otherwise, as ``4 * texts * width`` bytes
-    per layer.
+    The most recently used lists of texts are kept in memory, up to `CACHE_BYTES`, and always the
+    last one. With a ``directory``, lists are read from it layer by layer if they are there, and
+    written to it otherwise, as ``4 * texts * width`` bytes per layer.
     """
 
     def __init__(
@@ -216,20 +215,14 @@ class EmbeddedTexts(OfCheckpoints):
     """Base class of workloads whose context is the `SharedEmbeddings` of a checkpoint."""
 
     def __init__(self, *, cache: str | None = None, **options: Any) -> None:
-        """Options of the workload.
-
-        Args:
-            cache: a directory for embeddings, shared by workers and runs; none by default.
-            options: the options of `OfCheckpoints`.
+        """``cache`` is a directory for embeddings, shared by workers and runs; the other options
+        are those of `OfCheckpoints`.
         """
         super().__init__(**options)
         self._cache = Path(cache).expanduser() if cache else None
 
     def load(self, group: str) -> SharedEmbeddings:
-        """Load a checkpoint; texts are embedded when a task first asks for them.
-
-        Raises PermanentError: the checkpoint cannot be used.
-        """
+        """Load a checkpoint; texts are embedded when a task first asks for them."""
         loaded = self.load_model(group)
         return SharedEmbeddings(
             loaded,

@@ -91,9 +91,8 @@ class LayerMetrics(OfCheckpoints):
     A metric that is not defined for a layer is None, and the value also has
     ``{"undefined": {"<metric>": reason}}``. If no metric is defined, the item fails for good.
 
-    Layer 0 is the embeddings and layer L the last block *after* the final norm. With
-    ``final_norm: raw``, the layers below L are before any final norm, as transformers returns
-    them. With ``paper``, they are after it, as in a model that was cut off after k blocks.
+    Layer 0 is the embeddings and layer L the last block *after* the final norm. The option
+    ``final_norm`` says how the layers below L are taken: see `FinalNorm`.
     """
 
     def __init__(

@@ -67,9 +67,7 @@ class NodeCopies:
     """
 
     def __init__(self, home: Path, limit: int | None = None) -> None:
-        """``limit`` is the total size of the copies in bytes, as far as the disk has room; without
-        a limit, a tenth of the disk is left free.
-        """
+        """``limit`` is the total size of the copies in bytes, as far as the disk has room."""
         self._home = home
         self._limit = limit
 

@@ -98,8 +98,7 @@ class OfCheckpoints:
             max_tokens: longer texts are cut.
             batch_size: the most texts that go through a model together.
             max_batch_tokens: the most tokens that go through it together, padding included.
-            final_norm: whether layers before the last are taken as they are (``raw``) or after the
-                model's final norm (``paper``), as in a model that was cut off at that layer.
+            final_norm: how layers before the last are taken: see `FinalNorm`.
 
         Raises ConfigError: an option is invalid.
         """

@@ -117,11 +117,10 @@ def schedule(stages: Sequence[Sequence[Job]], workers: int | dict[str, str]) -> 
     free: list[tuple[float, int, str]] = []
     for number, (name, loaded) in enumerate(names.items()):
         at = 0.0
-        if name in held:
-            own = held[name]
+        if own := held.get(name):
             at = own.seconds + (own.load_s if own.loading else 0.0)
             spans.append((0.0, at, own.count))
-        heapq.heappush(free, (at, number, held[name].key if name in held else loaded))
+        heapq.heappush(free, (at, number, own.key if own else loaded))
     while free:
         at, number, loaded = heapq.heappop(free)
         taken = next((job for one in waiting if (job := one.take(loaded))), None)

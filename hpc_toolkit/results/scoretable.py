@@ -139,35 +139,27 @@ def _csv_cells(path: Path) -> _Cells:
         message = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError(message, hint="the file may be cut off") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows: list[list[str]] = []
-    lines: list[str] = []
     try:
         header = next(reader, [])
-        for cells in reader:
-            if cells:
-                rows.append(cells)
-                lines.append(f"line {reader.line_num}")
+        rows = {f"line {reader.line_num}": cells for cells in reader if cells}
     except csv.Error as error:
         message = f"{path}, line {reader.line_num}: {error}"
         raise ConfigError(message, hint="it must be CSV with commas and one header line") from error
     if twice := [name for name in header if header.count(name) > 1]:
         message = f"{path}, line 1: column {twice[0]!r} occurs {header.count(twice[0])} times"
         raise ConfigError(message, hint="every column has a name of its own")
-    for cells, line in zip(rows, lines, strict=True):
+    for line, cells in rows.items():
         if len(cells) != len(header):
             message = f"{path}, {line}: {len(cells)} cells, the header has {len(header)}"
             raise ConfigError(message, hint="the file may be cut off")
-    columns: dict[str, list[str]] = {
-        name: [cells[place] for cells in rows] for place, name in enumerate(header)
-    }
-    return _Cells(path, columns, lines)
+    columns = {name: [cells[place] for cells in rows.values()] for place, name in enumerate(header)}
+    return _Cells(path, columns, list(rows))
 
 
 def _arms(cells: _Cells) -> ArmTable:
     rows = range(len(cells.lines))
     layers = [int(cells.number(row, "layer", low=0.0)) for row in rows]
-    families = [cells.text(row, "family") for row in rows]
-    models = [(family, cells.text(row, "size")) for row, family in enumerate(families)]
+    models = [(cells.text(row, "family"), cells.text(row, "size")) for row in rows]
     blocks: dict[tuple[str, str], int] = {}
     for model, layer in zip(models, layers, strict=True):
         blocks[model] = max(blocks.get(model, 1), layer)

@@ -45,14 +45,14 @@ class Spread(NamedTuple):
     """The share of the searches that reached the goal, 0 to 1."""
 
 
-def spread(values: Sequence[float], clusters: Sequence[int], *, seed: int = 0) -> Spread:
+def spread(values: Sequence[float], clusters: Sequence[int]) -> Spread:
     """Return median, ninth decile and the median's bootstrap band of one number per search.
 
     Infinity means that a search did not reach the goal, and sorts above every number. For
     ``clusters`` see :func:`draws`. The band is of the lower median, which is one of the numbers.
     """
     numbers = np.asarray(values, dtype=np.float64)
-    member, counts = draws(clusters, seed=seed)
+    member, counts = draws(clusters)
     order = np.argsort(numbers, kind="stable")
     below = np.cumsum(counts[:, member[order]], axis=1)
     medians = numbers[order][np.argmax(2 * below >= below[:, -1:], axis=1)]
@@ -67,13 +67,13 @@ def spread(values: Sequence[float], clusters: Sequence[int], *, seed: int = 0) -
 
 
 def mean_band(
-    values: NDArray[np.float64], clusters: Sequence[int], *, seed: int = 0
+    values: NDArray[np.float64], clusters: Sequence[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the mean over searches and its bootstrap band: mean, low, high, each (n_columns,).
 
     ``values`` has shape (n_searches, n_columns). For ``clusters`` see :func:`draws`.
     """
-    member, counts = draws(clusters, seed=seed)
+    member, counts = draws(clusters)
     sums = np.zeros((counts.shape[1], values.shape[1]))
     np.add.at(sums, member, values)
     sizes = np.bincount(member, minlength=counts.shape[1])
@@ -81,7 +81,7 @@ def mean_band(
     return np.asarray(values.mean(axis=0)), low, high
 
 
-def draws(clusters: Sequence[int], *, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def draws(clusters: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw the resamples of a bootstrap (Efron 1979) over clusters, with replacement.
 
     ``clusters`` has the table of each search, because searches on one table resemble each other. If
@@ -98,7 +98,7 @@ def draws(clusters: Sequence[int], *, seed: int = 0) -> tuple[NDArray[np.int64],
     if not member.any():
         member = np.arange(len(clusters))
     members = int(member.max()) + 1
-    rng = np.random.default_rng([seed, Stream.BOOTSTRAP])
+    rng = np.random.default_rng([0, Stream.BOOTSTRAP])
     counts = rng.multinomial(members, np.full(members, 1.0 / members), size=RESAMPLES)
     return member, counts
 

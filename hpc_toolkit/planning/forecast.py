@@ -132,9 +132,8 @@ class Forecaster:
         count = len(self._work.workers) if workers is None else workers
         busy = min(count, self._work.most_workers or count)
         if workers not in self._known:
-            drawn, hands = (
-                (self._going_on, self._work.workers) if workers is None else (self._anew, busy)
-            )
+            drawn = self._going_on if workers is None else self._anew
+            hands = self._work.workers if workers is None else busy
             self._known[workers] = [schedule(stages, hands) for stages in drawn]
         courses = self._known[workers]
         whole = np.array([course.makespan_s for course in courses])

@@ -46,16 +46,16 @@ def finish_times(
     asked = told = 0
     while True:
         # Tell ended pulls and ask for pulls that waited for them, until neither is possible.
-        while (may_ask := asked < len(left) and told_before[asked] <= told) or (
-            told < asked and not left[told]
-        ):
-            if may_ask:
+        while True:
+            if asked < len(left) and told_before[asked] <= told:
                 ends[asked] = now
                 for seconds in durations[asked]:
                     heapq.heappush(ready, (-seconds, asked))
                 asked += 1
-            else:
+            elif told < asked and not left[told]:
                 told += 1
+            else:
+                break
         while ready and len(running) < gpus:
             negative, pull = heapq.heappop(ready)
             heapq.heappush(running, (now - negative, pull))

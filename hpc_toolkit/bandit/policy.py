@@ -10,16 +10,19 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
 
 T = TypeVar("T")
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Indices = NDArray[np.intp]
 
 LARGEST_NUMBER = 1e100
 """Squares of larger numbers overflow."""
@@ -61,7 +64,7 @@ class TaskSet:
                 raise ConfigError(message, hint="use NaN for a duration that is not known")
 
     @cached_property
-    def expected(self) -> NDArray[np.float64]:
+    def expected(self) -> Floats:
         """Shape (n_tasks,): ``seconds``, NaN where not known."""
         return np.array(self.seconds or [math.nan] * len(self.names), dtype=np.float64)
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Proposal, TaskSet
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Bools, Floats, Proposal, TaskSet
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.arms import ArmTable
 
@@ -108,15 +106,15 @@ class TaskResults:
     """
 
     tasks: TaskSet
-    scores: NDArray[np.float64]
+    scores: Floats
     """NaN where there is no score: not told, or failed."""
-    stderrs: NDArray[np.float64]
+    stderrs: Floats
     """Standard errors of the scores; NaN where none was told."""
-    seconds: NDArray[np.float64]
+    seconds: Floats
     """Durations; NaN where none was told."""
-    told: NDArray[np.bool_]
+    told: Bools
     """True where a score or a failure was told."""
-    asked: NDArray[np.bool_]
+    asked: Bools
     """True where a result was told or is pending."""
 
 
@@ -133,7 +131,7 @@ class History:
     """The only source of randomness: ``default_rng([seed, ...])``."""
     scored: tuple[int, ...]
     """Ascending indices of the arms that have a reward."""
-    rewards: NDArray[np.float64]
+    rewards: Floats
     """Shape (len(scored),): their rewards."""
     failed: tuple[int, ...]
     """Ascending indices of the arms that were told on all tasks and have no reward."""
@@ -190,7 +188,7 @@ class Finalists(NamedTuple):
     """Indices of further tasks on which they were told, but which gave no scores to compare."""
 
 
-def first_best(values: NDArray[np.float64] | Sequence[float]) -> int:
+def first_best(values: Floats | Sequence[float]) -> int:
     """Return the lowest position of the highest value; values equal to 12 decimals are a tie.
 
     Without the rounding, the last bit of a sum would decide between symmetric arms.

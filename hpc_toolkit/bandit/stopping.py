@@ -10,15 +10,13 @@ import numpy as np
 
 from hpc_toolkit.bandit.arms import columns
 from hpc_toolkit.bandit.durations import seconds_spent
-from hpc_toolkit.bandit.policy import LARGEST_NUMBER
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats
 from hpc_toolkit.bandit.regression import Posterior, fit
 from hpc_toolkit.bandit.rule import checked_number
 from hpc_toolkit.bandit.rules.racing import gaps
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from hpc_toolkit.bandit.rule import Finalists, History
 
 
@@ -82,7 +80,7 @@ class StopRules:
         return None
 
 
-def win_odds(history: History, judged: Finalists | None = None) -> NDArray[np.float64]:
+def win_odds(history: History, judged: Finalists | None = None) -> Floats:
     """Return shape (n_arms,): the probability that an arm's reward exceeds the best told reward.
 
     Each probability is for one arm: even if none exceeds x, the probability that any arm wins may
@@ -110,7 +108,7 @@ def win_odds(history: History, judged: Finalists | None = None) -> NDArray[np.fl
     return odds
 
 
-def _paired(history: History, judged: Finalists) -> NDArray[np.float64]:
+def _paired(history: History, judged: Finalists) -> Floats:
     odds = np.zeros(len(history.table.arms))
     arms, done = list(judged.arms), len(judged.tasks)
     population = len(history.results.tasks.names) - len(judged.dropped)
@@ -124,7 +122,7 @@ def _paired(history: History, judged: Finalists) -> NDArray[np.float64]:
     return odds
 
 
-def _above(means: NDArray[np.float64], sds: NDArray[np.float64]) -> NDArray[np.float64]:
+def _above(means: Floats, sds: Floats) -> Floats:
     """Return the probability that normal variables are above 0: 0 or 1 without spread."""
     found = [
         0.5 * math.erfc(-mean / (sd * math.sqrt(2.0))) if sd > 0 else float(mean > 0)

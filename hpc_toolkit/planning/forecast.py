@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.planning.lengths import Guess, Lengths
     from hpc_toolkit.planning.schedule import Course, Job
+    from hpc_toolkit.planning.traits import Floats
     from hpc_toolkit.planning.work import StageWork, Work
 
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 DRAWS = 200
 """Draws of each forecast; fewer for a run with very many units."""

@@ -10,18 +10,16 @@ Decision 0030 explains the reasons, and what the intervals promise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpc_toolkit.planning.traits import tamed, traits
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.traits import Traits
+    from hpc_toolkit.planning.traits import Floats, Ints, Traits
     from hpc_toolkit.planning.work import StageWork
 
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _SIBLINGS_SD = 0.7
 """How much sets of sibling groups, and words, differ if only one of them is known, as a standard

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.planning.lengths import Lengths
     from hpc_toolkit.planning.work import StageWork
-
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)

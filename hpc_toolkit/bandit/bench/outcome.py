@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
     from hpc_toolkit.bandit.bench.replay import Trace
+    from hpc_toolkit.bandit.policy import Floats
 
 
 RESAMPLES = 2_000
@@ -66,9 +67,7 @@ def spread(values: Sequence[float], clusters: Sequence[int]) -> Spread:
     )
 
 
-def mean_band(
-    values: NDArray[np.float64], clusters: Sequence[int]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def mean_band(values: Floats, clusters: Sequence[int]) -> tuple[Floats, Floats, Floats]:
     """Return the mean over searches and its bootstrap band: mean, low, high, each (n_columns,).
 
     ``values`` has shape (n_searches, n_columns). For ``clusters`` see :func:`draws`.
@@ -103,7 +102,7 @@ def draws(clusters: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]
     return member, counts
 
 
-def _ends(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _ends(drawn: Floats) -> tuple[Floats, Floats]:
     """Return the ends of the percentile band over resamples, shape (n_columns,) each."""
     tail = (1.0 - COVERAGE) / 2.0
     # Without interpolation, which is undefined between infinities.
@@ -159,9 +158,7 @@ def summary(
     return found
 
 
-def _costs(
-    traces: Sequence[Trace], gpus: Sequence[int], *, whole: bool
-) -> dict[str, list[NDArray[np.float64]]]:
+def _costs(traces: Sequence[Trace], gpus: Sequence[int], *, whole: bool) -> dict[str, list[Floats]]:
     """Return, by the name of the cost, what each search had spent when each pull was told."""
     costs = {"evaluations": [trace.evaluations for trace in traces]}
     if whole:
@@ -183,9 +180,7 @@ def reached_at(trace: Trace, share: float) -> float:
     return float(np.argmax(reached)) + 1.0 if reached.any() else math.inf
 
 
-def _to_goal(
-    traces: Sequence[Trace], costs: Sequence[NDArray[np.float64]], share: float
-) -> list[float]:
+def _to_goal(traces: Sequence[Trace], costs: Sequence[Floats], share: float) -> list[float]:
     """Return what each search spent to know an arm with this share of the best."""
     places = [reached_at(trace, share) for trace in traces]
     return [
@@ -197,7 +192,7 @@ def _to_goal(
 def _curves(
     traces: Sequence[Trace],
     clusters: Sequence[int],
-    costs: dict[str, list[NDArray[np.float64]]],
+    costs: dict[str, list[Floats]],
 ) -> dict[str, Any]:
     """Return mean simple regret over each cost, with its band.
 
@@ -215,9 +210,7 @@ def _curves(
     return curves
 
 
-def _regret(
-    trace: Trace, spent: NDArray[np.float64], grid: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _regret(trace: Trace, spent: Floats, grid: Floats) -> Floats:
     guess = float(trace.table.means.mean())
     known = np.concatenate([[guess], np.where(np.isnan(trace.known), guess, trace.known)])
     # At equal costs the last value counts.

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import Pull
+from hpc_toolkit.bandit.policy import Floats, Pull
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.asktell import Policy
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 def finish_times(
     durations: Sequence[Sequence[float]], told_before: Sequence[int], gpus: int
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return when the last evaluation of each pull ends, in seconds; shape (n_pulls,).
 
     This is an event simulation. Each GPU runs one evaluation at a time and starts the next ready
@@ -99,17 +97,17 @@ class Trace:
     tasks: tuple[tuple[int, ...], ...]
     told_before: tuple[int, ...]
     """For each pull, the number of results told before it was asked for."""
-    known: NDArray[np.float64]
+    known: Floats
     """Shape (n_pulls,): the table's mean of the arm that the policy recommends once this pull is
     told; NaN while it recommends none."""
 
     @cached_property
-    def evaluations(self) -> NDArray[np.float64]:
+    def evaluations(self) -> Floats:
         """Shape (n_pulls,): number of evaluations in this and all earlier pulls."""
         return np.cumsum([float(len(tasks)) for tasks in self.tasks])
 
     @cached_property
-    def gpu_s(self) -> NDArray[np.float64]:
+    def gpu_s(self) -> Floats:
         """Shape (n_pulls,): GPU seconds of this and all earlier pulls."""
         return np.cumsum([math.fsum(seconds) for seconds in self.durations])
 
@@ -122,7 +120,7 @@ class Trace:
         pulls = zip(self.arms, self.tasks, strict=True)
         return [self.table.seconds[arm, list(tasks)].tolist() for arm, tasks in pulls]
 
-    def wall_s(self, gpus: int) -> NDArray[np.float64]:
+    def wall_s(self, gpus: int) -> Floats:
         """Return shape (n_pulls,): when each pull can be told, in seconds from the start."""
         ends = finish_times(self.durations, self.told_before, gpus)
         return np.asarray(np.maximum.accumulate(ends))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.arms import FEATURES, columns
-from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.policy import Bools, Floats, Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, fit
 from hpc_toolkit.bandit.rule import (
     Rule,
@@ -23,12 +23,10 @@ from hpc_toolkit.bandit.rule import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from hpc_toolkit.bandit.rule import History
 
 
-def space_filling_order(points: NDArray[np.float64], seed: int, n: int) -> list[int]:
+def space_filling_order(points: Floats, seed: int, n: int) -> list[int]:
     """Return the indices of ``n`` points, each as far as possible from all before it.
 
     Greedy maximin design, known as farthest-point traversal (Gonzalez 1985, "Clustering to
@@ -69,7 +67,7 @@ class Guided(Rule):
             proposals += self._climb(history, points, opening, wanted - len(opening))
         return proposals
 
-    def _opening(self, history: History, points: NDArray[np.float64], n: int) -> list[int]:
+    def _opening(self, history: History, points: Floats, n: int) -> list[int]:
         """Return the initial arms that are due; all ``n`` while there is no reward."""
         if history.scored:
             n = min(n, max(0, self.initial - len(history.scored) - len(history.pending)))
@@ -80,7 +78,7 @@ class Guided(Rule):
 
     @abstractmethod
     def _climb(
-        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+        self, history: History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
         """Choose by a model ``n`` of the arms that are neither taken nor in ``opening``.
 
@@ -88,14 +86,14 @@ class Guided(Rule):
         """
 
 
-def free_arms(history: History, opening: list[int]) -> NDArray[np.bool_]:
+def free_arms(history: History, opening: list[int]) -> Bools:
     """Return shape (n_arms,): True for arms that may still be proposed."""
     free = np.ones(len(history.table.arms), dtype=np.bool_)
     free[[*history.taken, *opening]] = False
     return free
 
 
-def first_best_of(values: NDArray[np.float64], free: NDArray[np.bool_]) -> int:
+def first_best_of(values: Floats, free: Bools) -> int:
     """Return the lowest index of the highest value, to 12 decimals, among free arms."""
     allowed = np.flatnonzero(free)
     return int(allowed[first_best(values[allowed])])
@@ -119,7 +117,7 @@ class Ask:
     centre: float
     spread: float
     """Mean and standard deviation of the told rewards."""
-    free: NDArray[np.bool_]
+    free: Bools
     """Shape (n_arms,): True for arms that are neither taken nor chosen."""
     chosen: int
     """How many arms this ask has chosen already."""
@@ -148,7 +146,7 @@ class GpRule(Guided):
     (kriging believer)."""
 
     def _climb(
-        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+        self, history: History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
         centre, spread = float(history.rewards.mean()), float(history.rewards.std())
         # The spread of one reward, or of equal rewards, is rounding error.
@@ -195,9 +193,7 @@ class GpUcb(GpRule):
         return index, ask.to_reward(bounds[index])
 
 
-def log_expected_improvement(
-    mean: NDArray[np.float64], sd: NDArray[np.float64], best: float
-) -> NDArray[np.float64]:
+def log_expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
     """Return log E[max(f - best, 0)] for f ~ N(mean, sd^2); ``mean`` and ``sd`` have one shape.
 
     The closed form is sd (phi(z) + z Phi(z)) with z = (mean - best) / sd (Jones, Schonlau and Welch

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from hpc_toolkit.bandit.durations import slowness, task_order
-from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
 from hpc_toolkit.bandit.rewards import rewards_of
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, first_best, number_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.durations import TaskOrder
     from hpc_toolkit.bandit.rule import History
@@ -28,15 +26,15 @@ class Gaps(NamedTuple):
     """How far each arm is behind the leader."""
 
     leader: int
-    means: NDArray[np.float64]
+    means: Floats
     """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
     have a score; 0 for the leader and for an arm without such a task."""
-    errors: NDArray[np.float64]
+    errors: Floats
     """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
     tasks, and before that infinite for an arm with fewer than two common tasks."""
 
 
-def gaps(scores: NDArray[np.float64], population: int, leader: int | None = None) -> Gaps:
+def gaps(scores: Floats, population: int, leader: int | None = None) -> Gaps:
     """Compare arms after k of ``population`` tasks.
 
     ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` defaults to
@@ -57,7 +55,7 @@ def gaps(scores: NDArray[np.float64], population: int, leader: int | None = None
     return Gaps(leader, means, errors)
 
 
-def best_row(scores: NDArray[np.float64]) -> int:
+def best_row(scores: Floats) -> int:
     """Return the row with the highest mean; ties go to the first.
 
     A missing score counts as the task's mean over the rows, so that no arm leads by having failed
@@ -68,7 +66,7 @@ def best_row(scores: NDArray[np.float64]) -> int:
     return first_best(np.where(known, scores - centre, 0.0).mean(axis=1))
 
 
-def silent_tasks(scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+def silent_tasks(scores: Floats) -> Bools:
     """Return shape (n_tasks,): True for tasks that cannot compare the arms.
 
     ``scores`` has shape (n_arms, n_tasks); all arms were told on all tasks. A task is silent if no
@@ -86,7 +84,7 @@ class Rung:
     def __init__(self, history: History, order: Sequence[int]) -> None:
         self._history = history
         self._order = tuple(order)
-        self.arms: NDArray[np.intp] = np.arange(len(history.table.arms))
+        self.arms: Indices = np.arange(len(history.table.arms))
         """Ascending indices of the remaining arms."""
         self.done = 0
         """All remaining arms were told on the first ``done`` tasks of the order."""
@@ -98,7 +96,7 @@ class Rung:
         """The arms must be told on the first ``until`` tasks next; None: the contest is over."""
 
     @property
-    def scores(self) -> NDArray[np.float64]:
+    def scores(self) -> Floats:
         """Scores of the remaining arms on the counted tasks, shape (len(arms), len(counted))."""
         return self._history.results.scores[self.arms][:, self.counted]
 
@@ -216,7 +214,7 @@ class Racing(_Contest):
         return rung
 
 
-def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray[np.intp]:
+def survivors(scores: Floats, population: int, c: float) -> Indices:
     """Return the rows that are still in the race after k of ``population`` tasks.
 
     ``scores`` has shape (n_arms, k), k >= 1, NaN for a failed task. The leader is always included,
@@ -233,7 +231,7 @@ def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray
     return np.asarray(usable[near], np.intp)
 
 
-def comparable(scores: NDArray[np.float64]) -> NDArray[np.intp]:
+def comparable(scores: Floats) -> Indices:
     """Return the rows with a score for at least half of the tasks."""
     return np.flatnonzero(2 * (~np.isnan(scores)).sum(axis=1) >= scores.shape[1])
 
@@ -281,7 +279,7 @@ class Halving(_Contest):
                     break
         return rung
 
-    def _best(self, history: History, rung: Rung, size: int) -> NDArray[np.intp]:
+    def _best(self, history: History, rung: Rung, size: int) -> Indices:
         """Return the ``size`` best arms over the tasks that count; all arms if none counts."""
         if not rung.counted:
             return rung.arms
@@ -334,11 +332,11 @@ class _Purse:
             self._everything *= float(self._pace(rung).mean())
             self._corrected = True
 
-    def _pace(self, rung: Rung) -> NDArray[np.float64]:
+    def _pace(self, rung: Rung) -> Floats:
         """Return every arm's slowness on the counted tasks; tasks that fail can end at once."""
         counted = [place for place, task in enumerate(self._tasks) if task in rung.counted]
         return slowness(self._seconds[:, counted], self._expected[counted])
 
-    def _took(self, arms: NDArray[np.intp], start: int, stop: int) -> float:
+    def _took(self, arms: Indices, start: int, stop: int) -> float:
         seconds = self._seconds[arms, start:stop]
         return float(np.where(np.isnan(seconds), self._expected[start:stop], seconds).sum())

@@ -75,13 +75,7 @@ class Posterior:
     without noise, and never negative.
     """
 
-    def __init__(
-        self,
-        x: Floats,
-        y: Floats,
-        points: Floats,
-        hyper: Hyperparameters,
-    ) -> None:
+    def __init__(self, x: Floats, y: Floats, points: Floats, hyper: Hyperparameters) -> None:
         self._hyper = hyper
         self._points = points
         factor = cholesky(matern52(x, x, hyper.length_scale), hyper.noise)

@@ -118,11 +118,7 @@ class Forecaster:
         return [getattr(one, name) for one in self._facts]
 
     def forecast(
-        self,
-        workers: int | None,
-        *,
-        within_s: float | None = None,
-        limit_s: float | None = None,
+        self, workers: int | None, *, within_s: float | None = None, limit_s: float | None = None
     ) -> Forecast:
         """Forecast the work left for workers that begin now and replace the running ones.
 

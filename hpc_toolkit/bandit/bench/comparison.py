@@ -200,10 +200,7 @@ def reports(
 
 
 def searches(
-    entrant: Entrant,
-    tables: Sequence[ScoreTable],
-    plan: Plan,
-    on_search: OnSearch | None = None,
+    entrant: Entrant, tables: Sequence[ScoreTable], plan: Plan, on_search: OnSearch | None = None
 ) -> Iterator[tuple[int, Trace]]:
     """Run every search of one policy, and yield it with the number of its table.
 

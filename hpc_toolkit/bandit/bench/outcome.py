@@ -190,9 +190,7 @@ def _to_goal(traces: Sequence[Trace], costs: Sequence[Floats], share: float) -> 
 
 
 def _curves(
-    traces: Sequence[Trace],
-    clusters: Sequence[int],
-    costs: dict[str, list[Floats]],
+    traces: Sequence[Trace], clusters: Sequence[int], costs: dict[str, list[Floats]]
 ) -> dict[str, Any]:
     """Return mean simple regret over each cost, with its band.
 

@@ -163,6 +163,12 @@ class Observation:
             message = f"arm {self.arm!r}: {problems[0]}"
             raise ConfigError(message)
 
+    def numbers_of(self, task: str) -> tuple[float, ...]:
+        """Return score, standard error and seconds of a task; NaN for what is missing."""
+        # One NaN object, which is equal to itself in a comparison of tuples.
+        given = (self.scores, self.stderrs, self.seconds)
+        return tuple(numbers.get(task, math.nan) for numbers in given)
+
     def to_json(self) -> dict[str, Any]:
         """Return a value that ``json.dumps`` writes as strict JSON and ``from_json`` restores."""
         return {**asdict(self), "failed": list(self.failed)}

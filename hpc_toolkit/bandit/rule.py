@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, unique
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -15,9 +15,10 @@ from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Bools, Floats, Proposal, T
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from hpc_toolkit.bandit.arms import ArmTable
+    from hpc_toolkit.bandit.policy import Observation, Pull
 
 
 TIE_DECIMALS = 12
@@ -100,7 +101,7 @@ def word_option(default: str, known: Sequence[str]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class TaskResults:
-    """Results of every arm on every task, told or pending. Do not write to the arrays.
+    """Results of every arm on every task, told or pending. Rules do not write to the arrays.
 
     All have shape (n_arms, n_tasks). An arm that was never asked for has a row of NaN and False.
     """
@@ -116,6 +117,30 @@ class TaskResults:
     """True where a score or a failure was told."""
     asked: Bools
     """True where a result was told or is pending."""
+
+    @classmethod
+    def empty(cls, n_arms: int, tasks: TaskSet) -> TaskResults:
+        shape = (n_arms, len(tasks.names))
+        scores, stderrs, seconds = (np.full(shape, math.nan) for _ in range(3))
+        told, asked = (np.zeros(shape, np.bool_) for _ in range(2))
+        return cls(tasks, scores, stderrs, seconds, told, asked)
+
+    def take(self, arm: int, observation: Observation) -> None:
+        """Add an observation of an arm."""
+        for task in (*observation.scores, *observation.failed):
+            at = arm, self.tasks.index(task)
+            self.scores[at], self.stderrs[at], self.seconds[at] = observation.numbers_of(task)
+            self.told[at] = self.asked[at] = True
+
+    def with_pending(self, pending: Iterable[tuple[int, Pull]]) -> TaskResults:
+        """Return the results with these pulls of arms marked as asked for.
+
+        Raises ConfigError for a pull of a task that is not in the set.
+        """
+        asked = self.told.copy()
+        for arm, pull in pending:
+            asked[arm, [self.tasks.index(task) for task in pull.tasks or self.tasks.names]] = True
+        return replace(self, asked=asked)
 
 
 @dataclass(frozen=True, eq=False)

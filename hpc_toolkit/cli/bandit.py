@@ -118,12 +118,11 @@ def _read(given: str) -> ScoreTable:
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     """Print first: what cannot be written is not lost then."""
     from hpc_toolkit.bandit.bench.report import as_csv, as_lines, regret_svg
-    from hpc_toolkit.system.quantities import format_duration
 
     if as_json:
         print(json.dumps(report, allow_nan=False), flush=True)
     else:
-        print("\n".join(as_lines(report, format_duration)), flush=True)
+        print("\n".join(as_lines(report)), flush=True)
     if report["left_out"]:
         print(f"not finished, left out: {', '.join(report['left_out'])}", file=sys.stderr)
     for path in out:

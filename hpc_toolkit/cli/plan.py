@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +166,7 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
 
     kept = read_plan(path)
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
-    print(json.dumps(found.to_json()) if as_json else "\n".join(_said(found)), flush=True)
+    print(json.dumps(asdict(found)) if as_json else "\n".join(_said(found)), flush=True)
     if not found.complete:
         raise typer.Exit(_EXIT_LATER)
 

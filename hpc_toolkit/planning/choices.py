@@ -144,8 +144,7 @@ def choose(
 
     If the time limit of one job is too short, several jobs follow each other.
     """
-    workers = nodes * node.workers
-    forecast, ask_s, in_a_row = _in_jobs(forecaster, workers, limit_s, within_s)
+    forecast, ask_s, in_a_row = _in_jobs(forecaster, nodes * node.workers, limit_s, within_s)
     hours = forecast.time_s.times(nodes / HOUR_S)
     price, watts = node.price_per_hour, node.watts
     return Choice(
@@ -218,13 +217,11 @@ def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> li
         if partition.restricted or fewer or nodes < (site.min_nodes or 1):
             continue
         count = min(nodes, site.nodes or nodes)
-        limit_s = site.max_walltime_s
-        workers = count * node.workers
-        forecast, _, row = _in_jobs(forecaster, workers, limit_s)
+        forecast, _, row = _in_jobs(forecaster, count * node.workers, site.max_walltime_s)
         found.append(
             Way(
                 partition=partition.name,
-                limit_s=limit_s,
+                limit_s=site.max_walltime_s,
                 most_nodes=site.nodes,
                 nodes=count,
                 in_a_row=row,

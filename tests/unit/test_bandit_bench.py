@@ -177,7 +177,7 @@ def test_searches_end_at_any_share_of_the_best_which_is_a_goal_then(until: float
     assert len(to_goal) == len({*(one for one in (0.98, 0.99, 0.995, 1.0) if one < until), until})
     assert all(found["pulls"]["reached"] == 1.0 for found in to_goal.values())
     assert "curves" not in report["policies"][0]
-    assert as_lines(report, format_duration)[0].startswith(f"to {100 * min(until, 0.99):g}% of the")
+    assert as_lines(report)[0].startswith(f"to {100 * min(until, 0.99):g}% of the")
 
 
 def test_reports_grow_by_one_policy_and_name_those_that_are_to_come() -> None:
@@ -295,7 +295,7 @@ def test_forms_of_a_report_agree() -> None:
     goal = report["policies"][0]["to_goal"]["0.99"]["gpu_s"]
     row = next(row for row in rows if row[:3] == ["random", "0.99", "gpu_s"])
     assert float(row[3]) == goal["median"]
-    lines = as_lines(report, format_duration)
+    lines = as_lines(report)
     assert [line.split()[0] for line in lines[1:]] == ["random", "racing", "(everything)"]
     assert format_duration(goal["median"]) in lines[1]
     assert "time on 4 GPUs" in lines[0]
@@ -466,7 +466,7 @@ def test_a_median_band_covers_the_median_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(5)
     samples = rng.exponential(size=(100, 60))
 
-    bands = [spread(sample, [0] * 60, seed=number) for number, sample in enumerate(samples)]
+    bands = [spread(sample, [0] * 60) for sample in samples]
     covered = np.mean([band.low <= math.log(2.0) <= band.high for band in bands])
 
     assert 0.88 <= covered <= 0.99

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.asktell import ResultArrays
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.bandit.registry import round_options
 from hpc_toolkit.bandit.rewards import Reward, rewards_of
+from hpc_toolkit.bandit.rule import TaskResults
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ def told(arm: str, score: float, stderr: float | None = None) -> Observation:
 
 def mean_reward(observation: Observation) -> Reward | None:
     """The mean over the tasks of one observation."""
-    arrays = ResultArrays(1, TaskSet(tuple(sorted({*observation.scores, *observation.failed}))))
-    arrays.take(0, observation)
-    return rewards_of(arrays.results(), [0]).get(0)
+    tasks = TaskSet(tuple(sorted({*observation.scores, *observation.failed})))
+    results = TaskResults.empty(1, tasks)
+    results.take(0, observation)
+    return rewards_of(results, [0]).get(0)
 
 
 def test_reward_is_the_mean_over_tasks_and_its_standard_error() -> None:

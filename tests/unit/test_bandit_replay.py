@@ -200,7 +200,7 @@ def test_racing_pulls_tasks_one_by_one_and_names_an_arm() -> None:
     pairs = [
         (arm, task) for arm, tasks in zip(trace.arms, trace.tasks, strict=True) for task in tasks
     ]
-    assert len(pairs) == len(set(pairs)) < table.evaluations
+    assert len(pairs) == len(set(pairs)) < table.scores.size
     best = policy.best()
     assert best is not None
     assert math.isclose(trace.known[-1], table.means[table.arms.index(best.arm)])

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 
-MAX_TOKENS = 512
-"""Default of the option ``max_tokens``: longer texts are cut."""
-
 
 class MtebTasks(EmbeddedTexts):
     """Workload: item ``{"checkpoint", "layer", "task"}`` to the main score of an mteb task.
@@ -48,17 +45,10 @@ class MtebTasks(EmbeddedTexts):
     """
 
     def __init__(
-        self, *, max_tokens: int = MAX_TOKENS, own_tasks: Collection[str] = (), **options: Any
+        self, *, max_tokens: int = 512, own_tasks: Collection[str] = (), **options: Any
     ) -> None:
-        """Options of the workload.
-
-        Args:
-            max_tokens: longer texts are cut.
-            own_tasks: modules whose classes an item may name; none by default.
-            options: the options of `EmbeddedTexts`.
-
-        Raises:
-            ConfigError: an option is invalid.
+        """``own_tasks`` are modules whose classes an item may name; the other options are those of
+        `EmbeddedTexts`. Raises ConfigError: an option is invalid.
         """
         super().__init__(max_tokens=max_tokens, **options)
         if isinstance(own_tasks, str) or not all(isinstance(name, str) for name in own_tasks):
@@ -67,11 +57,8 @@ class MtebTasks(EmbeddedTexts):
         self._own_tasks = frozenset(own_tasks)
 
     def load(self, group: str) -> SharedEmbeddings:
-        """Load a checkpoint.
-
-        Raises:
-            PermanentError: the checkpoint cannot be used.
-            WorkloadError: mteb is not installed.
+        """Load a checkpoint. Raises PermanentError: it cannot be used. Raises WorkloadError: mteb
+        is not installed.
         """
         _import_mteb()
         return super().load(group)
@@ -81,8 +68,8 @@ class MtebTasks(EmbeddedTexts):
     ) -> Iterator[dict[str, Any]]:
         """Yield one value per item, in order.
 
-        Raises:
-            PermanentError: the item's task or layer does not exist, or its texts are not available.
+        Raises PermanentError: the item's task or layer does not exist, or its texts are not
+        available.
         """
         for item in items:
             layer = require_layer(item, context.layers, context.name)

@@ -66,7 +66,7 @@ class ArmTable:
 
     def __post_init__(self) -> None:
         if not self.arms:
-            message = "the arm table is empty"
+            message = "there are no arms"
             raise ConfigError(message, hint="give at least one arm")
         refuse_repeats("arm id", self.ids)
         refuse_repeats("feature name", self.feature_names)
@@ -74,12 +74,12 @@ class ArmTable:
         for arm in self.arms:
             if len(arm.features) != len(names):
                 count = len(arm.features)
-                message = f"arm {arm.id!r} has {count} features, the table names {len(names)}"
+                message = f"arm {arm.id!r} has {count} features, but {len(names)} are named"
                 raise ConfigError(message, hint=f"give one number for each of: {', '.join(names)}")
             for name, value in zip(names, arm.features, strict=True):
                 if abs(value) > LARGEST_NUMBER:
                     message = f"arm {arm.id!r}: feature {name!r} is {value}"
-                    raise ConfigError(message, hint="use NaN for a value that is not known")
+                    raise ConfigError(message, hint="use NaN for an unknown value")
 
     @cached_property
     def ids(self) -> tuple[str, ...]:

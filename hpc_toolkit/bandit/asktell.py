@@ -30,8 +30,8 @@ def merged(known: Observation, more: Observation) -> Observation:
     """Merge two observations of one arm; ConfigError if they disagree on a task."""
     for task in {*known.scores, *known.failed} & {*more.scores, *more.failed}:
         if known.numbers_of(task) != more.numbers_of(task):
-            message = f"arm {more.arm!r} was told before with another result of task {task!r}"
-            hint = "what a policy was told stays; tell a task of an arm once"
+            message = f"arm {more.arm!r} has another result of task {task!r} already"
+            hint = "report each task of an arm once"
             raise ConfigError(message, hint=hint)
     return Observation(
         arm=known.arm,

@@ -61,7 +61,7 @@ class TaskSet:
         for name, seconds in zip(self.names, self.seconds, strict=bool(self.seconds)):
             if seconds < 0 or math.isinf(seconds):
                 message = f"task {name!r}: an expected duration of {seconds} seconds"
-                raise ConfigError(message, hint="use NaN for a duration that is not known")
+                raise ConfigError(message, hint="use NaN for an unknown duration")
 
     @cached_property
     def expected(self) -> Floats:
@@ -147,8 +147,8 @@ class Observation:
             object.__setattr__(self, name, numbers)
         object.__setattr__(self, "failed", tuple(sorted(set(self.failed))))
         if not self.scores and not self.failed:
-            message = f"arm {self.arm!r}: neither a score nor a failed task"
-            raise ConfigError(message, hint="name the failed tasks of an arm without scores")
+            message = f"arm {self.arm!r}: it has neither scores nor failed tasks"
+            raise ConfigError(message, hint="list the failed tasks of an arm without scores")
         problems = [
             f"{name}[{task!r}] is negative"
             for name in ("stderrs", "seconds")
@@ -227,6 +227,6 @@ def _finite_numbers(where: str, given: Mapping[str, object]) -> dict[str, float]
         found = number(given[task])
         if found is None:
             message = f"{where}[{task!r}] is {given[task]!r}, not a number up to {LARGEST_NUMBER:g}"
-            raise ConfigError(message, hint="a task without a finite score has failed")
+            raise ConfigError(message, hint="report a task without a finite score as failed")
         numbers[task] = found
     return numbers

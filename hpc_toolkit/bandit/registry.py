@@ -60,8 +60,8 @@ def make_policy(
         raise ConfigError(message, hint="give at least one task")
     check_scalariser(scalariser, tasks)
     if name == Racing.name and scalariser != "mean":
-        message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
-        raise ConfigError(message, hint="take the scalariser 'mean', or another policy")
+        message = f"policy {name!r} needs the scalariser 'mean', not {scalariser!r}"
+        raise ConfigError(message, hint="use the scalariser 'mean', or another policy")
     known = [option.name for option in fields(rule)]
     for option in options:
         if option not in known:

@@ -95,7 +95,7 @@ def check_scalariser(name: str, tasks: TaskSet) -> None:
     look_up("scalariser", name, SCALARISERS)
     if name == "mean-kind" and not tasks.kinds:
         message = "the scalariser 'mean-kind' needs the kind of every task"
-        raise ConfigError(message, hint="give the task set its kinds, or take 'mean'")
+        raise ConfigError(message, hint="name the kind of each task, or use 'mean'")
 
 
 def _row_means(values: Floats) -> Floats:

@@ -217,10 +217,8 @@ def _model(stage: StageWork, guess: Guess | None) -> LearnedLengths | GuessedLen
     if stage.seen:
         return LearnedLengths(stage)
     if guess is None:
-        message = (
-            f"no item of {stage.name} has ended yet, so nothing is known of how long they take"
-        )
-        hint = "give a guess, such as --item-time 30s, or wait for the first results"
+        message = f"no item of {stage.name} has ended yet, so durations are unknown"
+        hint = "give an estimate such as --item-time 30s, or wait for the first results"
         raise ConfigError(message, hint=hint)
     return GuessedLengths(stage, guess)
 

@@ -201,8 +201,8 @@ def plan_svg(plan: Plan) -> str:
     Raises ConfigError for a plan without numbers of nodes.
     """
     if not plan.choices:
-        message = "a plan without numbers of nodes has nothing to draw"
-        raise ConfigError(message, hint="give some, such as --nodes 1,2,4,8")
+        message = "without --nodes there is nothing to draw"
+        raise ConfigError(message, hint="add --nodes 1,2,4,8")
     times = [(one.nodes, one.forecast.time_s) for one in plan.choices]
     seconds = [edge for _, time in times for edge in (time.low, time.high)]
     seconds += [plan.within_s] if plan.within_s else []

@@ -84,7 +84,7 @@ def read_plan(path: Path) -> Kept:
 
     Raises ConfigError: the file cannot be read, or is not a plan.
     """
-    hint = "name a file that 'hpctk plan RUN -o FILE.json' wrote"
+    hint = "name a file written by 'hpctk plan RUN -o FILE.json'"
     try:
         found = json.loads(path.read_bytes())
         if found["format"] != FORMAT:
@@ -126,7 +126,7 @@ def make_plan(
     """
     if not work.left:
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
-        hint = "'hpctk plan RUN --check FILE.json' compares a plan that was kept with what came"
+        hint = "'hpctk plan RUN --check FILE.json' compares a saved plan with what happened"
         raise RunError(message, hint=hint)
     work, assumed = _known(work, guess)
     forecaster = Forecaster(work, guess, draws=draws)
@@ -200,8 +200,8 @@ def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
     numbers, or has no forecast.
     """
     if not plan.run or not plan.forecasts:
-        message = "the plan is of typed numbers, or has no forecast"
-        raise ConfigError(message, hint="make one with 'hpctk plan RUN -o FILE.json'")
+        message = "it was made without a run, or has no forecast"
+        raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
     ends = last_attempts(view)
     workers = sum(end > plan.at for end in ends)
     predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - workers))

@@ -88,9 +88,9 @@ def find_item(view: RunView, text: str) -> FoundItem:
         return (exact or found)[0]
     if not found:
         message = f"no item is or contains {text!r}"
-        raise ItemsError(message, hint="give its number from 0, or a part of its JSON")
+        raise ItemsError(message, hint="give its number (from 0), or a part of its JSON")
     examples = ", ".join(json.dumps(match.item) for match in found[:3])
-    message = f"{text!r} means {len(found)} items: {examples}, ..."
+    message = f"{text!r} matches {len(found)} items: {examples}, ..."
     raise ItemsError(message, hint="give more of its JSON")
 
 

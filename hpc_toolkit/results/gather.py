@@ -114,7 +114,7 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
     pending = _strip(stage, found)
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
     message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
-    hint = "start workers, or gather what there is with --partial"
+    hint = "start workers, or gather only finished items with --partial"
     if late:
         hint = f"{not_shown(late)}: try again in a minute; else {hint}"
     return NotCompleteError(message, hint=hint, pending=pending)
@@ -213,7 +213,9 @@ def _read_table(stage: StageView) -> dict[ItemKey, Row]:
                 some: list[Row] = json.loads(b"[%s]" % b",".join(lines))
             except ValueError as error:
                 message = f"{path} is damaged: {error}"
-                hint = "try again in a minute; if it stays, restore it from a backup"
+                hint = (
+                    "try again in a minute; if the error persists, restore the file from a backup"
+                )
                 raise TryAgainLaterError(message, hint=hint) from error
             try:
                 rows |= {(entry, at): row for row in some for entry, at in [row.pop("at")]}

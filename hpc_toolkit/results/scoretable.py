@@ -143,10 +143,10 @@ def _csv_cells(path: Path) -> _Cells:
         rows = {f"line {reader.line_num}": cells for cells in reader if cells}
     except csv.Error as error:
         message = f"{path}, line {reader.line_num}: {error}"
-        raise ConfigError(message, hint="it must be CSV with commas and one header line") from error
+        raise ConfigError(message, hint="use CSV with commas and one header line") from error
     if twice := [name for name in header if header.count(name) > 1]:
         message = f"{path}, line 1: column {twice[0]!r} occurs {header.count(twice[0])} times"
-        raise ConfigError(message, hint="every column has a name of its own")
+        raise ConfigError(message, hint="give every column its own name")
     for line, cells in rows.items():
         if len(cells) != len(header):
             message = f"{path}, {line}: {len(cells)} cells, the header has {len(header)}"
@@ -170,7 +170,7 @@ def _arms(cells: _Cells) -> ArmTable:
         group = "/".join(filter(None, (*model, cells.text(row, "revision"))))
         name = f"{group}/layer{layer}"
         if name in seen:
-            hint = "every arm has one row"
+            hint = "give every arm one row"
             raise cells.fault(row, "layer", f"repeats arm {name!r} of {seen[name]}", hint)
         seen[name] = cells.lines[row]
         size, step = _size(cells, row), _step(cells, row)

@@ -127,12 +127,12 @@ def read_snapshot(path: Path) -> Snapshot:
         raise RunError(message, hint="'hpctk snapshot RUN -o FILE.json' makes one") from error
     if not isinstance(record.get("format"), int) or record["format"] > FORMAT:
         message = f"{path}: format {record.get('format')!r}; this hpctk reads up to {FORMAT}"
-        raise RunError(message, hint="upgrade hpc-toolkit to the version that took it")
+        raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
     try:
         return _snapshot(record)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         message = f"{path} is damaged: {type(error).__name__}: {error}"
-        raise RunError(message, hint="take another one from the run") from error
+        raise RunError(message, hint="take another snapshot of the run") from error
 
 
 def _snapshot(record: dict[str, Any]) -> Snapshot:
@@ -270,7 +270,7 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
                 try:
                     record = _unit_run(f"{stage.name}/{unit.name}", found, journal.size, at)
                 except ValueError as error:
-                    message = f"a result of the snapshot is none that a run can have: {error}"
+                    message = f"the snapshot contains an invalid result: {error}"
                     hint = "'hpctk gather --check FILE.json' may name it"
                     raise RunError(message, hint=hint) from error
                 journal.append(record)

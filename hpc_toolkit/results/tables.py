@@ -55,7 +55,7 @@ def check_rows(rows: list[Row]) -> None:
     for number, row in enumerate(rows):
         if fault := row_fault(row):
             message = f"row {number} of the published table is damaged: {fault}"
-            hint = "'hpctk doctor RUN' names its file and line; restore that from a backup"
+            hint = "'hpctk doctor RUN' names its file and line; restore the file from a backup"
             raise RunError(message, hint=hint)
 
 

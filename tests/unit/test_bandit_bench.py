@@ -321,7 +321,7 @@ def test_a_picture_is_well_formed_and_draws_every_curve_inside_its_axes() -> Non
 
 
 def test_a_report_without_curves_has_no_picture() -> None:
-    with pytest.raises(ConfigError, match="has no curves to draw"):
+    with pytest.raises(ConfigError, match="there are no curves to draw"):
         regret_svg(bench("random", until=0.99))
 
 
@@ -358,7 +358,7 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
         (["--gpus", "1,many"], "--gpus: '1,many' is not a list of numbers"),
         (["--asks", "three"], "asks: 'three'"),
         (["--until", "nan"], "until: nan"),
-        (["--subtables", "2", "--arms-share", "nan"], "a part of nan of the arms"),
+        (["--subtables", "2", "--arms-share", "nan"], "a subtable with nan of the arms"),
         (
             ["-o", "out.svg", "--until", "0.9"],
             "out.svg: with --until there are no curves",
@@ -498,5 +498,5 @@ def test_mean_band_of_normal_numbers_is_two_standard_errors_wide() -> None:
 
 
 def test_bands_of_no_search_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no search to sum up"):
+    with pytest.raises(ConfigError, match="no search to summarize"):
         spread([], [])

@@ -91,7 +91,7 @@ def test_reward_is_none_when_more_than_half_of_the_tasks_failed() -> None:
         ({"scores": {"x": 1.0}, "seconds": {"x": -1}}, r"seconds\['x'\] is negative"),
         ({"scores": {"x": 1.0}, "stderrs": {"y": 0.1}}, "'y' has a standard error but no score"),
         ({"scores": {"x": 1.0}, "failed": ("x",)}, "'x' has a score and is called failed"),
-        ({}, "neither a score nor a failed task"),
+        ({}, "it has neither scores nor failed tasks"),
     ],
 )
 def test_observation_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:
@@ -173,7 +173,7 @@ def test_tell_twice_is_harmless_if_equal_and_an_error_if_not() -> None:
     policy.tell(told("a", 0.5))
 
     assert policy.best() == before
-    with pytest.raises(ConfigError, match="arm 'a' was told before with another result"):
+    with pytest.raises(ConfigError, match="arm 'a' has another result"):
         policy.tell(told("a", 0.6))
     assert policy.best() == before
 

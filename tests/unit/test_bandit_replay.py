@@ -117,7 +117,7 @@ def test_costs_of_a_table_without_durations_are_refused() -> None:
     trace = replay(table, make_policy("random", table.arms, 0, tasks=table.tasks), ONE, pulls=2)
 
     assert trace.evaluations.tolist() == [3.0, 6.0]
-    with pytest.raises(ConfigError, match="the table of scores has no durations"):
+    with pytest.raises(ConfigError, match="the score table has no durations"):
         trace.wall_s(1)
 
 

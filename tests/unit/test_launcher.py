@@ -139,7 +139,7 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
         check_request(Request(script="none.py"))
     with pytest.raises(ConfigError, match=r"no module named 'no_such_package\.train'"):
         check_request(Request(script="no_such_package.train", options={"module": True}))
-    with pytest.raises(ConfigError, match="program ' not foundno-such-program'"):
+    with pytest.raises(ConfigError, match="program 'no-such-program' not found"):
         check_request(Request(script="no-such-program", options={"no_python": True}))
     with pytest.raises(ConfigError, match="launch: unknown option 'nproc'"):
         check_request(replace(good, options={"nproc": 2}))
@@ -337,9 +337,11 @@ def test_where_srun_started_every_rank_options_of_an_agent_are_refused() -> None
     module = Request(script="a", options={"module": True}, run_dir=Path("R"))
 
     assert task_plan(module, step, backend="gloo").ranks == 2
-    with pytest.raises(ConfigError, match="--max-restarts, --tee: not available when srun starts each rank"):
+    with pytest.raises(
+        ConfigError, match="--max-restarts, --tee: not available when srun starts each rank"
+    ):
         task_plan(replace(module, options={"max_restarts": 1, "tee": "3"}), step, backend="gloo")
-    with pytest.raises(ConfigError, match="2 ranks need a directory"):
+    with pytest.raises(ConfigError, match="2 ranks need a shared directory"):
         task_plan(replace(module, run_dir=None), step, backend="gloo")
 
 

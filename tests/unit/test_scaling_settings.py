@@ -47,7 +47,7 @@ def test_strong_scaling_shares_the_batch_and_weak_repeats_it() -> None:
     assert Settings(batch_size=8).batch_per_rank(4) == 2
     assert Settings(batch_size=8, weak=True).batch_per_rank(4) == 8
     for size in (3, 16):
-        with pytest.raises(ConfigError, match=f"8 samples cannot be split equally among {size}"):
+        with pytest.raises(ConfigError, match=f"8 samples do not divide among {size}"):
             Settings(batch_size=8).batch_per_rank(size)
 
 

@@ -174,7 +174,8 @@ def reports(
     tables = plan.tables(table)
     if min(float(one.means.max()) for one in tables) <= 0:
         message = "the best mean score of the table is not positive"
-        raise ConfigError(message, hint="goals are shares of it; add a constant to the scores")
+        hint = "--until needs a positive best score; add a constant to the scores"
+        raise ConfigError(message, hint=hint)
     for entrant in plan.entrants:
         entrant.make(tables[0], plan.first, plan.asks)
     head = {

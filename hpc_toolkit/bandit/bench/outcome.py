@@ -91,7 +91,7 @@ def draws(clusters: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]
     draws each member, shape (RESAMPLES, n_members). Raises ConfigError without any search.
     """
     if not len(clusters):
-        message = "no search to sum up"
+        message = "no search to summarize"
         raise ConfigError(message, hint="give at least one seed")
     _, member = np.unique(np.asarray(clusters), return_inverse=True)
     if not member.any():

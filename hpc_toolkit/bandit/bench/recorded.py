@@ -43,7 +43,7 @@ class ScoreTable:
     def __post_init__(self) -> None:
         shape = (len(self.arms.arms), len(self.tasks.names))
         if not self.tasks.names:
-            message = "a table of scores without a task"
+            message = "the table has no task"
             raise ConfigError(message, hint="give at least one task")
         _check_numbers("scores", self.scores, shape)
         for name, numbers in (("seconds", self.seconds), ("stderrs", self.stderrs)):
@@ -86,8 +86,8 @@ class ScoreTable:
         a part that would be empty or larger than the table.
         """
         if not math.isfinite(share):
-            message = f"a part of {share} of the arms"
-            raise ConfigError(message, hint="draw a share above 0, at most 1")
+            message = f"a subtable with {share} of the arms"
+            raise ConfigError(message, hint="use a share above 0, at most 1")
         arms = int(share * len(self.arms.arms))
         for what, wanted, there in (
             ("arms", arms, len(self.arms.arms)),

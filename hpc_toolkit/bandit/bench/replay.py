@@ -81,7 +81,7 @@ class Asks:
         match = re.fullmatch(r"(rounds|window):([1-9][0-9]{0,5})", text)
         if not match:
             message = f"asks: {text!r}"
-            raise ConfigError(message, hint="'one', or as many at once as in rounds:8 or window:8")
+            raise ConfigError(message, hint="write one, rounds:N or window:N")
         return cls("window" if match[1] == "window" else "rounds", int(match[2]))
 
     def __str__(self) -> str:
@@ -115,8 +115,8 @@ class Trace:
     def durations(self) -> list[list[float]]:
         """Seconds of each evaluation, by pull. Raises ConfigError if the table has no durations."""
         if self.table.seconds is None:
-            message = "the table of scores has no durations"
-            raise ConfigError(message, hint="give a column t_<task> with seconds for every task")
+            message = "the score table has no durations"
+            raise ConfigError(message, hint="add a column t_<task> with seconds for every task")
         pulls = zip(self.arms, self.tasks, strict=True)
         return [self.table.seconds[arm, list(tasks)].tolist() for arm, tasks in pulls]
 

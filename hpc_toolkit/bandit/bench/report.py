@@ -95,7 +95,7 @@ def regret_svg(report: dict[str, Any]) -> str:
     """
     policies = [one for one in report["policies"] if "curves" in one]
     if not policies:
-        message = "a comparison that ends at a goal has no curves to draw"
+        message = "with --until there are no curves to draw"
         raise ConfigError(message, hint="leave out --until, or write .json or .csv")
     costs = list(dict.fromkeys(cost for one in policies for cost in one["curves"]))
     # Of several numbers of GPUs, draw only the last.

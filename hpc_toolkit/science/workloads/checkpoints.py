@@ -118,7 +118,7 @@ def locate(root: str | Path, checkpoint: str) -> Path:
     directory = Path(root) / checkpoint
     if not directory.is_dir():
         msg = f"{directory}: no such checkpoint directory"
-        hint = "a checkpoint of the hub is written name@revision; others are relative to 'root'"
+        hint = "write name@revision for the hub; other paths are relative to 'root'"
         raise PermanentError(msg, hint=hint)
     return directory
 
@@ -133,7 +133,7 @@ def verify(directory: Path) -> None:
     for path in (directory / name for name in weight_names(directory)):
         if not path.is_file():
             msg = f"{path}: weights are missing"
-            raise PermanentError(msg, hint="the checkpoint is not complete; save it again")
+            raise PermanentError(msg, hint="the checkpoint is incomplete; save it again")
         if path.suffix == ".safetensors":
             _verify_safetensors(path)
 
@@ -159,11 +159,11 @@ def _verify_safetensors(path: Path) -> None:
         tensors = json.loads(header)
         end = max(t["data_offsets"][1] for k, t in tensors.items() if k != "__metadata__")
     except (ValueError, TypeError, KeyError, IndexError):
-        msg = f"{path}: not a whole safetensors file: its header cannot be read ({size} bytes)"
-        raise PermanentError(msg, hint="the file is half-written; save it again") from None
+        msg = f"{path}: not a complete safetensors file: its header cannot be read ({size} bytes)"
+        raise PermanentError(msg, hint="the file is incomplete; save it again") from None
     if size != 8 + length + end:
         msg = f"{path}: {size} bytes, but its header says {8 + length + end}"
-        raise PermanentError(msg, hint="the file is half-written; save it again")
+        raise PermanentError(msg, hint="the file is incomplete; save it again")
 
 
 def _download(name: str, revision: str) -> Path:

@@ -194,7 +194,7 @@ class LayerMetrics(OfCheckpoints):
                 lines = Path(self._prompts).read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
                 msg = f"{self._prompts}: no such file of prompts"
-                raise PermanentError(msg, hint="one prompt a line") from None
+                raise PermanentError(msg, hint="write one prompt per line") from None
             where = self._prompts
         else:
             lines, where = list(self._prompts), "prompts"
@@ -207,7 +207,7 @@ class LayerMetrics(OfCheckpoints):
             fewest = METRICS[name].fewest
             if different < fewest and not _of_tokens(name):
                 msg = f"{where}: {different} different prompt(s), but {name} needs {fewest}"
-                raise PermanentError(msg, hint="leave it out of metrics, or give more prompts")
+                raise PermanentError(msg, hint="remove it from metrics, or give more prompts")
         return prompts
 
 

@@ -136,7 +136,7 @@ def _evaluate(name: object, encoder: LayerEncoder, modules: Collection[str]) -> 
     score = float(result.get_score())
     if not math.isfinite(score):
         msg = f"{name}: mteb's {task.metadata.main_score} is {score} for these embeddings"
-        raise PermanentError(msg, hint="are they all equal?")
+        raise PermanentError(msg, hint="check whether all embeddings are equal")
     told = plain(result.model_dump(mode="json", exclude={"evaluation_phases", "date"}))
     return {
         "score": score,
@@ -169,7 +169,7 @@ def _make_task(name: object, modules: Collection[str]) -> Any:
     module, colon, attribute = name.partition(":")
     if colon and module not in modules:
         msg = f"task {name!r}: module {module!r} is not among the workload's own_tasks"
-        raise PermanentError(msg, hint="whoever makes the run names the modules of tasks there")
+        raise PermanentError(msg, hint="add the module to own_tasks when you create the run")
     if colon:
         task = _own_class(name, module, attribute)()
     else:
@@ -192,8 +192,8 @@ def _own_class(name: str, module: str, attribute: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        msg = f"task {name!r}: there is no module {error.name!r}"
-        raise PermanentError(msg, hint="it is looked for where the run was made") from error
+        msg = f"task {name!r}: no module named {error.name!r}"
+        raise PermanentError(msg, hint="it is searched for where the run was created") from error
     except AttributeError as error:
         msg = f"task {name!r}: module {module!r} has no {attribute!r}"
         raise PermanentError(msg) from error

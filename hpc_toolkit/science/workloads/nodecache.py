@@ -283,7 +283,7 @@ def _home_below(root: Path) -> Path:
     """
     if not root.is_absolute():
         msg = f"HPCTK_NODE_CACHE: '{root}' is not an absolute path"
-        raise ConfigError(msg, hint="a variable in it may be unset, or was never replaced")
+        raise ConfigError(msg, hint="a variable in it may be unset")
     home = root / _HOME
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _require_private(root, root.stat(), stat.S_IWOTH)
@@ -300,5 +300,5 @@ def _home_below(root: Path) -> Path:
 def _require_private(path: Path, status: os.stat_result, forbidden: int) -> None:
     ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not ours or status.st_mode & forbidden:
-        msg = f"HPCTK_NODE_CACHE: {path} is not a directory that you alone own and write to"
-        raise ConfigError(msg, hint="name a directory of your own")
+        msg = f"HPCTK_NODE_CACHE: {path} must be owned by you and writable only by you"
+        raise ConfigError(msg, hint="choose another directory")

@@ -125,7 +125,7 @@ class OfCheckpoints:
         if getattr(loaded.model.config, "is_encoder_decoder", False):
             kind = f"{type(loaded.model).__name__} is an encoder with a decoder"
             msg = f"{loaded.name}: {kind}, so 'layer 3' could be of either"
-            raise PermanentError(msg, hint="take a model that is one of the two")
+            raise PermanentError(msg, hint="use a model that is one of the two")
         return loaded
 
     def halve(self) -> bool:
@@ -248,7 +248,7 @@ def _tail(loaded: LoadedModel, found: Anatomy, final_norm: FinalNorm) -> Sequenc
         return ()
     if found.tail is None:
         msg = f"{loaded.name}: what {type(loaded.model).__name__} norms at its end was not found"
-        raise PermanentError(msg, hint="final_norm: paper is not to be had of it; take raw")
+        raise PermanentError(msg, hint="use final_norm: raw for this model")
     return found.tail
 
 
@@ -257,7 +257,7 @@ def _require_vocabulary(loaded: LoadedModel, ids: Sequence[list[int]]) -> None:
     largest = max((max(tokens) for tokens in ids), default=0)
     if largest >= size:
         msg = f"{loaded.name}: the tokenizer gives id {largest}, but the model knows {size} tokens"
-        raise PermanentError(msg, hint="model and tokenizer do not belong together")
+        raise PermanentError(msg, hint="the tokenizer does not belong to this model")
 
 
 def _require_finite(loaded: LoadedModel, layer: int, states: Tensor) -> None:

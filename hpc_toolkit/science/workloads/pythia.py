@@ -114,7 +114,7 @@ def pythia_items(
     chosen = {size: parse_layers(layers, size) for size in sizes}
     for size in sizes:
         if deduped and size in _NOT_DEDUPED:
-            msg = f"pythia-{size} has no deduplicated twin"
+            msg = f"pythia-{size} has no deduplicated version"
             known = ", ".join(name for name in SIZES if name not in _NOT_DEDUPED)
             raise ConfigError(msg, hint=f"these have one: {known}")
     names = {size: f"{size}-deduped" if deduped else size for size in sizes}

@@ -127,7 +127,7 @@ def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, 
     """
     first, second, truth = np.array(pairs, dtype=np.int64).T
     if truth.min() == truth.max():
-        msg = f"all {len(truth)} pairs are {bool(truth[0])}: nothing is to be told apart"
+        msg = f"all {len(truth)} pairs are {bool(truth[0])}: both kinds are needed"
         raise ValueError(msg)
     unit = _directions(embeddings)
     score, influence = _average_precision((unit[first] * unit[second]).sum(1), truth)

@@ -121,8 +121,8 @@ class WorkerJobs:
         silent = [job for job, state in found.items() if state == UNKNOWN]
         if silent:
             found |= {job: record.state for job, record in slurm.job_states(silent).items()}
-        local = {job.job_id: local_state(job) for job in self._local()}
-        return {job.job_id: {**found, **local}[job.job_id] for job in self.jobs}
+        found |= {job.job_id: local_state(job) for job in self._local()}
+        return {job.job_id: found[job.job_id] for job in self.jobs}
 
     def status(self) -> Status:
         """The run's status; if it has no workers, the reason comes from the jobs."""

@@ -152,10 +152,7 @@ class Pool:
         return codes
 
     def _may_restart(self, slot: int, pid: int) -> bool:
-        done = 0
-        for path in self.paths.workers.glob(f"*-{pid}-*.json"):
-            presence = read_presence(path)
-            done += presence.done + presence.failed if presence is not None else 0
+        done = finished_items(self.paths.workers, pid)
         self._barren[slot] = 0 if done else self._barren[slot] + 1
         return self._barren[slot] < _BARREN_LIVES
 
@@ -166,10 +163,21 @@ class Pool:
             error = HpcToolkitError(report["message"], hint=report["hint"])
             error.exit_code = report["code"]
             raise error
-        bad = [code for code in codes if code not in (EXIT_COMPLETE, TRY_AGAIN) and code >= 0]
-        if bad:
-            return bad[0]
-        return EXIT_COMPLETE if EXIT_COMPLETE in codes else TRY_AGAIN
+        return overall_code(codes)
+
+
+def overall_code(codes: list[int]) -> int:
+    """The exit code for workers that ended with ``codes``, negative for a signal."""
+    bad = [code for code in codes if code not in (EXIT_COMPLETE, TRY_AGAIN) and code >= 0]
+    if bad:
+        return bad[0]
+    return EXIT_COMPLETE if EXIT_COMPLETE in codes else TRY_AGAIN
+
+
+def finished_items(workers: Path, pid: int, host: str = "") -> int:
+    """How many items the worker with this process id has finished, on ``host`` if it is given."""
+    found = filter(None, map(read_presence, workers.glob(f"*-{pid}-*.json")))
+    return sum(one.done + one.failed for one in found if host in ("", one.host))
 
 
 def work_elsewhere(

@@ -11,7 +11,6 @@ from hpc_toolkit.engines.kubernetes.values import (
     PATTERNS,
     Volume,
     check_env,
-    check_number,
     check_pull_secret,
     on_volume,
     split_secret,
@@ -19,7 +18,7 @@ from hpc_toolkit.engines.kubernetes.values import (
     split_toleration,
 )
 from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.slurm.allowlist import check_match, check_names
+from hpc_toolkit.slurm.allowlist import check_count, check_match, check_names, refuse_twice
 from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
 Kind = Literal["kubernetes-queue", "kubernetes-ddp", "kubernetes-scaling"]
@@ -125,7 +124,7 @@ class ManifestSpec:
         """The volumes of each pod."""
         found = tuple(map(Volume.of, self.pvc))
         for names in ([one.claim for one in found], [one.path for one in found]):
-            _refuse_twice(names, "--pvc", "write NAME:/DIR, each with a name and a DIR of its own")
+            refuse_twice(names, "--pvc", "write NAME:/DIR, each with a name and a DIR of its own")
         return found
 
     @property
@@ -137,14 +136,14 @@ class ManifestSpec:
     def secrets(self) -> list[tuple[str, str, str]]:
         """Variable, Secret and key of each variable that Kubernetes reads from a Secret."""
         found = [split_secret(text) for text in self.env_from_secret]
-        _refuse_twice([name for name, *_ in (*self.env, *found)], "--env")
+        refuse_twice([name for name, *_ in (*self.env, *found)], "--env")
         return found
 
     @property
     def selectors(self) -> dict[str, str]:
         """Labels that a node must have."""
         found = [split_selector(text) for text in self.node_selector]
-        _refuse_twice([key for key, _ in found], "--node-selector")
+        refuse_twice([key for key, _ in found], "--node-selector")
         return dict(found)
 
     @property
@@ -185,26 +184,19 @@ def _check_each(spec: ManifestSpec) -> None:
         value = getattr(spec, field)
         if value is not None and (field, value) != ("job_name", ""):
             check_match(value, *PATTERNS[field], option(field))
-    for field in COUNTS:
+    for field, limits in COUNTS.items():
         value = getattr(spec, field)
         if value is not None:
-            check_number(value, field, option(field))
+            check_count(value, limits, option(field))
     for size in spec.node_counts:
-        check_number(size, "nodes", "--node-counts")
-    _refuse_twice([str(size) for size in spec.node_counts], "--node-counts")
+        check_count(size, COUNTS["nodes"], "--node-counts")
+    refuse_twice([str(size) for size in spec.node_counts], "--node-counts")
     if spec.run:
         check_names(spec.run, "--run")
     for name, value in spec.env:
         check_env(name, value)
     for secret in spec.image_pull_secret:
         check_pull_secret(secret)
-
-
-def _refuse_twice(names: list[str], where: str, hint: str = "leave one of them out") -> None:
-    for name in names:
-        if names.count(name) > 1:
-            msg = f"{where}: {name!r} is given twice"
-            raise RenderError(msg, hint=hint)
 
 
 def _check_together(spec: ManifestSpec) -> None:

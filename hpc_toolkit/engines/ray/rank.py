@@ -122,8 +122,8 @@ class RankActor:
     def run(self) -> dict[str, Any]:
         """Start the rank's process and wait until it has ended.
 
-        Returns:
-            Its exit ``code``, negative for a signal, and the ``error`` that it reported, or None.
+        Returns its exit ``code``, negative for a signal, and the ``error`` that it reported, or
+        None.
         """
         read_fd, write_fd = os.pipe()
         try:

@@ -73,6 +73,17 @@ def asked(spec: Request) -> dict[str, Any]:
     }
 
 
+def option_words(name: str, value: Any) -> list[str]:
+    """Return an option and its value as words; one word for a flag, a pair for each of a tuple."""
+    if value is True:
+        return [name]
+    if value is False:
+        return [name.replace("--", "--no-", 1)]
+    values = value if isinstance(value, tuple) else (value,)
+    texts = ["=".join(one) if isinstance(one, tuple) else str(one) for one in values]
+    return [word for text in texts for word in (name, text)]
+
+
 def check_request(spec: Request) -> None:
     """Raise RenderError or ConfigError for a request that no cluster could accept."""
     _check_values(spec)
@@ -99,7 +110,7 @@ def _check_values(spec: Request) -> None:
         if field.default is None and getattr(spec, field.name) is None
     }
     for name in COUNTS.keys() - unset:
-        check_count(getattr(spec, name), name, option(name))
+        check_count(getattr(spec, name), COUNTS[name], option(name))
     for name in PATTERNS.keys() - unset:
         check_text(getattr(spec, name), name, option(name))
     for name in _FLAGS:

@@ -49,12 +49,7 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*=.+"
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[Any, str], str]:
-    def convert(value: object, where: str) -> str:
-        if matches(value, pattern):
-            return value
-        raise t.wrong(where, value, wanted)
-
-    return convert
+    return t.kept(lambda value: matches(value, pattern), wanted)
 
 
 partition_name = _matching(PARTITION_NAME, "a partition's name")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -237,17 +238,13 @@ def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]
         # The components of a hetjob start and end together.
         base = wanted.partition("+")[0]
         whole = [row for row in found if row.array == base]
-        mine = whole or [row for row in found if base in (row.id, row.raw)]
-        if mine:
-            states = [row.state for row in mine]
-            best = min(mine, key=_liveliness)
-            counts = tuple(sorted((one, states.count(one)) for one in set(states)))
+        if mine := whole or [row for row in found if base in (row.id, row.raw)]:
             records[wanted] = replace(
-                best,
+                min(mine, key=_liveliness),
                 id=wanted,
                 raws=tuple(row.raw for row in whole),
                 lost=tuple(run for row in mine for run in row.lost),
-                elements=counts if whole else (),
+                elements=tuple(sorted(Counter(row.state for row in whole).items())),
             )
     return records
 

@@ -47,7 +47,6 @@ class ManifestSpec:
     """
 
     kind: Kind
-    """The kind of work that the pods do."""
     image: str
     """The image of the pods, with hpctk on its PATH."""
     job_name: str = ""
@@ -59,7 +58,6 @@ class ManifestSpec:
     node_counts: tuple[int, ...] = ()
     """Numbers of pods to measure, one Job each; by default 1, 2 and 4."""
     gpus_per_node: int = 0
-    """GPUs of each pod."""
     gpu_resource: str = "nvidia.com/gpu"
     """The device plugin's name for a GPU."""
     cpus: int | None = None
@@ -83,7 +81,6 @@ class ManifestSpec:
     user: str = "1000:1000"
     """UID and GID of the program; the run must belong to that user."""
     env: tuple[tuple[str, str], ...] = ()
-    """Variables of the program."""
     env_from_secret: tuple[str, ...] = ()
     """``NAME=SECRET:KEY``: variables that Kubernetes reads from Secrets."""
     image_pull_secret: tuple[str, ...] = ()
@@ -121,7 +118,6 @@ class ManifestSpec:
 
     @property
     def volumes(self) -> tuple[Volume, ...]:
-        """The volumes of each pod."""
         found = tuple(map(Volume.of, self.pvc))
         for names in ([one.claim for one in found], [one.path for one in found]):
             refuse_twice(names, "--pvc", "write NAME:/DIR, each with a name and a DIR of its own")
@@ -141,7 +137,6 @@ class ManifestSpec:
 
     @property
     def selectors(self) -> dict[str, str]:
-        """Labels that a node must have."""
         found = [split_selector(text) for text in self.node_selector]
         refuse_twice([key for key, _ in found], "--node-selector")
         return dict(found)
@@ -163,7 +158,6 @@ class ManifestSpec:
 
     @property
     def mem_mib(self) -> int | None:
-        """MiB of each pod."""
         return None if self.mem is None else parse_size_mib(self.mem, where="--mem")
 
     @property
@@ -175,7 +169,6 @@ class ManifestSpec:
 
 
 def option(field: str) -> str:
-    """Return the command-line option of a field."""
     return "--" + field.replace("_", "-")
 
 

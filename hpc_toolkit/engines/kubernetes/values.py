@@ -62,7 +62,6 @@ _SET = frozenset(
 
 
 def check_variable(name: str) -> None:
-    """Raise RenderError unless users may set the variable ``name``."""
     where = "--env"
     check_match(name, _VARIABLE, "a name of letters, digits and '_'", where)
     if name.startswith(_OURS) or name in _SET:
@@ -79,7 +78,6 @@ def check_env(name: str, value: str) -> None:
 
 
 def check_pull_secret(name: str) -> None:
-    """Raise RenderError unless ``name`` is a valid name of a Secret."""
     wanted = "the name of a Secret: a-z, 0-9, '-' and '.'"
     check_match(name, _SUBDOMAIN, wanted, "--image-pull-secret")
 

@@ -125,34 +125,28 @@ class RankActor:
         Returns its exit ``code``, negative for a signal, and the ``error`` that it reported, or
         None.
         """
-        read_fd, write_fd = os.pipe()
         try:
-            missing = self._missing()
-            if missing:
+            if missing := self._missing():
                 return {"code": 1, "error": missing}
-            with self._lock:
-                if self._told:
-                    return {"code": TRY_AGAIN, "error": None}
-                self._child = subprocess.Popen(
-                    self._order.argv(write_fd),
-                    cwd=self._order.cwd,
-                    env=self._order.environment(os.environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=_STDERR,
-                    pass_fds=(write_fd,),
-                    # A terminal's ^C must reach only the driver, which passes it on once.
-                    process_group=0,
-                )
-            os.close(write_fd)
-            write_fd = -1
-            self._started.set()
-            code = self._child.wait()
-            return {"code": code, "error": _report(read_fd)}
+            read_fd, write_fd = os.pipe()
+            with os.fdopen(read_fd, "rb"):
+                with os.fdopen(write_fd, "wb"), self._lock:
+                    if self._told:
+                        return {"code": TRY_AGAIN, "error": None}
+                    self._child = subprocess.Popen(
+                        self._order.argv(write_fd),
+                        cwd=self._order.cwd,
+                        env=self._order.environment(os.environ),
+                        stdin=subprocess.DEVNULL,
+                        stdout=_STDERR,
+                        pass_fds=(write_fd,),
+                        # A terminal's ^C must reach only the driver, which passes it on once.
+                        process_group=0,
+                    )
+                self._started.set()
+                return {"code": self._child.wait(), "error": _report(read_fd)}
         finally:
             self._started.set()
-            os.close(read_fd)
-            if write_fd >= 0:
-                os.close(write_fd)
 
     def identity(self) -> tuple[str, int]:
         """Wait for the worker's start and return its host and PID; the PID is 0 without a start."""

@@ -47,6 +47,9 @@ RIVALS = (
 )
 """Groups of fields that exclude each other."""
 
+_NEEDS = {"bind": ("container", "IMAGE"), "stage_dir": ("stage", "PATH")}
+"""Fields that need another one, and the metavar of its value."""
+
 _OF_GPUS = (
     *("ntasks_per_gpu", "gpu_type", "isolate_gpus", "gpu_bind", "cpus_per_gpu", "mem_per_gpu"),
 )
@@ -137,12 +140,10 @@ def _check_together(spec: Request) -> None:
     if alone:
         msg = f"{alone[0]}: the job asks for no GPU"
         raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
-    if spec.bind and spec.container is None:
-        msg = "--bind needs --container"
-        raise RenderError(msg, hint="add --container IMAGE, or leave it out")
-    if spec.stage_dir is not None and not spec.stage:
-        msg = "--stage-dir needs --stage"
-        raise RenderError(msg, hint="add --stage PATH, or leave it out")
+    for name, (other, value) in _NEEDS.items():
+        if name in given and other not in given:
+            msg = f"{option(name)} needs {option(other)}"
+            raise RenderError(msg, hint=f"add {option(other)} {value}, or leave it out")
     _check_ranks(spec)
 
 

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,12 @@ from hpc_toolkit.engines.ray.rank import Order
 from hpc_toolkit.engines.ray.settings import check_room, demand_of, room
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import MAX_WORKERS
-from hpc_toolkit.worker.pool import finished_items, overall_code
+from hpc_toolkit.system.processes import handling
+from hpc_toolkit.worker.pool import finished_items, overall_code, reported_error
 from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hpc_toolkit.engines.ray.cluster import RayCluster
     from hpc_toolkit.engines.ray.settings import RaySettings
@@ -112,7 +113,8 @@ class Engine:
 
         Raises HpcToolkitError: the first error that a worker reported.
         """
-        with self._listening():
+        # Ray's own handlers would end the driver.
+        with handling(DRAIN_SIGNALS, lambda number, _: self._signals.append(number)):
             self._due = dict.fromkeys(range(self._workers), 0.0)
             while self._lives or self._due:
                 self._pass_on()
@@ -125,19 +127,6 @@ class Engine:
         if self._error is not None:
             raise self._error
         return overall_code(self._codes)
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        # Ray's own handlers would end the driver.
-        before = {
-            sig: signal.signal(sig, lambda number, _: self._signals.append(number))
-            for sig in DRAIN_SIGNALS
-        }
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
 
     def _pass_on(self) -> None:
         numbers, self._signals = self._signals, []
@@ -188,9 +177,7 @@ class Engine:
         del self._lives[promise]
         self._end(life)
         if report["error"] is not None and self._error is None:
-            told = report["error"]
-            self._error = HpcToolkitError(told["message"], hint=told["hint"])
-            self._error.exit_code = told["code"]
+            self._error = reported_error(report["error"])
         if code >= 0:
             self._codes.append(code)
         elif not (self._draining or EXIT_COMPLETE in self._codes):

@@ -94,14 +94,14 @@ def main() -> int:
     if os.getppid() != parent:
         return TRY_AGAIN
     from hpc_toolkit.run import Run
+    from hpc_toolkit.worker.pool import error_report
 
     try:
         run = Run.open(order.root)
         gc.freeze()
         return run.work(None, WorkerOptions(**order.options))
     except HpcToolkitError as error:
-        report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
-        os.write(report_fd, json.dumps(report).encode()[:4096])
+        os.write(report_fd, error_report(error))
         return error.exit_code
     except Exception:  # noqa: BLE001 - a bug, reported differently from errors of the user
         traceback.print_exc()

@@ -207,11 +207,8 @@ class JobStates:
         self._records = []
         for job in jobs:
             one = _answer(job, answers.get((job.job, job.cluster)), why)
-            # Workers of an array name its elements; the array's own record covers these.
-            inside = one.array in arrays and one.id != one.array
-            inside = inside or (job.job in elements and not job.recorded)
             forgotten = one.state == UNKNOWN and _like_an_element(job, named)
-            if not inside and not forgotten:
+            if not forgotten and not _is_covered(job, one, arrays, elements):
                 self._records.append(one)
         return self._records
 
@@ -233,6 +230,12 @@ def _answer(job: RunJob, record: JobRecord | None, why: str) -> JobRecord:
         return record
     reason = why if record is None else _CONTRADICTED
     return JobRecord(id=job.job, state=UNKNOWN, reason=reason)
+
+
+def _is_covered(job: RunJob, record: JobRecord, arrays: set[str], elements: set[str]) -> bool:
+    """Whether this is an element of an array, which its workers name, and the array is known."""
+    inside = record.array in arrays and record.id != record.array
+    return inside or (job.job in elements and not job.recorded)
 
 
 def _elements(records: dict[tuple[str, str], JobRecord]) -> set[str]:

@@ -140,11 +140,7 @@ def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
     count = sum(n for one, n in shapes.items() if _gives(one, shape))
     several = len({one.gpu_type for one in with_gpus}) > 1
     remarks = [f"other nodes: {n} x {one}" for one, n in shapes.most_common() if one != shape]
-    limits = [
-        f"restricted: {key}={record[key]}"
-        for key, everybody in _EVERYBODY.items()
-        if record.get(key, everybody) != everybody
-    ]
+    limits = _limits(record)
     remarks += limits
     preempted = record.get("PreemptMode", "OFF")
     if preempted != "OFF":
@@ -166,6 +162,14 @@ def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
         remarks=tuple(remarks),
         restricted=bool(limits),
     )
+
+
+def _limits(record: Mapping[str, str]) -> list[str]:
+    return [
+        f"restricted: {key}={record[key]}"
+        for key, everybody in _EVERYBODY.items()
+        if record.get(key, everybody) != everybody
+    ]
 
 
 def _gives(one: Shape, wanted: Shape) -> bool:

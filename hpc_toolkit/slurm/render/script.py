@@ -72,9 +72,10 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     )
     file = ("plain" if full.plain else template) + _SUFFIX
     around = surroundings(full, cluster, options, template, trained)
+    command = command_line(spec, template, cluster.argument or cluster.file)
     values = {
         "version": __version__,
-        "command": _checked_words(command_line(spec, template, cluster.argument or cluster.file)),
+        "command": [_comment_text(shlex.quote(word)) for word in command],
         "template": template,
         "template_sha256": sha256("".join(_lineage(file)))[:_SHORT],
         "cluster": cluster.name,
@@ -155,10 +156,6 @@ def _with_values(words: list[str]) -> Iterator[str]:
         takes = pair[0].startswith("--") and "=" not in pair[0] and not pair[-1].startswith("-")
         yield " ".join(pair) if takes and pair[0] != "--" else pair[0]
         at += 2 if takes and pair[0] != "--" else 1
-
-
-def _checked_words(argv: list[str]) -> list[str]:
-    return [_comment_text(shlex.quote(word)) for word in argv]
 
 
 def _started(batch: tuple[str, ...], words: tuple[str, ...]) -> _Marked:

@@ -5,8 +5,9 @@ Each line of ``--oneliner show partition`` and ``show node`` is one record.
 
 from __future__ import annotations
 
-from hpc_toolkit.slurm.clusters.probe import SlurmFacts, parse_records
+from hpc_toolkit.slurm.clusters.probe import SlurmFacts
 from hpc_toolkit.slurm.controller import parse_config
+from hpc_toolkit.slurm.records import parse_records
 
 _CONFIG = """Configuration data as of 2026-11-21T08:55:08
 AccountingStorageEnforce = {enforce}

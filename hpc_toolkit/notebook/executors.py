@@ -40,6 +40,10 @@ _YEAR_MIN = 60 * 24 * 365
 _MAX_ARRAY_SIZE = 1001
 """Slurm's default of MaxArraySize; see slurm.conf(5)."""
 
+_OWN_OPTIONS = (
+    *("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "no-kill"),
+    *("signal", "open-mode", "output"),
+)
 _OF_A_RANK = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -140,14 +144,10 @@ def _checked_folder(folder: Path) -> Path:
     if not text.isprintable() or set(text) & set("\\%"):
         msg = f"folder: {text!r} cannot be part of an sbatch directive"
         raise RenderError(msg, hint="choose a path without '%', backslashes and control characters")
-    for one in (place, *place.parents):
-        if one.exists():
-            # Pickles are loaded from there, on the nodes and here.
-            if one == place and one.stat().st_mode & 0o002:
-                msg = f"folder: {text!r} is world-writable, and files in it are executed"
-                hint = f"choose a directory below it, such as {place / 'jobs'}"
-                raise ConfigError(msg, hint=hint)
-            break
+    # Pickles are loaded from there, on the nodes and here.
+    if place.exists() and place.stat().st_mode & 0o002:
+        msg = f"folder: {text!r} is world-writable, and files in it are executed"
+        raise ConfigError(msg, hint=f"choose a directory below it, such as {place / 'jobs'}")
     return place
 
 
@@ -160,9 +160,7 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
     # Every other option is passed under its own name, as in a script: submitit would write
     # memory in other units, has no GPU type, and would keep two forms of a GPU request.
     # Without no-kill: a function on several nodes cannot go on after one of them is lost.
-    for own in ("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "no-kill"):
-        options.pop(own, None)
-    for own in ("signal", "open-mode", "output"):
+    for own in _OWN_OPTIONS:
         options.pop(own, None)
     return {
         "name": full.job_name,

@@ -121,8 +121,8 @@ class WorkerJobs:
         silent = [job for job, state in found.items() if state == UNKNOWN]
         if silent:
             found |= {job: record.state for job, record in slurm.job_states(silent).items()}
-        local = {job.job_id: local_state(job) for job in self._local()}
-        return {job.job_id: {**found, **local}[job.job_id] for job in self.jobs}
+        found |= {job.job_id: local_state(job) for job in self._local()}
+        return {job.job_id: found[job.job_id] for job in self.jobs}
 
     def status(self) -> Status:
         """The run's status; if it has no workers, the reason comes from the jobs."""
@@ -191,10 +191,9 @@ class WorkerJobs:
 
     def _over(self) -> bool:
         """Whether no job runs or waits any more; False if Slurm does not answer."""
-        if any(local_state(job) == RUNNING for job in self._local()):
-            return False
+        local = set(map(local_state, self._local()))
         # Of a job that an earlier process started, only the workers are known.
-        if any(local_state(job) == UNKNOWN for job in self._local()) and self._living():
+        if RUNNING in local or (UNKNOWN in local and self._living()):
             return False
         ids = self._in_slurm()
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-import threading
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,6 +16,7 @@ from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
 from hpc_toolkit.notebook.rank import own_identity, work_rank
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.system.processes import handling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +155,8 @@ def _submit(run: Run, n: int, executor: Any, *, array: bool) -> list[Any]:
     root = str(run.root.absolute())
     with _for_workers(executor, run):
         if executor.cluster == LOCAL:
-            with _interrupts_ignored():
+            # A notebook's interrupt reaches its kernel's whole process group.
+            with handling([signal.SIGINT], signal.SIG_IGN):
                 return [executor.submit(work_rank, root, n, own_identity())]
         request = executor.request
         ranks = request.nodes * request.ntasks_per_node
@@ -199,16 +200,3 @@ def _worker_parameters(executor: Any, root: str) -> dict[str, Any]:
         "srun_args": [*old["srun_args"], *going_on],
         "additional_parameters": {**old["additional_parameters"], "no-kill": True},
     }
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Start processes that ignore a notebook's interrupts, which reach its kernel's whole group."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -191,11 +191,18 @@ def check_match(value: object, pattern: str, wanted: str, where: str) -> None:
         raise refusal(where, value, wanted)
 
 
-def check_count(value: object, field: str, where: str) -> None:
-    lowest, highest = COUNTS[field]
+def check_count(value: object, limits: tuple[int, int], where: str) -> None:
+    lowest, highest = limits
     # Not isinstance(): a bool is an int, but not a count.
     if type(value) is not int or not lowest <= value <= highest:
         raise refusal(where, value, f"a whole number from {lowest} to {highest}")
+
+
+def refuse_twice(names: list[str], where: str, hint: str = "leave one of them out") -> None:
+    for name in names:
+        if names.count(name) > 1:
+            msg = f"{where}: {name!r} is given twice"
+            raise RenderError(msg, hint=hint)
 
 
 def read_quantity(value: object, field: str, where: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ SQUEUE_FIELDS = (
 """Columns of ``squeue --Format`` and their widths in bytes; squeue truncates longer values."""
 _TELL_WHEN_CUT = {"Reason", "Name"}
 
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
 _LETTERS = {
     "a": "array",
     "c": "cpus-per-task",
@@ -236,17 +238,13 @@ def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]
         # The components of a hetjob start and end together.
         base = wanted.partition("+")[0]
         whole = [row for row in found if row.array == base]
-        mine = whole or [row for row in found if base in (row.id, row.raw)]
-        if mine:
-            states = [row.state for row in mine]
-            best = min(mine, key=_liveliness)
-            counts = tuple(sorted((one, states.count(one)) for one in set(states)))
+        if mine := whole or [row for row in found if base in (row.id, row.raw)]:
             records[wanted] = replace(
-                best,
+                min(mine, key=_liveliness),
                 id=wanted,
                 raws=tuple(row.raw for row in whole),
                 lost=tuple(run for row in mine for run in row.lost),
-                elements=counts if whole else (),
+                elements=tuple(sorted(Counter(row.state for row in whole).items())),
             )
     return records
 
@@ -257,15 +255,24 @@ def _liveliness(row: JobRecord) -> tuple[int, int]:
     return order + row.ended, row.state == "COMPLETED"
 
 
+def parse_records(text: str) -> tuple[dict[str, str], ...]:
+    """Parse each line of ``scontrol --oneliner show partition`` or ``node`` into a mapping.
+
+    A value ends at its first space. If a key occurs twice, the first one counts: free text, which
+    may contain anything, comes last.
+    """
+    found = (_PAIR.findall(line) for line in text.splitlines())
+    return tuple(dict(reversed(pairs)) for pairs in found if pairs)
+
+
 def parse_nodes(text: str) -> dict[str, NodeRecord]:
     found = {}
-    for line in text.splitlines():
-        name = re.match(r"NodeName=(\S+)", line)
-        state = re.search(r" State=(\S+)", line)
-        if name and state:
+    for row in parse_records(text):
+        if "NodeName" in row and row.get("State"):
             # Older versions of Slurm mark a node that does not respond with an asterisk.
-            word, *flags = state[1].replace("*", "+NOT_RESPONDING").split("+")
-            found[name[1]] = NodeRecord(name=name[1], state=word, flags=frozenset(flags))
+            state, *flags = row["State"].replace("*", "+NOT_RESPONDING").split("+")
+            name = row["NodeName"]
+            found[name] = NodeRecord(name=name, state=state, flags=frozenset(flags))
     return found
 
 

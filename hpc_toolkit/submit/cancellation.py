@@ -38,15 +38,15 @@ def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> li
     """
     jobs = known_jobs(paths)
     wanted = list(only or ())
-    for one in wanted:
-        if one not in {job.job for job in jobs}:
-            known = ", ".join(job.job for job in jobs[-10:]) or "none is known"
-            message = f"--job {one}: no job of {paths.root}"
-            raise ConfigError(message, hint=f"its jobs: {known}")
+    ids = [job.job for job in jobs]
+    if unknown := [one for one in wanted if one not in ids]:
+        message = f"--job {unknown[0]}: no job of {paths.root}"
+        raise ConfigError(message, hint=f"its jobs: {', '.join(ids[-10:]) or 'none is known'}")
+    if wanted:
+        return queued_jobs([job for job in jobs if job.job in wanted])
     # Workers name the elements of an array, perhaps many; to ask for the array is enough.
     arrays = {job.job for job in jobs if job.array is not None}
-    outside = [job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job}]
-    return queued_jobs([job for job in jobs if job.job in wanted] if wanted else outside)
+    return queued_jobs(job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job})
 
 
 def queued_jobs(jobs: Iterable[RunJob]) -> list[QueuedJob]:

@@ -197,24 +197,18 @@ class JobStates:
             return self._records
         self._asked = now
         jobs = known_jobs(self._paths)
-        open_jobs = [job for job in jobs if (job.job, job.cluster) not in self._ended]
         answers, named = dict(self._ended), _arrays(jobs)
         if ask:
+            open_jobs = [job for job in jobs if (job.job, job.cluster) not in self._ended]
             answers |= self._ask(open_jobs, named, now + _PATIENCE_S)
         self._ended |= {key: record for key, record in answers.items() if _settled(record)}
         why = "only the newest jobs are queried" if ask else "Slurm was not queried"
-        # Workers of an array name its elements; the array's own record covers these.
-        arrays = {job.job for job in jobs if job.recorded}
-        elements = _elements(answers)
+        arrays, elements = {job.job for job in jobs if job.recorded}, _elements(answers)
         self._records = []
         for job in jobs:
-            one = answers.get((job.job, job.cluster))
-            one = one or JobRecord(id=job.job, state=UNKNOWN, reason=why)
-            if job.contradicts(one):
-                one = JobRecord(id=job.job, state=UNKNOWN, reason=_CONTRADICTED)
-            inside = one.array in arrays and one.id != one.array
+            one = _answer(job, answers.get((job.job, job.cluster)), why)
             forgotten = one.state == UNKNOWN and _like_an_element(job, named)
-            if not inside and not forgotten and (job.recorded or job.job not in elements):
+            if not forgotten and not _is_covered(job, one, arrays, elements):
                 self._records.append(one)
         return self._records
 
@@ -229,6 +223,19 @@ class JobStates:
         others.sort(key=lambda job: not _like_an_element(job, named))
         room = _MOST_ASKED - len(first)
         return found | _ask(others[-room:] if room else [], until)
+
+
+def _answer(job: RunJob, record: JobRecord | None, why: str) -> JobRecord:
+    if record is not None and not job.contradicts(record):
+        return record
+    reason = why if record is None else _CONTRADICTED
+    return JobRecord(id=job.job, state=UNKNOWN, reason=reason)
+
+
+def _is_covered(job: RunJob, record: JobRecord, arrays: set[str], elements: set[str]) -> bool:
+    """Whether this is an element of an array, which its workers name, and the array is known."""
+    inside = record.array in arrays and record.id != record.array
+    return inside or (job.job in elements and not job.recorded)
 
 
 def _elements(records: dict[tuple[str, str], JobRecord]) -> set[str]:

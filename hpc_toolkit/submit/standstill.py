@@ -55,14 +55,13 @@ def why(now: Status, jobs: Sequence[JobRecord]) -> str:
     """Why there is no progress; without workers, what a job of the run waits for and what helps."""
     if not lacks_workers(now):
         return now.reason
-    alive = [job for job in jobs if job.running]
+    for job in jobs:
+        if job.running:
+            return (
+                f"no worker is alive, and job {job.id} has nodes: its ranks are starting, or "
+                f"'hpctk logs --job {job.id}' tells why not"
+            )
     waiting = [job for job in jobs if job.waiting]
-    if alive:
-        job = alive[0]
-        return (
-            f"no worker is alive, and job {job.id} has nodes: its ranks are starting, or "
-            f"'hpctk logs --job {job.id}' tells why not"
-        )
     if not waiting:
         return now.reason
     # Prefer a job that may start without help.

@@ -9,6 +9,11 @@ import os
 import select
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -40,6 +45,22 @@ def readable(*fds: int, timeout_s: float | None = None) -> set[int]:
         waiting.register(fd, select.POLLIN)
     found = waiting.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
     return {fd for fd, _ in found}
+
+
+@contextlib.contextmanager
+def handling(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> Iterator[None]:
+    """Handle these signals in the block; does nothing in a thread other than the main one."""
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def adopt_orphans() -> None:

@@ -44,6 +44,7 @@ class RankInfo:
         only ``SLURM_STEP_ID`` shows that srun started this process.
         """
         job_id = environ.get("SLURM_JOB_ID")
+        of_job: Mapping[str, str] = environ if job_id is not None else {}
         array, index = (environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
         if job_id is not None and array is not None and index is not None:
             # The last array task's own job id equals the array's job id.
@@ -60,8 +61,8 @@ class RankInfo:
             local_rank=local_rank or 0,
             world_size=world_size or 1,
             job_id=job_id,
-            job_name=noted_name(environ.get("SLURM_JOB_NAME", "")) if job_id is not None else "",
-            cluster=environ.get("SLURM_CLUSTER_NAME", "") if job_id is not None else "",
+            job_name=noted_name(of_job.get("SLURM_JOB_NAME", "")),
+            cluster=of_job.get("SLURM_CLUSTER_NAME", ""),
             restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
             in_step=in_step,
         )

@@ -18,7 +18,7 @@ from hpc_toolkit.system.binding import Place, bind, place_workers
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
 from hpc_toolkit.system.machine import read_machine
-from hpc_toolkit.system.processes import die_with_parent, readable
+from hpc_toolkit.system.processes import die_with_parent, handling, readable
 from hpc_toolkit.worker.worker import (
     DRAIN_SIGNALS,
     EXIT_COMPLETE,
@@ -68,24 +68,22 @@ class Pool:
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write, self._error_read):
             os.set_blocking(fd, False)
-        handlers = {sig: signal.signal(sig, self._forward) for sig in DRAIN_SIGNALS}
-        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        chld = handling([signal.SIGCHLD], lambda *_: None)
         try:
-            for slot in range(self.workers):
-                self._start(slot)
-            codes: list[int] = []
-            while self._slots:
-                if readable(wake_read, timeout_s=_TICK_S):
-                    os.read(wake_read, 4096)
-                codes += self._reap()
-                if on_tick is not None:
-                    on_tick()
-            return self._conclude(codes)
+            with handling(DRAIN_SIGNALS, self._forward), chld:
+                for slot in range(self.workers):
+                    self._start(slot)
+                codes: list[int] = []
+                while self._slots:
+                    if readable(wake_read, timeout_s=_TICK_S):
+                        os.read(wake_read, 4096)
+                    codes += self._reap()
+                    if on_tick is not None:
+                        on_tick()
+                return self._conclude(codes)
         finally:
             signal.set_wakeup_fd(old_wake)
-            for sig, handler in handlers.items():
-                signal.signal(sig, handler)
             for fd in (wake_read, wake_write, self._error_read, self._error_write):
                 os.close(fd)
 
@@ -126,10 +124,7 @@ class Pool:
             gc.freeze()
             code = start_worker(self.paths, self.manifest, self.options, SystemClock())
         except HpcToolkitError as error:
-            # Short enough for one write, so that it does not mix with another worker's report.
-            texts = {"message": error.message[:700], "hint": error.hint[:200]}
-            report = json.dumps({**texts, "code": error.exit_code}, ensure_ascii=False)
-            os.write(self._error_write, report.encode(errors="replace") + b"\n")
+            os.write(self._error_write, error_report(error))
             code = error.exit_code
         except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
             traceback.print_exc()
@@ -152,24 +147,42 @@ class Pool:
         return codes
 
     def _may_restart(self, slot: int, pid: int) -> bool:
-        done = 0
-        for path in self.paths.workers.glob(f"*-{pid}-*.json"):
-            presence = read_presence(path)
-            done += presence.done + presence.failed if presence is not None else 0
+        done = finished_items(self.paths.workers, pid)
         self._barren[slot] = 0 if done else self._barren[slot] + 1
         return self._barren[slot] < _BARREN_LIVES
 
     def _conclude(self, codes: list[int]) -> int:
         with suppress(BlockingIOError):
             first = os.read(self._error_read, 1 << 16).split(b"\n")[0]
-            report = json.loads(first)
-            error = HpcToolkitError(report["message"], hint=report["hint"])
-            error.exit_code = report["code"]
-            raise error
-        bad = [code for code in codes if code not in (EXIT_COMPLETE, TRY_AGAIN) and code >= 0]
-        if bad:
-            return bad[0]
-        return EXIT_COMPLETE if EXIT_COMPLETE in codes else TRY_AGAIN
+            raise reported_error(json.loads(first))
+        return overall_code(codes)
+
+
+def error_report(error: HpcToolkitError) -> bytes:
+    """One line of JSON, short enough for one write: it does not mix with another report."""
+    texts = {"message": error.message[:700], "hint": error.hint[:200]}
+    report = json.dumps({**texts, "code": error.exit_code}, ensure_ascii=False)
+    return report.encode(errors="replace") + b"\n"
+
+
+def reported_error(report: dict[str, Any]) -> HpcToolkitError:
+    error = HpcToolkitError(report["message"], hint=report["hint"])
+    error.exit_code = report["code"]
+    return error
+
+
+def overall_code(codes: list[int]) -> int:
+    """The exit code for workers that ended with ``codes``, negative for a signal."""
+    bad = [code for code in codes if code not in (EXIT_COMPLETE, TRY_AGAIN) and code >= 0]
+    if bad:
+        return bad[0]
+    return EXIT_COMPLETE if EXIT_COMPLETE in codes else TRY_AGAIN
+
+
+def finished_items(workers: Path, pid: int, host: str = "") -> int:
+    """How many items the worker with this process id has finished, on ``host`` if it is given."""
+    found = filter(None, map(read_presence, workers.glob(f"*-{pid}-*.json")))
+    return sum(one.done + one.failed for one in found if host in ("", one.host))
 
 
 def work_elsewhere(
@@ -191,19 +204,14 @@ def work_elsewhere(
     argv += shares.to_options() if shares else []
     # Its own process group: a terminal's ^C reaches only this process, which forwards it once.
     process = subprocess.Popen(argv, process_group=0)
-    handlers: dict[signal.Signals, Any] = {}
-    with suppress(ValueError):  # not in the main thread
-        for number in DRAIN_SIGNALS:
-            handlers[number] = signal.signal(number, lambda sig, _: process.send_signal(sig))
     try:
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=_TICK_S)
-            if on_tick is not None:
-                on_tick()
+        with handling(DRAIN_SIGNALS, lambda number, _: process.send_signal(number)):
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=_TICK_S)
+                if on_tick is not None:
+                    on_tick()
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         if process.poll() is None:
             process.terminate()
 

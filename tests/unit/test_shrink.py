@@ -27,7 +27,7 @@ def rank(host: str, state: str, **changes: Any) -> Presence:
 
 
 def kept(*ranks: Presence) -> list[str]:
-    return kept_nodes(NODES, ranks, job="17", restart=1, first="n1")
+    return kept_nodes(NODES, ranks, RankInfo(job_id="17", restart=1), first="n1")
 
 
 def test_a_node_whose_ranks_all_left_is_given_back() -> None:
@@ -43,7 +43,7 @@ def test_the_first_node_is_kept_for_the_script() -> None:
 def test_a_node_that_never_had_ranks_is_given_back_once_the_job_has_started() -> None:
     ranks = [rank("n1", RUNNING), rank("n3", RUNNING)]
 
-    found = kept_nodes(NODES, ranks, job="17", restart=1, first="n1", starting=False)
+    found = kept_nodes(NODES, ranks, RankInfo(job_id="17", restart=1), first="n1", starting=False)
 
     assert found == ["n1", "n3"]
 

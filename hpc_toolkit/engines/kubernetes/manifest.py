@@ -14,7 +14,7 @@ from hpc_toolkit.engines.kubernetes.request import ManifestSpec, option
 from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
 from hpc_toolkit.slurm.render.drift import Drift
 from hpc_toolkit.slurm.render.file import origin, read_request, read_script, sha256, sign
-from hpc_toolkit.slurm.render.rules import asked
+from hpc_toolkit.slurm.render.rules import asked, option_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +42,7 @@ def manifest_objects(spec: ManifestSpec) -> list[dict[str, Any]]:
 def render_manifest(spec: ManifestSpec) -> str:
     """Render the manifest as YAML. Equal requests give equal text on every machine.
 
-    Raises:
-        HpcToolkitError: PyYAML is not installed.
+    Raises HpcToolkitError: PyYAML is not installed.
     """
     yaml = _yaml()
     # Some Unicode characters end a line of YAML, and a comment cannot escape them as YAML does.
@@ -121,17 +120,12 @@ def request_json(spec: ManifestSpec) -> str:
 def command_line(spec: ManifestSpec) -> str:
     """Return the command that renders this manifest again, quoted for a shell."""
     argv = ["hpctk", "render", spec.kind]
-    for name, value in asked(spec).items():
-        if name in ("kind", "command"):
-            continue
-        if name == "node_counts":
-            argv += [option(name), ",".join(map(str, value))]
-        elif name == "env":
-            argv += [part for key, text in value for part in ("--env", f"{key}={text}")]
-        elif isinstance(value, tuple):
-            argv += [part for text in value for part in (option(name), text)]
-        else:
-            argv += [option(name)] if value is True else [option(name), str(value)]
+    values = asked(spec)
+    if spec.node_counts:
+        values["node_counts"] = ",".join(map(str, spec.node_counts))
+    for name, value in values.items():
+        if name not in ("kind", "command"):
+            argv += option_words(option(name), value)
     return shlex.join([*argv, "--", *spec.command] if spec.command else argv)
 
 

@@ -11,7 +11,6 @@ from hpc_toolkit.engines.kubernetes.values import (
     PATTERNS,
     Volume,
     check_env,
-    check_number,
     check_pull_secret,
     on_volume,
     split_secret,
@@ -19,7 +18,7 @@ from hpc_toolkit.engines.kubernetes.values import (
     split_toleration,
 )
 from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.slurm.allowlist import check_match, check_names
+from hpc_toolkit.slurm.allowlist import check_count, check_match, check_names, refuse_twice
 from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
 Kind = Literal["kubernetes-queue", "kubernetes-ddp", "kubernetes-scaling"]
@@ -48,7 +47,6 @@ class ManifestSpec:
     """
 
     kind: Kind
-    """The kind of work that the pods do."""
     image: str
     """The image of the pods, with hpctk on its PATH."""
     job_name: str = ""
@@ -60,7 +58,6 @@ class ManifestSpec:
     node_counts: tuple[int, ...] = ()
     """Numbers of pods to measure, one Job each; by default 1, 2 and 4."""
     gpus_per_node: int = 0
-    """GPUs of each pod."""
     gpu_resource: str = "nvidia.com/gpu"
     """The device plugin's name for a GPU."""
     cpus: int | None = None
@@ -84,7 +81,6 @@ class ManifestSpec:
     user: str = "1000:1000"
     """UID and GID of the program; the run must belong to that user."""
     env: tuple[tuple[str, str], ...] = ()
-    """Variables of the program."""
     env_from_secret: tuple[str, ...] = ()
     """``NAME=SECRET:KEY``: variables that Kubernetes reads from Secrets."""
     image_pull_secret: tuple[str, ...] = ()
@@ -122,10 +118,9 @@ class ManifestSpec:
 
     @property
     def volumes(self) -> tuple[Volume, ...]:
-        """The volumes of each pod."""
         found = tuple(map(Volume.of, self.pvc))
         for names in ([one.claim for one in found], [one.path for one in found]):
-            _refuse_twice(names, "--pvc", "write NAME:/DIR, each with a name and a DIR of its own")
+            refuse_twice(names, "--pvc", "write NAME:/DIR, each with a name and a DIR of its own")
         return found
 
     @property
@@ -137,14 +132,13 @@ class ManifestSpec:
     def secrets(self) -> list[tuple[str, str, str]]:
         """Variable, Secret and key of each variable that Kubernetes reads from a Secret."""
         found = [split_secret(text) for text in self.env_from_secret]
-        _refuse_twice([name for name, *_ in (*self.env, *found)], "--env")
+        refuse_twice([name for name, *_ in (*self.env, *found)], "--env")
         return found
 
     @property
     def selectors(self) -> dict[str, str]:
-        """Labels that a node must have."""
         found = [split_selector(text) for text in self.node_selector]
-        _refuse_twice([key for key, _ in found], "--node-selector")
+        refuse_twice([key for key, _ in found], "--node-selector")
         return dict(found)
 
     @property
@@ -164,7 +158,6 @@ class ManifestSpec:
 
     @property
     def mem_mib(self) -> int | None:
-        """MiB of each pod."""
         return None if self.mem is None else parse_size_mib(self.mem, where="--mem")
 
     @property
@@ -176,7 +169,6 @@ class ManifestSpec:
 
 
 def option(field: str) -> str:
-    """Return the command-line option of a field."""
     return "--" + field.replace("_", "-")
 
 
@@ -185,26 +177,19 @@ def _check_each(spec: ManifestSpec) -> None:
         value = getattr(spec, field)
         if value is not None and (field, value) != ("job_name", ""):
             check_match(value, *PATTERNS[field], option(field))
-    for field in COUNTS:
+    for field, limits in COUNTS.items():
         value = getattr(spec, field)
         if value is not None:
-            check_number(value, field, option(field))
+            check_count(value, limits, option(field))
     for size in spec.node_counts:
-        check_number(size, "nodes", "--node-counts")
-    _refuse_twice([str(size) for size in spec.node_counts], "--node-counts")
+        check_count(size, COUNTS["nodes"], "--node-counts")
+    refuse_twice([str(size) for size in spec.node_counts], "--node-counts")
     if spec.run:
         check_names(spec.run, "--run")
     for name, value in spec.env:
         check_env(name, value)
     for secret in spec.image_pull_secret:
         check_pull_secret(secret)
-
-
-def _refuse_twice(names: list[str], where: str, hint: str = "leave one of them out") -> None:
-    for name in names:
-        if names.count(name) > 1:
-            msg = f"{where}: {name!r} is given twice"
-            raise RenderError(msg, hint=hint)
 
 
 def _check_together(spec: ManifestSpec) -> None:

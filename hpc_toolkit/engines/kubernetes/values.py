@@ -61,16 +61,7 @@ _SET = frozenset(
 )
 
 
-def check_number(value: object, field: str, where: str) -> None:
-    """Raise RenderError unless ``value`` is an integer in the range of ``field``."""
-    lowest, highest = COUNTS[field]
-    # Not isinstance(): a bool is an int, but not a count.
-    if type(value) is not int or not lowest <= value <= highest:
-        raise refusal(where, value, f"a whole number from {lowest} to {highest}")
-
-
 def check_variable(name: str) -> None:
-    """Raise RenderError unless users may set the variable ``name``."""
     where = "--env"
     check_match(name, _VARIABLE, "a name of letters, digits and '_'", where)
     if name.startswith(_OURS) or name in _SET:
@@ -87,7 +78,6 @@ def check_env(name: str, value: str) -> None:
 
 
 def check_pull_secret(name: str) -> None:
-    """Raise RenderError unless ``name`` is a valid name of a Secret."""
     wanted = "the name of a Secret: a-z, 0-9, '-' and '.'"
     check_match(name, _SUBDOMAIN, wanted, "--image-pull-secret")
 
@@ -158,8 +148,7 @@ class Volume:
 def on_volume(path: str, volumes: tuple[Volume, ...]) -> str:
     """Return ``path`` as pods see it, on one of the volumes; a relative one is on the first.
 
-    Raises:
-        RenderError: the path is on none of the volumes.
+    Raises RenderError: the path is on none of the volumes.
     """
     plain = _plain(path if path.startswith("/") else f"{volumes[0].path}/{path}")
     roots = [volume.path for volume in volumes]

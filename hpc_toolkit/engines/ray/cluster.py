@@ -58,8 +58,7 @@ class RayCluster:
 def joined(settings: RaySettings) -> Iterator[RayCluster]:
     """Join the cluster of ``settings``, or start one that ends with this block.
 
-    Raises:
-        HpcToolkitError: Ray is not installed, or does not start or answer.
+    Raises HpcToolkitError: Ray is not installed, or does not start or answer.
     """
     address = settings.resolve()
     if find_spec("ray") is None:

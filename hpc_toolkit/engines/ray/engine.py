@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.engines.ray.cluster import joined
 from hpc_toolkit.engines.ray.rank import Order
 from hpc_toolkit.engines.ray.settings import check_room, demand_of, room
-from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError
-from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import MAX_WORKERS
+from hpc_toolkit.system.processes import handling
+from hpc_toolkit.worker.pool import finished_items, overall_code, reported_error
 from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hpc_toolkit.engines.ray.cluster import RayCluster
     from hpc_toolkit.engines.ray.settings import RaySettings
@@ -52,9 +53,8 @@ def work_on_ray(
         settings: the cluster, and the resources of a worker.
         on_tick: called a few times a second, to show progress.
 
-    Raises:
-        HpcToolkitError: Ray is missing, the cluster has no room for a worker, or a worker failed
-            with this error.
+    Raises HpcToolkitError: Ray is missing, the cluster has no room for a worker, or a worker failed
+    with this error.
     """
     with joined(settings) as cluster:
         nodes = cluster.nodes()
@@ -111,10 +111,10 @@ class Engine:
     def run(self, on_tick: Callable[[], None] | None = None) -> int:
         """Work until every worker has left; return the exit code.
 
-        Raises:
-            HpcToolkitError: the first error that a worker reported.
+        Raises HpcToolkitError: the first error that a worker reported.
         """
-        with self._listening():
+        # Ray's own handlers would end the driver.
+        with handling(DRAIN_SIGNALS, lambda number, _: self._signals.append(number)):
             self._due = dict.fromkeys(range(self._workers), 0.0)
             while self._lives or self._due:
                 self._pass_on()
@@ -126,23 +126,7 @@ class Engine:
                     on_tick()
         if self._error is not None:
             raise self._error
-        bad = [code for code in self._codes if code not in (EXIT_COMPLETE, TRY_AGAIN)]
-        if bad:
-            return bad[0]
-        return EXIT_COMPLETE if EXIT_COMPLETE in self._codes else TRY_AGAIN
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        # Ray's own handlers would end the driver.
-        before = {
-            sig: signal.signal(sig, lambda number, _: self._signals.append(number))
-            for sig in DRAIN_SIGNALS
-        }
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
+        return overall_code(self._codes)
 
     def _pass_on(self) -> None:
         numbers, self._signals = self._signals, []
@@ -193,9 +177,7 @@ class Engine:
         del self._lives[promise]
         self._end(life)
         if report["error"] is not None and self._error is None:
-            told = report["error"]
-            self._error = HpcToolkitError(told["message"], hint=told["hint"])
-            self._error.exit_code = told["code"]
+            self._error = reported_error(report["error"])
         if code >= 0:
             self._codes.append(code)
         elif not (self._draining or EXIT_COMPLETE in self._codes):
@@ -217,11 +199,7 @@ class Engine:
             host, pid = self._ray.get(life.identity, timeout=0)
         except self._ray.exceptions.RayError:
             return False
-        for path in self._run.paths.workers.glob(f"*-{pid}-*.json"):
-            presence = read_presence(path)
-            if presence is not None and presence.host == host:
-                return presence.done + presence.failed > 0
-        return False
+        return finished_items(self._run.paths.workers, pid, host) > 0
 
     def _give_up_waiting(self) -> None:
         """Stop waiting for room on the cluster if no work is left for more workers."""

@@ -88,8 +88,7 @@ def resources(environ: Mapping[str, str] = os.environ) -> list[str]:
 def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return ``ray symmetric-run`` with this node's resources; the program's signals are reset.
 
-    Raises:
-        ConfigError: there is no program.
+    Raises ConfigError: there is no program.
     """
     if "--" not in words or words[-1] == "--":
         message = "no program is given for Ray to run"
@@ -105,8 +104,7 @@ def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.en
 def work(words: list[str]) -> int:
     """Run the command until it and its processes have ended; return the exit code for srun.
 
-    Raises:
-        HpcToolkitError: Ray did not start, so the program did not run.
+    Raises HpcToolkitError: Ray did not start, so the program did not run.
     """
     adopt_orphans()
     told: list[int] = []
@@ -170,8 +168,7 @@ class FirstNode:
 def _wait(child: int, told: list[int], first: FirstNode) -> int | None:
     """Reap processes until the child has ended; a signal goes to all descendants as SIGTERM.
 
-    Returns:
-        The child's exit code, negative for a signal; None if the first node has ended before.
+    Returns the child's exit code, negative for a signal; None if the first node has ended before.
     """
     forwarded = 0
     while True:

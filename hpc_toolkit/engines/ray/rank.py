@@ -94,14 +94,14 @@ def main() -> int:
     if os.getppid() != parent:
         return TRY_AGAIN
     from hpc_toolkit.run import Run
+    from hpc_toolkit.worker.pool import error_report
 
     try:
         run = Run.open(order.root)
         gc.freeze()
         return run.work(None, WorkerOptions(**order.options))
     except HpcToolkitError as error:
-        report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
-        os.write(report_fd, json.dumps(report).encode()[:4096])
+        os.write(report_fd, error_report(error))
         return error.exit_code
     except Exception:  # noqa: BLE001 - a bug, reported differently from errors of the user
         traceback.print_exc()
@@ -122,37 +122,31 @@ class RankActor:
     def run(self) -> dict[str, Any]:
         """Start the rank's process and wait until it has ended.
 
-        Returns:
-            Its exit ``code``, negative for a signal, and the ``error`` that it reported, or None.
+        Returns its exit ``code``, negative for a signal, and the ``error`` that it reported, or
+        None.
         """
-        read_fd, write_fd = os.pipe()
         try:
-            missing = self._missing()
-            if missing:
+            if missing := self._missing():
                 return {"code": 1, "error": missing}
-            with self._lock:
-                if self._told:
-                    return {"code": TRY_AGAIN, "error": None}
-                self._child = subprocess.Popen(
-                    self._order.argv(write_fd),
-                    cwd=self._order.cwd,
-                    env=self._order.environment(os.environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=_STDERR,
-                    pass_fds=(write_fd,),
-                    # A terminal's ^C must reach only the driver, which passes it on once.
-                    process_group=0,
-                )
-            os.close(write_fd)
-            write_fd = -1
-            self._started.set()
-            code = self._child.wait()
-            return {"code": code, "error": _report(read_fd)}
+            read_fd, write_fd = os.pipe()
+            with os.fdopen(read_fd, "rb"):
+                with os.fdopen(write_fd, "wb"), self._lock:
+                    if self._told:
+                        return {"code": TRY_AGAIN, "error": None}
+                    self._child = subprocess.Popen(
+                        self._order.argv(write_fd),
+                        cwd=self._order.cwd,
+                        env=self._order.environment(os.environ),
+                        stdin=subprocess.DEVNULL,
+                        stdout=_STDERR,
+                        pass_fds=(write_fd,),
+                        # A terminal's ^C must reach only the driver, which passes it on once.
+                        process_group=0,
+                    )
+                self._started.set()
+                return {"code": self._child.wait(), "error": _report(read_fd)}
         finally:
             self._started.set()
-            os.close(read_fd)
-            if write_fd >= 0:
-                os.close(write_fd)
 
     def identity(self) -> tuple[str, int]:
         """Wait for the worker's start and return its host and PID; the PID is 0 without a start."""

@@ -37,8 +37,7 @@ class RaySettings:
     def __post_init__(self) -> None:
         """Refuse values that Ray does not support.
 
-        Raises:
-            ConfigError: names the option and its value.
+        Raises ConfigError: names the option and its value.
         """
         amounts = {"cpus": self.cpus_per_worker, "gpus": self.gpus_per_worker}
         for what, amount in amounts.items():
@@ -53,9 +52,8 @@ class RaySettings:
     def resolve(self, environ: Mapping[str, str] = os.environ) -> str:
         """Return HOST:PORT, or "" for a local cluster.
 
-        Raises:
-            ConfigError: the address is invalid, or each of several tasks of a step would start a
-                local cluster.
+        Raises ConfigError: the address is invalid, or each of several tasks of a step would start a
+        local cluster.
         """
         address = self.address
         if address == AUTO:
@@ -105,8 +103,7 @@ def demand_of(settings: RaySettings, nodes: list[dict[str, float]]) -> dict[str,
 def check_room(nodes: list[dict[str, float]], demand: dict[str, float], workers: int) -> None:
     """Print a note if some workers must wait; refuse if none would ever start.
 
-    Raises:
-        ConfigError: no node has the resources that a worker needs.
+    Raises ConfigError: no node has the resources that a worker needs.
     """
     fit = room(nodes, demand)
     if fit >= workers:

@@ -102,10 +102,10 @@ def this_job(script: Path, *, array_offset: int = 0) -> Job:
     number = _element(row, options, environ, array_offset)
     clean_environment(environ, options)
     before = environ.pop(_DIRECTORY, None)
-    directory = row["directory"] if row is not None else before
+    directory = row.get("directory", before)
     if directory is not None:
         _enter(directory)
-    deadline = environ.get("SLURM_JOB_END_TIME") or (row or {}).get("end", "")
+    deadline = environ.get("SLURM_JOB_END_TIME") or row.get("end", "")
     ends = int(deadline) if re.fullmatch("[0-9]+", deadline) else None
     environ.pop("HPCTK_DEADLINE", None)
     if ends is not None:
@@ -117,7 +117,7 @@ def this_job(script: Path, *, array_offset: int = 0) -> Job:
         nodes=_nodes(environ),
         options=options,
         deadline=ends,
-        warned=_was_warned(environ, options, (row or {}).get("start", ""), ends),
+        warned=_was_warned(environ, options, row.get("start", ""), ends),
     )
 
 
@@ -137,32 +137,32 @@ def clean_environment(environ: MutableMapping[str, str], options: Mapping[str, s
     environ.setdefault("PYTHONUNBUFFERED", "1")
 
 
-def _row(raw: str) -> dict[str, str] | None:
-    """The controller's entry for this job; None while it does not answer."""
+def _row(raw: str) -> dict[str, str]:
+    """The controller's entry for this job; empty while it does not answer."""
     names = ("id", "index", "start", "end", "directory")
     argv = ["squeue", "--noheader", f"--jobs={raw}", "--format=%A|%K|%S|%e|%Z"]
     try:
         done = run(argv, timeout_s=SUBMIT_S)
     except SlurmError:
-        return None
+        return {}
     # A directory's name may be in any encoding.
     listed = os.fsdecode(done.raw) if done.code == 0 else ""
     # The raw id of an array's last element is also the array's, and lists every element.
     # A directory's name may have several lines.
     field = r"([^|]*)\|"
     rows = re.findall(rf"(?ms)^([0-9]+)\|{field * 3}(.*?)\n(?=[0-9]+\||\Z)", listed)
-    return next((dict(zip(names, row, strict=True)) for row in rows if row[0] == raw), None)
+    return next((dict(zip(names, row, strict=True)) for row in rows if row[0] == raw), {})
 
 
 def _element(
-    row: dict[str, str] | None,
+    row: dict[str, str],
     options: Mapping[str, str],
     environ: MutableMapping[str, str],
     offset: int,
 ) -> str:
     """The job's id, with its variables for an element of an array."""
     environ.pop("HPCTK_ARRAY_INDEX", None)
-    element = row["index"] != "N/A" if row is not None else "array" in options
+    element = row["index"] != "N/A" if row else "array" in options
     if not element:
         # A job that an array's element submits inherits the element's variables.
         for name in [name for name in environ if name.startswith("SLURM_ARRAY")]:

@@ -71,9 +71,8 @@ def usable_gpus(environ: Mapping[str, str]) -> int:
     if granted is not None and any(word.startswith("MIG-") for word in granted):
         return len(granted)
     counts = [] if granted is None else [len(granted)]
-    answering = _answering_gpus()
-    if answering is not None:
-        counts.append(answering)
+    if (told := ask_driver()) is not None:
+        counts.append(sum("error" not in gpu for gpu in told.get("gpus", ())))
     return min(counts, default=0)
 
 
@@ -84,12 +83,6 @@ def _granted(listed: str) -> list[str]:
     """
     words = [word.strip() for word in listed.rstrip(",").split(",")]
     return list(takewhile(lambda word: word not in _NO_DEVICE, words))
-
-
-def _answering_gpus() -> int | None:
-    """Count the GPUs of this node that answer NVIDIA's driver; None without a driver."""
-    told = ask_driver()
-    return None if told is None else sum("error" not in gpu for gpu in told.get("gpus", ()))
 
 
 def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]) -> None:

@@ -29,19 +29,18 @@ _REFUSALS = 10
 def kept_nodes(
     nodes: list[str],
     ranks: Iterable[Presence],
+    rank: RankInfo,
     *,
-    job: str,
-    restart: int,
     first: str,
     starting: bool = True,
 ) -> list[str]:
-    """Return the ``nodes`` to keep, in their order; ``first`` is always kept.
+    """Return the ``nodes`` of the job of ``rank`` to keep, in order; ``first`` is always kept.
 
     A node is given back when it had ranks in this start of the job and all of them reported that
     they left. A node with silent or dead ranks is kept. A node without ranks is kept only while
     the job is ``starting``; later it counts as left out by the preflight.
     """
-    mine = [one for one in ranks if (one.job, one.restart) == (job, restart)]
+    mine = [one for one in ranks if (one.job, one.restart) == (rank.job_id, rank.restart)]
     begun = {one.host for one in mine}
     at_work = {one.host for one in mine if one.state != FINISHED}
     return [
@@ -67,15 +66,9 @@ def shrink_job(
     started = time.monotonic()
     while len(nodes) > 1:
         time.sleep(every_s)
-        found = [read_presence(path) for path in paths.workers.glob("*.json")]
-        kept = kept_nodes(
-            nodes,
-            [one for one in found if one is not None],
-            job=job,
-            restart=rank.restart,
-            first=host_name(),
-            starting=time.monotonic() - started < _STARTING_S,
-        )
+        starting = time.monotonic() - started < _STARTING_S
+        found = filter(None, map(read_presence, paths.workers.glob("*.json")))
+        kept = kept_nodes(nodes, found, rank, first=host_name(), starting=starting)
         # Slurm refuses a list that contains a node that the job has lost.
         present = _present_nodes(job) if kept != nodes else None
         if present is None:

@@ -49,12 +49,7 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*=.+"
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[Any, str], str]:
-    def convert(value: object, where: str) -> str:
-        if matches(value, pattern):
-            return value
-        raise t.wrong(where, value, wanted)
-
-    return convert
+    return t.kept(lambda value: matches(value, pattern), wanted)
 
 
 partition_name = _matching(PARTITION_NAME, "a partition's name")
@@ -106,20 +101,19 @@ class Option:
             return read_quantity(t.text(value, where), self.name, where)
         if self.name in COUNTS:
             number = t.count(value, where)
-            check_count(number, self.name, where)
+            check_count(number, COUNTS[self.name], where)
             return number
         text = t.text(value, where)
         check_text(text, self.name, where)
         return text
 
 
+_amount = t.number_from(0, MAX_AMOUNT, f"a number from 0 to {MAX_AMOUNT}")
+
+
 def amount(value: object, where: str) -> float:
-    """A price or a power: a number from 0 to MAX_AMOUNT, with or without a fraction."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise t.wrong(where, value, "a number")
-    if 0 <= value <= MAX_AMOUNT:  # false for nan
-        return float(value)
-    raise t.wrong(where, value, f"a number from 0 to {MAX_AMOUNT}")
+    """A price or a power, with or without a fraction."""
+    return float(_amount(value, where))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

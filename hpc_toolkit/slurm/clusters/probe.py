@@ -11,6 +11,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import ask
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
 from hpc_toolkit.slurm.controller import slurm_config
+from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.quantities import format_mem, parse_walltime
 
 if TYPE_CHECKING:
@@ -19,17 +20,16 @@ if TYPE_CHECKING:
 _ANSWER_S = 60.0
 """Seconds for an answer: ten thousand nodes are ten megabytes of text."""
 
-_PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
 _EVERYBODY = {
     "AllowAccounts": "ALL",
     "AllowGroups": "ALL",
     "AllowQos": "ALL",
     "AllocNodes": "ALL",
     "ReqResv": "NO",
+    "DenyAccounts": "",
+    "DenyQos": "",
 }
 """Settings of a partition that all users may use, from any host and without a reservation."""
-
-_NOBODY = ("DenyAccounts", "DenyQos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,6 @@ def ask_slurm() -> SlurmFacts:
         partitions=parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S)),
         nodes=parse_records(ask([*show, "node"], timeout_s=_ANSWER_S)),
     )
-
-
-def parse_records(text: str) -> tuple[dict[str, str], ...]:
-    """Parse each line of ``scontrol --oneliner show partition`` or ``node`` into a mapping.
-
-    A value ends at its first space. If a key occurs twice, the first one counts: free text, which
-    may contain anything, comes last.
-    """
-    found = (_PAIR.findall(line) for line in text.splitlines())
-    return tuple(dict(reversed(pairs)) for pairs in found if pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +139,10 @@ def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
     ((shape, _),) = (with_gpus or shapes).most_common(1)
     count = sum(n for one, n in shapes.items() if _gives(one, shape))
     several = len({one.gpu_type for one in with_gpus}) > 1
-    others = [f"other nodes: {n} x {one}" for one, n in shapes.most_common() if one != shape]
-    limits = [
-        f"{key}={record[key]}" for key, all_ in _EVERYBODY.items() if record.get(key, all_) != all_
-    ]
-    limits += [f"{key}={record[key]}" for key in _NOBODY if record.get(key)]
+    remarks = [f"other nodes: {n} x {one}" for one, n in shapes.most_common() if one != shape]
+    limits = _limits(record)
+    remarks += limits
     preempted = record.get("PreemptMode", "OFF")
-    remarks = [*others, *(f"restricted: {limit}" for limit in limits)]
     if preempted != "OFF":
         remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
     cpus, mem = _number(record, "MaxCPUsPerNode"), _number(record, "MaxMemPerNode")
@@ -175,6 +162,14 @@ def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
         remarks=tuple(remarks),
         restricted=bool(limits),
     )
+
+
+def _limits(record: Mapping[str, str]) -> list[str]:
+    return [
+        f"restricted: {key}={record[key]}"
+        for key, everybody in _EVERYBODY.items()
+        if record.get(key, everybody) != everybody
+    ]
 
 
 def _gives(one: Shape, wanted: Shape) -> bool:

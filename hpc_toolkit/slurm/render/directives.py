@@ -58,10 +58,7 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     if not (full.signal or full.plain) and (full.launch or not full.command):
         # Not for other programs: the signal ends a program that does not handle it.
         full = replace(full, signal=_signal(full.time_min or full.time or FALLBACK_TIME_S))
-    if cluster.account_required and not full.account:
-        msg = f"--account: {cluster.name} requires an account"
-        msg += f" ({cluster.written('account_required')} = true)"
-        raise RenderError(msg, hint=f"--account {cluster.account_hint or 'NAME'}")
+    _check_account(full, cluster)
     _check_times(full, sources)
     _check_array(full, cluster)
     if cluster.choose_partition and not full.partition:
@@ -244,6 +241,13 @@ def forbidden(cluster: Cluster, directory: Path) -> str | None:
     if found := re.search(_FILLED_IN, str(directory)):
         return f"Slurm does not take {found[0]!r} literally in the directory of a log: {directory}"
     return None
+
+
+def _check_account(full: ScriptSpec, cluster: Cluster) -> None:
+    if cluster.account_required and not full.account:
+        msg = f"--account: {cluster.name} requires an account"
+        msg += f" ({cluster.written('account_required')} = true)"
+        raise RenderError(msg, hint=f"--account {cluster.account_hint or 'NAME'}")
 
 
 def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:

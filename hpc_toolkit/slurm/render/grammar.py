@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import check_text, refusal
+from hpc_toolkit.slurm.allowlist import check_text, refusal, refuse_twice
 
 MAX_INDEX = 4_000_000
 """The highest possible array index: the largest MaxArraySize of slurm.conf(5) is one more."""
@@ -81,26 +81,23 @@ class Array:
 def parse_array(text: str, where: str) -> Array:
     """Parse the indices of an array; leading zeros are dropped."""
     indices, percent, at_once = text.partition("%")
-    texts, ranges, highest = [], [], 0
-    for part in indices.split(","):
-        match = re.fullmatch(_RANGE, part)
-        if not match:
-            raise refusal(where, text, _ARRAY_HINT)
-        first, last, step = (int(field) if field else None for field in match.groups())
-        top = last if last is not None else int(match[1])
-        # sbatch refuses "3-1" and a step of 0 without saying why.
-        if top < (first or 0) or step == 0:
-            raise refusal(where, text, _ARRAY_HINT)
-        texts.append("-".join(str(n) for n in (first, last) if n is not None))
-        texts[-1] += f":{step}" if step else ""
-        ranges.append(range(first or 0, top + 1, step or 1))
-        highest = max(highest, top)
-    if percent and not re.fullmatch("[1-9][0-9]{0,6}", at_once):
+    parts = [re.fullmatch(_RANGE, part) for part in indices.split(",")]
+    numbers = [[int(n) for n in part.groups() if n] for part in parts if part]
+    ranges = tuple(_range(*some) for some in numbers)
+    # sbatch refuses "3-1" and a step of 0, for which there is no range, without saying why.
+    usable = None not in parts and all(ranges)
+    if not usable or (percent and not re.fullmatch("[1-9][0-9]{0,6}", at_once)):
         raise refusal(where, text, _ARRAY_HINT)
+    highest = max(some[:2][-1] for some in numbers)
     if highest > MAX_INDEX:
         msg = f"{where}: index {highest} is too high (at most {MAX_INDEX})"
         raise RenderError(msg, hint="give each array element more work")
-    return Array(",".join(texts) + percent + at_once, tuple(ranges), at_once, highest)
+    texts = ["-".join(map(str, some[:2])) + "".join(f":{n}" for n in some[2:]) for some in numbers]
+    return Array(",".join(texts) + percent + at_once, ranges, at_once, highest)
+
+
+def _range(first: int, last: int | None = None, step: int = 1) -> range:
+    return range(first, (first if last is None else last) + 1, step) if step else range(0)
 
 
 def check_dependency(text: str, where: str) -> None:
@@ -135,8 +132,4 @@ def split_passed(text: str, where: str) -> tuple[str, str | None]:
 
 def check_passed(texts: tuple[str, ...], where: str) -> None:
     """Raise RenderError unless all options may be passed on and none is given twice."""
-    names = [split_passed(text, where)[0] for text in texts]
-    for name in names:
-        if names.count(name) > 1:
-            msg = f"{where}: {name!r} is given twice"
-            raise RenderError(msg, hint="leave one of them out")
+    refuse_twice([split_passed(text, where)[0] for text in texts], where)

@@ -78,6 +78,10 @@ def check_template(spec: ScriptSpec, template: str) -> None:
         why = f"not used by the template {template}"
         _refuse(given, _OF_TRAININGS, why, "leave it out, or render a train-... template")
     _check_container(spec, template)
+    _check_array(spec, template)
+
+
+def _check_array(spec: ScriptSpec, template: str) -> None:
     if template == "array" and spec.array is None:
         msg = "the template array needs --array"
         raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")

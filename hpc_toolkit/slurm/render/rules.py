@@ -47,6 +47,9 @@ RIVALS = (
 )
 """Groups of fields that exclude each other."""
 
+_NEEDS = {"bind": ("container", "IMAGE"), "stage_dir": ("stage", "PATH")}
+"""Fields that need another one, and the metavar of its value."""
+
 _OF_GPUS = (
     *("ntasks_per_gpu", "gpu_type", "isolate_gpus", "gpu_bind", "cpus_per_gpu", "mem_per_gpu"),
 )
@@ -71,6 +74,17 @@ def asked(spec: Request) -> dict[str, Any]:
         for name, value in values.items()
         if standard[name] is MISSING or value != standard[name]
     }
+
+
+def option_words(name: str, value: Any) -> list[str]:
+    """Return an option and its value as words; one word for a flag, a pair for each of a tuple."""
+    if value is True:
+        return [name]
+    if value is False:
+        return [name.replace("--", "--no-", 1)]
+    values = value if isinstance(value, tuple) else (value,)
+    texts = ["=".join(one) if isinstance(one, tuple) else str(one) for one in values]
+    return [word for text in texts for word in (name, text)]
 
 
 def check_request(spec: Request) -> None:
@@ -99,7 +113,7 @@ def _check_values(spec: Request) -> None:
         if field.default is None and getattr(spec, field.name) is None
     }
     for name in COUNTS.keys() - unset:
-        check_count(getattr(spec, name), name, option(name))
+        check_count(getattr(spec, name), COUNTS[name], option(name))
     for name in PATTERNS.keys() - unset:
         check_text(getattr(spec, name), name, option(name))
     for name in _FLAGS:
@@ -126,12 +140,10 @@ def _check_together(spec: Request) -> None:
     if alone:
         msg = f"{alone[0]}: the job asks for no GPU"
         raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
-    if spec.bind and spec.container is None:
-        msg = "--bind needs --container"
-        raise RenderError(msg, hint="add --container IMAGE, or leave it out")
-    if spec.stage_dir is not None and not spec.stage:
-        msg = "--stage-dir needs --stage"
-        raise RenderError(msg, hint="add --stage PATH, or leave it out")
+    for name, (other, value) in _NEEDS.items():
+        if name in given and other not in given:
+            msg = f"{option(name)} needs {option(other)}"
+            raise RenderError(msg, hint=f"add {option(other)} {value}, or leave it out")
     _check_ranks(spec)
 
 

@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import shlex
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -25,11 +25,11 @@ from hpc_toolkit.slurm.render.training import prepared, training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from importlib.resources.abc import Traversable
 
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
+_TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 _SUFFIX = ".sbatch.j2"
 _PARENTS = ("base", "plain")
 """Templates that others extend, and that are not rendered by themselves."""
@@ -48,9 +48,8 @@ class _Marked(str):
 
 
 def template_names() -> list[str]:
-    files = [entry.name for entry in _templates().iterdir()]
-    names = [name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)]
-    return sorted(name for name in names if name not in _PARENTS)
+    names = {path.name.removesuffix(_SUFFIX) for path in _TEMPLATES.glob(f"*{_SUFFIX}")}
+    return sorted(names.difference(_PARENTS))
 
 
 def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queue") -> str:
@@ -73,9 +72,10 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     )
     file = ("plain" if full.plain else template) + _SUFFIX
     around = surroundings(full, cluster, options, template, trained)
+    command = command_line(spec, template, cluster.argument or cluster.file)
     values = {
         "version": __version__,
-        "command": _checked_words(command_line(spec, template, cluster.argument or cluster.file)),
+        "command": [_comment_text(shlex.quote(word)) for word in command],
         "template": template,
         "template_sha256": sha256("".join(_lineage(file)))[:_SHORT],
         "cluster": cluster.name,
@@ -98,13 +98,8 @@ def _lineage(file: str) -> list[str]:
 
 
 @functools.cache
-def _templates() -> Traversable:
-    return resources.files("hpc_toolkit.slurm") / "data" / "templates"
-
-
-@functools.cache
 def _source(file: str) -> str:
-    return (_templates() / file).read_text(encoding="utf-8")
+    return (_TEMPLATES / file).read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -161,10 +156,6 @@ def _with_values(words: list[str]) -> Iterator[str]:
         takes = pair[0].startswith("--") and "=" not in pair[0] and not pair[-1].startswith("-")
         yield " ".join(pair) if takes and pair[0] != "--" else pair[0]
         at += 2 if takes and pair[0] != "--" else 1
-
-
-def _checked_words(argv: list[str]) -> list[str]:
-    return [_comment_text(shlex.quote(word)) for word in argv]
 
 
 def _started(batch: tuple[str, ...], words: tuple[str, ...]) -> _Marked:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.slurm.allowlist import QUANTITIES, read_quantity, show_quantity
+from hpc_toolkit.slurm.allowlist import QUANTITIES, read_quantity, refuse_twice, show_quantity
 from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED
-from hpc_toolkit.slurm.render.rules import asked, check_request, option
+from hpc_toolkit.slurm.render.rules import asked, check_request, option, option_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -174,14 +174,8 @@ def command_line(spec: ScriptSpec, template: str, cluster: str) -> list[str]:
         if passed in FIELDS:
             text = "no" if value is False else value
             argv += ["--sbatch", passed if value is True else f"{passed}={text}"]
-        elif name == "env":
-            argv += [part for key, text in value for part in (option(name), f"{key}={text}")]
-        elif isinstance(value, tuple):
-            argv += [part for text in value for part in (option(name), text)]
-        elif isinstance(value, bool):
-            argv.append(option(name) if value else option(name).replace("--", "--no-", 1))
         else:
-            argv += [option(name), str(value)]
+            argv += option_words(option(name), value)
     return [*argv, "--", *words] if words else argv
 
 
@@ -218,6 +212,7 @@ def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
 
     Raises RenderError for a name that is given twice or lacks its value.
     """
+    refuse_twice([text.partition("=")[0] for text in texts], "--sbatch")
     found: dict[str, Any] = {}
     passed = []
     for text in texts:
@@ -229,9 +224,6 @@ def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
             passed.append(text)
             continue
         field = _field(name)
-        if field.name in found:
-            msg = f"--sbatch: {name!r} is given twice"
-            raise RenderError(msg, hint="leave one of them out")
         try:
             found[field.name] = _read_value(field, value) if equals else True
         except ValueError:

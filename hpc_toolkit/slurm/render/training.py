@@ -45,27 +45,23 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
     if template not in TRAININGS:
         return spec
     gpus = spec.gpus_per_node or (1 if template == "train-single-gpu" else 0)
-    form = spec.launch or BY_NODE
-    backend = spec.backend or (cluster.gpu_backend if gpus else "gloo")
-    ranks = spec.nproc_per_node or gpus or 1
-    tasks = ranks if form == BY_RANK else 1
-    _check_backend(backend, ranks, gpus)
-    if spec.numa_binding:
-        _check_binding(form, ranks, gpus)
-    restarts = RANK_RESTARTS if form == BY_NODE else 0
-    return replace(
-        spec,
-        launch=form,
-        gpus_per_node=gpus,
-        nproc_per_node=ranks,
-        ntasks_per_node=tasks,
-        cpus_per_gpu=None,
-        cpus_per_task=_cpus(spec, template, cluster, gpus=gpus, tasks=tasks, ranks=ranks),
-        rank_restarts=restarts if spec.rank_restarts is None else spec.rank_restarts,
-        backend=backend,
-        run_dir=spec.run_dir or f"runs/{spec.job_name}",
-        cpu_bind=spec.cpu_bind or (None if spec.hint else _bound(template, form)),
-    )
+    by_rank = spec.launch == BY_RANK
+    standard: dict[str, Any] = {
+        "launch": BY_NODE,
+        "nproc_per_node": gpus or 1,
+        "rank_restarts": 0 if by_rank else RANK_RESTARTS,
+        "backend": cluster.gpu_backend if gpus else "gloo",
+        "run_dir": f"runs/{spec.job_name}",
+        "cpu_bind": None if spec.hint else _bound(template, by_rank=by_rank),
+    }
+    chosen = {name: value for name, value in standard.items() if getattr(spec, name) is None}
+    full = replace(spec, gpus_per_node=gpus, **chosen)
+    _check_backend(full)
+    if full.numa_binding:
+        _check_binding(full)
+    tasks = full.nproc_per_node or 1 if by_rank else 1
+    cpus = _cpus(full, template, cluster, tasks)
+    return replace(full, ntasks_per_node=tasks, cpus_per_gpu=None, cpus_per_task=cpus)
 
 
 def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
@@ -74,17 +70,8 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
         return None
     alone = template == "train-cpu"
     launcher = () if alone else ("-m", "hpc_toolkit", "launch", *_launch_options(full))
-    bound: dict[str, str | None] = {
-        "--cpu-bind": full.cpu_bind,
-        "--mem-bind": full.mem_bind,
-        "--distribution": full.distribution,
-        "--hint": full.hint,
-    }
-    if cluster.gpu_request == "gpus-per-task" and full.gpus_per_node:
-        # Otherwise each rank would see only its own GPU, with no direct path to its node's others.
-        bound["--gpu-bind"] = "none"
     options = [f"--run-dir={full.run_dir}", *(["--alone"] if alone else [])]
-    options += [f"--srun={name}={value}" for name, value in bound.items() if value]
+    options += [f"--srun={word}" for word in _srun_options(full, cluster)]
     options += [f"--stage={path}" for path in full.stage]
     if full.stage_dir:
         options.append(f"--stage-dir={full.stage_dir}")
@@ -98,6 +85,15 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
     )
 
 
+def _srun_options(full: ScriptSpec, cluster: Cluster) -> list[str]:
+    names = ("cpu_bind", "mem_bind", "distribution", "hint")
+    given = {name: getattr(full, name) for name in names}
+    if cluster.gpu_request == "gpus-per-task" and full.gpus_per_node:
+        # Otherwise each rank would see only its own GPU, with no direct path to its node's others.
+        given["gpu_bind"] = "none"
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value]
+
+
 def _launch_options(full: ScriptSpec) -> list[str]:
     options: dict[str, Any] = {"--run-dir": full.run_dir, "--backend": full.backend}
     if full.ntasks_per_node == 1:
@@ -108,7 +104,8 @@ def _launch_options(full: ScriptSpec) -> list[str]:
     return [f"{name}={value}" for name, value in options.items()]
 
 
-def _check_backend(backend: str, ranks: int, gpus: int) -> None:
+def _check_backend(full: ScriptSpec) -> None:
+    backend, ranks, gpus = full.backend, full.nproc_per_node or 1, full.gpus_per_node
     if backend == "gloo":
         return
     if not gpus:
@@ -119,8 +116,9 @@ def _check_backend(backend: str, ranks: int, gpus: int) -> None:
         raise RenderError(msg, hint="one rank per GPU, or --backend gloo")
 
 
-def _check_binding(form: str, ranks: int, gpus: int) -> None:
-    if form == BY_RANK:
+def _check_binding(full: ScriptSpec) -> None:
+    ranks, gpus = full.nproc_per_node or 1, full.gpus_per_node
+    if full.launch == BY_RANK:
         msg = "--numa-binding: with --launch task-per-gpu, srun binds the ranks"
         raise RenderError(msg, hint="use --cpu-bind, or leave it out")
     if ranks > gpus:
@@ -128,24 +126,22 @@ def _check_binding(form: str, ranks: int, gpus: int) -> None:
         raise RenderError(msg, hint="one rank per GPU, or leave it out")
 
 
-def _bound(template: str, form: str) -> str:
+def _bound(template: str, *, by_rank: bool) -> str:
     """Return the default CPU binding: a rank gets its own cores, a launcher's ranks share them."""
-    return "cores" if form == BY_RANK or template == "train-cpu" else "none"
+    return "cores" if by_rank or template == "train-cpu" else "none"
 
 
-def _cpus(
-    spec: ScriptSpec, template: str, cluster: Cluster, *, gpus: int, tasks: int, ranks: int
-) -> int | None:
+def _cpus(full: ScriptSpec, template: str, cluster: Cluster, tasks: int) -> int | None:
     """Return the CPUs of a task; None if the task shall get its share of the node's CPUs."""
-    if spec.cpus_per_task:
-        return spec.cpus_per_task
-    if spec.cpus_per_gpu:
-        return max(1, spec.cpus_per_gpu * gpus // tasks)
+    if full.cpus_per_task:
+        return full.cpus_per_task
+    if full.cpus_per_gpu:
+        return max(1, full.cpus_per_gpu * full.gpus_per_node // tasks)
     if template == "train-cpu":
-        return named_site(cluster, spec.partition).cpus_per_node or CPUS
-    of_a_task = ranks // tasks
+        return named_site(cluster, full.partition).cpus_per_node or CPUS
+    of_a_task = (full.nproc_per_node or 1) // tasks
     of_a_rank = dict(cluster.defaults).get("cpus_per_task")
     if of_a_rank:
         return int(of_a_rank) * of_a_task
-    shared = gpus and cluster.cpus_per_node and cluster.gpus_per_node
+    shared = full.gpus_per_node and cluster.cpus_per_node and cluster.gpus_per_node
     return None if shared else of_a_task

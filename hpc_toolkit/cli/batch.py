@@ -13,6 +13,7 @@ import typer
 from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.help import SCRIPTS, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_duration, parse_size
 
@@ -28,7 +29,7 @@ _FOREVER = "1000d"
 """Ranks of a campaign wait for the coordinator, however long a round takes."""
 _JOB = (
     Option("gpus", "GPUs that every node must show.", "N", default=0),
-    Option("max_restarts", "Requeue the job at most N times.", "N", default=10),
+    Option("max_restarts", "Requeue the job at most N times.", "N", default=MAX_RESTARTS),
     many("node_setup", "Run this command once on each node", "LINE"),
     many("teardown", "Run this command at the end of the job", "LINE"),
     Option("check_within", "Time that a node has to start its checks.", "DURATION", default="60s"),

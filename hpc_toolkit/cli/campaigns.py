@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hpc_toolkit.cli.arguments import JsonOption, RunArgument, argument, open_run, switch, value
+from hpc_toolkit.cli.arguments import (
+    JsonOption,
+    RunArgument,
+    argument,
+    open_run,
+    show,
+    switch,
+    value,
+)
 from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.system.terminal import printable
 
@@ -160,13 +168,10 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
     found = open_run(run)
     now = found.status()
     outcome = summarize(found.view, campaign_of(found))
-    if as_json:
-        best = outcome.to_json() if outcome is not None else None
-        print(json.dumps({"status": now.to_json(), "summary": best}))
-        return
-    lines = list(status_lines(now))
-    lines += summary_lines(outcome) if outcome is not None else ["no arm has a reward yet"]
-    print("\n".join(map(printable, lines)))
+    best = outcome.to_json() if outcome is not None else None
+    lines = summary_lines(outcome) if outcome is not None else ["no arm has a reward yet"]
+    record = {"status": now.to_json(), "summary": best}
+    show(record, [*status_lines(now), *lines], as_json=as_json)
 
 
 def coordinate(

@@ -12,12 +12,13 @@ import typer
 
 from hpc_toolkit.cli.arguments import (
     RunArgument,
-    check_out,
     complete_cluster,
     find_cluster,
     open_run,
+    outputs,
     refuse_given,
-    write_out,
+    show,
+    write_outputs,
 )
 from hpc_toolkit.cli.help import CHECK, add_table_command
 from hpc_toolkit.errors import ConfigError
@@ -90,9 +91,7 @@ def plan(
     from hpc_toolkit.planning.plan import make_plan
     from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
-    out, as_json = [Path(path) for path in given["out"]], bool(given["json"])
-    for path in out:
-        check_out(path, (".md", ".svg", ".json"))
+    out, as_json = outputs(given["out"], (".md", ".svg", ".json")), bool(given["json"])
     if given["check"] is not None:
         refuse_given(context, {"run", "check", "json"}, "cannot be combined with --check")
         _compare(run, Path(given["check"]), as_json=as_json)
@@ -166,7 +165,7 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
 
     kept = read_plan(path)
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
-    print(json.dumps(asdict(found)) if as_json else "\n".join(_said(found)), flush=True)
+    show(asdict(found), _said(found), as_json=as_json)
     if not found.complete:
         raise typer.Exit(_EXIT_LATER)
 
@@ -192,10 +191,11 @@ def _said(found: Comparison) -> list[str]:
 def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
     from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
 
-    text = json.dumps(found.to_json(), allow_nan=False)
-    print(text if as_json else "\n".join(as_lines(found)), flush=True)
-    for path in out:
-        if path.suffix == ".json":
-            write_out(path, text + "\n")
-        else:
-            write_out(path, as_markdown(found) if path.suffix == ".md" else plan_svg(found))
+    record = found.to_json()
+    show(record, as_lines(found), as_json=as_json)
+    forms = {
+        ".json": lambda: json.dumps(record, allow_nan=False) + "\n",
+        ".md": lambda: as_markdown(found),
+        ".svg": lambda: plan_svg(found),
+    }
+    write_outputs(out, forms)

@@ -14,6 +14,7 @@ from hpc_toolkit.cli.manifests import TEMPLATES, RenderCommand
 from hpc_toolkit.cli.scriptoptions import requested, script_arguments
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -32,7 +33,6 @@ PANELS: Panels = {
         flag("json", "Print JSON, with --check."),
     ),
 }
-_NOTE = "note: "
 
 
 def register(app: typer.Typer) -> None:
@@ -102,19 +102,16 @@ def _make_log_directories(spec: ScriptSpec) -> None:
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             # Not an error: the path may exist on the cluster only.
-            text = f"{_NOTE}{logs}: {error.strerror}; without its log a job fails immediately"
-            print(text, file=sys.stderr)
+            note(f"{logs}: {error.strerror}; without its log a job fails immediately")
 
 
 def _show_notes(site: Cluster) -> None:
     from hpc_toolkit.slurm.render.directives import forbidden
 
     if site.source and not site.verified:
-        note = f"{_NOTE}{site.file}: facts not verified; from {site.source} ({site.checked})"
-        print(note, file=sys.stderr)
-    reason = forbidden(site, Path.cwd())
-    if reason:
-        print(f"{_NOTE}{reason}", file=sys.stderr)
+        note(f"{site.file}: facts not verified; from {site.source} ({site.checked})")
+    if reason := forbidden(site, Path.cwd()):
+        note(reason)
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.items import parse_items
 from hpc_toolkit.system.options import Option, many, only_given
 from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,4 +229,4 @@ def pythia(
     sys.stdout.flush()  # warnings follow the items also where both go to one pipe
     if not deduped:
         for line in suspects(chosen_sizes, chosen_steps):
-            print(f"warning: {line}", file=sys.stderr)
+            note(line, "warning")

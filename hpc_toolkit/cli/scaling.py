@@ -16,17 +16,18 @@ import typer
 from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import (
     argument,
-    check_out,
     complete_cluster,
+    outputs,
     refuse_given,
     value,
-    write_out,
+    write_outputs,
 )
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import parse_counts
+from hpc_toolkit.system.terminal import note
 from hpc_toolkit.training.scaling.settings import (
     DEFAULT_SIZES,
     OPTIONS,
@@ -218,7 +219,7 @@ def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None
     except (HpcToolkitError, KeyboardInterrupt):
         if len(left) < len(jobs):
             sizes = ",".join(map(str, left))
-            print(f"note: '--world-sizes {sizes}' submits the missing ones", file=sys.stderr)
+            note(f"'--world-sizes {sizes}' submits the missing ones")
         raise
 
 
@@ -247,9 +248,7 @@ def analyze(
     from hpc_toolkit.training.scaling.records import read_source
     from hpc_toolkit.training.scaling.series import priced
 
-    out, as_json = [Path(path) for path in given.pop("out")], given.pop("json")
-    for path in out:
-        check_out(path, (".md", ".json", ".svg"))
+    out, as_json = outputs(given.pop("out"), (".md", ".json", ".svg")), given.pop("json")
     min_efficiency = given.pop("min_efficiency")
     minimum = FAIR if min_efficiency is None else min_efficiency
     judged: list[Judged] = []
@@ -262,11 +261,12 @@ def analyze(
     data = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
     page = as_markdown(judged, notes)
     sys.stdout.write(data if as_json else printable_lines(page))
-    for path in out:
-        if path.suffix == ".svg":
-            write_out(path, scaling_svg([one for one, _ in judged], minimum))
-        else:
-            write_out(path, data if path.suffix == ".json" else page)
+    forms = {
+        ".json": lambda: data,
+        ".md": lambda: page,
+        ".svg": lambda: scaling_svg([one for one, _ in judged], minimum),
+    }
+    write_outputs(out, forms)
     if min_efficiency is not None and any(verdict.below for _, verdict in judged):
         raise typer.Exit(1)
 
@@ -289,9 +289,8 @@ def collectives(
     from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
     from hpc_toolkit.training.scaling.records import read_text
 
-    out, as_json = given.pop("out"), given.pop("json")
-    if out is not None:
-        check_out(Path(out), (".md", ".json"))
+    as_json, out = given.pop("json"), given.pop("out")
+    files = outputs([out] if out is not None else [], (".md", ".json"))
     if logs:
         refuse_given(context, {"logs", "out", "json"}, "cannot be combined with LOGS")
         found = [one for path in logs for one in records_in(read_text(path))]
@@ -303,8 +302,7 @@ def collectives(
     data = json.dumps({"format": 1, "kind": "hpctk.collectives", "rows": found}) + "\n"
     page = as_markdown(found)
     sys.stdout.write(data if as_json else page)
-    if out is not None:
-        write_out(Path(out), page if out.endswith(".md") else data)
+    write_outputs(files, {".md": lambda: page, ".json": lambda: data})
 
 
 def _timed(

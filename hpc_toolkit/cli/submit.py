@@ -21,7 +21,7 @@ from hpc_toolkit.cli.scriptoptions import (
 )
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
@@ -75,8 +75,7 @@ def submit(template: str | None, **given: Any) -> None:
     for name in overriding_variables():
         if name == "SBATCH_JOB_NAME":
             continue  # the command names the job
-        text = f"warning: {name} in the environment overrides the script; see sbatch(1)"
-        print(text, file=sys.stderr)
+        note(f"{name} in the environment overrides the script; see sbatch(1)", "warning")
     chain = given.get("dependency") == _AFTER_EACH
     if chain:
         given["dependency"] = None
@@ -92,8 +91,8 @@ def submit(template: str | None, **given: Any) -> None:
         message = "--jobs and --array exclude each other"
         raise ConfigError(message, hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
-    for note in submission.notes:
-        print(f"note: {note}", file=sys.stderr)
+    for text in submission.notes:
+        note(text)
     if dry_run:
         _show(submission)
         return
@@ -118,7 +117,7 @@ def _send(submission: Submission) -> None:
             words += ["'squeue --me' shows whether one more was accepted"] * unsure
             back = f"hpctk cancel {submission.run.root}" if submission.run else "scancel"
             words += [f"'{back}' cancels them"] * bool(taken)
-            print(printable(f"note: {'; '.join(words)}"), file=sys.stderr)
+            note("; ".join(words))
         raise
 
 
@@ -209,8 +208,8 @@ def _check_template(template: str | None, run: Run) -> None:
         hint = "'hpctk submit campaign ...'; work-queue only adds workers"
         raise ConfigError(message, hint=hint)
     elif template != "campaign":
-        note = f"{template} only adds workers; the coordinator of the campaign {run.root}"
-        print(f"note: {note} must run elsewhere", file=sys.stderr)
+        coordinator = f"the coordinator of the campaign {run.root}"
+        note(f"{template} only adds workers; {coordinator} must run elsewhere")
 
 
 def _header(path: Path, text: str, *, needed: bool) -> Header | None:
@@ -289,8 +288,7 @@ def cancel(
     queued = cancelable_jobs(open_run(run).paths, only=job)
     for one in queued:
         if one.foreign:
-            note = f"note: job {one.record.id} was not cancelled: {one.foreign}"
-            print(printable(note), file=sys.stderr)
+            note(f"job {one.record.id} was not cancelled: {one.foreign}")
     found = [one for one in queued if not one.foreign]
     if not found:
         message = f"no job of {run} is in the queue"

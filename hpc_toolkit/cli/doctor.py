@@ -85,7 +85,7 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
         message = "--pair and --repair exclude each other"
         raise ConfigError(message, hint="leave one of them out")
     plan = plan_repairs(root)
-    asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    asks = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
     _show_plan(root, plan, acts=yes or asks, as_json=as_json)
     done = bool(plan.repairs) and (yes or (asks and typer.confirm("Do that?")))
     outcomes = list(repair_run(root, plan.repairs)) if done else []

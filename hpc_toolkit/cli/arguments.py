@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperArgument
 
-from hpc_toolkit.errors import PASSING, TRY_AGAIN, ConfigError, RunError, near_miss
+from hpc_toolkit.errors import ConfigError, RunError, exit_code_of, near_miss
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -135,10 +135,8 @@ def writing(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}"
-        failure = RunError(message, hint="fix that, or name another file; nothing else is lost")
-        if error.errno in PASSING:
-            failure.exit_code = TRY_AGAIN
-        raise failure from error
+        hint = "fix that, or name another file; nothing else is lost"
+        raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
 
 
 def write_outputs(paths: Iterable[Path], forms: Mapping[str, Callable[[], str]]) -> None:

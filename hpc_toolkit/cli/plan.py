@@ -21,7 +21,7 @@ from hpc_toolkit.cli.arguments import (
     write_outputs,
 )
 from hpc_toolkit.cli.help import CHECK, add_table_command
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import TRY_AGAIN, ConfigError
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_counts
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _MOST_ITEMS = 10_000_000
 _MOST_NODES = 100_000
-_EXIT_LATER = 75
 PANELS: Panels = {
     "Work": (
         Option("items", "Plan a new run with N items, instead of RUN.", "N"),
@@ -167,7 +166,7 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
     show(asdict(found), _said(found), as_json=as_json)
     if not found.complete:
-        raise typer.Exit(_EXIT_LATER)
+        raise typer.Exit(TRY_AGAIN)
 
 
 def _said(found: Comparison) -> list[str]:

@@ -19,12 +19,7 @@ from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
 from hpc_toolkit.system.machine import read_machine
 from hpc_toolkit.system.processes import die_with_parent, readable
-from hpc_toolkit.worker.worker import (
-    DRAIN_SIGNALS,
-    EXIT_COMPLETE,
-    WorkerOptions,
-    start_worker,
-)
+from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE, WorkerOptions, start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,9 +158,8 @@ class Pool:
         with suppress(BlockingIOError):
             first = os.read(self._error_read, 1 << 16).split(b"\n")[0]
             report = json.loads(first)
-            error = HpcToolkitError(report["message"], hint=report["hint"])
-            error.exit_code = report["code"]
-            raise error
+            code = report["code"]
+            raise HpcToolkitError(report["message"], hint=report["hint"], exit_code=code)
         bad = [code for code in codes if code not in (EXIT_COMPLETE, TRY_AGAIN) and code >= 0]
         if bad:
             return bad[0]

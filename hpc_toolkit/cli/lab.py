@@ -145,7 +145,7 @@ def execute(
         hpctk lab exec srun -N2 hostname
         hpctk lab exec sinfo
     """
-    from hpc_toolkit.lab.clients import environment
+    from hpc_toolkit.lab.programs import environment
 
     lab = _lab(name, directory)
     argv = lab.inside(command)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.lab.clients import ask, finished
 from hpc_toolkit.lab.members import status_of
+from hpc_toolkit.lab.programs import ask, finished
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord, parse_job_id, parse_squeue
 
 if TYPE_CHECKING:

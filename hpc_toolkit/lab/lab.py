@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.lab import config
-from hpc_toolkit.lab.clients import ask, node_states
 from hpc_toolkit.lab.daemons import (
     Host,
     check_namespaces,
@@ -33,8 +32,8 @@ from hpc_toolkit.lab.directory import (
     write_record,
 )
 from hpc_toolkit.lab.members import LabStatus, kill_members, status_of, surrounding_labs
-from hpc_toolkit.lab.packages import check_programs
 from hpc_toolkit.lab.ports import free_block, listeners
+from hpc_toolkit.lab.programs import ask, check_programs, node_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -16,6 +17,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_duration, parse_size
+from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,10 +240,8 @@ def stage(
     Examples:
         hpctk stage /tmp/data /scratch/me/corpus
     """
-    import signal
 
     from hpc_toolkit.slurm.batch.staging import stage_paths
-    from hpc_toolkit.system.ranks import host_name
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -18,6 +18,11 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import SEARCH, Commands
+from hpc_toolkit.cli.statusview import status_lines
+from hpc_toolkit.cli.working import check_code, with_progress
+from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Found, Summary
-    from hpc_toolkit.run import Run
 
 _MEAN = "mean over tasks"
 _NO_BEST = "best arm        none: no arm has a reward"
@@ -64,10 +68,6 @@ def run_campaign(
     from hpc_toolkit.campaign.local import LocalWorkers, campaign_of, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.statusview import status_lines
-    from hpc_toolkit.cli.working import check_code, with_progress
-    from hpc_toolkit.run import Run
-    from hpc_toolkit.system.gpus import visible_gpus
     from hpc_toolkit.worker.worker import WorkerOptions
 
     wanted = read_campaign(campaign)
@@ -163,7 +163,6 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
     """
     from hpc_toolkit.campaign.local import campaign_of
     from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.statusview import status_lines
 
     found = open_run(run)
     now = found.status()
@@ -186,8 +185,6 @@ def coordinate(
     from hpc_toolkit.campaign.coordinator import Coordinator
     from hpc_toolkit.campaign.local import campaign_of
     from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.statusview import status_lines
-    from hpc_toolkit.rundir.layout import check_trust
 
     found = open_run(run)
     check_trust(found.root)

@@ -13,8 +13,9 @@ import typer
 from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
 from hpc_toolkit.system.quantities import format_mem, format_walltime
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import printable, show_error
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -113,7 +114,6 @@ def validate(
     """
     from hpc_toolkit.slurm.clusters.facts import check_file
     from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
-    from hpc_toolkit.system.terminal import show_error
 
     files = [] if names else cluster_files()
     for name in names or ():
@@ -176,7 +176,6 @@ def init(
 
 
 def _record(cluster: Cluster) -> dict[str, Any]:
-    from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
 
     record = asdict(cluster)
     del record["origins"]

@@ -14,6 +14,8 @@ import typer
 from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
 from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import all_runs, check_trust
+from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -56,7 +58,6 @@ def doctor(
     from hpc_toolkit.doctor.examine import examine
     from hpc_toolkit.doctor.findings import Verdict
     from hpc_toolkit.doctor.partner import Step, join_step
-    from hpc_toolkit.system.clock import SystemClock
 
     root = _directory(directory)
     if repair:
@@ -104,7 +105,6 @@ def _outcome_lines(outcomes: list[tuple[str, str]]) -> list[str]:
 
 
 def _show_plan(root: Path, plan: Plan, *, acts: bool, as_json: bool) -> None:
-    from hpc_toolkit.rundir.layout import check_trust
 
     # Before a person reads through a plan that would then be refused.
     if plan.repairs and acts and (warning := check_trust(root)):
@@ -125,7 +125,6 @@ def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
 
 
 def _directory(given: str | None) -> Path:
-    from hpc_toolkit.rundir.layout import all_runs
 
     if named := given or os.environ.get("HPCTK_RUN"):
         return _existing(named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,9 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +160,6 @@ def _stdout_on_stderr() -> Iterator[None]:
 def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | None]:
     from hpc_toolkit.results.snapshots import read_snapshot
     from hpc_toolkit.results.tables import read_rows
-    from hpc_toolkit.rundir.layout import check_trust
 
     path = Path(given) if given is not None else None
     if path is not None and path.suffix != ".json" and not path.is_dir() and path.suffix:
@@ -174,9 +176,6 @@ def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | 
 def _show(
     rows: int, items: list[Item] | None, problems: list[Problem], again: int, *, as_json: bool
 ) -> None:
-    from collections import Counter
-
-    from hpc_toolkit.system.terminal import printable
 
     counts = Counter(problem.kind for problem in problems)
     total = len(items) if items is not None else None

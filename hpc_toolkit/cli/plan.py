@@ -22,8 +22,10 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import CHECK, add_table_command
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError
+from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.options import Option, flag, many
-from hpc_toolkit.system.quantities import parse_counts
+from hpc_toolkit.system.quantities import format_duration as shown
+from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.lengths import Guess
@@ -88,7 +90,6 @@ def plan(
     """
     from hpc_toolkit.planning.choices import Worker, node_of
     from hpc_toolkit.planning.plan import make_plan
-    from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
     out, as_json = outputs(given["out"], (".md", ".svg", ".json")), bool(given["json"])
     if given["check"] is not None:
@@ -127,7 +128,6 @@ def plan(
 
 def _guess(seconds: str | None, load: str) -> Guess | None:
     from hpc_toolkit.planning.lengths import Guess
-    from hpc_toolkit.system.quantities import parse_duration
 
     if seconds is None:
         return None
@@ -140,7 +140,6 @@ def _guess(seconds: str | None, load: str) -> Guess | None:
 def _work(given: str | None, items: int | None, groups: int, guess: Guess | None) -> Work:
     from hpc_toolkit.planning.reading import read_work
     from hpc_toolkit.planning.work import typed_work
-    from hpc_toolkit.system.clock import SystemClock
 
     if items is None:
         run = open_run(given)
@@ -160,7 +159,6 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
 
 def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
     from hpc_toolkit.planning.plan import compare, read_plan
-    from hpc_toolkit.system.clock import SystemClock
 
     kept = read_plan(path)
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
@@ -171,7 +169,6 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
 
 def _said(found: Comparison) -> list[str]:
     from hpc_toolkit.planning.page import counted
-    from hpc_toolkit.system.quantities import format_duration as shown
 
     span = f"{shown(found.low_s)} to {shown(found.high_s)}"
     on = f"on {counted(found.workers_predicted)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.manifests import TEMPLATES, RenderCommand
 from hpc_toolkit.cli.scriptoptions import requested, script_arguments
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RenderError
+from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
-from hpc_toolkit.system.terminal import note
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -115,12 +117,9 @@ def _show_notes(site: Cluster) -> None:
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
-    import json
 
     from hpc_toolkit.engines.kubernetes.manifest import check_manifest, is_manifest
     from hpc_toolkit.slurm.render.drift import check_drift
-    from hpc_toolkit.slurm.render.rules import option
-    from hpc_toolkit.system.terminal import printable
 
     for name in only_given(given):
         msg = f"{option(name)}: not allowed with --check"
@@ -156,7 +155,6 @@ def _own_scripts() -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    from hpc_toolkit.errors import RenderError
     from hpc_toolkit.slurm.render.file import origin, read_script
 
     try:

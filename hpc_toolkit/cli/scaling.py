@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,11 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
-from hpc_toolkit.system.quantities import parse_counts
-from hpc_toolkit.system.terminal import note
+from hpc_toolkit.system.quantities import format_duration, parse_counts
+from hpc_toolkit.system.terminal import note, printable_lines
 from hpc_toolkit.training.scaling.settings import (
     DEFAULT_SIZES,
     OPTIONS,
@@ -147,10 +150,7 @@ def run(
 
 
 def _here(run: ScalingRun, given: dict[str, Any], *, dry_run: bool) -> None:
-    import time
 
-    from hpc_toolkit.slurm.render.rules import option
-    from hpc_toolkit.system.quantities import format_duration
     from hpc_toolkit.training.scaling.launches import launch_here, prepare, with_equal_threads
 
     backend = given.pop("backend", None)
@@ -201,7 +201,6 @@ def submissions(
 
 def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
-    from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.submit.jobs import record_job
     from hpc_toolkit.submit.send import send
     from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
@@ -242,7 +241,6 @@ def analyze(
         hpctk scaling analyze scaling
         hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
     """
-    from hpc_toolkit.system.terminal import printable_lines
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
     from hpc_toolkit.training.scaling.page import as_data, as_markdown, scaling_svg
     from hpc_toolkit.training.scaling.records import read_source

@@ -19,6 +19,8 @@ from typer.core import TyperArgument
 from hpc_toolkit.cli.arguments import complete_cluster, completion, find_cluster
 from hpc_toolkit.cli.help import HelpCommand
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
+from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED, PASSED_ALONE
+from hpc_toolkit.slurm.render.rules import RIVALS
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, needs_value, read_sbatch, read_spec
 from hpc_toolkit.system.options import Option, flag, many, only_given
 
@@ -153,7 +155,6 @@ class _MovedOptionError(ConfigError):
 
 def _moved(option: str, words: list[str]) -> ConfigError | None:
     """The error for an option that ``--sbatch`` takes; None for any other unknown option."""
-    from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED, PASSED_ALONE
 
     name = option.removeprefix("--")
     if name not in (*FIELDS, *PASSED, *PASSED_ALONE):
@@ -208,7 +209,6 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """``base`` with ``values`` instead of its own, and without what they exclude."""
     if not base:
         return values
-    from hpc_toolkit.slurm.render.rules import RIVALS
 
     replaced = {name for rivals in RIVALS if values.keys() & set(rivals) for name in rivals}
     given = values.get("sbatch", ())

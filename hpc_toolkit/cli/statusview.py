@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import find_run
+from hpc_toolkit.rundir.layout import all_runs, find_run
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.system.options import flag
 from hpc_toolkit.system.quantities import format_duration
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import printable, show_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +64,6 @@ def status(run: str | None, **given: Any) -> None:
         hpctk status
         hpctk status runs/eval --watch
     """
-    from hpc_toolkit.rundir.layout import all_runs
 
     as_json, verbose, watch = bool(given["json"]), bool(given["verbose"]), bool(given["watch"])
     runs = all_runs()
@@ -107,7 +106,6 @@ def _follow(
 
 def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
     """Print a line for each run; whether one has failed items, or cannot be read."""
-    from hpc_toolkit.system.terminal import show_error
 
     found = []
     for run in runs:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,9 @@ from hpc_toolkit.cli.scriptoptions import (
     script_arguments,
 )
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.slurm.records import script_options
+from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.terminal import note
 
@@ -63,7 +68,6 @@ def submit(template: str | None, **given: Any) -> None:
         hpctk submit --run runs/eval --nodes 8 --gpus-per-node 4 --time 2:00:00
         hpctk submit train-multi-node --nodes 2 --gpus-per-node 4 -- train.py
     """
-    from dataclasses import replace
 
     from hpc_toolkit.slurm.client import overriding_variables
 
@@ -124,7 +128,6 @@ def _send(submission: Submission) -> None:
 def _of_request(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> Submission:
-    from dataclasses import replace
 
     from hpc_toolkit.slurm.render.kinds import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
@@ -159,12 +162,8 @@ def _of_request(
 def _of_script(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> Submission:
-    from dataclasses import replace
 
-    from hpc_toolkit.slurm.records import script_options
     from hpc_toolkit.slurm.render.file import read_script
-    from hpc_toolkit.slurm.render.rules import option
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_script
 
@@ -242,7 +241,6 @@ def _site(header: Header | None) -> Cluster:
 
 def _show(submission: Submission) -> None:
     """The commands on stderr, the script on stdout, and what Slurm says to it."""
-    import shutil
     import tempfile
 
     from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate

@@ -15,9 +15,11 @@ from hpc_toolkit.lab.daemons import (
     Host,
     check_namespaces,
     failure,
+    start_database,
     start_munged,
     start_slurmctld,
     start_slurmd,
+    start_slurmdbd,
     user_name,
     wait_for_all,
     wait_for_daemon,
@@ -262,8 +264,6 @@ def _write(path: Path, data: bytes, mode: int) -> None:
 def _start_daemons(record: LabRecord, control: Host) -> None:
     start_munged(control).wait()
     if record.settings.accounting:
-        from hpc_toolkit.lab.daemons import start_database, start_slurmdbd
-
         start_database(control)
         start_slurmdbd(control)
         _check_listeners(record)

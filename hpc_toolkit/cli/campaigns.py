@@ -65,9 +65,8 @@ def run_campaign(
         hpctk campaign run campaign.toml
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
-    from hpc_toolkit.campaign.local import LocalWorkers, campaign_of, resume_campaign
+    from hpc_toolkit.campaign.local import LocalWorkers, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.campaign.summary import summarize
     from hpc_toolkit.worker.worker import WorkerOptions
 
     wanted = read_campaign(campaign)
@@ -81,7 +80,7 @@ def run_campaign(
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(LocalWorkers(found).work, count, WorkerOptions())
     code = with_progress(found, work)
-    summary = summarize(found.view, campaign_of(found))
+    summary = _outcome(found)
     if not as_json:
         print("\n".join(map(printable, status_lines(found.status()))))
     if summary is not None:
@@ -98,6 +97,13 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
     path = dict.fromkeys([str(file.absolute().parent), str(Path.cwd())])
     return make_campaign_run(root, campaign, tuple(path), str(file))
+
+
+def _outcome(run: Run) -> Summary | None:
+    from hpc_toolkit.campaign.local import campaign_of
+    from hpc_toolkit.campaign.summary import summarize
+
+    return summarize(run.view, campaign_of(run))
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -161,12 +167,8 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
     Examples:
         hpctk campaign status runs/my-campaign
     """
-    from hpc_toolkit.campaign.local import campaign_of
-    from hpc_toolkit.campaign.summary import summarize
-
     found = open_run(run)
-    now = found.status()
-    outcome = summarize(found.view, campaign_of(found))
+    now, outcome = found.status(), _outcome(found)
     best = outcome.to_json() if outcome is not None else None
     lines = summary_lines(outcome) if outcome is not None else ["no arm has a reward yet"]
     record = {"status": now.to_json(), "summary": best}
@@ -184,13 +186,11 @@ def coordinate(
     """
     from hpc_toolkit.campaign.coordinator import Coordinator
     from hpc_toolkit.campaign.local import campaign_of
-    from hpc_toolkit.campaign.summary import summarize
 
     found = open_run(run)
     check_trust(found.root)
-    campaign = campaign_of(found)
-    Coordinator(found, campaign).run()
-    outcome = summarize(found.view, campaign) if summary else None
+    Coordinator(found, campaign_of(found)).run()
+    outcome = _outcome(found) if summary else None
     if outcome is not None:
         lines = [*status_lines(found.status()), *summary_lines(outcome)]
         print("\n".join(map(printable, lines)))

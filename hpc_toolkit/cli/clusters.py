@@ -176,7 +176,6 @@ def init(
 
 
 def _record(cluster: Cluster) -> dict[str, Any]:
-
     record = asdict(cluster)
     del record["origins"]
     for key in ("identify", "env", "nccl", "defaults", "facts"):

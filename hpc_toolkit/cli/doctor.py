@@ -105,7 +105,6 @@ def _outcome_lines(outcomes: list[tuple[str, str]]) -> list[str]:
 
 
 def _show_plan(root: Path, plan: Plan, *, acts: bool, as_json: bool) -> None:
-
     # Before a person reads through a plan that would then be refused.
     if plan.repairs and acts and (warning := check_trust(root)):
         note(warning, "warning")
@@ -125,7 +124,6 @@ def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
 
 
 def _directory(given: str | None) -> Path:
-
     if named := given or os.environ.get("HPCTK_RUN"):
         return _existing(named)
     runs = all_runs()

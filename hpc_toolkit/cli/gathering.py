@@ -176,7 +176,6 @@ def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | 
 def _show(
     rows: int, items: list[Item] | None, problems: list[Problem], again: int, *, as_json: bool
 ) -> None:
-
     counts = Counter(problem.kind for problem in problems)
     total = len(items) if items is not None else None
     if as_json:

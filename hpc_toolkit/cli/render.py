@@ -117,7 +117,6 @@ def _show_notes(site: Cluster) -> None:
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
-
     from hpc_toolkit.engines.kubernetes.manifest import check_manifest, is_manifest
     from hpc_toolkit.slurm.render.drift import check_drift
 

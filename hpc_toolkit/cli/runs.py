@@ -118,7 +118,6 @@ def init(
 def _init_from(
     run: str, snapshot: Path, changes: dict[str, Any], options: dict[str, Any], *, open_: bool
 ) -> None:
-
     from hpc_toolkit.results.snapshots import read_snapshot
 
     found = read_snapshot(snapshot)

@@ -150,7 +150,6 @@ def run(
 
 
 def _here(run: ScalingRun, given: dict[str, Any], *, dry_run: bool) -> None:
-
     from hpc_toolkit.training.scaling.launches import launch_here, prepare, with_equal_threads
 
     backend = given.pop("backend", None)

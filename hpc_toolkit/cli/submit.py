@@ -128,7 +128,6 @@ def _send(submission: Submission) -> None:
 def _of_request(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> Submission:
-
     from hpc_toolkit.slurm.render.kinds import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_request
@@ -162,7 +161,6 @@ def _of_request(
 def _of_script(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> Submission:
-
     from hpc_toolkit.slurm.render.file import read_script
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_script

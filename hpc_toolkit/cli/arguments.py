@@ -102,8 +102,8 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
 
 def show(record: object, lines: Iterable[str], *, as_json: bool) -> None:
     """Print ``record`` as JSON, or ``lines`` for people."""
-    text = json.dumps(record, allow_nan=False) if as_json else "\n".join(map(printable, lines))
-    print(text, flush=True)
+    texts = [json.dumps(record)] if as_json else map(printable, lines)
+    print("".join(f"{text}\n" for text in texts), end="", flush=True)
 
 
 def outputs(given: Iterable[str], known: Collection[str]) -> list[Path]:

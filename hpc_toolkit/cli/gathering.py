@@ -17,6 +17,7 @@ from hpc_toolkit.cli.arguments import (
     check_out,
     open_run,
     refuse_given,
+    show,
     switch,
     value,
     writing,
@@ -25,7 +26,6 @@ from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.options import Option, flag, many
-from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,27 +178,23 @@ def _show(
 ) -> None:
     counts = Counter(problem.kind for problem in problems)
     total = len(items) if items is not None else None
-    if as_json:
-        record = {
-            "whole": not problems,
-            "rows": rows,
-            "items": total,
-            "recomputed": again,
-            "counts": counts,
-            "problems": [
-                {"kind": one.kind, "what": one.what, "item": one.item} for one in problems
-            ],
-        }
-        print(json.dumps(record))
-        return
+    record = {
+        "whole": not problems,
+        "rows": rows,
+        "items": total,
+        "recomputed": again,
+        "counts": counts,
+        "problems": [{"kind": one.kind, "what": one.what, "item": one.item} for one in problems],
+    }
     counted = f"{rows} rows" + (f" of {total} items" if total is not None else "")
     what = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "whole"
-    print(f"{counted}, {again} computed again: {what}")
+    lines = [f"{counted}, {again} computed again: {what}"]
     for one in problems[:_SHOWN]:
         what = f": {one.what}" if one.what else ""
-        print(printable(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}"))
+        lines.append(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}")
     if len(problems) > _SHOWN:
-        print(f"  and {len(problems) - _SHOWN} more; --json lists all")
+        lines.append(f"  and {len(problems) - _SHOWN} more; --json lists all")
+    show(record, lines, as_json=as_json)
 
 
 def snapshot(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -212,12 +211,10 @@ def _list_labs(*, as_json: bool) -> None:
     from hpc_toolkit.lab.lab import Lab
 
     found = {paths.root.name: Lab(paths).status() for paths in known_labs()}
-    if as_json:
-        print(json.dumps([{"name": name, **one.to_json()} for name, one in found.items()]))
-        return
     width = max(map(len, found), default=0)
-    for name, one in found.items():
-        print(f"{name:<{width}}  {_line(one)}")
+    records = [{"name": name, **one.to_json()} for name, one in found.items()]
+    lines = [f"{name:<{width}}  {_line(one)}" for name, one in found.items()]
+    show(records, lines, as_json=as_json)
 
 
 def _line(now: LabStatus) -> str:

@@ -30,8 +30,10 @@ class HpcToolkitError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", exit_code: int | None = None) -> None:
         super().__init__(message)
+        if exit_code is not None:
+            self.exit_code = exit_code
         self.message = message
         """What is wrong, and where."""
         self.hint = hint
@@ -77,6 +79,11 @@ class PermanentError(HpcToolkitError):
 
 TRY_AGAIN = 75
 """Exit code of a process that did nothing wrong and whose work is not finished: start it again."""
+
+
+def exit_code_of(error: OSError) -> int:
+    """75 for an error that may pass, else 1."""
+    return TRY_AGAIN if error.errno in PASSING else 1
 
 
 class TryAgainLaterError(HpcToolkitError):

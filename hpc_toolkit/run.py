@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import PASSING, TRY_AGAIN, ConfigError, RunError
+from hpc_toolkit.errors import TRY_AGAIN, ConfigError, RunError, exit_code_of
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
@@ -298,10 +298,9 @@ def _writing(root: Path) -> Iterator[None]:
     except OSError as error:
         message = f"cannot read or write {root}: {error}"
         hint = "check its permissions, the free space and your quota, then call again"
-        failure = RunError(message, hint=hint)
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            failure.exit_code = TRY_AGAIN
-        raise failure from error
+        forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        exit_code = None if forbidden else TRY_AGAIN
+        raise RunError(message, hint=hint, exit_code=exit_code) from error
 
 
 def _add_items(log: StageLog, items: list[Item], group_by: str | None) -> None:
@@ -370,10 +369,8 @@ def create_run(
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
             raise exists from error  # another process was faster
         message = f"cannot make {root}: {error.strerror}"
-        failure = RunError(message, hint="check the path, its permissions and the free space")
-        if error.errno in PASSING:
-            failure.exit_code = TRY_AGAIN
-        raise failure from error
+        hint = "check the path, its permissions and the free space"
+        raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
     finally:
         files.remove_tree(staging)
     return Run(root, manifest)

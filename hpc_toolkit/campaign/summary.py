@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import make_policy
@@ -195,7 +196,7 @@ def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
 def _last_layer(found: _Evaluations, over: list[str]) -> Found | None:
     """The best last layer over these tasks."""
     last = found.rewards([arm.id for arm in found.campaign.arms() if arm.is_last_layer], over)
-    return max((_found(*one) for one in last.items()), key=_score, default=None)
+    return max((_found(*one) for one in last.items()), key=attrgetter("score"), default=None)
 
 
 def _exhaustive(found: _Evaluations, best: Recommendation | None) -> dict[str, Any]:
@@ -229,10 +230,6 @@ def _said(row: dict[str, Any]) -> str:
 
 def _found(arm: str, by: Reward | Recommendation) -> Found:
     return Found(arm=arm, score=by.mean, stderr=by.stderr)
-
-
-def _score(found: Found) -> float:
-    return found.score
 
 
 def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> str | None:

@@ -23,7 +23,7 @@ gc.disable()
 
 from hpc_toolkit import __version__  # noqa: E402 - as above
 from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
-from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
+from hpc_toolkit.errors import PASSING, HpcToolkitError, exit_code_of  # noqa: E402 - as above
 
 COMMANDS = {
     "runs": ("init", "items", "try"),
@@ -48,7 +48,6 @@ _LONG = {"campaign", "batch"}
 """Commands that collect their garbage from the start."""
 
 EXIT_BUG = 70
-EXIT_LATER = 75
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
@@ -158,4 +157,4 @@ def _surroundings(error: Exception) -> int | None:
     from hpc_toolkit.system.terminal import show_error
 
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
-    return EXIT_LATER if error.errno in PASSING else 1
+    return exit_code_of(error)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
-import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperArgument
 
-from hpc_toolkit.errors import PASSING, TRY_AGAIN, ConfigError, RunError, near_miss
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.errors import ConfigError, RunError, exit_code_of, near_miss
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -86,8 +86,8 @@ def find_cluster(given: str | None) -> Cluster:
     from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 
     found = resolve_cluster(given)
-    for note in found.notes:
-        print(f"note: {printable(note)}", file=sys.stderr)
+    for text in found.notes:
+        note(text)
     return found.cluster
 
 
@@ -98,6 +98,20 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
         if one.name not in allowed and source is not None and source.name == "COMMANDLINE":
             message = f"{max(one.opts, key=len)} {why}"
             raise ConfigError(message, hint="leave it out")
+
+
+def show(record: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print ``record`` as JSON, or ``lines`` for people."""
+    texts = [json.dumps(record, allow_nan=False)] if as_json else map(printable, lines)
+    print("".join(f"{text}\n" for text in texts), end="", flush=True)
+
+
+def outputs(given: Iterable[str], known: Collection[str]) -> list[Path]:
+    """The files that ``--out`` names, each checked by :func:`check_out`."""
+    paths = [Path(text) for text in given]
+    for path in paths:
+        check_out(path, known)
+    return paths
 
 
 def check_out(path: Path, known: Collection[str]) -> None:
@@ -121,10 +135,14 @@ def writing(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}"
-        failure = RunError(message, hint="fix that, or name another file; nothing else is lost")
-        if error.errno in PASSING:
-            failure.exit_code = TRY_AGAIN
-        raise failure from error
+        hint = "fix that, or name another file; nothing else is lost"
+        raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
+
+
+def write_outputs(paths: Iterable[Path], forms: Mapping[str, Callable[[], str]]) -> None:
+    """Write each file in the form of its suffix."""
+    for path in paths:
+        write_out(path, forms[path.suffix]())
 
 
 def write_out(path: Path, text: str) -> None:

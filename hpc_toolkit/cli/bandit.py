@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.cli.arguments import check_out, write_out
+from hpc_toolkit.cli.arguments import outputs, show, write_outputs
 from hpc_toolkit.cli.help import SEARCH, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
@@ -79,9 +79,8 @@ def bench(**given: Any) -> None:
 
     gc.enable()
     table, as_json = given.pop("table"), bool(given.pop("json"))
-    out = [Path(path) for path in given.pop("out")]
+    out = outputs(given.pop("out"), (".json", ".csv", ".svg"))
     for path in out:
-        check_out(path, (".json", ".csv", ".svg"))
         if path.suffix == ".svg" and given["until"] is not None:
             message = f"{path}: with --until there are no curves to draw"
             raise ConfigError(message, hint="leave out --until, or write .json or .csv")
@@ -119,18 +118,15 @@ def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     """Print first: what cannot be written is not lost then."""
     from hpc_toolkit.bandit.bench.report import as_csv, as_lines, regret_svg
 
-    if as_json:
-        print(json.dumps(report, allow_nan=False), flush=True)
-    else:
-        print("\n".join(as_lines(report)), flush=True)
+    show(report, as_lines(report), as_json=as_json)
     if report["left_out"]:
         print(f"not finished, left out: {', '.join(report['left_out'])}", file=sys.stderr)
-    for path in out:
-        if path.suffix == ".json":
-            text = json.dumps(report, allow_nan=False) + "\n"
-        else:
-            text = as_csv(report) if path.suffix == ".csv" else regret_svg(report)
-        write_out(path, text)
+    forms = {
+        ".json": lambda: json.dumps(report, allow_nan=False) + "\n",
+        ".csv": lambda: as_csv(report),
+        ".svg": lambda: regret_svg(report),
+    }
+    write_outputs(out, forms)
 
 
 def _progress() -> Callable[[Entrant, int, int], None] | None:

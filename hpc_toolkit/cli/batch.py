@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -13,8 +14,10 @@ import typer
 from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.help import SCRIPTS, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_duration, parse_size
+from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +31,7 @@ _FOREVER = "1000d"
 """Ranks of a campaign wait for the coordinator, however long a round takes."""
 _JOB = (
     Option("gpus", "GPUs that every node must show.", "N", default=0),
-    Option("max_restarts", "Requeue the job at most N times.", "N", default=10),
+    Option("max_restarts", "Requeue the job at most N times.", "N", default=MAX_RESTARTS),
     many("node_setup", "Run this command once on each node", "LINE"),
     many("teardown", "Run this command at the end of the job", "LINE"),
     Option("check_within", "Time that a node has to start its checks.", "DURATION", default="60s"),
@@ -237,10 +240,8 @@ def stage(
     Examples:
         hpctk stage /tmp/data /scratch/me/corpus
     """
-    import signal
 
     from hpc_toolkit.slurm.batch.staging import stage_paths
-    from hpc_toolkit.system.ranks import host_name
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

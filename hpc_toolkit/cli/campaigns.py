@@ -8,8 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hpc_toolkit.cli.arguments import JsonOption, RunArgument, argument, open_run, switch, value
+from hpc_toolkit.cli.arguments import (
+    JsonOption,
+    RunArgument,
+    argument,
+    open_run,
+    show,
+    switch,
+    value,
+)
 from hpc_toolkit.cli.help import SEARCH, Commands
+from hpc_toolkit.cli.statusview import status_lines
+from hpc_toolkit.cli.working import check_code, with_progress
+from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -17,7 +30,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Found, Summary
-    from hpc_toolkit.run import Run
 
 _MEAN = "mean over tasks"
 _NO_BEST = "best arm        none: no arm has a reward"
@@ -53,13 +65,8 @@ def run_campaign(
         hpctk campaign run campaign.toml
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
-    from hpc_toolkit.campaign.local import LocalWorkers, campaign_of, resume_campaign
+    from hpc_toolkit.campaign.local import LocalWorkers, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.statusview import status_lines
-    from hpc_toolkit.cli.working import check_code, with_progress
-    from hpc_toolkit.run import Run
-    from hpc_toolkit.system.gpus import visible_gpus
     from hpc_toolkit.worker.worker import WorkerOptions
 
     wanted = read_campaign(campaign)
@@ -73,7 +80,7 @@ def run_campaign(
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(LocalWorkers(found).work, count, WorkerOptions())
     code = with_progress(found, work)
-    summary = summarize(found.view, campaign_of(found))
+    summary = _outcome(found)
     if not as_json:
         print("\n".join(map(printable, status_lines(found.status()))))
     if summary is not None:
@@ -90,6 +97,13 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
     path = dict.fromkeys([str(file.absolute().parent), str(Path.cwd())])
     return make_campaign_run(root, campaign, tuple(path), str(file))
+
+
+def _outcome(run: Run) -> Summary | None:
+    from hpc_toolkit.campaign.local import campaign_of
+    from hpc_toolkit.campaign.summary import summarize
+
+    return summarize(run.view, campaign_of(run))
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -153,20 +167,12 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
     Examples:
         hpctk campaign status runs/my-campaign
     """
-    from hpc_toolkit.campaign.local import campaign_of
-    from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.statusview import status_lines
-
     found = open_run(run)
-    now = found.status()
-    outcome = summarize(found.view, campaign_of(found))
-    if as_json:
-        best = outcome.to_json() if outcome is not None else None
-        print(json.dumps({"status": now.to_json(), "summary": best}))
-        return
-    lines = list(status_lines(now))
-    lines += summary_lines(outcome) if outcome is not None else ["no arm has a reward yet"]
-    print("\n".join(map(printable, lines)))
+    now, outcome = found.status(), _outcome(found)
+    best = outcome.to_json() if outcome is not None else None
+    lines = summary_lines(outcome) if outcome is not None else ["no arm has a reward yet"]
+    record = {"status": now.to_json(), "summary": best}
+    show(record, [*status_lines(now), *lines], as_json=as_json)
 
 
 def coordinate(
@@ -180,15 +186,11 @@ def coordinate(
     """
     from hpc_toolkit.campaign.coordinator import Coordinator
     from hpc_toolkit.campaign.local import campaign_of
-    from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.statusview import status_lines
-    from hpc_toolkit.rundir.layout import check_trust
 
     found = open_run(run)
     check_trust(found.root)
-    campaign = campaign_of(found)
-    Coordinator(found, campaign).run()
-    outcome = summarize(found.view, campaign) if summary else None
+    Coordinator(found, campaign_of(found)).run()
+    outcome = _outcome(found) if summary else None
     if outcome is not None:
         lines = [*status_lines(found.status()), *summary_lines(outcome)]
         print("\n".join(map(printable, lines)))

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, switch, value
+from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
 from hpc_toolkit.system.quantities import format_mem, format_walltime
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import printable, show_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
 
@@ -31,7 +34,7 @@ def register(app: typer.Typer) -> None:
         """
     )
     group.command("list")(list_clusters)
-    group.command("show")(show)
+    group.command("show")(show_cluster)
     group.command("validate", hidden=True)(validate)
     group.command("schema", hidden=True)(schema)
     group.command("init")(init)
@@ -56,25 +59,22 @@ def list_clusters(as_json: JsonOption = False) -> None:
             known = {"error": error.message}
         own = [{"layer": one.layer, "file": one.file} for one in files if one.name == name]
         found.append({"name": name, **known, "files": own})
-    if as_json:
-        print(json.dumps(found))
-        return
     rows: list[tuple[str, ...]] = []
     for one in found:
         layers = ", ".join(file["layer"] for file in one["files"])
         text = one["description"] if "description" in one else f"error: {one['error']}"
         rows.append((printable(one["name"]), layers, text))
-    _print_columns(rows)
+    show(found, _in_columns(rows), as_json=as_json)
 
 
-def _print_columns(rows: list[tuple[str, ...]]) -> None:
+def _in_columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     for *cells, last in rows:
         padded = [f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=True)]
-        print(f"{''.join(padded)}{last}".rstrip())
+        yield f"{''.join(padded)}{last}".rstrip()
 
 
-def show(
+def show_cluster(
     name: Annotated[
         str,
         typer.Argument(metavar="NAME", help="Name or TOML file.", autocompletion=complete_cluster),
@@ -91,12 +91,9 @@ def show(
     from hpc_toolkit.slurm.clusters.facts import load_cluster
 
     cluster = load_cluster(name)
-    if as_json:
-        origins = {key: str(place) for key, place in cluster.origins}
-        print(json.dumps({**_record(cluster), "origins": origins}))
-        return
-    files = [(_file(cluster, key),) if origin else () for key, _ in _rows(cluster)]
-    _print_columns([(*file, *row) for file, row in zip(files, _rows(cluster), strict=True)])
+    record = {**_record(cluster), "origins": {key: str(at) for key, at in cluster.origins}}
+    rows = [(*((_file(cluster, row[0]),) if origin else ()), *row) for row in _rows(cluster)]
+    show(record, _in_columns(rows), as_json=as_json)
 
 
 def validate(
@@ -113,7 +110,6 @@ def validate(
     """
     from hpc_toolkit.slurm.clusters.facts import check_file
     from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
-    from hpc_toolkit.system.terminal import show_error
 
     files = [] if names else cluster_files()
     for name in names or ():
@@ -176,8 +172,6 @@ def init(
 
 
 def _record(cluster: Cluster) -> dict[str, Any]:
-    from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
-
     record = asdict(cluster)
     del record["origins"]
     for key in ("identify", "env", "nccl", "defaults", "facts"):

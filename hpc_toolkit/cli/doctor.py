@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -12,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, argument, switch, value
+from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
 from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.rundir.layout import all_runs, check_trust
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +58,6 @@ def doctor(
     from hpc_toolkit.doctor.examine import examine
     from hpc_toolkit.doctor.findings import Verdict
     from hpc_toolkit.doctor.partner import Step, join_step
-    from hpc_toolkit.system.clock import SystemClock
 
     root = _directory(directory)
     if repair:
@@ -74,10 +74,7 @@ def doctor(
         join_step(root, step)
         return
     report = examine(root, SystemClock(), other=other, step=step, around=True)
-    if as_json:
-        print(json.dumps(report.to_json()))
-    else:
-        print("\n".join(map(printable, report_lines(report))))
+    show(report.to_json(), report_lines(report), as_json=as_json)
     sys.exit(1 if report.verdict is Verdict.UNSAFE else 0)
 
 
@@ -89,16 +86,15 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
         message = "--pair and --repair exclude each other"
         raise ConfigError(message, hint="leave one of them out")
     plan = plan_repairs(root)
-    asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    asks = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
     _show_plan(root, plan, acts=yes or asks, as_json=as_json)
     done = bool(plan.repairs) and (yes or (asks and typer.confirm("Do that?")))
     outcomes = list(repair_run(root, plan.repairs)) if done else []
-    if as_json:
+    if as_json or done:
         repairs = [one.to_json() for one in plan.repairs]
         told = [{"name": name, "outcome": outcome or "done"} for name, outcome in outcomes]
-        print(json.dumps({"run": str(root), "repairs": repairs, "left": plan.left, "done": told}))
-    elif done:
-        print("\n".join(map(printable, _outcome_lines(outcomes))))
+        record = {"run": str(root), "repairs": repairs, "left": plan.left, "done": told}
+        show(record, _outcome_lines(outcomes), as_json=as_json)
     if any(outcome.startswith("failed") for _, outcome in outcomes):
         sys.exit(1)
 
@@ -109,15 +105,13 @@ def _outcome_lines(outcomes: list[tuple[str, str]]) -> list[str]:
 
 
 def _show_plan(root: Path, plan: Plan, *, acts: bool, as_json: bool) -> None:
-    from hpc_toolkit.rundir.layout import check_trust
-
     # Before a person reads through a plan that would then be refused.
     if plan.repairs and acts and (warning := check_trust(root)):
-        print(f"warning: {warning}", file=sys.stderr)
+        note(warning, "warning")
     if not as_json:
         print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
         if plan.repairs and not acts:
-            print("note: nothing was changed; add --yes to repair", file=sys.stderr)
+            note("nothing was changed; add --yes to repair")
 
 
 def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
@@ -130,8 +124,6 @@ def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
 
 
 def _directory(given: str | None) -> Path:
-    from hpc_toolkit.rundir.layout import all_runs
-
     if named := given or os.environ.get("HPCTK_RUN"):
         return _existing(named)
     runs = all_runs()

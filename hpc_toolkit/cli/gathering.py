@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +17,14 @@ from hpc_toolkit.cli.arguments import (
     check_out,
     open_run,
     refuse_given,
+    show,
     switch,
     value,
     writing,
 )
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.options import Option, flag, many
 
 if TYPE_CHECKING:
@@ -157,7 +160,6 @@ def _stdout_on_stderr() -> Iterator[None]:
 def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | None]:
     from hpc_toolkit.results.snapshots import read_snapshot
     from hpc_toolkit.results.tables import read_rows
-    from hpc_toolkit.rundir.layout import check_trust
 
     path = Path(given) if given is not None else None
     if path is not None and path.suffix != ".json" and not path.is_dir() and path.suffix:
@@ -174,33 +176,25 @@ def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | 
 def _show(
     rows: int, items: list[Item] | None, problems: list[Problem], again: int, *, as_json: bool
 ) -> None:
-    from collections import Counter
-
-    from hpc_toolkit.system.terminal import printable
-
     counts = Counter(problem.kind for problem in problems)
     total = len(items) if items is not None else None
-    if as_json:
-        record = {
-            "whole": not problems,
-            "rows": rows,
-            "items": total,
-            "recomputed": again,
-            "counts": counts,
-            "problems": [
-                {"kind": one.kind, "what": one.what, "item": one.item} for one in problems
-            ],
-        }
-        print(json.dumps(record))
-        return
+    record = {
+        "whole": not problems,
+        "rows": rows,
+        "items": total,
+        "recomputed": again,
+        "counts": counts,
+        "problems": [{"kind": one.kind, "what": one.what, "item": one.item} for one in problems],
+    }
     counted = f"{rows} rows" + (f" of {total} items" if total is not None else "")
     what = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "whole"
-    print(f"{counted}, {again} computed again: {what}")
+    lines = [f"{counted}, {again} computed again: {what}"]
     for one in problems[:_SHOWN]:
         what = f": {one.what}" if one.what else ""
-        print(printable(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}"))
+        lines.append(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}")
     if len(problems) > _SHOWN:
-        print(f"  and {len(problems) - _SHOWN} more; --json lists all")
+        lines.append(f"  and {len(problems) - _SHOWN} more; --json lists all")
+    show(record, lines, as_json=as_json)
 
 
 def snapshot(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, argument, switch, value
+from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.lab.lab import Lab
@@ -93,15 +93,11 @@ def up(
     took = format_duration(time.monotonic() - began)
     when = f"up after {took}" if started else "already up"
     print(f"{settings.words}, {when}: {lab.paths.root}")
-    for node in lab.status().crashed:
-        print(
-            f"note: {node} is crashed; 'hpctk lab restore {node}{_which(name, directory)}'"
-            " brings it back",
-            file=sys.stderr,
-        )
-    if os.geteuid() != 0:
-        print("note: not started by root, so it only accepts jobs of this user", file=sys.stderr)
     which = _which(name, directory)
+    for node in lab.status().crashed:
+        note(f"{node} is crashed; 'hpctk lab restore {node}{which}' brings it back")
+    if os.geteuid() != 0:
+        note("not started by root, so it only accepts jobs of this user")
     print(f'  eval "$(hpctk lab env{which})"')
     print("  sinfo")
     resources = f"--nodes {nodes}" + (f" --gpus-per-node {gpus_per_node}" if gpus_per_node else "")
@@ -133,8 +129,8 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
     from hpc_toolkit.lab.ports import LOOPBACK, own_address
 
     if (address := own_address()) != LOOPBACK:
-        note = f"note: this machine's name resolves to {address}, where nodes cannot reach srun"
-        print(f"{note}; run it by 'hpctk lab exec{_which(name, directory)}'", file=sys.stderr)
+        problem = f"this machine's name resolves to {address}, where nodes cannot reach srun"
+        note(f"{problem}; run it by 'hpctk lab exec{_which(name, directory)}'")
 
 
 def execute(
@@ -148,7 +144,7 @@ def execute(
         hpctk lab exec srun -N2 hostname
         hpctk lab exec sinfo
     """
-    from hpc_toolkit.lab.clients import environment
+    from hpc_toolkit.lab.programs import environment
 
     lab = _lab(name, directory)
     argv = lab.inside(command)
@@ -206,7 +202,7 @@ def status(
         _list_labs(as_json=as_json)
         return
     now = _lab(name, directory).status()
-    print(json.dumps(now.to_json()) if as_json else _line(now))
+    show(now.to_json(), [_line(now)], as_json=as_json)
     sys.exit(0 if now.state == "up" else 1)
 
 
@@ -215,12 +211,10 @@ def _list_labs(*, as_json: bool) -> None:
     from hpc_toolkit.lab.lab import Lab
 
     found = {paths.root.name: Lab(paths).status() for paths in known_labs()}
-    if as_json:
-        print(json.dumps([{"name": name, **one.to_json()} for name, one in found.items()]))
-        return
     width = max(map(len, found), default=0)
-    for name, one in found.items():
-        print(f"{name:<{width}}  {_line(one)}")
+    records = [{"name": name, **one.to_json()} for name, one in found.items()]
+    lines = [f"{name:<{width}}  {_line(one)}" for name, one in found.items()]
+    show(records, lines, as_json=as_json)
 
 
 def _line(now: LabStatus) -> str:

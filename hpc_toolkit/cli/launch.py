@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shlex
 import sys
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from typer.core import TyperArgument
 from hpc_toolkit.cli.help import TRAIN, add_table_command
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.training.launch import plan
 
 _ARGUMENTS = (
@@ -113,7 +115,6 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
     if dry_run:
         _tell(request, as_json=bool(as_json))
         return
-    from hpc_toolkit.system.terminal import show_error
     from hpc_toolkit.training.launch import launcher
 
     outcome = launcher.launch(request, replace=True)
@@ -128,7 +129,6 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
 
 def _tell(request: plan.Request, *, as_json: bool) -> None:
     """Print what would start here."""
-    import os
 
     from hpc_toolkit.training.launch import launcher
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from hpc_toolkit.system.options import Panels
+    from hpc_toolkit.system.options import Option, Panels
 
 _FUNCTIONS = {"work": ("working", "prepare_work"), "status": ("statusview", "status")}
 """The module and the function of each command; it may return what is still to be done."""
@@ -32,15 +32,14 @@ def plain_arguments(panels: Panels, words: Sequence[str]) -> dict[str, Any] | No
     options = [one for group in panels.values() for one in group]
     if any(one.variable in os.environ for one in options if one.variable):
         return None
-    values: dict[str, tuple[str, bool]] = {}
-    flags: dict[str, tuple[str, bool]] = {}
-    for one in options:
-        name, _, negation = one.name.partition("/")
-        if one.metavar in ("N", "DURATION"):
-            values[one.spelling] = (name, one.metavar == "N")
-        elif not one.metavar:
-            flags |= dict.fromkeys(filter(None, (one.spelling, one.short)), (name, True))
-            flags |= {f"--{negation}": (name, False)} if negation else {}
+    found = _given(options, words)
+    defaults = {one.name.partition("/")[0]: one.default for one in options}
+    return None if found is None else {"run": None, **defaults, **found}
+
+
+def _given(options: Sequence[Option], words: Sequence[str]) -> dict[str, Any] | None:
+    flags = {word: meaning for one in options for word, meaning in _flags(one).items()}
+    values = {one.spelling: one for one in options if one.metavar in ("N", "DURATION")}
     found: dict[str, Any] = {}
     waiting = iter(words)
     for word in waiting:
@@ -49,15 +48,23 @@ def plain_arguments(panels: Panels, words: Sequence[str]) -> dict[str, Any] | No
         if word in flags:
             name, given = flags[word]
         elif option in values:
-            name, number = values[option]
+            name, number = values[option].name, values[option].metavar == "N"
             given = _value(text if equals else next(waiting, ""), number=number)
         else:
             name, given = "run", _value(word, number=False)
         if given is None or (name in found and word not in flags):
             return None
         found[name] = given
-    defaults = {one.name.partition("/")[0]: one.default for one in options}
-    return {"run": None, **defaults, **found}
+    return found
+
+
+def _flags(option: Option) -> dict[str, tuple[str, bool]]:
+    """The spellings of an option without a value: its parameter, and what it is set to."""
+    if option.metavar:
+        return {}
+    name, _, negation = option.name.partition("/")
+    on = dict.fromkeys(filter(None, (option.spelling, option.short)), (name, True))
+    return on | ({f"--{negation}": (name, False)} if negation else {})
 
 
 def _value(text: str, *, number: bool) -> str | int | None:

@@ -12,17 +12,20 @@ import typer
 
 from hpc_toolkit.cli.arguments import (
     RunArgument,
-    check_out,
     complete_cluster,
     find_cluster,
     open_run,
+    outputs,
     refuse_given,
-    write_out,
+    show,
+    write_outputs,
 )
 from hpc_toolkit.cli.help import CHECK, add_table_command
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import TRY_AGAIN, ConfigError
+from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.options import Option, flag, many
-from hpc_toolkit.system.quantities import parse_counts
+from hpc_toolkit.system.quantities import format_duration as shown
+from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.lengths import Guess
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 _MOST_ITEMS = 10_000_000
 _MOST_NODES = 100_000
-_EXIT_LATER = 75
 PANELS: Panels = {
     "Work": (
         Option("items", "Plan a new run with N items, instead of RUN.", "N"),
@@ -88,11 +90,8 @@ def plan(
     """
     from hpc_toolkit.planning.choices import Worker, node_of
     from hpc_toolkit.planning.plan import make_plan
-    from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
-    out, as_json = [Path(path) for path in given["out"]], bool(given["json"])
-    for path in out:
-        check_out(path, (".md", ".svg", ".json"))
+    out, as_json = outputs(given["out"], (".md", ".svg", ".json")), bool(given["json"])
     if given["check"] is not None:
         refuse_given(context, {"run", "check", "json"}, "cannot be combined with --check")
         _compare(run, Path(given["check"]), as_json=as_json)
@@ -129,7 +128,6 @@ def plan(
 
 def _guess(seconds: str | None, load: str) -> Guess | None:
     from hpc_toolkit.planning.lengths import Guess
-    from hpc_toolkit.system.quantities import parse_duration
 
     if seconds is None:
         return None
@@ -142,7 +140,6 @@ def _guess(seconds: str | None, load: str) -> Guess | None:
 def _work(given: str | None, items: int | None, groups: int, guess: Guess | None) -> Work:
     from hpc_toolkit.planning.reading import read_work
     from hpc_toolkit.planning.work import typed_work
-    from hpc_toolkit.system.clock import SystemClock
 
     if items is None:
         run = open_run(given)
@@ -162,18 +159,16 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
 
 def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
     from hpc_toolkit.planning.plan import compare, read_plan
-    from hpc_toolkit.system.clock import SystemClock
 
     kept = read_plan(path)
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
-    print(json.dumps(asdict(found)) if as_json else "\n".join(_said(found)), flush=True)
+    show(asdict(found), _said(found), as_json=as_json)
     if not found.complete:
-        raise typer.Exit(_EXIT_LATER)
+        raise typer.Exit(TRY_AGAIN)
 
 
 def _said(found: Comparison) -> list[str]:
     from hpc_toolkit.planning.page import counted
-    from hpc_toolkit.system.quantities import format_duration as shown
 
     span = f"{shown(found.low_s)} to {shown(found.high_s)}"
     on = f"on {counted(found.workers_predicted)}"
@@ -192,10 +187,11 @@ def _said(found: Comparison) -> list[str]:
 def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
     from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
 
-    text = json.dumps(found.to_json(), allow_nan=False)
-    print(text if as_json else "\n".join(as_lines(found)), flush=True)
-    for path in out:
-        if path.suffix == ".json":
-            write_out(path, text + "\n")
-        else:
-            write_out(path, as_markdown(found) if path.suffix == ".md" else plan_svg(found))
+    record = found.to_json()
+    show(record, as_lines(found), as_json=as_json)
+    forms = {
+        ".json": lambda: json.dumps(record, allow_nan=False) + "\n",
+        ".md": lambda: as_markdown(found),
+        ".svg": lambda: plan_svg(found),
+    }
+    write_outputs(out, forms)

@@ -14,6 +14,7 @@ from hpc_toolkit.cli.arguments import (
     JsonOption,
     RunArgument,
     open_run,
+    show,
     switch,
     value,
 )
@@ -53,10 +54,7 @@ def explain(
 
     view = open_run(run).view
     life = explain_item(view, find_item(view, item))
-    if as_json:
-        print(json.dumps(life))
-        return
-    print("\n".join(map(printable, _life_lines(life))))
+    show(life, _life_lines(life), as_json=as_json)
 
 
 def _life_lines(life: dict[str, Any]) -> list[str]:

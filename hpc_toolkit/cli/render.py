@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,10 @@ from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.manifests import TEMPLATES, RenderCommand
 from hpc_toolkit.cli.scriptoptions import requested, script_arguments
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RenderError
+from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -32,7 +35,6 @@ PANELS: Panels = {
         flag("json", "Print JSON, with --check."),
     ),
 }
-_NOTE = "note: "
 
 
 def register(app: typer.Typer) -> None:
@@ -102,28 +104,21 @@ def _make_log_directories(spec: ScriptSpec) -> None:
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             # Not an error: the path may exist on the cluster only.
-            text = f"{_NOTE}{logs}: {error.strerror}; without its log a job fails immediately"
-            print(text, file=sys.stderr)
+            note(f"{logs}: {error.strerror}; without its log a job fails immediately")
 
 
 def _show_notes(site: Cluster) -> None:
     from hpc_toolkit.slurm.render.directives import forbidden
 
     if site.source and not site.verified:
-        note = f"{_NOTE}{site.file}: facts not verified; from {site.source} ({site.checked})"
-        print(note, file=sys.stderr)
-    reason = forbidden(site, Path.cwd())
-    if reason:
-        print(f"{_NOTE}{reason}", file=sys.stderr)
+        note(f"{site.file}: facts not verified; from {site.source} ({site.checked})")
+    if reason := forbidden(site, Path.cwd()):
+        note(reason)
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
-    import json
-
     from hpc_toolkit.engines.kubernetes.manifest import check_manifest, is_manifest
     from hpc_toolkit.slurm.render.drift import check_drift
-    from hpc_toolkit.slurm.render.rules import option
-    from hpc_toolkit.system.terminal import printable
 
     for name in only_given(given):
         msg = f"{option(name)}: not allowed with --check"
@@ -159,7 +154,6 @@ def _own_scripts() -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    from hpc_toolkit.errors import RenderError
     from hpc_toolkit.slurm.render.file import origin, read_script
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,11 @@ from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run
 from hpc_toolkit.cli.help import LIST, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.items import parse_items
+from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import WorkloadSpec, check_trust
 from hpc_toolkit.system.options import Option, many, only_given
 from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +93,6 @@ def init(
         hpctk init runs/eval --items items.jsonl --workload mymodule:evaluate
         hpctk init runs/files --items files.jsonl --command 'convert {path}'
     """
-    from hpc_toolkit.run import Run
 
     settings = only_given(given)
     if "timeout" in settings:
@@ -115,11 +118,7 @@ def init(
 def _init_from(
     run: str, snapshot: Path, changes: dict[str, Any], options: dict[str, Any], *, open_: bool
 ) -> None:
-    from dataclasses import replace
-
     from hpc_toolkit.results.snapshots import read_snapshot
-    from hpc_toolkit.run import Run
-    from hpc_toolkit.rundir.layout import WorkloadSpec
 
     found = read_snapshot(snapshot)
     workload, command = changes.pop("workload", None), changes.pop("command", None)
@@ -174,7 +173,6 @@ def try_(
         hpctk try runs/eval --item '"layer": 3'
     """
     from hpc_toolkit.results.explain import find_item
-    from hpc_toolkit.rundir.layout import check_trust
     from hpc_toolkit.worker.loading import load_workload
 
     found_run = open_run(run)
@@ -228,4 +226,4 @@ def pythia(
     sys.stdout.flush()  # warnings follow the items also where both go to one pipe
     if not deduped:
         for line in suspects(chosen_sizes, chosen_steps):
-            print(f"warning: {line}", file=sys.stderr)
+            note(line, "warning")

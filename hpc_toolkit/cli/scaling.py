@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +17,20 @@ import typer
 from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import (
     argument,
-    check_out,
     complete_cluster,
+    outputs,
     refuse_given,
     value,
-    write_out,
+    write_outputs,
 )
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
-from hpc_toolkit.system.quantities import parse_counts
+from hpc_toolkit.system.quantities import format_duration, parse_counts
+from hpc_toolkit.system.terminal import note, printable_lines
 from hpc_toolkit.training.scaling.settings import (
     DEFAULT_SIZES,
     OPTIONS,
@@ -146,10 +150,6 @@ def run(
 
 
 def _here(run: ScalingRun, given: dict[str, Any], *, dry_run: bool) -> None:
-    import time
-
-    from hpc_toolkit.slurm.render.rules import option
-    from hpc_toolkit.system.quantities import format_duration
     from hpc_toolkit.training.scaling.launches import launch_here, prepare, with_equal_threads
 
     backend = given.pop("backend", None)
@@ -200,7 +200,6 @@ def submissions(
 
 def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
-    from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.submit.jobs import record_job
     from hpc_toolkit.submit.send import send
     from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
@@ -218,7 +217,7 @@ def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None
     except (HpcToolkitError, KeyboardInterrupt):
         if len(left) < len(jobs):
             sizes = ",".join(map(str, left))
-            print(f"note: '--world-sizes {sizes}' submits the missing ones", file=sys.stderr)
+            note(f"'--world-sizes {sizes}' submits the missing ones")
         raise
 
 
@@ -241,15 +240,12 @@ def analyze(
         hpctk scaling analyze scaling
         hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
     """
-    from hpc_toolkit.system.terminal import printable_lines
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
     from hpc_toolkit.training.scaling.page import as_data, as_markdown, scaling_svg
     from hpc_toolkit.training.scaling.records import read_source
     from hpc_toolkit.training.scaling.series import priced
 
-    out, as_json = [Path(path) for path in given.pop("out")], given.pop("json")
-    for path in out:
-        check_out(path, (".md", ".json", ".svg"))
+    out, as_json = outputs(given.pop("out"), (".md", ".json", ".svg")), given.pop("json")
     min_efficiency = given.pop("min_efficiency")
     minimum = FAIR if min_efficiency is None else min_efficiency
     judged: list[Judged] = []
@@ -262,11 +258,12 @@ def analyze(
     data = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
     page = as_markdown(judged, notes)
     sys.stdout.write(data if as_json else printable_lines(page))
-    for path in out:
-        if path.suffix == ".svg":
-            write_out(path, scaling_svg([one for one, _ in judged], minimum))
-        else:
-            write_out(path, data if path.suffix == ".json" else page)
+    forms = {
+        ".json": lambda: data,
+        ".md": lambda: page,
+        ".svg": lambda: scaling_svg([one for one, _ in judged], minimum),
+    }
+    write_outputs(out, forms)
     if min_efficiency is not None and any(verdict.below for _, verdict in judged):
         raise typer.Exit(1)
 
@@ -289,9 +286,8 @@ def collectives(
     from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
     from hpc_toolkit.training.scaling.records import read_text
 
-    out, as_json = given.pop("out"), given.pop("json")
-    if out is not None:
-        check_out(Path(out), (".md", ".json"))
+    as_json, out = given.pop("json"), given.pop("out")
+    files = outputs([out] if out is not None else [], (".md", ".json"))
     if logs:
         refuse_given(context, {"logs", "out", "json"}, "cannot be combined with LOGS")
         found = [one for path in logs for one in records_in(read_text(path))]
@@ -303,8 +299,7 @@ def collectives(
     data = json.dumps({"format": 1, "kind": "hpctk.collectives", "rows": found}) + "\n"
     page = as_markdown(found)
     sys.stdout.write(data if as_json else page)
-    if out is not None:
-        write_out(Path(out), page if out.endswith(".md") else data)
+    write_outputs(files, {".md": lambda: page, ".json": lambda: data})
 
 
 def _timed(

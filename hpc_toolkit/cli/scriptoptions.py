@@ -19,6 +19,9 @@ from typer.core import TyperArgument
 from hpc_toolkit.cli.arguments import complete_cluster, completion, find_cluster
 from hpc_toolkit.cli.help import HelpCommand
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
+from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED, PASSED_ALONE
+from hpc_toolkit.slurm.render.rules import RIVALS
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, needs_value, read_sbatch, read_spec
 from hpc_toolkit.system.options import Option, flag, many, only_given
 
 if TYPE_CHECKING:
@@ -56,7 +59,7 @@ PANELS: Panels = {
         Option("array", "Indices of a job array; %8: at most 8 at once.", "0-99%8"),
         Option("dependency", "Jobs to wait for: afterok:JOB, afterany:JOB ..."),
         flag("requeue/no-requeue", "Requeue the job while work remains. [default: on]"),
-        _rare("max_restarts", "Restarts, including Slurm's own. [default: 10]", "N"),
+        _rare("max_restarts", f"Restarts, including Slurm's own. [default: {MAX_RESTARTS}]", "N"),
         _rare("array_offset", "Number added to the array index. [default: 0]", "N"),
     ),
     "Job and its log": (
@@ -140,8 +143,6 @@ class ScriptCommand(HelpCommand):
     def invoke(self, ctx: Any) -> Any:
         """Call the function, with the fields that ``--sbatch`` sets beside the other options."""
         if ctx.params["sbatch"]:
-            from hpc_toolkit.slurm.render.spec import read_sbatch
-
             ctx.params |= read_sbatch(ctx.params.pop("sbatch"))
         return super().invoke(ctx)
 
@@ -154,8 +155,6 @@ class _MovedOptionError(ConfigError):
 
 def _moved(option: str, words: list[str]) -> ConfigError | None:
     """The error for an option that ``--sbatch`` takes; None for any other unknown option."""
-    from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED, PASSED_ALONE
-    from hpc_toolkit.slurm.render.spec import needs_value
 
     name = option.removeprefix("--")
     if name not in (*FIELDS, *PASSED, *PASSED_ALONE):
@@ -179,7 +178,6 @@ def requested(
     stderr how the cluster was found.
     """
     from hpc_toolkit.slurm.render.script import render_script, template_names
-    from hpc_toolkit.slurm.render.spec import read_spec
 
     values = _over(base or {}, _fields(given))
     kind = template or values.get("template", DEFAULT_TEMPLATE)
@@ -211,7 +209,6 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """``base`` with ``values`` instead of its own, and without what they exclude."""
     if not base:
         return values
-    from hpc_toolkit.slurm.render.rules import RIVALS
 
     replaced = {name for rivals in RIVALS if values.keys() & set(rivals) for name in rivals}
     given = values.get("sbatch", ())

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import find_run
+from hpc_toolkit.rundir.layout import all_runs, find_run
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.system.options import flag
 from hpc_toolkit.system.quantities import format_duration
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import printable, show_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import typer
@@ -64,46 +64,48 @@ def status(run: str | None, **given: Any) -> None:
         hpctk status
         hpctk status runs/eval --watch
     """
-    from hpc_toolkit.rundir.layout import all_runs
-    from hpc_toolkit.rundir.proof import believed
-    from hpc_toolkit.submit.jobs import JobStates
 
-    as_json, verbose = bool(given["json"]), bool(given["verbose"])
-    watch, check, slurm = given["watch"], given["check"], given["slurm"]
+    as_json, verbose, watch = bool(given["json"]), bool(given["verbose"]), bool(given["watch"])
     runs = all_runs()
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, as_json=as_json, verbose=verbose)
-        if check and troubled:
-            sys.exit(1)
-        return
-    found = Run.open(find_run(run))
-    screen = watch and not as_json and sys.stdout.isatty()
-    jobs = JobStates(found.paths)
-    now, records = found.status(), jobs.read(ask=slurm)
-    now.doctor = said = believed(found.paths).said
-    show = partial(_show, as_json=as_json, screen=screen, verbose=verbose)
-    show(now, records)
-    while watch and not now.complete:
+    else:
+        screen = watch and not as_json and sys.stdout.isatty()
+        show = partial(_show, as_json=as_json, screen=screen, verbose=verbose)
+        troubled = _follow(Run.open(find_run(run)), show, watch=watch, slurm=given["slurm"])
+    if given["check"] and troubled:
+        sys.exit(1)
+
+
+def _follow(
+    run: Run, show: Callable[[Status, list[JobRecord]], None], *, watch: bool, slurm: bool
+) -> bool:
+    """Show a run, with ``watch`` until it is complete; whether it has failed items."""
+    from hpc_toolkit.rundir.proof import believed
+    from hpc_toolkit.submit.jobs import JobStates
+
+    said, jobs = believed(run.paths).said, JobStates(run.paths)
+    now, records = run.status(), jobs.read(ask=slurm)
+    while True:
+        now.doctor = said
+        show(now, records)
+        if now.complete or not watch:
+            return failed_items(now) > 0
         gc.enable()
         time.sleep(_WATCH_S)
-        if not found.paths.manifest.exists():
-            message = f"{found.root}: run.json is missing"
+        if not run.paths.manifest.exists():
+            message = f"{run.root}: run.json is missing"
             raise RunError(message, hint="the run was removed or moved")
-        now = found.status()
+        now = run.status()
         if now.complete and slurm and not all(job.ended for job in records):
             # They are about to end, and what Slurm said before would be the last word.
             time.sleep(_WATCH_S)
-            jobs = JobStates(found.paths)
+            jobs = JobStates(run.paths)
         records = jobs.read(ask=slurm)
-        now.doctor = said
-        show(now, records)
-    if check and failed_items(now):
-        sys.exit(1)
 
 
 def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
     """Print a line for each run; whether one has failed items, or cannot be read."""
-    from hpc_toolkit.system.terminal import show_error
 
     found = []
     for run in runs:
@@ -237,20 +239,23 @@ def job_lines(jobs: Sequence[JobRecord]) -> list[str]:
 
 
 def _state(job: JobRecord) -> str:
-    parts = [job.state + (f" ({job.reason})" if job.reason and not job.running else "")]
-    if len(job.elements) > 1:
-        parts.append("of its elements " + ", ".join(f"{n} {name}" for name, n in job.elements))
-    if job.running and job.nodes:
-        parts[0] += f" on {job.nodes}"
-    if job.end is not None and (job.running or job.ended):
-        parts.append(f"{'until' if job.running else 'ended'} {_clock(job.end)}")
+    """A job's state, and what follows from it; elements and restarts whatever the state."""
+    state, parts = job.state, []
+    if job.running:
+        state += f" on {job.nodes}" if job.nodes else ""
+        parts += [f"until {_clock(job.end)}"] if job.end is not None else []
+    elif job.reason:
+        state += f" ({job.reason})"
+    if job.ended:
+        parts += [f"ended {_clock(job.end)}"] if job.end is not None else []
+        parts += [f"exit code {job.exit_code}"] if job.exit_code else []
     if job.waiting and job.start is not None and job.start > time.time():
         parts.append(f"starts about {_clock(job.start)}")
-    if job.ended and job.exit_code:
-        parts.append(f"exit code {job.exit_code}")
+    if len(job.elements) > 1:
+        state += ", of its elements " + ", ".join(f"{n} {name}" for name, n in job.elements)
     if job.restarts:
         parts.append(f"{job.restarts} restarts" if job.restarts > 1 else "1 restart")
-    return ", ".join(parts)
+    return ", ".join([state, *parts])
 
 
 def _clock(at: float) -> str:

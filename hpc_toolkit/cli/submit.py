@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +22,11 @@ from hpc_toolkit.cli.scriptoptions import (
     script_arguments,
 )
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.slurm.records import script_options
+from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
@@ -63,7 +68,6 @@ def submit(template: str | None, **given: Any) -> None:
         hpctk submit --run runs/eval --nodes 8 --gpus-per-node 4 --time 2:00:00
         hpctk submit train-multi-node --nodes 2 --gpus-per-node 4 -- train.py
     """
-    from dataclasses import replace
 
     from hpc_toolkit.slurm.client import overriding_variables
 
@@ -75,8 +79,7 @@ def submit(template: str | None, **given: Any) -> None:
     for name in overriding_variables():
         if name == "SBATCH_JOB_NAME":
             continue  # the command names the job
-        text = f"warning: {name} in the environment overrides the script; see sbatch(1)"
-        print(text, file=sys.stderr)
+        note(f"{name} in the environment overrides the script; see sbatch(1)", "warning")
     chain = given.get("dependency") == _AFTER_EACH
     if chain:
         given["dependency"] = None
@@ -92,8 +95,8 @@ def submit(template: str | None, **given: Any) -> None:
         message = "--jobs and --array exclude each other"
         raise ConfigError(message, hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
-    for note in submission.notes:
-        print(f"note: {note}", file=sys.stderr)
+    for text in submission.notes:
+        note(text)
     if dry_run:
         _show(submission)
         return
@@ -118,15 +121,13 @@ def _send(submission: Submission) -> None:
             words += ["'squeue --me' shows whether one more was accepted"] * unsure
             back = f"hpctk cancel {submission.run.root}" if submission.run else "scancel"
             words += [f"'{back}' cancels them"] * bool(taken)
-            print(printable(f"note: {'; '.join(words)}"), file=sys.stderr)
+            note("; ".join(words))
         raise
 
 
 def _of_request(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> Submission:
-    from dataclasses import replace
-
     from hpc_toolkit.slurm.render.kinds import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_request
@@ -160,12 +161,7 @@ def _of_request(
 def _of_script(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> Submission:
-    from dataclasses import replace
-
-    from hpc_toolkit.slurm.records import script_options
     from hpc_toolkit.slurm.render.file import read_script
-    from hpc_toolkit.slurm.render.rules import option
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_script
 
@@ -209,8 +205,8 @@ def _check_template(template: str | None, run: Run) -> None:
         hint = "'hpctk submit campaign ...'; work-queue only adds workers"
         raise ConfigError(message, hint=hint)
     elif template != "campaign":
-        note = f"{template} only adds workers; the coordinator of the campaign {run.root}"
-        print(f"note: {note} must run elsewhere", file=sys.stderr)
+        coordinator = f"the coordinator of the campaign {run.root}"
+        note(f"{template} only adds workers; {coordinator} must run elsewhere")
 
 
 def _header(path: Path, text: str, *, needed: bool) -> Header | None:
@@ -243,7 +239,6 @@ def _site(header: Header | None) -> Cluster:
 
 def _show(submission: Submission) -> None:
     """The commands on stderr, the script on stdout, and what Slurm says to it."""
-    import shutil
     import tempfile
 
     from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate
@@ -289,8 +284,7 @@ def cancel(
     queued = cancelable_jobs(open_run(run).paths, only=job)
     for one in queued:
         if one.foreign:
-            note = f"note: job {one.record.id} was not cancelled: {one.foreign}"
-            print(printable(note), file=sys.stderr)
+            note(f"job {one.record.id} was not cancelled: {one.foreign}")
     found = [one for one in queued if not one.foreign]
     if not found:
         message = f"no job of {run} is in the queue"

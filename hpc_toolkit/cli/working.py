@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,7 +199,7 @@ def check_code(run: Run, *, strict: bool) -> None:
         message = f"the code of stage {stage.name!r}, {stage.workload.function}, {what}"
         if strict:
             raise ConfigError(message, hint="create a new run, or leave out --strict-code")
-        print(f"warning: {message}", file=sys.stderr)
+        note(message, "warning")
 
 
 def worker_options(

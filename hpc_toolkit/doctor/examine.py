@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import __version__
-from hpc_toolkit.doctor.channel import make_area, remove_area, sweep
 from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
 from hpc_toolkit.doctor.filesystem.locks import waiting_for_server
 from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
@@ -16,7 +15,7 @@ from hpc_toolkit.doctor.node import check_gpus, check_script, check_slurm
 from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, helper
 from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.doctor.run.repairs import plan_repairs
-from hpc_toolkit.doctor.sides import LEAD, Pair
+from hpc_toolkit.doctor.sides import LEAD, Pair, make_area, remove_area, sweep
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths

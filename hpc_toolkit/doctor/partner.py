@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor import node
-from hpc_toolkit.doctor.channel import Channel, SilentSideError, make_area, remove_area
 from hpc_toolkit.doctor.children import Child
 from hpc_toolkit.doctor.filesystem import delays, locks, names
-from hpc_toolkit.doctor.sides import ANSWER_S, BYE, LEAD, OTHER, side_of
+from hpc_toolkit.doctor.sides import (
+    ANSWER_S,
+    BYE,
+    LEAD,
+    OTHER,
+    Channel,
+    SilentSideError,
+    make_area,
+    remove_area,
+    side_of,
+)
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import files
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.lab.clients import finished
 from hpc_toolkit.lab.config import CLUSTER_NAME, CONTROL
 from hpc_toolkit.lab.members import LOOKS, members
-from hpc_toolkit.lab.packages import program, search_path
+from hpc_toolkit.lab.programs import finished, program, search_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable

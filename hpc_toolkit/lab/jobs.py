@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.lab.clients import ask, finished
 from hpc_toolkit.lab.members import status_of
+from hpc_toolkit.lab.programs import ask, finished
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord, parse_job_id, parse_squeue
 
 if TYPE_CHECKING:
@@ -113,24 +114,22 @@ def _follow(
 ) -> list[JobRecord]:
     """Follow a job until its final end and return its last records."""
     offsets: dict[Path, int] = {}
-    looks, reason = _looks(paths, job), ""
-    since: float | None = None
-    while True:
-        records, logs = next(looks)
+    reason, since = "", math.inf
+    for records, logs in _looks(paths, job):
         for log in logs:
             offsets[log] = _show_more(log, offsets.get(log, 0), show)
         waits = next((one.reason for one in records if one.waiting and one.reason), "")
         if waits and waits != reason:
             tell(f"job {job} waits: {waits}")
         reason = waits or reason
-        if not records or any(not one.ended for one in records):
-            since = None
+        if not records or not all(one.ended for one in records):
+            since = math.inf
             continue
-        now = time.monotonic()
-        since = now if since is None else since
+        since = min(since, time.monotonic())
         doubtful = any(one.state in _QUEUED_AGAIN for one in records)
-        if not doubtful or now - since >= _STANDS_S:
+        if not doubtful or time.monotonic() - since >= _STANDS_S:
             return records
+    raise AssertionError  # _looks() ends only with an error
 
 
 def _looks(paths: LabPaths, job: str) -> Iterator[tuple[list[JobRecord], list[Path]]]:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.lab import config
-from hpc_toolkit.lab.clients import ask, node_states
 from hpc_toolkit.lab.daemons import (
     Host,
     check_namespaces,
     failure,
+    start_database,
     start_munged,
     start_slurmctld,
     start_slurmd,
+    start_slurmdbd,
     user_name,
     wait_for_all,
     wait_for_daemon,
@@ -33,8 +34,8 @@ from hpc_toolkit.lab.directory import (
     write_record,
 )
 from hpc_toolkit.lab.members import LabStatus, kill_members, status_of, surrounding_labs
-from hpc_toolkit.lab.packages import check_programs
 from hpc_toolkit.lab.ports import free_block, listeners
+from hpc_toolkit.lab.programs import ask, check_programs, node_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -263,8 +264,6 @@ def _write(path: Path, data: bytes, mode: int) -> None:
 def _start_daemons(record: LabRecord, control: Host) -> None:
     start_munged(control).wait()
     if record.settings.accounting:
-        from hpc_toolkit.lab.daemons import start_database, start_slurmdbd
-
         start_database(control)
         start_slurmdbd(control)
         _check_listeners(record)

@@ -298,9 +298,25 @@ def _parse_header(line: bytes) -> dict[str, Any]:
         header: dict[str, Any] = json.loads(line)
     except RecursionError as error:
         raise TypeError(str(error)) from error
-    count, order, decision = header["count"], header.get("order"), header.get("decision")
+    count, order = header["count"], header.get("order")
+    items = _check_units(header["units"], len(header["groups"]))
+    if items != count or (order is not None and len(order) != count):
+        message = f"its units or their order are not those of {count!r} items"
+        raise LookupError(message)
+    if header.get("kinds") is not None:  # only segments of a search have kinds
+        _check_kinds(header["kinds"], count)
+    optional = ("decision", header.get("decision"), dict), ("group_by", header["group_by"], str)
+    for name, value, kind in optional:
+        if value is not None and not isinstance(value, kind):
+            message = f"its {name} is {type(value).__name__}"
+            raise TypeError(message)
+    return header
+
+
+def _check_units(rows: list[list[int]], groups: int) -> int:
+    """Check that units follow each other without a gap; return the number of their items."""
     first, behind = 0, -1
-    for row in header["units"]:
+    for row in rows:
         if len(row) != 4 or any(type(number) is not int for number in row):
             message = f"unit {row!r} is not four numbers"
             raise TypeError(message)
@@ -308,17 +324,8 @@ def _parse_header(line: bytes) -> dict[str, Any]:
         if row[0] != first or row[1] < 1 or row[2] <= behind or (first == 0 and row[2] != 0):
             message = f"unit {row!r} does not begin where the one before ends"
             raise LookupError(message)
-        if not -1 <= row[3] < max(1, len(header["groups"])):
+        if not -1 <= row[3] < max(1, groups):
             message = f"unit {row!r} is of a group that is not there"
             raise LookupError(message)
         first, behind = first + row[1], row[2]
-    if first != count or (order is not None and len(order) != count):
-        message = f"its units or their order are not those of {count!r} items"
-        raise LookupError(message)
-    if header.get("kinds") is not None:  # only segments of a search have kinds
-        _check_kinds(header["kinds"], count)
-    for name, value, kind in [("decision", decision, dict), ("group_by", header["group_by"], str)]:
-        if value is not None and not isinstance(value, kind):
-            message = f"its {name} is {type(value).__name__}"
-            raise TypeError(message)
-    return header
+    return first

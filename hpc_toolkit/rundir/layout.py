@@ -180,9 +180,8 @@ def read_manifest(root: Path) -> Manifest:
         if error.errno not in UNREACHABLE:
             hint = "check the owner, the permissions and the mount"
             raise RunError(message, hint=hint) from error
-        failure = RunError(message, hint="try again when the filesystem answers")
-        failure.exit_code = TRY_AGAIN
-        raise failure from error
+        hint = "try again when the filesystem answers"
+        raise RunError(message, hint=hint, exit_code=TRY_AGAIN) from error
     if not data:
         message = f"{root} is not a run: it has no run.json"
         raise RunError(message, hint="make one with 'hpctk init', or name another directory")

@@ -25,6 +25,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
+def note(text: str, kind: str = "note") -> None:
+    """Write a line to stderr that people should read: a note, a warning, what would be done."""
+    print(printable(f"{kind}: {text}"), file=sys.stderr)  # noqa: T201
+
+
 def show_error(error: HpcToolkitError) -> None:
     """Write an error and its hint to stderr."""
     hint = f"\nhint: {error.hint}" if error.hint else ""

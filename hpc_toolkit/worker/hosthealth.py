@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.queue.presence import DRAINING
 from hpc_toolkit.queue.probes import host_part
-from hpc_toolkit.queue.state import AGAIN_WEIGHT, ItemState
+from hpc_toolkit.queue.state import AGAIN_WEIGHT, History, ItemState
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 
 if TYPE_CHECKING:
@@ -336,15 +336,14 @@ class HostWatch(FailureCount):
         """The outcome of an item on all workers except those ``here``."""
         state = self.view.stages[key.stage].state
         unit = state.units[key.unit]
-        history = unit.histories.get(key.item)
+        history = unit.histories.get(key.item, History())
         done = unit.clean[0] if unit.clean is not None else None
-        if history is not None and history.done is not None:
+        if history.done is not None:
             done = history.done.worker
         if done is not None:
             return Opinion.DONE if self._is_elsewhere(done, here) else Opinion.NONE
         floor = state.floor(unit.unit.entry, key.item)
-        failures = history.failures if history is not None else {}
-        hurt = [ref.worker for ref in failures.values() if ref.generation > floor]
+        hurt = [ref.worker for ref in history.failures.values() if ref.generation > floor]
         deaths = [death for death in unit.deaths.values() if death.item == key.item]
         hurt += [death.worker for death in deaths if not death.explained]
         if any(self._is_elsewhere(worker, here) for worker in hurt):

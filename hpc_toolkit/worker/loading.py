@@ -122,11 +122,22 @@ def _import(name: object, path: tuple[str, ...]) -> Any:
     if not (colon and module_name and attribute.isidentifier()):
         message = f"workload {name!r} is not MODULE:NAME"
         raise WorkloadError(message, hint="such as hpc_toolkit.science.workloads.synthetic:Sleep")
+    module = _import_module(name, module_name, path)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        message = f"module {module_name!r} has no {attribute!r}"
+        known = [known for known in vars(module) if not known.startswith("_")]
+        raise WorkloadError(message, hint=near_miss(attribute, known)) from None
+
+
+def _import_module(name: str, module_name: str, path: tuple[str, ...]) -> ModuleType:
+    """Import the module of the workload ``name``; a WorkloadError says why that failed."""
     for directory in reversed(path):
         if directory not in sys.path:
             sys.path.insert(0, directory)
     try:
-        module = _current(module_name, path)
+        return _current(module_name, path)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             message = f"workload {name!r}: no module named {error.name!r}"
@@ -137,12 +148,6 @@ def _import(name: object, path: tuple[str, ...]) -> Any:
     except Exception as error:
         message = f"workload {name!r} cannot be imported: {type(error).__name__}: {error}"
         raise WorkloadError(message, hint=f"try: python -c 'import {module_name}'") from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        message = f"module {module_name!r} has no {attribute!r}"
-        known = [known for known in vars(module) if not known.startswith("_")]
-        raise WorkloadError(message, hint=near_miss(attribute, known)) from None
 
 
 def _current(name: str, path: tuple[str, ...]) -> ModuleType:

@@ -166,9 +166,7 @@ def error_report(error: HpcToolkitError) -> bytes:
 
 
 def reported_error(report: dict[str, Any]) -> HpcToolkitError:
-    error = HpcToolkitError(report["message"], hint=report["hint"])
-    error.exit_code = report["code"]
-    return error
+    return HpcToolkitError(report["message"], hint=report["hint"], exit_code=report["code"])
 
 
 def overall_code(codes: list[int]) -> int:

@@ -282,9 +282,7 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
         hint = f"'hpctk doctor {paths.root}' shows what else is lost"
         if gone.name == "claims":
             hint = f"'hpctk doctor {paths.root} --repair' rebuilds it; no result is lost"
-    failure = RunError(message, hint=hint)
-    failure.exit_code = TRY_AGAIN
-    return failure
+    return RunError(message, hint=hint, exit_code=TRY_AGAIN)
 
 
 class PausedError(HpcToolkitError):

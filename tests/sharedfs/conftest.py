@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.lab.packages import search_path
+from hpc_toolkit.lab.programs import search_path
 from tests.sharedfs.filesystems import FUSE_KINDS, Filesystem, mounted
 from tests.sharedfs.hosts import PROGRAMS, NoHostsError
 from tests.sharedfs.nfs import NFS_KINDS

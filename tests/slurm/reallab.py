@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.lab.clients import environment
 from hpc_toolkit.lab.directory import lab_paths
 from hpc_toolkit.lab.jobs import job_logs, job_records
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.members import kill_members, members
-from hpc_toolkit.lab.packages import install_command, missing_programs
+from hpc_toolkit.lab.programs import environment, install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
 from tests.integration.realrun import HANG_S
 

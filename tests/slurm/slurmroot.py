@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.lab.packages import search_path
+from hpc_toolkit.lab.programs import search_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

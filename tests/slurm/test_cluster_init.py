@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.lab.clients import environment
 from hpc_toolkit.lab.directory import lab_paths
 from hpc_toolkit.lab.lab import Lab
+from hpc_toolkit.lab.programs import environment
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 

@@ -17,7 +17,7 @@ from hpc_toolkit.lab.daemons import Host, start_slurmd
 from hpc_toolkit.lab.directory import read_record
 from hpc_toolkit.lab.jobs import run_script
 from hpc_toolkit.lab.members import members
-from hpc_toolkit.lab.packages import program
+from hpc_toolkit.lab.programs import program
 from hpc_toolkit.lab.settings import LabSettings
 from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LabUnderTest

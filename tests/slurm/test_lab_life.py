@@ -24,7 +24,7 @@ from hpc_toolkit.lab.daemons import Host
 from hpc_toolkit.lab.directory import read_record
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.members import members
-from hpc_toolkit.lab.packages import program
+from hpc_toolkit.lab.programs import program
 from hpc_toolkit.lab.settings import LabSettings
 from tests.integration.realrun import wait_until
 from tests.slurm.reallab import LabUnderTest

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.cli.doctor import report_lines
-from hpc_toolkit.doctor import channel, examine, partner, sides
-from hpc_toolkit.doctor.channel import Channel, SilentSideError, make_area, remove_area, sweep
+from hpc_toolkit.doctor import examine, partner, sides
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.filesystem import delays, locks, mounts
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.partner import Step, join_step
+from hpc_toolkit.doctor.sides import Channel, SilentSideError, make_area, remove_area, sweep
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files, proof
 from hpc_toolkit.system.mounts import Mount
@@ -513,7 +513,7 @@ def test_the_area_of_another_host_is_left_for_an_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     area = abandoned(tmp_path)
-    monkeypatch.setattr(channel, "host_name", lambda: "elsewhere")
+    monkeypatch.setattr(sides, "host_name", lambda: "elsewhere")
     own = make_area(tmp_path, "own", "lead")
     assert sweep(tmp_path, own) == []
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.doctor import node, partner
-from hpc_toolkit.doctor.channel import make_area, remove_area
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.partner import helper
-from hpc_toolkit.doctor.sides import LEAD, Pair
+from hpc_toolkit.doctor.sides import LEAD, Pair, make_area, remove_area
 from hpc_toolkit.system.gpus import ask_driver
 
 if TYPE_CHECKING:

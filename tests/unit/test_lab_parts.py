@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.lab import packages
-from hpc_toolkit.lab.clients import ask, environment
+from hpc_toolkit.lab import programs
 from hpc_toolkit.lab.daemons import failure
 from hpc_toolkit.lab.directory import (
     LabRecord,
@@ -39,6 +38,7 @@ from hpc_toolkit.lab.ports import (
     parse_listeners,
     port_spans,
 )
+from hpc_toolkit.lab.programs import ask, environment
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, lab_token
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord
 from tests.integration.realrun import lives, wait_until
@@ -141,12 +141,12 @@ class TestPackages:
         for name in ("unshare", "setpriv", "mount", "hostname", "sbatch", "sinfo", "scontrol"):
             (tmp_path / name).write_text("#!/bin/sh\n")
             (tmp_path / name).chmod(0o755)
-        monkeypatch.setattr(packages, "search_path", lambda: str(tmp_path))
+        monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
 
         with pytest.raises(
             ConfigError, match=r"not installed: slurmctld, slurmd, munged"
         ) as caught:
-            packages.check_programs(accounting=False)
+            programs.check_programs(accounting=False)
 
         assert caught.value.hint == (
             "on Debian and Ubuntu, as root: apt-get install --no-install-recommends "
@@ -646,7 +646,7 @@ def test_a_daemon_that_does_not_answer_is_an_error_not_a_wait(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     for limit_s in (0.3, 3.0, 30.0, 300.0):
-        monkeypatch.setattr("hpc_toolkit.lab.clients.ANSWER_S", limit_s)
+        monkeypatch.setattr("hpc_toolkit.lab.programs.ANSWER_S", limit_s)
         message = f"^squeue did not answer within {re.escape(f'{limit_s:g}')} s"
         with pytest.raises(HpcToolkitError, match=message) as caught:
             ask(paths, "squeue")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.doctor.channel import Channel
+from hpc_toolkit.doctor.sides import Channel
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir import files
 from tests.staleclient import StaleClient

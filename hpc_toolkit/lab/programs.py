@@ -1,0 +1,134 @@
+"""The programs of a lab: the packages that provide them, and commands that run against a lab.
+
+A command reaches no other Slurm, and is killed if it takes too long.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.slurm.client import SlurmSilentError
+from hpc_toolkit.slurm.client import run as run_program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpc_toolkit.lab.settings import LabPaths
+    from hpc_toolkit.slurm.client import Finished
+
+_ADMINISTRATORS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+"""Directories of daemons, which are often not in an ordinary user's PATH."""
+
+_SLURM = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+    "sinfo": "slurm-client",
+    "scontrol": "slurm-client",
+    "munged": "munge",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+    "mount": "mount",
+    "hostname": "hostname",
+}
+_ACCOUNTING = {
+    "slurmdbd": "slurmdbd",
+    "sacctmgr": "slurm-client",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+}
+# Packages of plugins: an installed program does not imply its plugins.
+_WITH_SLURM = ("slurm-wlm-basic-plugins",)
+_WITH_ACCOUNTING = ("slurm-wlm-mysql-plugin",)
+
+ANSWER_S = 30.0
+"""Seconds for a query. Slurm's programs retry by themselves for about 10 s."""
+# Variables of an outer Slurm, or options meant for it, would change commands for the lab.
+_FOREIGN = (
+    "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_",
+    "SCONTROL_", "PMI_", "PMIX_",
+)  # fmt: skip
+
+
+def search_path() -> str:
+    """PATH, followed by the directories of daemons."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *_ADMINISTRATORS])
+
+
+def program(name: str) -> str:
+    """The path of a program; ConfigError if it is not installed."""
+    found = shutil.which(name, path=search_path())
+    if found is None:
+        message = f"{name} is not installed"
+        raise ConfigError(message, hint="'hpctk lab up' says which packages are missing")
+    return found
+
+
+def missing_programs(*, accounting: bool) -> list[str]:
+    wanted = {**_SLURM, **(_ACCOUNTING if accounting else {})}
+    return [name for name in wanted if shutil.which(name, path=search_path()) is None]
+
+
+def install_command(missing: list[str]) -> str:
+    """The command that installs programs and their plugins on Debian and Ubuntu."""
+    packages = {**_SLURM, **_ACCOUNTING}
+    wanted = [packages[name] for name in missing]
+    if any(name in _SLURM for name in missing):
+        wanted += _WITH_SLURM
+    if any(name in _ACCOUNTING for name in missing):
+        wanted += _WITH_ACCOUNTING
+    return f"apt-get install --no-install-recommends {' '.join(dict.fromkeys(wanted))}"
+
+
+def check_programs(*, accounting: bool) -> None:
+    """Refuse to start without a program; the hint is the command that installs it."""
+    missing = missing_programs(accounting=accounting)
+    if missing:
+        message = f"a lab needs programs that are not installed: {', '.join(missing)}"
+        hint = f"on Debian and Ubuntu, as root: {install_command(missing)}"
+        raise ConfigError(message, hint=hint)
+
+
+def environment(paths: LabPaths) -> dict[str, str]:
+    own = {key: text for key, text in os.environ.items() if not key.startswith(_FOREIGN)}
+    return {**own, "SLURM_CONF": str(paths.slurm_conf)}
+
+
+def finished(
+    paths: LabPaths,
+    *argv: str,
+    environ: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
+) -> Finished:
+    """Run a command to its end, by default a Slurm command against the lab.
+
+    Kills its process group after ``limit_s``, by default 30 s, e.g. because a daemon is stopped.
+    """
+    given = environment(paths) if environ is None else environ
+    words = [program(argv[0]), *argv[1:]]
+    try:
+        return run_program(words, timeout_s=limit_s or ANSWER_S, environ=given)
+    except SlurmSilentError as error:
+        message = error.message.replace(words[0], argv[0])
+        raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}") from None
+
+
+def ask(paths: LabPaths, *argv: str, limit_s: float | None = None) -> str:
+    """Run a Slurm command against the lab and return its stdout."""
+    done = finished(paths, *argv, limit_s=limit_s)
+    if done.code != 0:
+        message = " ".join(done.stderr.split()) or f"{argv[0]} failed"
+        raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")
+    return done.stdout
+
+
+def node_states(paths: LabPaths) -> dict[str, str]:
+    """Return the state of every node in sinfo's terms; {} while slurmctld does not answer."""
+    try:
+        text = ask(paths, "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T")
+    except HpcToolkitError:
+        return {}
+    return dict(line.split() for line in text.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hpc_toolkit.cli import scriptoptions
+from hpc_toolkit.cli.arguments import open_run
 from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.manifests import TEMPLATES, RenderCommand
-from hpc_toolkit.cli.scriptoptions import requested, script_arguments
+from hpc_toolkit.cli.scriptoptions import (
+    DEFAULT_TEMPLATE,
+    check_template,
+    requested,
+    script_arguments,
+)
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -78,6 +86,7 @@ def render(template: str | None, **given: Any) -> None:
 
         header = read_header(read_script(Path(source)), source)
         base = {**header.request, "template": header.template, "cluster": header.cluster}
+    words = _name_run(template, given, base or {})
     spec, site, script = requested(template, given, base=base)
     _show_notes(site)
     if out == "-":
@@ -89,6 +98,29 @@ def render(template: str | None, **given: Any) -> None:
         write_script(path, script, force=bool(force))
         print(path)
     _make_log_directories(spec)
+    if words:
+        file = "FILE" if out == "-" else shlex.quote(str(path))
+        print(f"warning: {words}; submit it with: sbatch {file} RUN", file=sys.stderr)
+
+
+def _name_run(template: str | None, given: dict[str, Any], base: dict[str, Any]) -> str:
+    """Add to ``given`` the only run below ./runs, as ``submit`` does; if there is none, say so."""
+    from hpc_toolkit.rundir.layout import all_runs
+    from hpc_toolkit.slurm.render.kinds import QUEUES
+
+    kind = template or base.get("template", DEFAULT_TEMPLATE)
+    if kind not in QUEUES or given["run"] or base.get("run"):
+        return ""
+    try:
+        run = open_run(None)
+    except ConfigError:
+        return f"the script names no run, and ./runs contains {'several' if all_runs() else 'none'}"
+    check_template(template or base.get("template"), run)
+    # A job with --chdir would look for it there.
+    moved = given.get("chdir") or base.get("chdir")
+    given["run"] = str(run.root.absolute() if moved else run.root)
+    print(f"{_NOTE}the script works on {printable(given['run'])}", file=sys.stderr)
+    return ""
 
 
 def _make_log_directories(spec: ScriptSpec) -> None:
@@ -123,7 +155,6 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
     from hpc_toolkit.engines.kubernetes.manifest import check_manifest, is_manifest
     from hpc_toolkit.slurm.render.drift import check_drift
     from hpc_toolkit.slurm.render.rules import option
-    from hpc_toolkit.system.terminal import printable
 
     for name in only_given(given):
         msg = f"{option(name)}: not allowed with --check"

@@ -21,6 +21,9 @@ TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-no
 RAY = "ray"
 """The template that starts a Ray cluster and runs its driver."""
 
+QUEUES = ("work-queue", "array", "campaign")
+"""Templates that start workers on a run."""
+
 PROGRAMS = ("command", RAY, *TRAININGS)
 """Templates that start a user's program instead of workers on a run."""
 

@@ -29,7 +29,7 @@ from resultsfile import RESULTS, facts, table, write_section
 
 from hpc_toolkit.science.metrics import METRICS, STANDARD
 from hpc_toolkit.science.workloads.checkpoints import LoadedModel, quiet_transformers
-from hpc_toolkit.science.workloads.measuring import MeasuredLayers
+from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers
 from hpc_toolkit.science.workloads.onepass import BatchSize, forward
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from hpc_toolkit.science.workloads.checkpoints import (
     quiet_transformers,
 )
 from hpc_toolkit.science.workloads.embeddings import mean_pool, pooled
-from hpc_toolkit.science.workloads.measuring import MeasuredLayers
+from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers
 from hpc_toolkit.science.workloads.onepass import BatchSize, tokenize
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.training.distributed import (
-    AGAIN,
+    TRY_AGAIN,
     Checkpoints,
     ResumableSampler,
     StopSignal,
@@ -163,7 +163,7 @@ class Training:
                 self._save(step)
             if step < self.args.steps:
                 _log.info("stopped after step %d", step)
-                return AGAIN
+                return TRY_AGAIN
         if self.info.is_main:
             sys.stdout.write(json.dumps(self._summary(first, loss, time.perf_counter() - began)))
             sys.stdout.write("\n")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_toolkit.rundir.files import read_fresh, replace_file
-from hpc_toolkit.training.distributed import AGAIN, StopSignal
+from hpc_toolkit.training.distributed import TRY_AGAIN, StopSignal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             trees.grow(min(args.checkpoint_every, args.rounds - trees.rounds()))
             replace_file(model_path(args), [trees.saved()])
             if trees.rounds() < args.rounds and stop.agreed():
-                return AGAIN
+                return TRY_AGAIN
     growing, busy = time.perf_counter() - growing, time.process_time() - busy
     wrong = float(((trees.predict(test[0]) > 0.5) != test[1]).mean())
     summary = {

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.results.gather import Row, Table
+    from hpc_toolkit.results.gather import Table
     from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.tables import Row
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.worker.worker import WorkerOptions
 

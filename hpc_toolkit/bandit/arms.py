@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import LARGEST_NUMBER, refuse_repeats
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, look_up, refuse_repeats
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 METRIC_PREFIX = "metric:"
 """Prefix of the names of measured features (see ``arms.with_metrics``)."""
@@ -48,7 +46,7 @@ class Arm:
 class Standardised:
     """Features with mean 0 and standard deviation 1 per column, without gaps."""
 
-    values: NDArray[np.float64]
+    values: Floats
     """Shape (n_arms, n_columns)."""
     names: tuple[str, ...]
     """The features' names, then ``<name>_missing`` for each that has gaps."""
@@ -68,7 +66,7 @@ class ArmTable:
 
     def __post_init__(self) -> None:
         if not self.arms:
-            message = "the arm table is empty"
+            message = "there are no arms"
             raise ConfigError(message, hint="give at least one arm")
         refuse_repeats("arm id", self.ids)
         refuse_repeats("feature name", self.feature_names)
@@ -76,19 +74,19 @@ class ArmTable:
         for arm in self.arms:
             if len(arm.features) != len(names):
                 count = len(arm.features)
-                message = f"arm {arm.id!r} has {count} features, the table names {len(names)}"
+                message = f"arm {arm.id!r} has {count} features, but {len(names)} are named"
                 raise ConfigError(message, hint=f"give one number for each of: {', '.join(names)}")
             for name, value in zip(names, arm.features, strict=True):
                 if abs(value) > LARGEST_NUMBER:
                     message = f"arm {arm.id!r}: feature {name!r} is {value}"
-                    raise ConfigError(message, hint="use NaN for a value that is not known")
+                    raise ConfigError(message, hint="use NaN for an unknown value")
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
         return tuple(arm.id for arm in self.arms)
 
     @cached_property
-    def features(self) -> NDArray[np.float64]:
+    def features(self) -> Floats:
         """Shape (n_arms, n_features), as given; NaN where not known."""
         rows = [arm.features for arm in self.arms]
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.feature_names))
@@ -99,21 +97,17 @@ class ArmTable:
 
     def index(self, arm_id: str) -> int:
         """Return the index of an arm. Raises ConfigError with the nearest known id."""
-        try:
-            return self._index_of[arm_id]
-        except KeyError:
-            message = f"unknown arm {arm_id!r}"
-            raise ConfigError(message, hint=near_miss(str(arm_id), list(self.ids))) from None
+        return look_up("arm", arm_id, self._index_of)
 
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {arm_id: index for index, arm_id in enumerate(self.ids)}
 
 
-def _standardise(features: NDArray[np.float64], names: tuple[str, ...]) -> Standardised:
-    columns: list[NDArray[np.float64]] = []
+def _standardise(features: Floats, names: tuple[str, ...]) -> Standardised:
+    columns: list[Floats] = []
     column_names = list(names)
-    gaps: list[NDArray[np.float64]] = []
+    gaps: list[Floats] = []
     for name, column in zip(names, features.T, strict=True):
         missing = np.isnan(column)
         known = column[~missing]
@@ -179,7 +173,7 @@ def with_metrics(
     return ArmTable(tuple(arms), (*table.feature_names, *columns))
 
 
-def columns(table: ArmTable, wanted: str) -> NDArray[np.float64]:
+def columns(table: ArmTable, wanted: str) -> Floats:
     """Return shape (n_arms, n_columns): the standardised features of one of ``FEATURES``.
 
     "geometry" selects all features that are not metrics, whatever their names. Raises ConfigError

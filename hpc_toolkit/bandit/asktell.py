@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, TaskResult
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.bandit.arms import ArmTable
     from hpc_toolkit.bandit.rule import Rule
@@ -28,45 +26,12 @@ TIE_STDERRS = 2.0
 """Arms within this many combined standard errors of the best are ties."""
 
 
-class ResultArrays:
-    """The scores of all arms on a set of tasks."""
-
-    def __init__(self, n_arms: int, tasks: TaskSet) -> None:
-        self.tasks = tasks
-        shape = (n_arms, len(tasks.names))
-        self._scores, self._stderrs, self._seconds = (np.full(shape, math.nan) for _ in range(3))
-        self._told = np.zeros(shape, np.bool_)
-
-    def take(self, arm: int, observation: Observation) -> None:
-        for array, numbers in (
-            (self._scores, observation.scores),
-            (self._stderrs, observation.stderrs),
-            (self._seconds, observation.seconds),
-        ):
-            for task, number in numbers.items():
-                if task in observation.scores or task in observation.failed:
-                    array[arm, self.tasks.index(task)] = number
-        for task in (*observation.scores, *observation.failed):
-            self._told[arm, self.tasks.index(task)] = True
-
-    def results(self, pending: Iterable[tuple[int, Pull]] = ()) -> TaskResults:
-        """Return the results, with these pulls of arms marked as asked for.
-
-        Raises ConfigError for a pull of a task that is not in the set.
-        """
-        asked = self._told.copy()
-        for arm, pull in pending:
-            asked[arm, [self.tasks.index(task) for task in pull.tasks or self.tasks.names]] = True
-        arrays = (self._scores, self._stderrs, self._seconds, self._told, asked)
-        return TaskResults(self.tasks, *map(_read_only, arrays))
-
-
 def merged(known: Observation, more: Observation) -> Observation:
     """Merge two observations of one arm; ConfigError if they disagree on a task."""
     for task in {*known.scores, *known.failed} & {*more.scores, *more.failed}:
-        if _told_of(known, task) != _told_of(more, task):
-            message = f"arm {more.arm!r} was told before with another result of task {task!r}"
-            hint = "what a policy was told stays; tell a task of an arm once"
+        if known.numbers_of(task) != more.numbers_of(task):
+            message = f"arm {more.arm!r} has another result of task {task!r} already"
+            hint = "report each task of an arm once"
             raise ConfigError(message, hint=hint)
     return Observation(
         arm=known.arm,
@@ -75,17 +40,6 @@ def merged(known: Observation, more: Observation) -> Observation:
         seconds={**known.seconds, **more.seconds},
         failed=(*known.failed, *more.failed),
     )
-
-
-def _told_of(observation: Observation, task: str) -> tuple[float | None, ...]:
-    given = (observation.scores, observation.stderrs, observation.seconds)
-    return tuple(numbers.get(task) for numbers in given)
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 @dataclass(eq=False, repr=False)
@@ -106,7 +60,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         self._tells: dict[int, Observation] = {}
-        self._arrays = ResultArrays(len(self.arms.arms), self.tasks)
+        self._results = TaskResults.empty(len(self.arms.arms), self.tasks)
         self._rewards: dict[int, Reward] | None = None
         """Cached rewards of the arms whose tasks were all told; None after a tell."""
 
@@ -136,7 +90,7 @@ class Policy:
             self.tasks.index(task)  # a ConfigError for an unknown one
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
-        self._arrays.take(index, observation)
+        self._results.take(index, observation)
         self._rewards = None
 
     def best(self) -> Recommendation | None:
@@ -178,7 +132,7 @@ class Policy:
     def _history(self, pending: Sequence[str | Pull]) -> History:
         pulls = [Pull(pull) if isinstance(pull, str) else pull for pull in pending]
         indices = [self.arms.index(pull.arm) for pull in pulls]
-        results = self._arrays.results(zip(indices, pulls, strict=True))
+        results = self._results.with_pending(zip(indices, pulls, strict=True))
         whole = np.flatnonzero(results.told.all(axis=1)).tolist()
         waiting = np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist()
         if self._rewards is None:

@@ -10,12 +10,11 @@ import numpy as np
 from hpc_toolkit.bandit.rule import Stream
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from hpc_toolkit.bandit.policy import Floats
     from hpc_toolkit.bandit.rule import History
 
 
-def task_seconds(history: History) -> NDArray[np.float64]:
+def task_seconds(history: History) -> Floats:
     """Return shape (n_tasks,): seconds on one worker that each task takes for an average arm.
 
     This is the mean of the task's told durations; else the expected duration in the task set; else
@@ -31,7 +30,7 @@ def task_seconds(history: History) -> NDArray[np.float64]:
     return expected
 
 
-def slowness(seconds: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+def slowness(seconds: Floats, expected: Floats) -> Floats:
     """Return shape (n_arms,): each arm's total duration divided by the expected total.
 
     ``seconds`` has shape (n_arms, n_tasks). NaN is a duration that was not told; it counts as the
@@ -48,7 +47,7 @@ class TaskOrder(NamedTuple):
 
     tasks: tuple[int, ...]
     """Indices of all tasks; ties go to the lower index, tasks of unknown duration come last."""
-    seconds: NDArray[np.float64]
+    seconds: Floats
     """Shape (n_tasks,): expected duration of each of ``tasks``, in that order; 1 for each if none
     is known."""
     pilot: int | None = None
@@ -78,7 +77,7 @@ def task_order(history: History) -> TaskOrder:
     return _ascending(np.full(len(expected), np.nan))
 
 
-def _ascending(seconds: NDArray[np.float64]) -> TaskOrder:
+def _ascending(seconds: Floats) -> TaskOrder:
     known = np.where(np.isnan(seconds), np.inf, seconds)
     order = np.argsort(known, kind="stable")
     # The duration of a failed task is unknown; it counts as long as the longest.
@@ -90,9 +89,7 @@ def _ascending(seconds: NDArray[np.float64]) -> TaskOrder:
 
 
 def seconds_spent(history: History) -> float:
-    """Return the told durations plus the expected durations of pending evaluations (see
-    ``durations.task_seconds``), in seconds of one worker.
-    """
+    """Return the told plus the expected durations of pending evaluations, on one worker."""
     seconds = history.results.seconds
     told = seconds[~np.isnan(seconds)].tolist()
     pending = (history.results.asked & ~history.results.told).sum(axis=0)

@@ -7,17 +7,22 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
 
+T = TypeVar("T")
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Indices = NDArray[np.intp]
 
 LARGEST_NUMBER = 1e100
 """Squares of larger numbers overflow."""
@@ -56,20 +61,16 @@ class TaskSet:
         for name, seconds in zip(self.names, self.seconds, strict=bool(self.seconds)):
             if seconds < 0 or math.isinf(seconds):
                 message = f"task {name!r}: an expected duration of {seconds} seconds"
-                raise ConfigError(message, hint="use NaN for a duration that is not known")
+                raise ConfigError(message, hint="use NaN for an unknown duration")
 
     @cached_property
-    def expected(self) -> NDArray[np.float64]:
+    def expected(self) -> Floats:
         """Shape (n_tasks,): ``seconds``, NaN where not known."""
         return np.array(self.seconds or [math.nan] * len(self.names), dtype=np.float64)
 
     def index(self, task: str) -> int:
         """Return the index of a task. Raises ConfigError with the nearest known name."""
-        try:
-            return self._index_of[task]
-        except KeyError:
-            message = f"unknown task {task!r}"
-            raise ConfigError(message, hint=near_miss(str(task), list(self.names))) from None
+        return look_up("task", task, self._index_of)
 
     def part(self, indices: Sequence[int]) -> TaskSet:
         return TaskSet(
@@ -81,6 +82,15 @@ class TaskSet:
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.names)}
+
+
+def look_up(what: str, name: str, known: Mapping[str, T]) -> T:
+    """Return the value of a name. Raises ConfigError with the nearest known name."""
+    try:
+        return known[name]
+    except KeyError:
+        message = f"unknown {what} {name!r}"
+        raise ConfigError(message, hint=near_miss(str(name), list(known))) from None
 
 
 def refuse_repeats(what: str, words: Sequence[object]) -> None:
@@ -137,23 +147,27 @@ class Observation:
             object.__setattr__(self, name, numbers)
         object.__setattr__(self, "failed", tuple(sorted(set(self.failed))))
         if not self.scores and not self.failed:
-            message = f"arm {self.arm!r}: neither a score nor a failed task"
-            raise ConfigError(message, hint="name the failed tasks of an arm without scores")
-        negative = [
+            message = f"arm {self.arm!r}: it has neither scores nor failed tasks"
+            raise ConfigError(message, hint="list the failed tasks of an arm without scores")
+        problems = [
             f"{name}[{task!r}] is negative"
             for name in ("stderrs", "seconds")
             for task, number in getattr(self, name).items()
             if number < 0
         ]
         stray = sorted(set(self.stderrs) - set(self.scores))
+        problems += [f"task {task!r} has a standard error but no score" for task in stray]
         both = sorted(set(self.failed) & set(self.scores))
-        for problem in (
-            *negative,
-            *(f"task {task!r} has a standard error but no score" for task in stray),
-            *(f"task {task!r} has a score and is called failed" for task in both),
-        ):
-            message = f"arm {self.arm!r}: {problem}"
+        problems += [f"task {task!r} has a score and is called failed" for task in both]
+        if problems:
+            message = f"arm {self.arm!r}: {problems[0]}"
             raise ConfigError(message)
+
+    def numbers_of(self, task: str) -> tuple[float, ...]:
+        """Return score, standard error and seconds of a task; NaN for what is missing."""
+        # One NaN object, which is equal to itself in a comparison of tuples.
+        given = (self.scores, self.stderrs, self.seconds)
+        return tuple(numbers.get(task, math.nan) for numbers in given)
 
     def to_json(self) -> dict[str, Any]:
         """Return a value that ``json.dumps`` writes as strict JSON and ``from_json`` restores."""
@@ -174,7 +188,6 @@ class Recommendation:
     """The best arm among those told, and the uncertainty of that choice."""
 
     arm: str
-    """The id of the arm with the highest reward."""
     mean: float
     """The arm's reward: see ``scalariser``."""
     stderr: float | None
@@ -187,7 +200,6 @@ class Recommendation:
     """Tasks missing from ``mean`` because they failed. The mean is then over fewer tasks than the
     means of other arms, so check a comparison with them."""
     scalariser: str = "mean over tasks"
-    """How the scores of several tasks became one reward."""
     tasks: tuple[str, ...] = ()
     """The tasks that ``mean`` covers and by which the arms were compared. Fewer than all if the
     policy needed no more to decide, or is not finished."""
@@ -215,6 +227,6 @@ def _finite_numbers(where: str, given: Mapping[str, object]) -> dict[str, float]
         found = number(given[task])
         if found is None:
             message = f"{where}[{task!r}] is {given[task]!r}, not a number up to {LARGEST_NUMBER:g}"
-            raise ConfigError(message, hint="a task without a finite score has failed")
+            raise ConfigError(message, hint="report a task without a finite score as failed")
         numbers[task] = found
     return numbers

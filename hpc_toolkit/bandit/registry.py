@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import Policy
-from hpc_toolkit.bandit.policy import TaskSet
+from hpc_toolkit.bandit.policy import TaskSet, look_up
 from hpc_toolkit.bandit.rewards import check_scalariser
 from hpc_toolkit.bandit.rule import RandomOrder
 from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb
@@ -51,7 +51,7 @@ def make_policy(
     Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a
     seed that is not a whole number from 0; and for arguments that do not fit together.
     """
-    rule_type = _rule_type(name)
+    rule = rule_of(name)
     if type(seed) is not int or seed < 0:
         message = f"seed is {seed!r}"
         raise ConfigError(message, hint="a whole number, 0 or more")
@@ -60,15 +60,15 @@ def make_policy(
         raise ConfigError(message, hint="give at least one task")
     check_scalariser(scalariser, tasks)
     if name == Racing.name and scalariser != "mean":
-        message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
-        raise ConfigError(message, hint="take the scalariser 'mean', or another policy")
-    known = [option.name for option in fields(rule_type)]
+        message = f"policy {name!r} needs the scalariser 'mean', not {scalariser!r}"
+        raise ConfigError(message, hint="use the scalariser 'mean', or another policy")
+    known = [option.name for option in fields(rule)]
     for option in options:
         if option not in known:
             message = f"policy {name!r} has no option {option!r}"
             hint = near_miss(option, known) if known else "it has no options"
             raise ConfigError(message, hint=hint)
-    return Policy(arms, rule_type(**options), seed, tasks, scalariser, stop)
+    return Policy(arms, rule(**options), seed, tasks, scalariser, stop)
 
 
 def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -78,13 +78,10 @@ def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str,
     initial arms: the results of part of a round come too late to choose the rest of it.
     Raises ConfigError for an unknown policy.
     """
-    initial: Any = getattr(_rule_type(name), "__dataclass_fields__", {}).get("initial")
+    initial: Any = getattr(rule_of(name), "__dataclass_fields__", {}).get("initial")
     return {**({"initial": max(initial.default, size)} if initial else {}), **options}
 
 
-def _rule_type(name: str) -> type[Rule]:
-    known = {**RULES, **TASK_RULES}
-    if name not in known:
-        message = f"unknown policy {name!r}"
-        raise ConfigError(message, hint=near_miss(name, list(known)))
-    return known[name]
+def rule_of(name: str) -> type[Rule]:
+    """Return the rule of a policy. Raises ConfigError with the nearest known name."""
+    return look_up("policy", name, {**RULES, **TASK_RULES})

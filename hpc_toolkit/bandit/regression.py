@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from hpc_toolkit.bandit.rule import TIE_DECIMALS, first_best
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from hpc_toolkit.bandit.policy import Bools, Floats, Indices
 
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)
 """Values to add to the diagonal, tried in order until the Cholesky factor exists."""
@@ -35,9 +34,7 @@ CANDIDATE_SDS = 3.0
 """Of more arms, those with the highest mean plus this many standard deviations are drawn."""
 
 
-def matern52(
-    left: NDArray[np.float64], right: NDArray[np.float64], length_scale: float
-) -> NDArray[np.float64]:
+def matern52(left: Floats, right: Floats, length_scale: float) -> Floats:
     """Return the kernel matrix of shape (len(left), len(right)); equal points have covariance 1."""
     square = np.zeros((len(left), len(right)))
     # Column by column: the expansion |a|^2 + |b|^2 - 2ab loses precision for close points.
@@ -47,8 +44,7 @@ def matern52(
     return np.asarray((1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled))
 
 
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
+class Hyperparameters(NamedTuple):
     """The hyperparameters that ``fit`` chooses."""
 
     length_scale: float
@@ -57,7 +53,7 @@ class Hyperparameters:
     """Variance of the noise on the diagonal."""
 
 
-def cholesky(kernel: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
+def cholesky(kernel: Floats, noise: float) -> Floats:
     """Return the lower Cholesky factor of ``kernel`` plus noise, with the least jitter that works.
 
     Raises numpy.linalg.LinAlgError for a matrix that is not finite or far from positive definite.
@@ -79,29 +75,21 @@ class Posterior:
     without noise, and never negative.
     """
 
-    def __init__(
-        self,
-        x: NDArray[np.float64],
-        y: NDArray[np.float64],
-        points: NDArray[np.float64],
-        hyper: Hyperparameters,
-    ) -> None:
+    def __init__(self, x: Floats, y: Floats, points: Floats, hyper: Hyperparameters) -> None:
         self._hyper = hyper
         self._points = points
         factor = cholesky(matern52(x, x, hyper.length_scale), hyper.noise)
         cross = matern52(x, points, hyper.length_scale)
         self._rows = np.asarray(np.linalg.solve(factor, cross), np.float64)
-        self.mean: NDArray[np.float64] = self._rows.T @ np.linalg.solve(factor, y)
-        self.variance: NDArray[np.float64] = np.maximum(
-            1.0 - np.einsum("ij,ij->j", self._rows, self._rows), 0.0
-        )
+        self.mean: Floats = self._rows.T @ np.linalg.solve(factor, y)
+        self.variance: Floats = np.maximum(1.0 - np.einsum("ij,ij->j", self._rows, self._rows), 0.0)
 
     @property
-    def sd(self) -> NDArray[np.float64]:
+    def sd(self) -> Floats:
         """Standard deviations, shape (len(points),)."""
         return np.sqrt(self.variance)
 
-    def covariance(self, indices: NDArray[np.intp]) -> NDArray[np.float64]:
+    def covariance(self, indices: Indices) -> Floats:
         """Return shape (len(indices), len(indices)): the covariance among some of the points."""
         points, rows = self._points[indices], self._rows[:, indices]
         return np.asarray(matern52(points, points, self._hyper.length_scale) - rows.T @ rows)
@@ -123,9 +111,7 @@ class Posterior:
         self.variance = np.maximum(self.variance - row**2, 0.0)
 
 
-def log_marginal_likelihoods(
-    x: NDArray[np.float64], y: NDArray[np.float64], tried: Sequence[Hyperparameters]
-) -> NDArray[np.float64]:
+def log_marginal_likelihoods(x: Floats, y: Floats, tried: Sequence[Hyperparameters]) -> Floats:
     """Return log p(y | x) for each of ``tried``; ``x`` has shape (n, d) and ``y`` shape (n,)."""
     kernels = {scale: matern52(x, x, scale) for scale in {hyper.length_scale for hyper in tried}}
     stack = np.array([kernels[hyper.length_scale] for hyper in tried])
@@ -143,12 +129,12 @@ def log_marginal_likelihoods(
     return np.asarray(-0.5 * (squares + log_determinants + len(y) * math.log(2.0 * math.pi)))
 
 
-def fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> Hyperparameters:
+def fit(x: Floats, y: Floats) -> Hyperparameters:
     """Return the hyperparameters with the highest marginal likelihood on a grid of 18.
 
     Ties go to the first. A try takes as long as a posterior.
     """
-    grid = [Hyperparameters(scale, noise) for scale, noise in product(LENGTH_SCALES, NOISES)]
+    grid = [Hyperparameters(*pair) for pair in product(LENGTH_SCALES, NOISES)]
     found = log_marginal_likelihoods(x, y, grid)
     return grid[first_best(np.round(found, LIKELIHOOD_DECIMALS))]
 
@@ -160,16 +146,16 @@ class Surfaces:
     unlikely to be the best of any surface. Construction takes at most 0.1 s, one draw 1 ms.
     """
 
-    def __init__(self, posterior: Posterior, open_arms: NDArray[np.bool_]) -> None:
+    def __init__(self, posterior: Posterior, open_arms: Bools) -> None:
         bounds = np.round(posterior.mean + CANDIDATE_SDS * posterior.sd, TIE_DECIMALS)
         indices = np.flatnonzero(open_arms)
         order = np.argsort(-bounds[indices], kind="stable")
-        self.arms: NDArray[np.intp] = np.sort(indices[order[:MOST_CANDIDATES]])
+        self.arms: Indices = np.sort(indices[order[:MOST_CANDIDATES]])
         """Ascending indices of the arms that are drawn."""
         self._mean = posterior.mean[self.arms]
         self._factor = cholesky(posterior.covariance(self.arms), 0.0)
 
-    def draw(self, generator: np.random.Generator) -> NDArray[np.float64]:
+    def draw(self, generator: np.random.Generator) -> Floats:
         """Return shape (len(arms),): one surface."""
         normals = generator.standard_normal(len(self.arms))
         return np.asarray(self._mean + self._factor @ normals)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_toolkit.bandit.policy import Floats, look_up
 from hpc_toolkit.bandit.rule import TIE_DECIMALS
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.policy import TaskSet
     from hpc_toolkit.bandit.rule import TaskResults
@@ -28,7 +27,7 @@ WORDS = {
 """The description of each scalariser for users."""
 
 
-def mean(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
+def mean(scores: Floats, tasks: TaskSet) -> Floats:
     """Mean of the scores that an arm has.
 
     As for all scalarisers, ``scores`` has shape (n_arms, n_tasks) with NaN for no score. The
@@ -38,7 +37,7 @@ def mean(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
     return _row_means(scores)
 
 
-def mean_rank(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
+def mean_rank(scores: Floats, tasks: TaskSet) -> Floats:
     """Mean over tasks of the share of the other given arms that an arm beats; a tie counts 1/2.
 
     It is 1 for an arm that is the best on every task, 0 for an arm that is the worst.
@@ -56,7 +55,7 @@ def mean_rank(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64
     return _row_means(ranks)
 
 
-def mean_kind(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
+def mean_kind(scores: Floats, tasks: TaskSet) -> Floats:
     """Mean over the kinds of tasks of the mean score on a kind's tasks, as in MTEB's mean by task
     type (Muennighoff et al. 2023, arXiv 2210.07316). Every task must have a kind.
     """
@@ -65,7 +64,7 @@ def mean_kind(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64
     return _row_means(np.array(by_kind).T)
 
 
-SCALARISERS: dict[str, Callable[[NDArray[np.float64], TaskSet], NDArray[np.float64]]] = {
+SCALARISERS: dict[str, Callable[[Floats, TaskSet], Floats]] = {
     "mean": mean,
     "mean-kind": mean_kind,
     "mean-rank": mean_rank,
@@ -73,7 +72,7 @@ SCALARISERS: dict[str, Callable[[NDArray[np.float64], TaskSet], NDArray[np.float
 """To add a scalariser, write its function and add it here, to ``WORDS`` and to ``weights``."""
 
 
-def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64] | None:
+def weights(name: str, scores: Floats, tasks: TaskSet) -> Floats | None:
     """Return how much each score moves its arm's reward, for the reward's standard error: shape
     (n_arms, n_tasks), 0 for no score. None for ``mean-rank``: small changes do not move a rank.
     """
@@ -93,15 +92,13 @@ def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[n
 
 def check_scalariser(name: str, tasks: TaskSet) -> None:
     """Raise ConfigError for an unknown name, and for a scalariser that these tasks do not allow."""
-    if name not in SCALARISERS:
-        message = f"unknown scalariser {name!r}"
-        raise ConfigError(message, hint=near_miss(name, list(SCALARISERS)))
+    look_up("scalariser", name, SCALARISERS)
     if name == "mean-kind" and not tasks.kinds:
         message = "the scalariser 'mean-kind' needs the kind of every task"
-        raise ConfigError(message, hint="give the task set its kinds, or take 'mean'")
+        raise ConfigError(message, hint="name the kind of each task, or use 'mean'")
 
 
-def _row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _row_means(values: Floats) -> Floats:
     means = np.full(len(values), math.nan)
     for index, row in enumerate(values):
         numbers = row[~np.isnan(row)].tolist()

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, unique
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Proposal, TaskSet
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Bools, Floats, Proposal, TaskSet
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Sequence
 
     from hpc_toolkit.bandit.arms import ArmTable
+    from hpc_toolkit.bandit.policy import Observation, Pull
 
 
 TIE_DECIMALS = 12
@@ -102,22 +101,46 @@ def word_option(default: str, known: Sequence[str]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class TaskResults:
-    """Results of every arm on every task, told or pending. Do not write to the arrays.
+    """Results of every arm on every task, told or pending. Rules do not write to the arrays.
 
     All have shape (n_arms, n_tasks). An arm that was never asked for has a row of NaN and False.
     """
 
     tasks: TaskSet
-    scores: NDArray[np.float64]
+    scores: Floats
     """NaN where there is no score: not told, or failed."""
-    stderrs: NDArray[np.float64]
+    stderrs: Floats
     """Standard errors of the scores; NaN where none was told."""
-    seconds: NDArray[np.float64]
+    seconds: Floats
     """Durations; NaN where none was told."""
-    told: NDArray[np.bool_]
+    told: Bools
     """True where a score or a failure was told."""
-    asked: NDArray[np.bool_]
+    asked: Bools
     """True where a result was told or is pending."""
+
+    @classmethod
+    def empty(cls, n_arms: int, tasks: TaskSet) -> TaskResults:
+        shape = (n_arms, len(tasks.names))
+        scores, stderrs, seconds = (np.full(shape, math.nan) for _ in range(3))
+        told, asked = (np.zeros(shape, np.bool_) for _ in range(2))
+        return cls(tasks, scores, stderrs, seconds, told, asked)
+
+    def take(self, arm: int, observation: Observation) -> None:
+        """Add an observation of an arm."""
+        for task in (*observation.scores, *observation.failed):
+            at = arm, self.tasks.index(task)
+            self.scores[at], self.stderrs[at], self.seconds[at] = observation.numbers_of(task)
+            self.told[at] = self.asked[at] = True
+
+    def with_pending(self, pending: Iterable[tuple[int, Pull]]) -> TaskResults:
+        """Return the results with these pulls of arms marked as asked for.
+
+        Raises ConfigError for a pull of a task that is not in the set.
+        """
+        asked = self.told.copy()
+        for arm, pull in pending:
+            asked[arm, [self.tasks.index(task) for task in pull.tasks or self.tasks.names]] = True
+        return replace(self, asked=asked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +156,7 @@ class History:
     """The only source of randomness: ``default_rng([seed, ...])``."""
     scored: tuple[int, ...]
     """Ascending indices of the arms that have a reward."""
-    rewards: NDArray[np.float64]
+    rewards: Floats
     """Shape (len(scored),): their rewards."""
     failed: tuple[int, ...]
     """Ascending indices of the arms that were told on all tasks and have no reward."""
@@ -157,7 +180,6 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    """The name of the rule in ``make_policy``."""
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -183,7 +205,6 @@ class Finalists(NamedTuple):
     """The arms among which to find the best, and the tasks by which to compare them."""
 
     arms: tuple[int, ...]
-    """Indices of arms."""
     tasks: tuple[int, ...]
     """Indices of tasks on which all of these arms were told."""
     leader: int | None = None
@@ -192,7 +213,7 @@ class Finalists(NamedTuple):
     """Indices of further tasks on which they were told, but which gave no scores to compare."""
 
 
-def first_best(values: NDArray[np.float64] | Sequence[float]) -> int:
+def first_best(values: Floats | Sequence[float]) -> int:
     """Return the lowest position of the highest value; values equal to 12 decimals are a tie.
 
     Without the rounding, the last bit of a sum would decide between symmetric arms.

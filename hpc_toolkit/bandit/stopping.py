@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_toolkit.bandit.arms import columns
 from hpc_toolkit.bandit.durations import seconds_spent
-from hpc_toolkit.bandit.odds import win_odds
-from hpc_toolkit.bandit.policy import LARGEST_NUMBER
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats
+from hpc_toolkit.bandit.regression import Posterior, fit
 from hpc_toolkit.bandit.rule import checked_number
+from hpc_toolkit.bandit.rules.racing import gaps
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ class StopRules:
     """Seconds since the search began, as passed to ``Policy.stop``."""
     win_probability: float | None = None
     """Stop when no undecided arm beats the best arm with a probability above this value (see
-    ``odds.win_odds``)."""
+    ``win_odds``)."""
 
     def __post_init__(self) -> None:
         for name, hint in (
@@ -58,19 +61,14 @@ class StopRules:
 
         ``judged`` are the arms that the policy's rule still has in the running, if it reports them.
         """
-        if self.pulls is not None:
-            asked = int(history.results.asked.any(axis=1).sum())
-            if asked >= self.pulls:
-                return f"asked for {asked} arms, the budget is {self.pulls}"
-        if self.evaluations is not None:
-            evaluations = int(history.results.asked.sum())
-            if evaluations >= self.evaluations:
-                return f"asked for {evaluations} evaluations, the budget is {self.evaluations}"
-        if self.gpu_s is not None:
-            spent = seconds_spent(history)
-            if spent >= self.gpu_s:
-                used, most = format_duration(spent), format_duration(self.gpu_s)
-                return f"asked for {used} of GPU time, the budget is {most}"
+        asked = history.results.asked
+        if self.pulls is not None and (arms := int(asked.any(axis=1).sum())) >= self.pulls:
+            return f"asked for {arms} arms, the budget is {self.pulls}"
+        if self.evaluations is not None and (count := int(asked.sum())) >= self.evaluations:
+            return f"asked for {count} evaluations, the budget is {self.evaluations}"
+        if self.gpu_s is not None and (spent := seconds_spent(history)) >= self.gpu_s:
+            used, most = format_duration(spent), format_duration(self.gpu_s)
+            return f"asked for {used} of GPU time, the budget is {most}"
         if self.wall_s is not None and wall_s >= self.wall_s:
             passed, most = format_duration(wall_s), format_duration(self.wall_s)
             return f"{passed} have passed, the budget is {most}"
@@ -80,3 +78,54 @@ class StopRules:
                 bound = f"{self.win_probability:.2g} is asked for"
                 return f"no other arm is the best with a probability above {highest:.2g}, {bound}"
         return None
+
+
+def win_odds(history: History, judged: Finalists | None = None) -> Floats:
+    """Return shape (n_arms,): the probability that an arm's reward exceeds the best told reward.
+
+    Each probability is for one arm: even if none exceeds x, the probability that any arm wins may
+    exceed x. It is 0 for decided arms: told on all tasks, failed, or no longer in the running.
+
+    If the rule reports the arms in the running (``judged``), use their paired differences to the
+    leader (see :func:`gaps`), taken as normal; 1 with fewer than two common tasks. Otherwise use
+    a Gaussian process over the geometry, fitted to the rewards like the default ``gp-ucb``; 1 while
+    no arm has a reward. Either model can be wrong.
+    """
+    if judged is not None:
+        return _paired(history, judged)
+    odds = np.ones(len(history.table.arms))
+    odds[[*history.scored, *history.failed]] = 0.0
+    open_arms = np.flatnonzero(odds)
+    if not history.scored or not open_arms.size:
+        return odds
+    centre, spread = float(history.rewards.mean()), float(history.rewards.std())
+    if spread <= 1e-12 * max(1.0, abs(centre)):
+        return odds
+    points = columns(history.table, "geometry")
+    x, y = points[list(history.scored)], (history.rewards - centre) / spread
+    posterior = Posterior(x, y, points[open_arms], fit(x, y))
+    odds[open_arms] = _above(posterior.mean - y.max(), posterior.sd)
+    return odds
+
+
+def _paired(history: History, judged: Finalists) -> Floats:
+    odds = np.zeros(len(history.table.arms))
+    arms, done = list(judged.arms), len(judged.tasks)
+    population = len(history.results.tasks.names) - len(judged.dropped)
+    if len(arms) < 2 or done >= population:
+        return odds
+    scores = history.results.scores[np.ix_(arms, judged.tasks)]
+    leader = None if judged.leader is None else arms.index(judged.leader)
+    found = gaps(scores, population, leader)
+    odds[arms] = np.where(np.isinf(found.errors), 1.0, _above(-found.means, found.errors))
+    odds[arms[found.leader]] = 0.0
+    return odds
+
+
+def _above(means: Floats, sds: Floats) -> Floats:
+    """Return the probability that normal variables are above 0: 0 or 1 without spread."""
+    found = [
+        0.5 * math.erfc(-mean / (sd * math.sqrt(2.0))) if sd > 0 else float(mean > 0)
+        for mean, sd in zip(means.tolist(), sds.tolist(), strict=True)
+    ]
+    return np.array(found)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import make_policy
-from hpc_toolkit.bandit.asktell import ResultArrays
 from hpc_toolkit.bandit.rewards import WORDS, rewards_of
+from hpc_toolkit.bandit.rule import TaskResults
 from hpc_toolkit.campaign.coordinator import arm_of, observe, score_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, read_decisions
 from hpc_toolkit.campaign.search import CampaignSearch, as_decided, make_arms, make_tasks, policy_of
@@ -127,15 +127,14 @@ class _Evaluations:
     def rewards(self, among: Sequence[str], tasks: Iterable[str]) -> dict[str, Reward]:
         """The rewards over ``tasks`` of the arms in ``among`` that have a row of each task."""
         campaign, arms, wanted = self.campaign, self.arms, set(tasks)
-        results, known = ResultArrays(len(arms.arms), make_tasks(campaign)), []
+        results, known = TaskResults.empty(len(arms.arms), make_tasks(campaign)), []
         for arm in among:
             if self.rows.get(arm, {}).keys() >= wanted:
                 results.take(arms.index(arm), observe(arm, list(self.rows[arm].values())))
                 known.append(arms.index(arm))
         columns = [index for index, name in enumerate(campaign.tasks.names) if name in wanted]
-        rewards = rewards_of(
-            results.results(), known, tasks=columns, scalariser=campaign.search.scalariser
-        )
+        scalariser = campaign.search.scalariser
+        rewards = rewards_of(results, known, tasks=columns, scalariser=scalariser)
         return {arms.ids[index]: reward for index, reward in rewards.items()}
 
 

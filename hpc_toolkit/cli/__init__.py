@@ -121,6 +121,8 @@ def _run(first_word: str) -> None:
         run_plainly(first_word, sys.argv[2:])
         load_commands(first_word)()
     except HpcToolkitError as error:
+        from hpc_toolkit.system.terminal import show_error
+
         show_error(error)
         sys.exit(error.exit_code)
     except BrokenPipeError as error:
@@ -153,13 +155,7 @@ def _surroundings(error: Exception) -> int | None:
         hint = "a file exists where a directory is expected; 'hpctk doctor RUN' checks a run"
     elif error.errno in PASSING:
         hint = "fix that and try again; nothing that was recorded is lost"
+    from hpc_toolkit.system.terminal import show_error
+
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
     return EXIT_LATER if error.errno in PASSING else 1
-
-
-def show_error(error: HpcToolkitError) -> None:
-    from hpc_toolkit.system.terminal import printable_lines
-
-    print(f"error: {printable_lines(error.message)}", file=sys.stderr)
-    if error.hint:
-        print(f"hint: {printable_lines(error.hint)}", file=sys.stderr)

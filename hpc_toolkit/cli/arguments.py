@@ -100,19 +100,6 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
             raise ConfigError(message, hint="leave it out")
 
 
-def read_counts(text: str, where: str, *, most: int) -> tuple[int, ...]:
-    """Whole numbers from 1 to ``most`` in a comma-separated list, each once.
-
-    The message of an error begins with ``where``.
-    """
-    words = [word.strip() for word in text.split(",")]
-    numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
-    if len(numbers) < len(words) or not all(1 <= number <= most for number in numbers):
-        message = f"{where}: {text!r} is not a list of numbers from 1 to {most}"
-        raise ConfigError(message, hint=f"write {where} 1,2,4")
-    return tuple(dict.fromkeys(numbers))
-
-
 def check_out(path: Path, known: Collection[str]) -> None:
     """Refuse before the work a file that could not be written after it."""
     if path.suffix not in known:

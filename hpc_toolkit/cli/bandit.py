@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.cli.arguments import check_out, read_counts, write_out
+from hpc_toolkit.cli.arguments import check_out, write_out
 from hpc_toolkit.cli.help import SEARCH, Commands, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.quantities import parse_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ def bench(**given: Any) -> None:
         "pulls": given["pulls"] or None,
         "share": given.pop("arms_share"),
         "first": given.pop("first_seed"),
-        "gpus": read_counts(given["gpus"], "--gpus", most=_MOST_GPUS),
+        "gpus": parse_counts(given["gpus"], "--gpus", most=_MOST_GPUS),
     }
     plan = Plan(**given)
     report: dict[str, Any] = {}
@@ -117,12 +118,11 @@ def _read(given: str) -> ScoreTable:
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     """Print first: what cannot be written is not lost then."""
     from hpc_toolkit.bandit.bench.report import as_csv, as_lines, regret_svg
-    from hpc_toolkit.system.quantities import format_duration
 
     if as_json:
         print(json.dumps(report, allow_nan=False), flush=True)
     else:
-        print("\n".join(as_lines(report, format_duration)), flush=True)
+        print("\n".join(as_lines(report)), flush=True)
     if report["left_out"]:
         print(f"not finished, left out: {', '.join(report['left_out'])}", file=sys.stderr)
     for path in out:

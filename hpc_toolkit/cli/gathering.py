@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.results.gather import Row
+    from hpc_toolkit.results.tables import Row
     from hpc_toolkit.results.verification import Problem
     from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.options import Panels

@@ -6,8 +6,9 @@ import gc
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperArgument
@@ -15,12 +16,7 @@ from typer.core import TyperArgument
 from hpc_toolkit.cli.help import TRAIN, add_table_command
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.quantities import parse_duration
-from hpc_toolkit.training.launch import options
-from hpc_toolkit.training.launch.plan import START_TIMEOUT_S
-
-if TYPE_CHECKING:
-    from hpc_toolkit.training.launch.plan import Request
-
+from hpc_toolkit.training.launch import plan
 
 _ARGUMENTS = (
     TyperArgument(
@@ -32,8 +28,7 @@ _ARGUMENTS = (
 )
 
 
-_START_TIMEOUT = f"{START_TIMEOUT_S / 60:g}min"
-
+_START_TIMEOUT = f"{plan.START_TIMEOUT_S / 60:g}min"
 PANELS: Panels = {
     "Options": (
         Option("run_dir", "Shared directory; required for several nodes.", "DIR"),
@@ -42,8 +37,35 @@ PANELS: Panels = {
         flag("dry_run", "Show the commands for this node; start nothing."),
         flag("json", "Print JSON, with --dry-run."),
     ),
-    **options.PANELS,
+    "Ranks": (
+        Option(
+            "nproc_per_node", "N, gpu, cpu or auto. [default: 1; one per GPU in Slurm]", "N|KIND"
+        ),
+        Option("nnodes", "Number of nodes. [default: 1]", "N"),
+        Option("node_rank", "Rank of this node, from 0.", "N"),
+        flag("module", "Treat SCRIPT as a module, like 'python -m'.", short="-m"),
+        flag("no_python", "Treat SCRIPT as a program, not as Python."),
+        Option("numa_binding", "node: bind each rank to the CPUs near its GPU.", "MODE"),
+    ),
+    "Rendezvous": (
+        Option("master_addr", "Address of node 0. [default: read from --run-dir]", "HOST"),
+        Option("master_port", "Port of node 0. [default: 29500 with an address]", "N"),
+        Option("local_addr", "Address of this node.", "HOST", hidden=True),
+        flag("standalone", "Run on this node only; the default.", hidden=True),
+        Option("rdzv_id", "Unique name of this launch; the same on all nodes.", "ID"),
+    ),
+    "Failures and signals": (
+        Option("max_restarts", "Restart all ranks up to N times. [default: 0]", "N"),
+        Option("shutdown_timeout", "Time for ranks to exit. [default: 30s]", "DURATION"),
+    ),
+    "Output": (
+        Option("log_dir", "Directory of the ranks' logs. [default: logs/ in --run-dir]", "DIR"),
+        Option("redirects", "Write to files: 1 stdout, 2 stderr, 3 both.", "0-3", short="-r"),
+        Option("tee", "Write to files and the terminal. [default: 3]", "0-3", short="-t"),
+        Option("local_ranks_filter", "Show only the output of these local ranks: 0,3.", "LIST"),
+    ),
 }
+"""Below the first panel, options that torchrun has as well, in its longest spelling."""
 
 
 def register(app: typer.Typer) -> None:
@@ -69,8 +91,6 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         hpctk launch --nproc-per-node 4 train.py --lr 0.1
         srun hpctk launch --run-dir runs/train train.py
     """
-    from hpc_toolkit.training.launch.plan import Request
-
     run_dir, backend = given.pop("run_dir"), given.pop("backend")
     start_timeout, dry_run, as_json = (given.pop(x) for x in ("start_timeout", "dry_run", "json"))
     of_torchrun = only_given(given)
@@ -78,7 +98,7 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         of_torchrun["shutdown_timeout"] = parse_duration(
             of_torchrun["shutdown_timeout"], where="--shutdown-timeout", zero=True
         )
-    request = Request(
+    request = plan.Request(
         script=script,
         arguments=arguments,
         options={name: value for name, value in of_torchrun.items() if value is not False},
@@ -93,7 +113,7 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
     if dry_run:
         _tell(request, as_json=bool(as_json))
         return
-    from hpc_toolkit.cli import show_error
+    from hpc_toolkit.system.terminal import show_error
     from hpc_toolkit.training.launch import launcher
 
     outcome = launcher.launch(request, replace=True)
@@ -106,30 +126,34 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
     sys.exit(outcome.code)
 
 
-def _tell(request: Request, *, as_json: bool) -> None:
+def _tell(request: plan.Request, *, as_json: bool) -> None:
     """Print what would start here."""
     import os
 
     from hpc_toolkit.training.launch import launcher
 
-    plan = launcher.planned(request)
-    variables = launcher.surroundings(plan, os.environ)
+    planned = launcher.planned(request)
+    variables = launcher.surroundings(planned, os.environ)
     command = launcher.command(request)
     if as_json:
-        print(json.dumps({**plan.as_json(), "environment": variables, "command": command}))
+        print(
+            json.dumps(
+                {**asdict(planned), "environment": variables, "command": command}, default=str
+            )
+        )
         return
-    what = f"starts {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
-    if plan.form == "task":
-        what = f"becomes one of {plan.ranks} ranks that srun started"
+    what = f"starts {planned.ranks} rank{'s' if planned.ranks != 1 else ''}"
+    if planned.form == "task":
+        what = f"becomes one of {planned.ranks} ranks that srun started"
     where = {
         "alone": "no other node",
-        "directory": f"through {plan.run_dir}/rendezvous/{plan.launch}",
-        "address": f"at {plan.host}:{plan.port}",
+        "directory": f"through {planned.run_dir}/rendezvous/{planned.launch}",
+        "address": f"at {planned.host}:{planned.port}",
     }
-    print(f"node      {plan.node_rank} of {plan.nodes}: {what}")
-    print(f"meeting   {where[plan.meeting]}")
-    print(f"backend   {plan.backend}")
-    print(f"logs      {plan.log_dir or 'not kept'}")
+    print(f"node      {planned.node_rank} of {planned.nodes}: {what}")
+    print(f"meeting   {where[planned.meeting]}")
+    print(f"backend   {planned.backend}")
+    print(f"logs      {planned.log_dir or 'not kept'}")
     for name, value in sorted(variables.items()):
         print(f"variable  {name}={value}")
     print(f"command   {shlex.join(command)}")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.arguments import read_counts
 from hpc_toolkit.cli.help import HelpCommand, parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, read_variable
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.options import Option, flag, many, only_given
+from hpc_toolkit.system.quantities import parse_counts
 
 if TYPE_CHECKING:
     from hpc_toolkit.engines.kubernetes.request import Kind
@@ -133,7 +133,7 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     if "env" in values:
         values["env"] = tuple(map(read_variable, values["env"]))
     if "node_counts" in values:
-        counts = read_counts(values["node_counts"], "--node-counts", most=_MOST_PODS)
+        counts = parse_counts(values["node_counts"], "--node-counts", most=_MOST_PODS)
         values["node_counts"] = counts
     if "image" not in values:
         msg = "--image: a manifest needs the image of its pods"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,13 @@ from hpc_toolkit.cli.arguments import (
     complete_cluster,
     find_cluster,
     open_run,
-    read_counts,
     refuse_given,
     write_out,
 )
 from hpc_toolkit.cli.help import CHECK, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.quantities import parse_counts
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.lengths import Guess
@@ -100,7 +101,7 @@ def plan(
         refuse_given(context, context.params.keys() - {"groups"}, "needs --items")
     if given["item_time"] is None:
         refuse_given(context, context.params.keys() - {"load_time"}, "needs --item-time")
-    counts = sorted(read_counts(given["nodes"], "--nodes", most=_MOST_NODES))
+    counts = sorted(parse_counts(given["nodes"], "--nodes", most=_MOST_NODES))
     guess = _guess(given["item_time"], given["load_time"])
     memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))
     site = find_cluster(given["cluster"])
@@ -165,7 +166,7 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
 
     kept = read_plan(path)
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
-    print(json.dumps(found.to_json()) if as_json else "\n".join(_said(found)), flush=True)
+    print(json.dumps(asdict(found)) if as_json else "\n".join(_said(found)), flush=True)
     if not found.complete:
         raise typer.Exit(_EXIT_LATER)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,11 +26,13 @@ from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
-from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES
+from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.training.scaling.settings import (
+    DEFAULT_SIZES,
+    OPTIONS,
     Settings,
     Variation,
-    parse_world_sizes,
+    cases,
     sample_cost_ms,
 )
 
@@ -50,36 +52,10 @@ _COMMON = {
     *("venv", "container", "module", "sbatch"),
 }
 """Options of a job that the short help shows."""
-_DEFAULTS = Settings()
-
-
-def _setting(name: str, help_text: str, metavar: str = "N", *, hidden: bool = False) -> Option:
-    default = getattr(_DEFAULTS, name.partition("/")[0])
-    return Option(name, help_text, metavar, default=default, hidden=hidden)
-
-
-_SETTINGS: Panels = {
-    _TRAINING: (
-        _setting("batch_size", "Samples per forward pass, of all ranks together."),
-        _setting("weak/strong", "Use --batch-size samples per rank (weak) or in all (strong).", ""),
-        _setting("seq_length", "Tokens per sample."),
-        _setting("max_steps", "Measured steps."),
-        _setting("warmup", "Steps before the measured ones."),
-        _setting("repeats", "Measurements of each case."),
-        _setting("model", "decoder-LAYERSxWIDTH or a model of transformers.", "NAME"),
-        _setting("lora_rank", "Train only adapters of this rank.", hidden=True),
-        _setting("precision", "float32 or bf16.", "NAME"),
-        _setting("accumulate", "Forward passes per step.", hidden=True),
-        _setting("loader_workers", "Data loader processes per rank.", hidden=True),
-        _setting("bucket_cap_mb", "Size of a gradient bucket, in MiB.", hidden=True),
-        Option("sample_cost", "CPU time of a sample.", "DURATION", default="0", hidden=True),
-        _setting("threads", "Threads per rank; 0: its share of the CPUs.", hidden=True),
-    )
-}
-"""Every field of Settings."""
+_MOST_RANKS = 999_999
 PANELS: Panels = {
     _TRAINING: (
-        *_SETTINGS[_TRAINING],
+        *OPTIONS,
         many("vary", "Compare values, e.g. loader-workers=1,4,8", "NAME=VALUES"),
     ),
     "Where": (
@@ -147,10 +123,10 @@ def run(
     from hpc_toolkit.training.scaling.launches import ScalingRun
     from hpc_toolkit.training.scaling.records import DIRECTORY
 
-    values = {name: given.pop(name) for name in by_name(_SETTINGS)}
+    values = {name: given.pop(name) for name in by_name({"": OPTIONS})}
     wanted = ScalingRun(
         directory=out.absolute(),
-        world_sizes=parse_world_sizes(world_sizes),
+        world_sizes=tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=_MOST_RANKS))),
         settings=Settings(sample_cost_ms=sample_cost_ms(values.pop("sample_cost")), **values),
         variations=tuple(Variation.parse(text) for text in given.pop("vary") or ()),
     )
@@ -182,8 +158,9 @@ def _here(run: ScalingRun, given: dict[str, Any], *, dry_run: bool) -> None:
         raise ConfigError(message, hint="add --slurm, or leave it out")
     run = with_equal_threads(run)
     if dry_run:
+        times = run.settings.repeats * len(cases(run.settings, run.variations))
         for size in run.world_sizes:
-            print(f"world size {size}: {run.measurements()} times {shlex.join(run.words())}")
+            print(f"world size {size}: {times} times {shlex.join(run.words())}")
         return
     prepare(run.directory)
     for size in run.world_sizes:
@@ -201,35 +178,24 @@ def submissions(
     """A job for each world size; with ``dry_run`` their scripts are printed."""
     from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
-    from hpc_toolkit.training.scaling.launches import job_name, job_request
+    from hpc_toolkit.training.scaling.launches import job_request
+    from hpc_toolkit.training.scaling.program import cluster_name
 
-    gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None)
+    gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None) or "scaling"
     count = gpus.rpartition(":")[2]
     per_node = ranks_per_node or (int(count) if count.isdecimal() and int(count) else 1)
-    run = replace(run, cluster=_cluster(given.get("cluster")))
+    run = replace(run, cluster=cluster_name(given.get("cluster")))
     found = {}
     for size in run.world_sizes:
         template, asked = job_request(
             run, size, per_node, gpus=gpus, launch=given.get("launch") or None
         )
-        values = {**given, **asked, "job_name": job_name(name, size)}
-        spec, site, script = requested(template, values)
+        spec, site, script = requested(template, {**given, **asked, "job_name": f"{name}-{size}"})
         check_directory(site, Path.cwd())
         found[size] = of_request(spec, site, template, run=None, cwd=Path.cwd())
         if dry_run:
             sys.stdout.write(script)
     return found
-
-
-def _cluster(given: str | None) -> str:
-    """What records shall call the cluster of the jobs; "" for one of which nothing is known."""
-    from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
-
-    site = resolve_cluster(given).cluster
-    if site.name == FALLBACK:
-        return ""
-    named = site.argument or site.name
-    return os.path.abspath(named) if "/" in named or named.endswith(".toml") else named
 
 
 def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
@@ -276,42 +242,33 @@ def analyze(
         hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
     """
     from hpc_toolkit.system.terminal import printable_lines
-    from hpc_toolkit.training.scaling.page import as_data, as_markdown
-    from hpc_toolkit.training.scaling.picture import scaling_svg
+    from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
+    from hpc_toolkit.training.scaling.page import as_data, as_markdown, scaling_svg
+    from hpc_toolkit.training.scaling.records import read_source
+    from hpc_toolkit.training.scaling.series import priced
 
     out, as_json = [Path(path) for path in given.pop("out")], given.pop("json")
     for path in out:
         check_out(path, (".md", ".json", ".svg"))
     min_efficiency = given.pop("min_efficiency")
-    judged, notes = _judged(source, given, min_efficiency)
+    minimum = FAIR if min_efficiency is None else min_efficiency
+    judged: list[Judged] = []
+    notes: list[str] = []
+    for path in source:
+        found, left_out = read_source(path)
+        notes += left_out
+        compared = [compare(priced(series, **given)) for series in found]
+        judged += [(one, judge(one, minimum)) for one in compared]
     data = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
     page = as_markdown(judged, notes)
     sys.stdout.write(data if as_json else printable_lines(page))
     for path in out:
         if path.suffix == ".svg":
-            write_out(path, scaling_svg([one for one, _ in judged], judged[0][1].minimum))
+            write_out(path, scaling_svg([one for one, _ in judged], minimum))
         else:
             write_out(path, data if path.suffix == ".json" else page)
     if min_efficiency is not None and any(verdict.below for _, verdict in judged):
         raise typer.Exit(1)
-
-
-def _judged(
-    sources: list[Path], prices: dict[str, Any], minimum: float | None
-) -> tuple[list[Judged], list[str]]:
-    from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
-    from hpc_toolkit.training.scaling.prices import priced
-    from hpc_toolkit.training.scaling.records import read_source
-
-    judged: list[Judged] = []
-    notes: list[str] = []
-    for path in sources:
-        found, left_out = read_source(path)
-        notes += left_out
-        for series in found:
-            comparison = compare(priced(series, **prices))
-            judged.append((comparison, judge(comparison, FAIR if minimum is None else minimum)))
-    return judged, notes
 
 
 def collectives(
@@ -355,32 +312,27 @@ def _timed(
 ) -> list[dict[str, Any]]:
     import tempfile
 
-    from hpc_toolkit.training.launch.launcher import launch
-    from hpc_toolkit.training.launch.plan import Request
     from hpc_toolkit.training.scaling.collectives import (
         MODULE,
         parse_collectives,
         parse_sizes,
         records_in,
     )
+    from hpc_toolkit.training.scaling.launches import launch_module
     from hpc_toolkit.training.scaling.records import read_text
 
     parse_sizes(sizes)
     parse_collectives(collectives)
     words = ("--sizes", sizes, "--collectives", collectives, "--iterations", str(iterations))
     directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
-    kept = False
     try:
-        options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}
-        request = Request(
-            script=MODULE, arguments=words, options=options, backend=backend, run_dir=directory
-        )
-        outcome = launch(request)
-        if outcome.error is not None:
-            kept = True  # the error names a log in it
-            raise outcome.error
-        outputs = sorted(directory.glob("logs/*/rank-0.*.out"))
-        return [one for path in outputs for one in records_in(read_text(path))]
-    finally:
-        if not kept:
-            shutil.rmtree(directory, ignore_errors=True)
+        launch_module(MODULE, words, world_size, directory, backend=backend)
+    except HpcToolkitError:
+        # The error names a log in it, unless no rank was started.
+        with suppress(OSError):
+            directory.rmdir()
+        raise
+    outputs = sorted(directory.glob("logs/*/rank-0.*.out"))
+    found = [one for path in outputs for one in records_in(read_text(path))]
+    shutil.rmtree(directory, ignore_errors=True)
+    return found

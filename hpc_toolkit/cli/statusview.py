@@ -103,7 +103,7 @@ def status(run: str | None, **given: Any) -> None:
 
 def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
     """Print a line for each run; whether one has failed items, or cannot be read."""
-    from hpc_toolkit.cli import show_error
+    from hpc_toolkit.system.terminal import show_error
 
     found = []
     for run in runs:

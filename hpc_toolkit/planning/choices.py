@@ -68,7 +68,7 @@ def node_of(
     count = gpus if gpus is not None else most or 0
     if price_per_gpu_hour is not None:
         if not count:
-            message = f"--price-per-gpu-hour: the nodes of {site.name} have no GPUs that are known"
+            message = f"--price-per-gpu-hour: no GPUs are known on the nodes of {site.name}"
             raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
         site = replace(site, price_per_gpu_hour=price_per_gpu_hour, price_per_node_hour=None)
     workers, why = _workers(site, worker, count)
@@ -111,7 +111,8 @@ def _workers(site: Cluster, worker: Worker, gpus: int) -> tuple[int, str]:
         return 1, "nothing is known of the node; see --workers-per-node"
     if fit[0] < 1:
         message = f"not one worker fits on a node of {site.name}: {fit[1]}"
-        raise ConfigError(message, hint="ask for less, or name another cluster with --cluster")
+        hint = "reduce the resources per worker, or choose another cluster with --cluster"
+        raise ConfigError(message, hint=hint)
     return fit
 
 
@@ -144,8 +145,7 @@ def choose(
 
     If the time limit of one job is too short, several jobs follow each other.
     """
-    workers = nodes * node.workers
-    forecast, ask_s, in_a_row = _in_jobs(forecaster, workers, limit_s, within_s)
+    forecast, ask_s, in_a_row = _in_jobs(forecaster, nodes * node.workers, limit_s, within_s)
     hours = forecast.time_s.times(nodes / HOUR_S)
     price, watts = node.price_per_hour, node.watts
     return Choice(
@@ -218,13 +218,11 @@ def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> li
         if partition.restricted or fewer or nodes < (site.min_nodes or 1):
             continue
         count = min(nodes, site.nodes or nodes)
-        limit_s = site.max_walltime_s
-        workers = count * node.workers
-        forecast, _, row = _in_jobs(forecaster, workers, limit_s)
+        forecast, _, row = _in_jobs(forecaster, count * node.workers, site.max_walltime_s)
         found.append(
             Way(
                 partition=partition.name,
-                limit_s=limit_s,
+                limit_s=site.max_walltime_s,
                 most_nodes=site.nodes,
                 nodes=count,
                 in_a_row=row,

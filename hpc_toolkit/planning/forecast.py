@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.planning.lengths import Guess, Lengths
     from hpc_toolkit.planning.schedule import Course, Job
+    from hpc_toolkit.planning.traits import Floats
     from hpc_toolkit.planning.work import StageWork, Work
 
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 DRAWS = 200
 """Draws of each forecast; fewer for a run with very many units."""
@@ -90,18 +90,14 @@ class Forecaster:
         self._work = work
         self.keys = sorted({key for model in models for key in model.keys})
         """Keys of items that were found to predict how long the items take."""
-        self.guessed = [
-            stage.name
-            for stage, model in zip(work.stages, models, strict=True)
-            if isinstance(model, GuessedLengths)
-        ]
+        self.guessed = [stage.name for stage in work.stages if not stage.seen]
         """Stages for which nothing but the guess is known."""
         self._known: dict[int | None, list[Course]] = {}
         self._anew: list[list[list[Job]]] = []
         self._going_on: list[list[list[Job]]] = []
         for _ in range(self._draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
-            lengths = [_scaled(model.draw(chance), drift) for model in models]
+            lengths = [model.draw(chance).times(drift) for model in models]
             again = [_again(stage, chance) for stage in work.stages]
             # The durations themselves are not kept: those of a million items would fill the memory.
             self._anew.append(_jobs(work, lengths, again, going_on=False))
@@ -122,11 +118,7 @@ class Forecaster:
         return [getattr(one, name) for one in self._facts]
 
     def forecast(
-        self,
-        workers: int | None,
-        *,
-        within_s: float | None = None,
-        limit_s: float | None = None,
+        self, workers: int | None, *, within_s: float | None = None, limit_s: float | None = None
     ) -> Forecast:
         """Forecast the work left for workers that begin now and replace the running ones.
 
@@ -136,7 +128,9 @@ class Forecaster:
         count = len(self._work.workers) if workers is None else workers
         busy = min(count, self._work.most_workers or count)
         if workers not in self._known:
-            self._known[workers] = self._courses(None if workers is None else busy)
+            drawn = self._going_on if workers is None else self._anew
+            hands = self._work.workers if workers is None else busy
+            self._known[workers] = [schedule(stages, hands) for stages in drawn]
         courses = self._known[workers]
         whole = np.array([course.makespan_s for course in courses])
         times, jobs = whole, None
@@ -182,11 +176,6 @@ class Forecaster:
                 jobs[number] += 1
         return times, jobs
 
-    def _courses(self, workers: int | None) -> list[Course]:
-        if workers is None:
-            return [schedule(jobs, self._work.workers) for jobs in self._going_on]
-        return [schedule(jobs, workers) for jobs in self._anew]
-
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
@@ -228,17 +217,10 @@ def _model(stage: StageWork, guess: Guess | None) -> LearnedLengths | GuessedLen
     if stage.seen:
         return LearnedLengths(stage)
     if guess is None:
-        message = (
-            f"no item of {stage.name} has ended yet, so nothing is known of how long they take"
-        )
-        hint = "give a guess, such as --item-time 30s, or wait for the first results"
+        message = f"no item of {stage.name} has ended yet, so durations are unknown"
+        hint = "give an estimate such as --item-time 30s, or wait for the first results"
         raise ConfigError(message, hint=hint)
     return GuessedLengths(stage, guess)
-
-
-def _scaled(lengths: Lengths, factor: float) -> Lengths:
-    load_s = {key: seconds * factor for key, seconds in lengths.load_s.items()}
-    return replace(lengths, seconds=lengths.seconds * factor, load_s=load_s)
 
 
 def _again(stage: StageWork, chance: np.random.Generator) -> list[int]:

@@ -10,18 +10,16 @@ Decision 0030 explains the reasons, and what the intervals promise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpc_toolkit.planning.traits import tamed, traits
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.traits import Traits
+    from hpc_toolkit.planning.traits import Floats, Ints, Traits
     from hpc_toolkit.planning.work import StageWork
 
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _SIBLINGS_SD = 0.7
 """How much sets of sibling groups, and words, differ if only one of them is known, as a standard
@@ -70,26 +68,28 @@ class Fit:
             rest = rest - middle
         rest = rest - self._fit_groups(rest)
         self._rest = rest
-        self._index = self._tail_index()
+        # Hill's estimate of the tail index from the longest residuals.
+        top = np.sort(rest)[::-1][: max(3, int(np.sqrt(len(rest)))) + 1]
+        self._index = (
+            float(np.clip(np.mean(top[:-1] - top[-1]), *_TAIL)) if len(top) > 2 else _TAIL[1]
+        )
         self._kind = abs(float(chance.normal(0.0, _KIND_SD)))
 
     def _fit_first(self, rest: Floats) -> Floats:
-        first = self._traits.first[self._of]
-        if not first.any():
+        at = self._traits.first[self._of] == 1
+        if not at.any():
             return np.zeros(len(rest))
-        at = first == 1
         step = float(np.average(rest[at], weights=self._weight[at]))
         step -= float(np.average(rest[~at], weights=self._weight[~at])) if (~at).any() else 0.0
         self.first += step
-        return step * first.astype(np.float64)
+        return np.where(at, step, 0.0)
 
     def _fit_words(self, rest: Floats) -> Floats:
         if self._traits.words == 1:
             return np.zeros(len(rest))
         of = self._traits.word[self._of]
-        count = np.bincount(of, minlength=self._traits.words)
         effect, _ = _effects(rest, of, self._weight, self._traits.words, _SIBLINGS_SD)
-        unseen = count == 0
+        unseen = np.bincount(of, minlength=self._traits.words) == 0
         width = float(np.std(effect[~unseen])) if (~unseen).any() else _SIBLINGS_SD
         effect[unseen] = self._chance.normal(0.0, width, int(unseen.sum()))
         self._words += effect
@@ -101,8 +101,8 @@ class Fit:
         if len(numbers) < 2:
             return numbers[0] if numbers else np.zeros(len(self._traits))
         near = tamed(rest - np.average(rest, weights=self._weight))
-        fits = [self._slope_of(one[self._of], near) for one in numbers]
-        left = [float(np.sum(self._weight * (near - fit[1]) ** 2)) for fit in fits]
+        fitted = [self._slope_of(one[self._of], near)[1] for one in numbers]
+        left = [float(np.sum(self._weight * (near - one) ** 2)) for one in fitted]
         return numbers[int(np.argmin(left))]
 
     def _slope_of(self, x: Floats, rest: Floats) -> tuple[float, Floats]:
@@ -143,11 +143,9 @@ class Fit:
     def _effects(self, rest: Floats, of: Ints, above: Ints, prior_sd: float) -> Floats:
         """Return the effect of each kind; effects of unseen kinds are drawn with the seen spread.
 
-        Args:
-            rest: residual of each item.
-            of: kind of each item.
-            above: for each kind, the larger kind to which it belongs.
-            prior_sd: how much kinds of one larger kind differ, if few are known.
+        ``rest`` and ``of`` are the residual and the kind of each item, ``above`` has for each kind
+        the larger kind to which it belongs, and ``prior_sd`` is how much kinds of one larger kind
+        differ if few are known.
         """
         kinds = len(above)
         effect, width = _effects(rest, of, self._weight, kinds, prior_sd)
@@ -191,15 +189,6 @@ class Fit:
         edge = np.clip(x, known.min(), known.max())
         bent = np.log((fixed + np.exp(x)) / (fixed + np.exp(edge))) - slope * (x - edge)
         return self._curved * bent
-
-    def _tail_index(self) -> float:
-        """Return Hill's estimate from the longest residuals, within bounds."""
-        ordered = np.sort(self._rest)[::-1]
-        most = max(3, int(np.sqrt(len(ordered))))
-        top = ordered[: most + 1]
-        if len(top) < 3:
-            return _TAIL[1]
-        return float(np.clip(np.mean(top[:-1] - top[-1]), *_TAIL))
 
     def _middle(self, items: Ints) -> Floats:
         found = self._traits
@@ -270,6 +259,10 @@ class Lengths:
     first: float
     """Factor on the duration of the first item after a load."""
 
+    def times(self, factor: float) -> Lengths:
+        load_s = {key: seconds * factor for key, seconds in self.load_s.items()}
+        return Lengths(self.seconds * factor, load_s, self.first)
+
 
 @dataclass(frozen=True, slots=True)
 class Guess:
@@ -308,21 +301,14 @@ class LearnedLengths:
         self._z = np.log(np.maximum([one.seconds for one in stage.seen], _LEAST_S))
         self._traits = traits(stage, self._z)
         self._left = np.arange(len(self._z), len(self._traits))
-        self._running = [
-            (len(self._z) + batch.first, max(batch.age_s, _LEAST_S))
-            for batch, _ in stage.running
-            if not batch.loading and batch.age_s > 0
-        ]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return self._traits.keys
+        self.keys = self._traits.keys
+        running = [one for one in stage.batches if one.holder and not one.loading and one.age_s > 0]
+        self._running = np.array([len(self._z) + one.first for one in running], dtype=np.int64)
+        self._ages = np.log([max(one.age_s, _LEAST_S) for one in running])
 
     def draw(self, chance: np.random.Generator) -> Lengths:
-        seen = np.arange(len(self._z))
+        seen, running, ages = np.arange(len(self._z)), self._running, self._ages
         fit = Fit(self._traits, seen, self._z, chance)
-        running = np.array([index for index, _ in self._running], dtype=np.int64)
-        ages = np.log([age for _, age in self._running])
         if len(running):
             # Running items are known to take longer; a fit to ended items alone is too short.
             z = np.concatenate([self._z, fit.beyond(running, ages)])

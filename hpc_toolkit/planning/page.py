@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpc_toolkit.planning.choices import Choice, Way
-    from hpc_toolkit.planning.forecast import Forecast, Interval
+    from hpc_toolkit.planning.forecast import Interval
     from hpc_toolkit.planning.plan import Plan
 
 _TICKS = (
@@ -35,8 +35,8 @@ _TICKS = (
 )
 
 
-def counted(workers: int) -> str:
-    return "1 worker" if workers == 1 else f"{workers} workers"
+def counted(number: int, word: str = "worker") -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _span(interval: Interval, shown: Any = format_duration) -> str:
@@ -77,10 +77,8 @@ def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
     some = plan.choices[0]
     money = plan.node.currency or "price"
     head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
-    head += ["GPU-hours"] if some.gpu_hours else []
-    head += [money] if some.cost else []
-    head += ["kWh"] if some.energy_kwh else []
-    head += ["--time"]
+    costs = {"GPU-hours": some.gpu_hours, money: some.cost, "kWh": some.energy_kwh}
+    head += [*(name for name, cost in costs.items() if cost), "--time"]
     head += ["done by then", "items by then"] if plan.within_s else []
     rows = []
     for one in plan.choices:
@@ -152,29 +150,23 @@ def advised(plan: Plan) -> list[str]:
     best = recommended(plan.choices)
     if best is None:
         near = max(plan.choices, key=lambda one: (one.forecast.within or 0.0, one.nodes))
-        chance = f"{near.forecast.within or 0.0:.0%} on {_nodes(near.nodes)}"
+        chance = f"{near.forecast.within or 0.0:.0%} on {counted(near.nodes, 'node')}"
         return [f"No row is done {by} in 19 of 20 cases; the likeliest is {chance}."]
     costs = [f"{_number(best.node_hours.median)} node-hours"]
     if best.gpu_hours:
         costs.append(f"{_number(best.gpu_hours.median)} GPU-hours")
     if best.cost:
         costs.append(f"{plan.node.currency or 'price'} {_number(best.cost.median)}")
-    asked = f"{_nodes(best.nodes)} and --time={_asked(best)}"
+    asked = f"{counted(best.nodes, 'node')} and --time={_asked(best)}"
     return [
         f"Ask for {asked}: done {by} in {best.forecast.within:.0%} of cases, {', '.join(costs)}."
     ]
 
 
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
 def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
-    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in [head, *rows]:
-        yield "  ".join(
-            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
 
 
 def _piped(head: list[str], rows: list[list[str]]) -> Iterable[str]:
@@ -187,17 +179,15 @@ def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list
     lines = [*advised(plan), *basis(plan)]
     if plan.now is not None:
         now = plan.now
-        lines += ["", f"As it goes on now, on {counted(now.workers)}: {_now(now)}"]
+        text = f"{format_duration(now.time_s.median)} ({_span(now.time_s)})"
+        if now.within is not None:
+            text += f"; {now.within:.0%} to be done within the limit"
+        lines += ["", f"As it goes on now, on {counted(now.workers)}: {text}"]
     if plan.choices:
         lines += ["", *table(*_table_rows(plan)), "", *_sentences(plan)]
     if plan.ways:
         lines += ["", *table(*_ways_rows(plan.ways))]
     return lines
-
-
-def _now(now: Forecast) -> str:
-    text = f"{format_duration(now.time_s.median)} ({_span(now.time_s)})"
-    return text if now.within is None else f"{text}; {now.within:.0%} to be done within the limit"
 
 
 def as_markdown(plan: Plan) -> str:
@@ -211,8 +201,8 @@ def plan_svg(plan: Plan) -> str:
     Raises ConfigError for a plan without numbers of nodes.
     """
     if not plan.choices:
-        message = "a plan without numbers of nodes has nothing to draw"
-        raise ConfigError(message, hint="give some, such as --nodes 1,2,4,8")
+        message = "without --nodes there is nothing to draw"
+        raise ConfigError(message, hint="add --nodes 1,2,4,8")
     times = [(one.nodes, one.forecast.time_s) for one in plan.choices]
     seconds = [edge for _, time in times for edge in (time.low, time.high)]
     seconds += [plan.within_s] if plan.within_s else []

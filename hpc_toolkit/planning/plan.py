@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.choices import choose, ways
 from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
-from hpc_toolkit.planning.reading import read_course
+from hpc_toolkit.planning.reading import last_attempts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,10 +82,9 @@ class Kept:
 def read_plan(path: Path) -> Kept:
     """Read a plan that was written to a file as JSON.
 
-    Raises:
-        ConfigError: the file cannot be read, or is not a plan.
+    Raises ConfigError: the file cannot be read, or is not a plan.
     """
-    hint = "name a file that 'hpctk plan RUN -o FILE.json' wrote"
+    hint = "name a file written by 'hpctk plan RUN -o FILE.json'"
     try:
         found = json.loads(path.read_bytes())
         if found["format"] != FORMAT:
@@ -127,7 +126,7 @@ def make_plan(
     """
     if not work.left:
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
-        hint = "'hpctk plan RUN --check FILE.json' compares a plan that was kept with what came"
+        hint = "'hpctk plan RUN --check FILE.json' compares a saved plan with what happened"
         raise RunError(message, hint=hint)
     work, assumed = _known(work, guess)
     forecaster = Forecaster(work, guess, draws=draws)
@@ -192,25 +191,21 @@ class Comparison:
     inside: bool | None
     """Whether the real time is within the interval; None while it still may be."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
     """Compare a plan of this run with the actual progress.
 
     Of the plan's forecasts it takes the one whose number of workers is nearest to the number that
-    worked since. Times are by workers' clocks.
-
-    Raises:
-        ConfigError: the plan was made from typed numbers, or has no forecast.
+    worked since. Times are by workers' clocks. Raises ConfigError: the plan was made from typed
+    numbers, or has no forecast.
     """
     if not plan.run or not plan.forecasts:
-        message = "the plan is of typed numbers, or has no forecast"
-        raise ConfigError(message, hint="make one with 'hpctk plan RUN -o FILE.json'")
-    course = read_course(view, plan.at)
-    predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - course.workers))
-    end = course.last_at if view.complete else clock.wall()
+        message = "it was made without a run, or has no forecast"
+        raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
+    ends = last_attempts(view)
+    workers = sum(end > plan.at for end in ends)
+    predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - workers))
+    end = max(ends, default=0.0) if view.complete else clock.wall()
     real_s = max(0.0, end - plan.at)
     error, inside = None, None
     if view.complete:
@@ -220,13 +215,17 @@ def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
         inside = False
     return Comparison(
         workers_predicted=predicted,
-        workers=course.workers,
+        workers=workers,
         low_s=time.low,
         predicted_s=time.median,
         high_s=time.high,
         real_s=real_s,
         complete=view.complete,
-        left=course.left,
+        left=sum(
+            len(stage.state.pending(unit))
+            for stage in view.stages.values()
+            for unit in stage.state.open
+        ),
         error=error,
         inside=inside,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,12 @@ from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, read_settings
 from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, asked_more, context
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.results.explain import ATTEMPTS, records_of, unit_items
 from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.rundir.journal import JournalReader, UnitRun, read_unit_run
 from hpc_toolkit.system.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from hpc_toolkit.bandit import Pull
     from hpc_toolkit.campaign.decisions import Decision
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.system.clock import Clock
-
-
-_ATTEMPTS = ("done", "failed", "permanent")
 
 
 @dataclass(slots=True)
@@ -45,16 +41,12 @@ class _Stage:
 
     def items(self, unit: Unit) -> list[Item]:
         if unit.name not in self.units:
-            lines = self.view.log.segments[unit.entry].lines(unit)
-            self.units[unit.name] = json.loads(b"[%s]" % b",".join(lines))
+            self.units[unit.name] = unit_items(self.view, unit)
         return self.units[unit.name]
 
     def group_of(self, item: Item) -> str:
         by = self.view.spec.group_by
         return "" if by is None else group_key(item.get(by)) or ""
-
-    def groups(self, unit: Unit) -> int:
-        return len({self.group_of(item) for item in self.items(unit)})
 
 
 @dataclass(slots=True)
@@ -84,9 +76,9 @@ def read_work(
     stages = {name: _Stage(stage) for name, stage in view.stages.items()}
     courses = {worker: _follow(view, stages, worker) for worker in sorted(view.readers)}
     ages = {worker: _age_s(view, clock, worker, courses.get(worker)) for worker in alive}
-    more = ToCome() if campaign is None else to_come(view, campaign)
+    coming, most_workers, assumed = _to_come(view, campaign)
     work = tuple(
-        asked_more(_work(stage, courses, ages), more.items.get(name, []))
+        asked_more(_work(stage, courses, ages), coming.get(name, []))
         for name, stage in stages.items()
     )
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
@@ -98,25 +90,15 @@ def read_work(
         workers={name: courses[name].loaded if name in courses else "" for name in sorted(alive)},
         done=total - left,
         sealed=campaign is not None or all(stage.log.sealed for stage in view.stages.values()),
-        most_workers=more.most_workers,
-        assumed=more.said,
+        most_workers=most_workers,
+        assumed=assumed,
     )
-
-
-def _records(view: RunView, worker: str) -> Iterator[dict[str, Any]]:
-    path = view.paths.journal(worker)
-    for found in JournalReader(path).poll():
-        if isinstance(found, UnitRun):
-            yield from read_unit_run(path, found)
-            yield found.release
-        else:
-            yield found.record
 
 
 def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
     """Read one worker's journal into the stages."""
     course = _Course()
-    for record in _records(view, worker):
+    for record in records_of(view, worker):
         name, _, unit = record["unit"].partition("/")
         stage = stages.get(name)
         if stage is None or unit not in stage.view.state.units:
@@ -124,16 +106,14 @@ def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
         course.at = record["at"]
         if record["type"] == "release":
             _end_pass(stage, stage.view.unit(unit), record, course)
-        elif record["type"] in _ATTEMPTS:
+        elif record["type"] in ATTEMPTS:
             if course.unit != record["unit"]:
                 course.unit, course.attempts = record["unit"], []
             course.attempts.append(record)
     if course.attempts:
         # These attempts belong to a unit run that goes on, or that was cut short.
-        stage = stages[course.unit.partition("/")[0]]
-        unit = stage.view.unit(course.unit.partition("/")[2])
-        _take_attempts(stage, unit, course, loaded=_context(stage, unit) != course.loaded)
-        course.loaded = _context(stage, unit)
+        name, _, unit = course.unit.partition("/")
+        _take_attempts(stages[name], stages[name].view.unit(unit), course)
     return course
 
 
@@ -142,21 +122,21 @@ def _context(stage: _Stage, unit: Unit) -> str:
 
 
 def _end_pass(stage: _Stage, unit: Unit, release: dict[str, Any], course: _Course) -> None:
-    group, now = stage.view.group_of(unit) or "", _context(stage, unit)
-    loaded = now != course.loaded
+    loaded = _take_attempts(stage, unit, course)
     spent = sum(record["seconds"] for record in course.attempts)
     beside = max(0.0, release["seconds"] - spent)
     if course.attempts and loaded:
-        groups = stage.groups(unit)
-        stage.loads += [Load(group, beside / groups)] * groups
+        groups = len({stage.group_of(item) for item in stage.items(unit)})
+        stage.loads += [Load(stage.view.group_of(unit) or "", beside / groups)] * groups
     elif course.attempts:
         stage.overheads_s.append(beside)
-    _take_attempts(stage, unit, course, loaded=loaded)
     course.unit, course.attempts = "", []
-    course.loaded = now
 
 
-def _take_attempts(stage: _Stage, unit: Unit, course: _Course, *, loaded: bool) -> None:
+def _take_attempts(stage: _Stage, unit: Unit, course: _Course) -> bool:
+    """Count the attempts at a unit; return whether the worker loaded a context for them."""
+    loaded = _context(stage, unit) != course.loaded
+    course.loaded = _context(stage, unit)
     items = stage.items(unit)
     for number, record in enumerate(course.attempts):
         stage.attempts += 1
@@ -165,6 +145,7 @@ def _take_attempts(stage: _Stage, unit: Unit, course: _Course, *, loaded: bool) 
             item = items[record["item"] - unit.first]
             first = loaded and number == 0
             stage.seen.append(Seen(item, stage.group_of(item), record["seconds"], first))
+    return loaded
 
 
 def _age_s(view: RunView, clock: Clock, worker: str, course: _Course | None) -> float:
@@ -220,46 +201,27 @@ def _held(
     return replace(batch, holder=holder, age_s=ages[holder], loading=loading)
 
 
-@dataclass(frozen=True, slots=True)
-class Since:
-    last_at: float
-    """Epoch seconds of the last attempt that ended, by its worker's clock; 0 without any."""
-    workers: int
-    """Number of workers that ended an attempt since the given time."""
-    left: int
-
-
-def read_course(view: RunView, at: float) -> Since:
-    """Read what workers have done since ``at``, in epoch seconds."""
+def last_attempts(view: RunView) -> list[float]:
+    """Return when each worker's last attempt ended: epoch seconds by its own clock."""
     view.poll()
-    ends: dict[str, float] = {}
-    for worker in view.readers:
-        for record in _records(view, worker):
-            if record["type"] in _ATTEMPTS:
-                ends[worker] = max(ends.get(worker, 0.0), record["at"])
-    stages = view.stages.values()
-    return Since(
-        last_at=max(ends.values(), default=0.0),
-        workers=sum(end > at for end in ends.values()),
-        left=sum(len(s.state.pending(name)) for s in stages for name in s.state.units),
+    ends = (
+        [record["at"] for record in records_of(view, worker) if record["type"] in ATTEMPTS]
+        for worker in view.readers
     )
+    return [max(times) for times in ends if times]
 
 
-@dataclass(frozen=True, slots=True)
-class ToCome:
-    """Items that a campaign has not asked for yet."""
+def _to_come(
+    view: RunView, settings: dict[str, Any] | None
+) -> tuple[dict[str, list[Item]], int | None, tuple[str, ...]]:
+    """Return the items, by stage, that the rest of a campaign will ask for.
 
-    items: dict[str, list[Item]] = field(default_factory=dict)
-    most_workers: int | None = None
-    """The most workers that find work while the search goes on; None: not limited."""
-    said: tuple[str, ...] = ()
-
-
-def to_come(view: RunView, settings: dict[str, Any]) -> ToCome:
-    """Return the items that the rest of a campaign will ask for and that are not in the run yet.
-
-    The log of the view must have been read. ``settings`` are those of the campaign in run.json.
+    Also return the most workers that find work while the search goes on (None: not limited), and
+    the assumptions behind these items. The log of the view must have been read. ``settings`` are
+    those of the campaign in run.json; None: the run has no campaign.
     """
+    if settings is None:
+        return {}, None, ()
     campaign = read_settings(view.paths, settings)
     decisions = read_decisions(view.stages[TASKS].log.segments.values())
     campaign = as_decided(campaign, decisions)
@@ -272,7 +234,7 @@ def to_come(view: RunView, settings: dict[str, Any]) -> ToCome:
         if not stage.log.sealed and not stage.state.units:
             items[name] = all_items
     if view.stages[TASKS].log.sealed or any(one.why == EXHAUSTIVE for one in decisions):
-        return ToCome(items)
+        return items, None, ()
     found, said = _pulls(campaign, decisions)
     facts = {arm.id: arm for arm in campaign.arms()}
     names = campaign.tasks.names
@@ -280,7 +242,7 @@ def to_come(view: RunView, settings: dict[str, Any]) -> ToCome:
         {**facts[pull.arm].item(), "task": task} for pull in found for task in pull.tasks or names
     ]
     most = None if campaign.search.exhaustive else campaign.search.pending * len(names)
-    return ToCome(items, most, (said,))
+    return items, most, (said,)
 
 
 def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.planning.lengths import Lengths
     from hpc_toolkit.planning.work import StageWork
-
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,12 @@ class Job:
 class Course:
     """The result of a schedule: when every job runs."""
 
-    def __init__(self, spans: list[tuple[float, float, int]], workers: int) -> None:
+    def __init__(self, spans: list[tuple[float, float, int]]) -> None:
         self._spans = np.array(spans or [(0.0, 0.0, 0)], dtype=np.float64)
         self.makespan_s = float(self._spans[:, 1].max())
         """Seconds until the last item ends."""
         self.busy_s = float((self._spans[:, 1] - self._spans[:, 0]).sum())
         """Worker seconds spent on jobs."""
-        self.workers = workers
 
     def share_by(self, limit_s: float) -> float:
         """Return the share of items done by ``limit_s``; the items of a batch end evenly."""
@@ -118,11 +115,10 @@ def schedule(stages: Sequence[Sequence[Job]], workers: int | dict[str, str]) -> 
     free: list[tuple[float, int, str]] = []
     for number, (name, loaded) in enumerate(names.items()):
         at = 0.0
-        if name in held:
-            own = held[name]
+        if own := held.get(name):
             at = own.seconds + (own.load_s if own.loading else 0.0)
             spans.append((0.0, at, own.count))
-        heapq.heappush(free, (at, number, held[name].key if name in held else loaded))
+        heapq.heappush(free, (at, number, own.key if own else loaded))
     while free:
         at, number, loaded = heapq.heappop(free)
         taken = next((job for one in waiting if (job := one.take(loaded))), None)
@@ -130,7 +126,7 @@ def schedule(stages: Sequence[Sequence[Job]], workers: int | dict[str, str]) -> 
             end = at + taken.seconds + (taken.load_s if taken.key != loaded else 0.0)
             spans.append((at, end, taken.count))
             heapq.heappush(free, (end, number, taken.key))
-    return Course(spans, len(names))
+    return Course(spans)
 
 
 class _Waiting:
@@ -141,19 +137,18 @@ class _Waiting:
         for job in jobs:
             self._groups.setdefault(job.key, deque()).append(job)
         self._left = {key: sum(job.seconds for job in of) for key, of in self._groups.items()}
-        # Like the queue: seconds per item of the sibling groups, times the items of the group.
-        totals: dict[str | None, list[float]] = {}
-        for key, of in self._groups.items():
-            total = totals.setdefault(siblings_key(key), [0.0, 1e-9])
-            total[0] += self._left[key]
-            total[1] += sum(job.count for job in of)
-        weight = {
-            key: totals[siblings_key(key)][0]
-            / totals[siblings_key(key)][1]
-            * sum(job.count for job in of)
-            for key, of in self._groups.items()
-        }
-        self._fresh = deque(sorted(self._groups, key=lambda key: -weight[key]))
+        items = {key: sum(job.count for job in of) for key, of in self._groups.items()}
+        totals: dict[str | None, tuple[float, float]] = {}
+        for key, count in items.items():
+            seconds, siblings = totals.get(siblings_key(key), (0.0, 1e-9))
+            totals[siblings_key(key)] = (seconds + self._left[key], siblings + count)
+
+        def weight(key: str) -> float:
+            """Like the queue: seconds per item of the sibling groups, times the group's items."""
+            seconds, siblings = totals[siblings_key(key)]
+            return seconds / siblings * items[key]
+
+        self._fresh = deque(sorted(self._groups, key=lambda key: -weight(key)))
         self._begun: set[str] = set()
 
     def take(self, loaded: str) -> Job | None:

@@ -102,10 +102,9 @@ def _firsts(stage: StageWork, z: Floats) -> Ints:
     which makes the forward passes over the texts. All are 0 unless these items take far longer.
     """
     first = np.array([one.first for one in stage.seen], dtype=np.int64)
-    if min(int(first.sum()), len(first) - int(first.sum())) < 3:
-        return np.zeros(len(first), dtype=np.int64)
-    far = np.median(z[first == 1]) - np.median(z[first == 0]) > np.log(1.5)
-    return first if far else np.zeros(len(first), dtype=np.int64)
+    some = min(int(first.sum()), len(first) - int(first.sum())) >= 3
+    far = some and np.median(z[first == 1]) - np.median(z[first == 0]) > np.log(1.5)
+    return first if far else np.zeros_like(first)
 
 
 def _word(items: Sequence[Item], z: Floats, group_by: str | None) -> tuple[str, Ints]:

@@ -11,13 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One item that ended or runs, and how long it took or has taken."""
+    """One item that has a result, and how long it took."""
 
     item: Item
     group: str
     """Key of its group; "" without groups."""
     seconds: float
-    """How long it took; for a running item, how long it has run at least."""
     first: bool = False
     """Whether it was the first item after its worker loaded the group."""
 
@@ -70,11 +69,6 @@ class StageWork:
     """Number of ended attempts, successful or not."""
     retried: int = 0
     """Number of these attempts that failed and can be repeated."""
-
-    @property
-    def running(self) -> list[tuple[Batch, Item]]:
-        """Batches that a worker holds, with the running item."""
-        return [(batch, self.left[batch.first]) for batch in self.batches if batch.holder]
 
     def group_of(self, item: Item) -> str:
         from hpc_toolkit.queue.affinity import group_key

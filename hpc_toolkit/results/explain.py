@@ -13,8 +13,13 @@ from hpc_toolkit.rundir.journal import JournalReader, Line, read_unit_run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hpc_toolkit.queue.items import Item
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
+
+
+ATTEMPTS = ("done", "failed", "permanent")
+"""Types of the journal lines that end an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class FoundItem:
     stage: StageView
     unit: Unit
     position: int
-    item: dict[str, Any]
+    item: Item
 
 
 def retry_failed(
@@ -62,6 +67,13 @@ def _floors(
             yield unit.unit.entry, position, max(history.failures)
 
 
+def unit_items(stage: StageView, unit: Unit) -> list[Item]:
+    lines = stage.log.segments[unit.entry].lines(unit)
+    # One array: parsing many short texts one by one takes longer and shares no keys.
+    items: list[Item] = json.loads(b"[%s]" % b",".join(lines))
+    return items
+
+
 def item_json(stage: StageView, unit: Unit, position: int) -> str:
     segment = stage.log.segments[unit.entry]
     return segment.lines(unit)[position - unit.first].decode()
@@ -76,9 +88,9 @@ def find_item(view: RunView, text: str) -> FoundItem:
         return (exact or found)[0]
     if not found:
         message = f"no item is or contains {text!r}"
-        raise ItemsError(message, hint="give its number from 0, or a part of its JSON")
+        raise ItemsError(message, hint="give its number (from 0), or a part of its JSON")
     examples = ", ".join(json.dumps(match.item) for match in found[:3])
-    message = f"{text!r} means {len(found)} items: {examples}, ..."
+    message = f"{text!r} matches {len(found)} items: {examples}, ..."
     raise ItemsError(message, hint="give more of its JSON")
 
 
@@ -172,18 +184,21 @@ def _owner(stage: StageView, unit: Unit, generation: int) -> str | None:
 def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, Any]]]:
     """(worker, journal line) of every attempt at an item, by generation; reads all journals."""
     name = f"{found.stage.paths.name}/{found.unit.name}"
-    attempts: list[tuple[str, dict[str, Any]]] = []
-    for worker in sorted(view.readers):
-        path = view.paths.journal(worker)
-        for read in JournalReader(path).poll():
-            if isinstance(read, Line):
-                records = [read.record]
-            else:
-                records = read_unit_run(path, read) if read.release["unit"] == name else []
-            attempts += [
-                (worker, record)
-                for record in records
-                if (record.get("unit"), record.get("item")) == (name, found.position)
-                if record["type"] in ("done", "failed", "permanent")
-            ]
+    attempts = [
+        (worker, record)
+        for worker in sorted(view.readers)
+        for record in records_of(view, worker, name)
+        if record["type"] in ATTEMPTS and (record["unit"], record["item"]) == (name, found.position)
+    ]
     return sorted(attempts, key=lambda pair: (pair[1]["generation"], pair[0]))
+
+
+def records_of(view: RunView, worker: str, unit: str = "") -> Iterator[dict[str, Any]]:
+    """The lines of a worker's journal; of unit runs, only those of ``unit`` if it is given."""
+    path = view.paths.journal(worker)
+    for found in JournalReader(path).poll():
+        if isinstance(found, Line):
+            yield found.record
+        elif unit in ("", found.release["unit"]):
+            yield from read_unit_run(path, found)
+            yield found.release

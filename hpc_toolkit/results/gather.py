@@ -13,17 +13,15 @@ from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.results.explain import unit_items
+from hpc_toolkit.results.tables import Row, json_lines
 from hpc_toolkit.rundir.journal import read_unit_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from hpc_toolkit.queue.items import Segment
-    from hpc_toolkit.queue.state import History, UnitState
+    from hpc_toolkit.queue.state import UnitState
     from hpc_toolkit.queue.view import RunView, StageView
-
-# Made once: ``json.dumps`` with options makes an encoder for each row.
-_encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 _AT_ONCE = 256
 """Rows that are parsed together, so that they share the strings of their keys."""
@@ -32,7 +30,6 @@ _CATCH_UP_S = 10.0
 """Seconds to wait for lines that a worker has synced and that this host does not show yet."""
 _LOOK_S = 0.2
 
-Row = dict[str, Any]
 ItemKey = tuple[int, int]
 """(log entry of the segment, position in it): the identity of an item."""
 
@@ -111,13 +108,13 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
     found = {}
     for name in stage.state.open:
         unit = stage.unit(name)
-        lines = stage.log.segments[unit.entry].lines(unit)
+        items = unit_items(stage, unit)
         for position in stage.state.pending(name):
-            found[unit.entry, position] = json.loads(lines[position - unit.first])
+            found[unit.entry, position] = items[position - unit.first]
     pending = _strip(stage, found)
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
     message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
-    hint = "start workers, or gather what there is with --partial"
+    hint = "start workers, or gather only finished items with --partial"
     if late:
         hint = f"{not_shown(late)}: try again in a minute; else {hint}"
     return NotCompleteError(message, hint=hint, pending=pending)
@@ -139,7 +136,7 @@ def _compute(view: RunView, stage: StageView) -> dict[ItemKey, Row]:
         (entry, position): row
         for entry, segment in stage.log.segments.items()
         for unit in segment.units
-        for position, row in _unit_rows(view, stage, segment, stage.state.units[unit.name])
+        for position, row in _unit_rows(view, stage, stage.state.units[unit.name])
     }
     if stage.log.table is not None:
         table = stage.log.table[0]
@@ -154,16 +151,13 @@ def unit_rows(
     view: RunView, stage: StageView, entry: int, names: Collection[str]
 ) -> Iterator[tuple[int, Row]]:
     """Provisional (position, row) of finished items of some units of a segment (R8, R11)."""
-    segment = stage.log.segments[entry]
-    for unit in [unit for unit in segment.units if unit.name in names]:
-        yield from _unit_rows(view, stage, segment, stage.state.units[unit.name])
+    for unit in stage.log.segments[entry].units:
+        if unit.name in names:
+            yield from _unit_rows(view, stage, stage.state.units[unit.name])
 
 
-def _unit_rows(
-    view: RunView, stage: StageView, segment: Segment, state: UnitState
-) -> Iterator[tuple[int, Row]]:
-    # One array: parsing many short texts one by one takes longer and shares no keys.
-    items = json.loads(b"[%s]" % b",".join(segment.lines(state.unit)))
+def _unit_rows(view: RunView, stage: StageView, state: UnitState) -> Iterator[tuple[int, Row]]:
+    items = unit_items(stage, state.unit)
     if state.clean is not None:
         worker, found = state.clean
         for line in read_unit_run(view.paths.journal(worker), found):
@@ -171,27 +165,19 @@ def _unit_rows(
             yield position, _from_line(items[position - state.unit.first], line, worker, 1)
         return
     for position, kind in stage.states(state):
-        if kind is ItemState.PENDING:
-            continue
-        item = items[position - state.unit.first]
         history = state.histories.get(position)
+        if kind is ItemState.PENDING or history is None:
+            continue
         floor = stage.state.floor(state.unit.entry, position)
-        row = _row(view, item, history, kind, floor) if history is not None else None
-        if row is not None:
-            yield position, row
-
-
-def _row(
-    view: RunView, item: dict[str, Any], history: History, kind: ItemState, floor: int
-) -> Row | None:
-    """An item's row; None if a power loss took its line, when only a table has the row."""
-    attempts = history.attempts(floor)
-    ref = history.done if kind is ItemState.DONE else history.last_failure(floor)
-    if ref is None:
-        return None
-    line = view.line(ref)
-    assert line is not None  # it was valid when it was first read
-    return _from_line(item, line, ref.worker, attempts + (kind is ItemState.DONE))
+        done = kind is ItemState.DONE
+        ref = history.done if done else history.last_failure(floor)
+        if ref is None:
+            continue  # a power loss took the line: only a table has the row
+        record = view.line(ref)
+        assert record is not None  # it was valid when it was first read
+        attempts = history.attempts(floor) + done
+        item = items[position - state.unit.first]
+        yield position, _from_line(item, record, ref.worker, attempts)
 
 
 def _from_line(item: dict[str, Any], line: dict[str, Any], worker: str, attempts: int) -> Row:
@@ -212,9 +198,7 @@ def _encode(stage: StageView, rows: dict[ItemKey, Row]) -> Iterator[bytes]:
     segments = list(stage.log.segments)
     header = {"format": 1, "segments": segments, "rows": len(rows), "failed": failed}
     yield json.dumps(header).encode() + b"\n"
-    for key, row in rows.items():
-        record = {"at": key, **row}
-        yield _encode_row(record).encode() + b"\n"
+    yield from json_lines({"at": key, **row} for key, row in rows.items())
 
 
 def _read_table(stage: StageView) -> dict[ItemKey, Row]:
@@ -229,7 +213,9 @@ def _read_table(stage: StageView) -> dict[ItemKey, Row]:
                 some: list[Row] = json.loads(b"[%s]" % b",".join(lines))
             except ValueError as error:
                 message = f"{path} is damaged: {error}"
-                hint = "try again in a minute; if it stays, restore it from a backup"
+                hint = (
+                    "try again in a minute; if the error persists, restore the file from a backup"
+                )
                 raise TryAgainLaterError(message, hint=hint) from error
             try:
                 rows |= {(entry, at): row for row in some for entry, at in [row.pop("at")]}

@@ -64,22 +64,19 @@ class StatusDisplay:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._line = ""
-        self._reason = ""
+        self._shown = ("", "")
 
     def show(self, status: Status) -> None:
         """Show the status, unless nothing changed."""
-        before = (self._line, self._reason)
-        self._line, self._reason = status_line(status), status.reason
-        if (self._line, self._reason) == before:
+        before, self._shown = self._shown, (status_line(status), status.reason)
+        if self._shown == before:
             return
         # The kernel of a notebook, found without importing anything.
         ipython = sys.modules.get("IPython")
         shell = ipython.get_ipython() if ipython is not None else None
         if getattr(shell, "kernel", None) is None:
-            lines = [self._line] if self._line != before[0] else []
-            lines += [self._reason] if self._reason not in ("", before[1]) else []
-            sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
+            new = [text for text, old in zip(self._shown, before, strict=True) if text != old]
+            sys.stdout.writelines(f"{printable(text)}\n" for text in new if text)
             sys.stdout.flush()
             return
         from IPython.display import HTML, display

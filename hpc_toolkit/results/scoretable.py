@@ -29,15 +29,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable, geometry_features
-from hpc_toolkit.bandit.bench.recorded import LARGEST, ScoreTable
-from hpc_toolkit.bandit.policy import TaskSet
+from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, TaskSet
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.science.workloads.pythia import LAST_STEP
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmb]?)", re.IGNORECASE)
 _STEP = re.compile(r"step([0-9]{1,15})")
@@ -64,8 +62,10 @@ class _Cells:
         """A cell as text; "" if it is empty or the column is missing."""
         return self.columns[name][row].strip() if name in self.columns else ""
 
-    def number(self, row: int, name: str, *, low: float = -LARGEST, gaps: bool = False) -> float:
-        """A cell as a number from ``low`` to LARGEST; NaN if it is empty and ``gaps`` is set."""
+    def number(
+        self, row: int, name: str, *, low: float = -LARGEST_NUMBER, gaps: bool = False
+    ) -> float:
+        """A cell as a number of at least ``low``; NaN if it is empty and ``gaps`` is set."""
         text = self.text(row, name)
         try:
             number = float(text) if text else math.nan
@@ -73,15 +73,15 @@ class _Cells:
             raise self.fault(row, name, "is not a number", "write a plain number") from None
         if math.isnan(number) and gaps:
             return math.nan
-        if not low <= number <= LARGEST:
+        if not low <= number <= LARGEST_NUMBER:
             if math.isnan(number):
                 hint = "give it, or leave out the arm's row or such columns of all tasks"
                 raise self.fault(row, name, "is missing", hint)
-            hint = f"give a number of {low:g} to {LARGEST:g}"
+            hint = f"give a number of {low:g} to {LARGEST_NUMBER:g}"
             raise self.fault(row, name, "is out of range", hint)
         return number
 
-    def matrix(self, prefix: str, tasks: list[str], *, low: float) -> NDArray[np.float64] | None:
+    def matrix(self, prefix: str, tasks: list[str], *, low: float) -> Floats | None:
         """The columns of all tasks with this prefix, shape (n_arms, n_tasks); None without any."""
         present = [task for task in tasks if f"{prefix}{task}" in self.columns]
         if not present:
@@ -110,7 +110,7 @@ def read_score_table(path: Path) -> ScoreTable:
         what = f"no column {missing[0]!r}" if missing else "no row"
         message = f"{path}: {what if missing or tasks else 'no column with the scores of a task'}"
         raise ConfigError(message, hint="columns are size, revision, layer and s_<task>, ...")
-    scores = cells.matrix("s_", tasks, low=-LARGEST)
+    scores = cells.matrix("s_", tasks, low=-LARGEST_NUMBER)
     assert scores is not None
     rows = range(len(cells.lines))
     return ScoreTable(
@@ -138,35 +138,27 @@ def _csv_cells(path: Path) -> _Cells:
         message = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError(message, hint="the file may be cut off") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows: list[list[str]] = []
-    lines: list[str] = []
     try:
         header = next(reader, [])
-        for cells in reader:
-            if cells:
-                rows.append(cells)
-                lines.append(f"line {reader.line_num}")
+        rows = {f"line {reader.line_num}": cells for cells in reader if cells}
     except csv.Error as error:
         message = f"{path}, line {reader.line_num}: {error}"
-        raise ConfigError(message, hint="it must be CSV with commas and one header line") from error
+        raise ConfigError(message, hint="use CSV with commas and one header line") from error
     if twice := [name for name in header if header.count(name) > 1]:
         message = f"{path}, line 1: column {twice[0]!r} occurs {header.count(twice[0])} times"
-        raise ConfigError(message, hint="every column has a name of its own")
-    for cells, line in zip(rows, lines, strict=True):
+        raise ConfigError(message, hint="give every column its own name")
+    for line, cells in rows.items():
         if len(cells) != len(header):
             message = f"{path}, {line}: {len(cells)} cells, the header has {len(header)}"
             raise ConfigError(message, hint="the file may be cut off")
-    columns: dict[str, list[str]] = {
-        name: [cells[place] for cells in rows] for place, name in enumerate(header)
-    }
-    return _Cells(path, columns, lines)
+    columns = {name: [cells[place] for cells in rows.values()] for place, name in enumerate(header)}
+    return _Cells(path, columns, list(rows))
 
 
 def _arms(cells: _Cells) -> ArmTable:
     rows = range(len(cells.lines))
     layers = [int(cells.number(row, "layer", low=0.0)) for row in rows]
-    families = [cells.text(row, "family") for row in rows]
-    models = [(family, cells.text(row, "size")) for row, family in enumerate(families)]
+    models = [(cells.text(row, "family"), cells.text(row, "size")) for row in rows]
     blocks: dict[tuple[str, str], int] = {}
     for model, layer in zip(models, layers, strict=True):
         blocks[model] = max(blocks.get(model, 1), layer)
@@ -178,7 +170,7 @@ def _arms(cells: _Cells) -> ArmTable:
         group = "/".join(filter(None, (*model, cells.text(row, "revision"))))
         name = f"{group}/layer{layer}"
         if name in seen:
-            hint = "every arm has one row"
+            hint = "give every arm one row"
             raise cells.fault(row, "layer", f"repeats arm {name!r} of {seen[name]}", hint)
         seen[name] = cells.lines[row]
         size, step = _size(cells, row), _step(cells, row)

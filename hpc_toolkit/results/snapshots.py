@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
-from hpc_toolkit.results.tables import row_fault
+from hpc_toolkit.results.tables import encode_row, row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
 from hpc_toolkit.rundir.layout import Manifest, parse_manifest
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.results.gather import Row
     from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.tables import Row
     from hpc_toolkit.rundir.layout import RunPaths, StageSpec
     from hpc_toolkit.system.clock import Clock
 
@@ -47,9 +48,7 @@ class Snapshot:
     hpctk: str
     """The hpctk version that took it."""
     sealed: bool
-    """Whether no more items could be added."""
     manifest: Manifest
-    """The run's manifest, with its provenance."""
     items: list[Item]
     """All items, in the order in which they were given."""
     rows: list[Row]
@@ -78,19 +77,16 @@ class Snapshot:
         }
         yield b"{\n"
         for key, value in head.items():
-            yield f"{json.dumps(key)}: {_encode(value)},\n".encode()
+            yield f"{json.dumps(key)}: {encode_row(value)},\n".encode()
         yield from _array("items", self.items, b",")
         yield from _array("rows", self.rows, b"")
         yield b"}\n"
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
 def _array(key: str, values: list[Any], end: bytes) -> Iterator[bytes]:
     yield f"{json.dumps(key)}: [".encode()
     for number, value in enumerate(values):
-        yield (",\n" if number else "\n").encode() + _encode(value).encode()
+        yield (",\n" if number else "\n").encode() + encode_row(value).encode()
     yield b"]" + end + b"\n"
 
 
@@ -131,12 +127,12 @@ def read_snapshot(path: Path) -> Snapshot:
         raise RunError(message, hint="'hpctk snapshot RUN -o FILE.json' makes one") from error
     if not isinstance(record.get("format"), int) or record["format"] > FORMAT:
         message = f"{path}: format {record.get('format')!r}; this hpctk reads up to {FORMAT}"
-        raise RunError(message, hint="upgrade hpc-toolkit to the version that took it")
+        raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
     try:
         return _snapshot(record)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         message = f"{path} is damaged: {type(error).__name__}: {error}"
-        raise RunError(message, hint="take another one from the run") from error
+        raise RunError(message, hint="take another snapshot of the run") from error
 
 
 def _snapshot(record: dict[str, Any]) -> Snapshot:
@@ -209,26 +205,24 @@ class Snapshots:
         if self._every is None or now < self._look_at:
             return
         self._look_at = now + _LOOK_S
-        try:
-            done = self._count()
-        except (OSError, HpcToolkitError) as error:
-            _warn(error)
-            return
-        if done // self._every > self._done // self._every:
-            self.take()
-        self._done = done
+        with _warned():
+            before, self._done = self._done, self._count()
+            if self._done // self._every > before // self._every:
+                self.take()
 
     def take(self) -> None:
-        try:
+        with _warned():
             snapshot = self._take()
             done = str(snapshot.counts["done"])
             write_snapshot(Path(self._pattern.replace("{done}", done)), snapshot)
-        except (OSError, HpcToolkitError) as error:
-            _warn(error)
 
 
-def _warn(error: Exception) -> None:
-    sys.stderr.write(f"warning: no snapshot was taken: {error}\n")
+@contextmanager
+def _warned() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, HpcToolkitError) as error:
+        sys.stderr.write(f"warning: no snapshot was taken: {error}\n")
 
 
 def note_origin(manifest: Manifest, snapshot: Snapshot) -> None:
@@ -257,12 +251,6 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
         return
     name = f"import-{os.getpid()}-{os.urandom(3).hex()}"
     at = round(SystemClock().wall(), 3)
-    presence = replace(
-        Presence.here(name, RankInfo(), interval_s=0.0, at=at),
-        state=FINISHED,
-        done=len(done),
-        note="a snapshot's results",
-    )
     paths.worker_lock(name).touch()
     paths.worker_log(name).touch()
     journal = JournalWriter(paths.journal(name))
@@ -282,13 +270,20 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
                 try:
                     record = _unit_run(f"{stage.name}/{unit.name}", found, journal.size, at)
                 except ValueError as error:
-                    message = f"a result of the snapshot is none that a run can have: {error}"
+                    message = f"the snapshot contains an invalid result: {error}"
                     hint = "'hpctk gather --check FILE.json' may name it"
                     raise RunError(message, hint=hint) from error
                 journal.append(record)
     journal.sync()
     # Last, as when a worker exits: the presence file says that all lines are written.
-    PresenceFile(paths.worker(name), replace(presence, journal=journal.size)).close()
+    presence = replace(
+        Presence.here(name, RankInfo(), interval_s=0.0, at=at),
+        state=FINISHED,
+        done=len(done),
+        note="a snapshot's results",
+        journal=journal.size,
+    )
+    PresenceFile(paths.worker(name), presence).close()
     journal.close()
     for directory in (paths.journals, paths.workers, paths.stage(stage.name).claims):
         files.sync_directory(directory)

@@ -129,7 +129,11 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
         warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
         draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
         old_copies=len(late),
-        places=_places({worker: known[worker] for worker in sorted(alive & known.keys())}),
+        places={
+            worker: {"host": known[worker].host, **known[worker].place}
+            for worker in sorted(alive & known.keys())
+            if known[worker].place
+        },
     )
 
 
@@ -138,10 +142,6 @@ def _rate(view: RunView, alive: set[str]) -> float:
     # Per worker: items done, and the seconds that they took.
     paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
     return sum(done / seconds for done, seconds in paces if seconds > 0)
-
-
-def _places(alive: dict[str, Presence]) -> dict[str, dict[str, Any]]:
-    return {name: {"host": one.host, **one.place} for name, one in alive.items() if one.place}
 
 
 def reachable_workers(view: RunView, clock: Clock) -> set[str]:
@@ -170,16 +170,12 @@ def living_workers(
     # A worker that was silent more than once has several notices.
     _, given = ControlReader(view.paths).poll()
     notices = {(one.worker, one.heartbeat) for one in given if one.final}
-    return {
-        name
-        for name, one in seen.items()
-        if one is None
-        or (
-            one.state != FINISHED
-            and (name, one.heartbeat) not in notices
-            and _seems_alive(one, here, clock)
-        )
-    }
+
+    def alive(name: str, one: Presence) -> bool:
+        left = one.state == FINISHED or (name, one.heartbeat) in notices
+        return not left and _seems_alive(one, here, clock)
+
+    return {name for name, one in seen.items() if one is None or alive(name, one)}
 
 
 def _seems_alive(presence: Presence, here: tuple[str, str], clock: Clock) -> bool:

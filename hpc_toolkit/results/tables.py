@@ -13,11 +13,12 @@ from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.rundir.files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
-    from hpc_toolkit.results.gather import Row
 
+Row = dict[str, Any]
+"""One gathered row: an item, its value or error, and how it came about."""
 
 OWN = ("state", "error", "attempts", "seconds", "worker")
 """Columns that describe a row, in this order, between the columns of its item and of its value."""
@@ -54,16 +55,18 @@ def check_rows(rows: list[Row]) -> None:
     for number, row in enumerate(rows):
         if fault := row_fault(row):
             message = f"row {number} of the published table is damaged: {fault}"
-            hint = "'hpctk doctor RUN' names its file and line; restore that from a backup"
+            hint = "'hpctk doctor RUN' names its file and line; restore the file from a backup"
             raise RunError(message, hint=hint)
 
 
-def json_lines(rows: list[Row]) -> Iterator[bytes]:
+# Made once: ``json.dumps`` with options makes an encoder for each row.
+encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def json_lines(rows: Iterable[Row]) -> Iterator[bytes]:
     """Encode each row as one line of JSON."""
-    # Made once: ``json.dumps`` with options makes an encoder for each row.
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     for row in rows:
-        yield encode(row).encode() + b"\n"
+        yield encode_row(row).encode() + b"\n"
 
 
 def write_table(path: Path, rows: list[Row]) -> None:
@@ -119,8 +122,7 @@ def _csv(rows: list[Row]) -> Iterator[bytes]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    for values in zip(*columns.values(), strict=True):
-        writer.writerow(values)
+    writer.writerows(zip(*columns.values(), strict=True))
     yield text.getvalue().encode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.results.gather import Row
+    from hpc_toolkit.results.tables import Row
     from hpc_toolkit.rundir.layout import StageSpec
 
 KINDS = (
@@ -52,14 +53,12 @@ class Range:
         """Read ``mean=-1:1``; an end may be left out. Raises ConfigError: it is not a range."""
         name, equals, ends = text.partition("=")
         least, colon, most = ends.partition(":")
-        try:
+        with contextlib.suppress(ValueError):
             found = cls(name=name, least=float(least or "-inf"), most=float(most or "inf"))
-        except ValueError:
-            found = cls(name=name, least=math.nan)
-        if not (name and equals and colon and found.least <= found.most):
-            message = f"--range {text!r} is not KEY=LEAST:MOST"
-            raise ConfigError(message, hint="such as --range mean=-1:1, or --range loss=0:")
-        return found
+            if name and equals and colon and found.least <= found.most:
+                return found
+        message = f"--range {text!r} is not KEY=LEAST:MOST"
+        raise ConfigError(message, hint="such as --range mean=-1:1, or --range loss=0:")
 
 
 def verify(

@@ -195,3 +195,16 @@ def format_size(size_bytes: int) -> str:
             return f"{size_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 2**10
     return f"{value:.1f} PiB"
+
+
+def parse_counts(text: str, where: str, *, most: int, least: int = 1) -> tuple[int, ...]:
+    """Parse a comma-separated list of whole numbers; return each once, in the order of the text.
+
+    ``where`` is the option, for error messages. Raises ConfigError.
+    """
+    words = [word.strip() for word in text.split(",")]
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
+    if len(numbers) < len(words) or not all(least <= number <= most for number in numbers):
+        msg = f"{where}: {text!r} is not a list of numbers from {least} to {most}"
+        raise ConfigError(msg, hint="separate them by commas, such as 1,2,4")
+    return tuple(dict.fromkeys(numbers))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpc_toolkit.errors import HpcToolkitError
+
 
 def printable(text: str) -> str:
     """Return ``text`` on one line, with unprintable characters escaped.
@@ -17,3 +23,10 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Like :func:`printable` for text with several lines."""
     return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def show_error(error: HpcToolkitError) -> None:
+    """Write an error and its hint to stderr."""
+    hint = f"\nhint: {error.hint}" if error.hint else ""
+    # A closed stderr is None, which has no write().
+    print(printable_lines(f"error: {error.message}{hint}"), file=sys.stderr)  # noqa: T201

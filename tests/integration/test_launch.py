@@ -170,7 +170,7 @@ print("code", launch({str(plain)!r}, "fail", 7, nproc_per_node=2, run_dir="run")
 
     assert without_stdout.ended().code == 7
     told = python.ended()
-    assert "launch has no option 'nproc'\n" in told.out
+    assert "launch: unknown option 'nproc'\n" in told.out
     assert told.out.endswith("code 7\n")
     assert re.search(
         r"^error: rank 1 on \S+ ended with exit code 7; its log: /", told.err, re.MULTILINE

@@ -19,7 +19,7 @@ from hpc_toolkit.science.metrics import (
     linear_cka,
     matrix_entropy,
 )
-from hpc_toolkit.science.workloads import checkpoints, measuring, onepass
+from hpc_toolkit.science.workloads import checkpoints, layer_metrics, onepass
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics, augment
 from tests.tinymodels import alone, cut
@@ -125,7 +125,7 @@ def forward_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise torch.cuda.OutOfMemoryError
         real(*args, size=size, **options)
 
-    monkeypatch.setattr(measuring, "forward", forward)
+    monkeypatch.setattr(layer_metrics, "forward", forward)
     return tried
 
 
@@ -208,7 +208,8 @@ def test_views_of_prompts_that_are_there_twice_are_rows_of_their_own(root: str) 
 
     context = workload(root, prompts=prompts, metrics=["infonce"], batch_size=3).load(NAME)
 
-    for view in context._views[2]:
+    for layers in context._views:
+        view = layers[2]
         assert len(view) == 14
         assert torch.equal(view[:4], view[10:])
         assert len(set(map(tuple, view.tolist()))) == 10

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_toolkit.science.metrics import STANDARD
 from hpc_toolkit.science.workloads.architectures import anatomy
-from hpc_toolkit.science.workloads.measuring import MeasuredLayers
+from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers
 from hpc_toolkit.science.workloads.onepass import BatchSize
 from tests.tinymodels import tiny
 

@@ -31,7 +31,7 @@ def test_a_world_size_of_two_nodes_is_measured_by_one_job(
     record = lab.wait_for(job, "COMPLETED")
 
     assert again.returncode == 1
-    assert f"its jobs are there already: {job} (PENDING, world size 2)" in again.stderr
+    assert f"it has jobs in the queue: {job} (PENDING, world size 2)" in again.stderr
     assert " render train-multi-node " in (tmp_path / "slurm" / "scaling-2.sbatch").read_text()
     line = (tmp_path / "s" / "records" / "world-2.jsonl").read_text()
     found = json.loads(line)

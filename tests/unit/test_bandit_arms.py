@@ -67,7 +67,7 @@ def test_standardised_features_have_no_gaps(rows: list[tuple[float, float]]) -> 
 
 
 def test_table_without_arms_is_refused() -> None:
-    with pytest.raises(ConfigError, match="arm table is empty"):
+    with pytest.raises(ConfigError, match="there are no arms"):
         ArmTable((), ("x",))
 
 
@@ -84,7 +84,7 @@ def test_table_with_a_repeated_feature_name_is_refused() -> None:
 
 
 def test_table_with_ragged_features_is_refused() -> None:
-    with pytest.raises(ConfigError, match="arm 'arm1' has 1 features, the table names 2"):
+    with pytest.raises(ConfigError, match="arm 'arm1' has 1 features, but 2 are named"):
         table_of((1.0, 2.0), (1.0,))
 
 

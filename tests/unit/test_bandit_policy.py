@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.asktell import ResultArrays
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.bandit.registry import round_options
 from hpc_toolkit.bandit.rewards import Reward, rewards_of
+from hpc_toolkit.bandit.rule import TaskResults
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ def told(arm: str, score: float, stderr: float | None = None) -> Observation:
 
 def mean_reward(observation: Observation) -> Reward | None:
     """The mean over the tasks of one observation."""
-    arrays = ResultArrays(1, TaskSet(tuple(sorted({*observation.scores, *observation.failed}))))
-    arrays.take(0, observation)
-    return rewards_of(arrays.results(), [0]).get(0)
+    tasks = TaskSet(tuple(sorted({*observation.scores, *observation.failed})))
+    results = TaskResults.empty(1, tasks)
+    results.take(0, observation)
+    return rewards_of(results, [0]).get(0)
 
 
 def test_reward_is_the_mean_over_tasks_and_its_standard_error() -> None:
@@ -90,7 +91,7 @@ def test_reward_is_none_when_more_than_half_of_the_tasks_failed() -> None:
         ({"scores": {"x": 1.0}, "seconds": {"x": -1}}, r"seconds\['x'\] is negative"),
         ({"scores": {"x": 1.0}, "stderrs": {"y": 0.1}}, "'y' has a standard error but no score"),
         ({"scores": {"x": 1.0}, "failed": ("x",)}, "'x' has a score and is called failed"),
-        ({}, "neither a score nor a failed task"),
+        ({}, "it has neither scores nor failed tasks"),
     ],
 )
 def test_observation_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:
@@ -172,7 +173,7 @@ def test_tell_twice_is_harmless_if_equal_and_an_error_if_not() -> None:
     policy.tell(told("a", 0.5))
 
     assert policy.best() == before
-    with pytest.raises(ConfigError, match="arm 'a' was told before with another result"):
+    with pytest.raises(ConfigError, match="arm 'a' has another result"):
         policy.tell(told("a", 0.6))
     assert policy.best() == before
 

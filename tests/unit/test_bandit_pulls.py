@@ -304,7 +304,7 @@ def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
     policy.tell(Observation("s0/l0", {"quick": 0.5}))
     before = policy.best()
 
-    with pytest.raises(ConfigError, match="arm 's0/l0' was told before with another result of"):
+    with pytest.raises(ConfigError, match="arm 's0/l0' has another result of"):
         policy.tell(other)
 
     assert policy.best() == before
@@ -365,7 +365,7 @@ def test_task_set_with_an_unusable_value_is_refused(given: dict[str, Any], claim
     ("name", "given", "claim"),
     [
         ("random", {"tasks": TaskSet(())}, "the task set is empty"),
-        ("racing", {"tasks": TASKS, "scalariser": "mean-rank"}, "compares by the mean over tasks"),
+        ("racing", {"tasks": TASKS, "scalariser": "mean-rank"}, "needs the scalariser 'mean'"),
         ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
         ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),
         ("racing", {"tasks": TASKS, "block": 0}, "racing: block is 0"),

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
-from hpc_toolkit.bandit.odds import best_row
 from hpc_toolkit.bandit.rule import Stream
-from hpc_toolkit.bandit.rules.racing import Halving, survivors
+from hpc_toolkit.bandit.rules.racing import Halving, best_row, survivors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

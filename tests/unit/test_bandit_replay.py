@@ -117,7 +117,7 @@ def test_costs_of_a_table_without_durations_are_refused() -> None:
     trace = replay(table, make_policy("random", table.arms, 0, tasks=table.tasks), ONE, pulls=2)
 
     assert trace.evaluations.tolist() == [3.0, 6.0]
-    with pytest.raises(ConfigError, match="the table of scores has no durations"):
+    with pytest.raises(ConfigError, match="the score table has no durations"):
         trace.wall_s(1)
 
 
@@ -200,7 +200,7 @@ def test_racing_pulls_tasks_one_by_one_and_names_an_arm() -> None:
     pairs = [
         (arm, task) for arm, tasks in zip(trace.arms, trace.tasks, strict=True) for task in tasks
     ]
-    assert len(pairs) == len(set(pairs)) < table.evaluations
+    assert len(pairs) == len(set(pairs)) < table.scores.size
     best = policy.best()
     assert best is not None
     assert math.isclose(trace.known[-1], table.means[table.arms.index(best.arm)])

@@ -22,9 +22,9 @@ from hpc_toolkit.bandit import (
     make_policy,
 )
 from hpc_toolkit.bandit.arms import with_metrics
-from hpc_toolkit.bandit.asktell import ResultArrays
-from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks, win_odds
-from hpc_toolkit.bandit.rule import Finalists, History
+from hpc_toolkit.bandit.rule import Finalists, History, TaskResults
+from hpc_toolkit.bandit.rules.racing import best_row, gaps, silent_tasks
+from hpc_toolkit.bandit.stopping import win_odds
 from hpc_toolkit.errors import ConfigError
 
 TASKS = TaskSet(("x", "y"), (1.0, 3.0))
@@ -128,7 +128,7 @@ def history(table: ArmTable, rewards: dict[int, float], failed: tuple[int, ...] 
     return History(
         table=table, seed=0, scored=tuple(sorted(rewards)),
         rewards=np.array([rewards[i] for i in sorted(rewards)]), failed=failed, pending=(),
-        results=ResultArrays(len(table.arms), TaskSet(())).results(),
+        results=TaskResults.empty(len(table.arms), TaskSet(())),
     )  # fmt: skip
 
 
@@ -195,14 +195,14 @@ def race(rows: list[list[float]], population: int) -> History:
     """Arms told on the first tasks of ``population``."""
     done = len(rows[0])
     tasks = TaskSet(tuple(f"t{i}" for i in range(population)))
-    arrays = ResultArrays(len(rows), tasks)
+    results = TaskResults.empty(len(rows), tasks)
     for index, row in enumerate(rows):
         good = {f"t{i}": score for i, score in enumerate(row) if not math.isnan(score)}
         lost = tuple({f"t{i}" for i in range(done)} - set(good))
-        arrays.take(index, Observation(f"a{index}", good, failed=lost))
+        results.take(index, Observation(f"a{index}", good, failed=lost))
     return History(
         table=line(len(rows)), seed=0, scored=(), rewards=np.empty(0), failed=(), pending=(),
-        results=arrays.results(),
+        results=results,
     )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def test_only_tasks_have_kinds() -> None:
         ({**BUDGET, "options": {"features": "metrics"}}, "search: the arms have no metri"),
         (
             {"policy": "racing", "scalariser": "mean-rank"},
-            "search: policy 'racing' comp",
+            "search: policy 'racing' needs",
         ),
         ({**BUDGET, "metrics": ["entropy"]}, "search: metrics: nothing uses them"),
     ],

@@ -135,7 +135,7 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_pass_of_a_step_that_is_none_is_refused() -> None:
-    with pytest.raises(HpcToolkitError, match="pass 2 is none of the 2"):
+    with pytest.raises(HpcToolkitError, match="pass 2 is not one of the 2"):
         distributed.accumulating(torch.nn.Linear(1, 1), 2, 2)
 
 

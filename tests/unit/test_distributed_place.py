@@ -60,7 +60,7 @@ def test_a_process_without_other_ranks_is_alone(environ: dict[str, str]) -> None
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"RANK": "8"}, "rank 8 is none of 8"),
+        ({"RANK": "8"}, "rank 8 is not one of 8"),
         ({"RANK": "first"}, "RANK is 'first'"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'"),
     ],

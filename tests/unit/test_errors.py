@@ -10,9 +10,9 @@ import traceback
 import pytest
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli import show_error
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.gather import NotCompleteError
+from hpc_toolkit.system.terminal import show_error
 
 
 @pytest.mark.parametrize("kind", [ConfigError, NotCompleteError])

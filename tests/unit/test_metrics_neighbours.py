@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.science.metrics import neighbours, two_nn
+from hpc_toolkit.science.metrics import geometry, two_nn
 from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")
@@ -130,7 +130,7 @@ def test_two_nn_in_parts_is_that_of_all_at_once(monkeypatch: pytest.MonkeyPatch)
     z[20:40] = z[:20] * (1 + 1e-9)  # computed twice, and found in several parts
     whole = float(two_nn(z))
 
-    monkeypatch.setattr(neighbours, "_CHUNK", 7 * 50)
+    monkeypatch.setattr(geometry, "_CHUNK", 7 * 50)
 
     assert float(two_nn(z)) == whole
 
@@ -162,7 +162,7 @@ def test_distances_agree_with_the_neighbours_of_scikit_learn() -> None:
 
     oracle, _ = sklearn.NearestNeighbors(n_neighbors=3, algorithm="kd_tree").fit(z).kneighbors(z)
 
-    got = neighbours._two_smallest(torch.from_numpy(z))
+    got = geometry._two_smallest(torch.from_numpy(z))
     assert got.numpy() == pytest.approx(oracle[:, 1:], rel=1e-12)
 
 

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.monitor import read_recordings, summarise, watching
-from hpc_toolkit.training.monitor.recorder import record
-from hpc_toolkit.training.monitor.sampler import Sampler, read_ports
+from hpc_toolkit.training.monitor import (
+    Recording,
+    Sampler,
+    read_ports,
+    read_recordings,
+    record,
+    summarise,
+    watching,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,8 +148,6 @@ def test_a_sample_tells_cpus_memory_network_gpus_and_infiniband(tmp_path: Path) 
 
 
 def test_a_summary_has_means_maxima_and_energy() -> None:
-    from hpc_toolkit.training.monitor import Recording
-
     samples = [
         {"t_s": at, "cpu_percent": at, "rss_bytes": 9 - at, "gpus": [{"power_w": 100.0 * at}]}
         for at in (1.0, 2.0, 4.0)

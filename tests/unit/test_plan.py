@@ -233,7 +233,7 @@ def test_the_first_item_after_a_load_may_cost_more() -> None:
 
 
 def test_nothing_known_and_no_guess_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing is known of how long they take"):
+    with pytest.raises(ConfigError, match="durations are unknown"):
         Forecaster(typed_work(10))
 
 

@@ -91,7 +91,7 @@ def test_tasks_of_which_nothing_is_known_are_left_out_and_named(
     work = read_work(run.view, ManualClock(9e9), given="r", campaign=run.manifest.campaign)
 
     assert (work.coming, asked(work)) == (24, 0)
-    with pytest.raises(ConfigError, match="nothing is known of how long they take"):
+    with pytest.raises(ConfigError, match="durations are unknown"):
         plan_of(work)
     assert plan_of(work, Guess(10.0)).items == 44
 

@@ -404,7 +404,7 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
         (["--items", "5", "--item-time", "soon"], "--item-time: 'soon'"),
         (["--items", "5", "--item-time", "1s", "--nodes", "1,x"], "--nodes: '1,x'"),
         (["--items", "5", "--item-time", "1s", "--nodes", "0"], "--nodes: '0'"),
-        (["--items", "5", "--item-time", "1s", "--price-per-gpu-hour", "3"], "have no GPUs"),
+        (["--items", "5", "--item-time", "1s", "--price-per-gpu-hour", "3"], "no GPUs are known"),
         (["run", "--groups", "2"], "--groups needs --items"),
         (["run", "--load-time", "2s"], "--load-time needs --item-time"),
         (["--check", "plan.json", "--nodes", "3"], "--nodes cannot be combined with --check"),

@@ -230,3 +230,11 @@ def test_format_size_parses_back_within_its_precision(size: int) -> None:
 )
 def test_format_size_is_short(size: int, text: str) -> None:
     assert q.format_size(size) == text
+
+
+def test_counts_are_numbers_of_a_range_and_each_counts_once() -> None:
+    assert q.parse_counts("4, 1,2,4", "--n", most=9) == (4, 1, 2)
+    assert q.parse_counts("0", "--n", least=0, most=9) == (0,)
+    for text in ("1,", "0", "10", "1000000000000", "two", "-1", ""):
+        with pytest.raises(ConfigError, match=r"--n: .* is not a list of numbers from 1"):
+            q.parse_counts(text, "--n", most=9)

@@ -17,8 +17,7 @@ from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import RunJob
-from hpc_toolkit.training.scaling import collectives
-from hpc_toolkit.training.scaling.collectives import Timed
+from hpc_toolkit.training.scaling.collectives import record_of
 from tests.scripttext import batch_program
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
     [
         (("analyze", "TABLE", "-o", "x.pdf"), "unknown format '.pdf'"),
         (("analyze", "TABLE", "-o", "missing/x.md"), "missing/x.md: there is no directory"),
-        (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples are not equal parts for 3"),
+        (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples do not divide among 3"),
         (("run", "-o", "d", "--vary", "loader=1"), "'loader' cannot vary"),
         (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
         (("run", "-o", "d", "--model", "decoder-1x3"), "'decoder-1x3' is not a decoder"),
@@ -322,7 +321,7 @@ def test_jobs_that_are_there_already_are_named_and_not_sent_twice(
     assert scaling(*words, "2,4").stdout == "103\n104\n"  # the job of 2 has ended
     assert scaling(*words, "1", "--force").stdout == "105\n"
 
-    assert "its jobs are there already: 101 (PENDING, world size 1)" in str(refused.exception)
+    assert "it has jobs in the queue: 101 (PENDING, world size 1)" in str(refused.exception)
     assert isinstance(refused.exception, RunError)
     assert "'scancel 101' cancels them" in refused.exception.hint
     assert sent == [f"scaling-{size}" for size in (1, 2, 2, 4, 1)]
@@ -373,9 +372,8 @@ def test_a_full_disk_is_told_as_such_whatever_ranks_said(
 
 
 def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:
-    timed = Timed(collective="all_reduce", size_bytes=4_000_000, seconds=0.001, world_size=4)
-    line = json.dumps(collectives.as_record(timed))
-    damaged = json.dumps({**collectives.as_record(timed), "seconds": None})
+    timed = record_of("all_reduce", size_bytes=4_000_000, seconds=0.001, world_size=4)
+    line, damaged = json.dumps(timed), json.dumps({**timed, "seconds": None})
     deep = '{"kind": "hpctk.collectives", "a": ' + "[" * 100_000
     (tmp_path / "a.log").write_text(f"text\n0: {line}\n{line[:30]}\n{damaged}\n{deep}\n")
 

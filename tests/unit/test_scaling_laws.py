@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling.collectives import Timed, expected_s
+from hpc_toolkit.training.scaling.collectives import expected_s, record_of
 from hpc_toolkit.training.scaling.comparison import compare, fit, judge
 from hpc_toolkit.training.scaling.page import as_markdown, headline
 from hpc_toolkit.training.scaling.program import over_ranks
@@ -126,7 +126,8 @@ def test_ranks_that_make_it_slower_are_beyond_the_law() -> None:
 
 
 def test_rows_are_what_the_formulas_say() -> None:
-    found = compare(series({1: (9.0, 10.0, 11.0), 4: (30.0, 32.0, 40.0)}, price_per_gpu_hour=2.0))
+    measured = series({1: (9.0, 10.0, 11.0), 4: (30.0, 32.0, 40.0)})
+    found = compare(measured.at_price(2.0, "world_size"))
 
     row = found.rows[1]
     assert (row.speedup, row.ideal, row.efficiency) == (3.2, 4.0, 0.8)
@@ -218,7 +219,7 @@ def test_a_series_has_a_point_and_each_world_size_once() -> None:
         Series(name="s", points=())
     twice = (Point(world_size=2, rates=(1.0,)), Point(world_size=2, rates=(2.0,)))
 
-    with pytest.raises(ConfigError, match="world size 2 is there twice"):
+    with pytest.raises(ConfigError, match="world size 2 appears twice"):
         Series(name="s", points=twice)
 
 
@@ -232,12 +233,12 @@ def test_a_series_has_a_point_and_each_world_size_once() -> None:
     ],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, factor: float) -> None:
-    timed = Timed(collective=collective, size_bytes=10**9, seconds=0.5, world_size=ranks)
+    timed = record_of(collective, size_bytes=10**9, seconds=0.5, world_size=ranks)
 
-    assert timed.algorithm_bytes_per_s == 2e9
-    assert timed.bus_bytes_per_s == pytest.approx(2e9 * factor)
+    assert timed["algorithm_bytes_per_s"] == 2e9
+    assert timed["bus_bytes_per_s"] == pytest.approx(2e9 * factor)
     if collective == "all_reduce":
-        assert expected_s(10**9, ranks, timed.bus_bytes_per_s) == pytest.approx(0.5)
+        assert expected_s(10**9, ranks, timed["bus_bytes_per_s"]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("low", "noise"), [(0.0, True), (0.2, False), (None, False)])

@@ -9,9 +9,9 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.comparison import Comparison, compare
-from hpc_toolkit.training.scaling.prices import priced
 from hpc_toolkit.training.scaling.program import place
 from hpc_toolkit.training.scaling.records import series_of
+from hpc_toolkit.training.scaling.series import priced
 from hpc_toolkit.training.scaling.tables import read_json
 from tests.unit.test_scaling_records import record
 
@@ -109,7 +109,7 @@ def test_the_price_of_the_partition_counts(tmp_path: Path) -> None:
 
     found = analysed(on_gpus(cluster=str(path), partition="cheap"))
 
-    assert found.series.price(found.series.points[0]) == 2.0
+    assert found.series.points[0].price_per_hour == 2.0
     assert "partitions.cheap.price_per_gpu_hour" in told(found)
 
 
@@ -119,7 +119,7 @@ def test_ranks_on_cpus_pay_for_their_nodes_alone(site: str) -> None:
 
     found = analysed(records)
 
-    assert [found.series.price(point) for point in found.series.points] == [4.0, 8.0]
+    assert [point.price_per_hour for point in found.series.points] == [4.0, 8.0]
     assert found.rows[1].premium == pytest.approx(-0.5)
     assert found.rows[0].energy_kwh is None
 

@@ -202,7 +202,7 @@ def test_sources_without_a_measurement_are_refused_with_what_they_hold(tmp_path:
     with pytest.raises(ConfigError, match=r"gone\.json: cannot be read"):
         read_source(tmp_path / "gone.json")
     (tmp_path / "records").mkdir()
-    with pytest.raises(ConfigError, match="nothing was measured there yet"):
+    with pytest.raises(ConfigError, match="nothing has been measured yet"):
         read_source(tmp_path)
 
 

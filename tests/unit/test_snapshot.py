@@ -216,7 +216,7 @@ def test_restoring_makes_nothing_where_it_is_refused(tmp_path: Path) -> None:
         Run.restore(tmp_path / "run", snapshot)
     first, *rest = snapshot.rows
     infinite = replace(snapshot, rows=[{**first, "value": {"mean": math.inf}}, *rest])
-    with pytest.raises(RunError, match="none that a run can have"):
+    with pytest.raises(RunError, match="contains an invalid result"):
         Run.restore(tmp_path / "again", infinite)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

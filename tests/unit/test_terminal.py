@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_toolkit.cli import show_error
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import printable, show_error
 
 
 @pytest.mark.parametrize("text", ["plain", "näive ångström 日本", 'it\'s "quoted" $5 \\n'])

@@ -152,7 +152,7 @@ def test_deduplicated_twins_are_named_and_those_without_one_refused() -> None:
     assert [item["checkpoint"] for item in pythia_items(["1b"], [0], "last", deduped=True)] == [
         "EleutherAI/pythia-1b-deduped@step0"
     ]
-    with pytest.raises(ConfigError, match="pythia-31m has no deduplicated twin"):
+    with pytest.raises(ConfigError, match="pythia-31m has no deduplicated version"):
         pythia_items(["1b", "31m"], [0], deduped=True)
 
 

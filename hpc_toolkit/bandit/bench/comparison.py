@@ -12,8 +12,9 @@ import numpy as np
 
 from hpc_toolkit.bandit.bench.outcome import goal_of, summary
 from hpc_toolkit.bandit.bench.replay import Asks, replay
-from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options, rule_of
+from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
+from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 """Arguments of ``make_policy`` that a comparison sets itself."""
-
-ADAPTERS = {"optuna-tpe": "optuna"}
-"""Policies that need an optional package, with its name."""
 
 FORMAT = 2
 """Version of the report; its keys stay the same under one version."""
@@ -52,10 +50,7 @@ class Entrant:
         option.
         """
         name, *words = text.strip().split(":")
-        known = [*RULES, *TASK_RULES]
-        if name not in known:
-            message = f"unknown policy {name!r}"
-            raise ConfigError(message, hint=near_miss(name, known))
+        rule_of(name)  # a ConfigError for an unknown one
         options: dict[str, Any] = {}
         for word in words:
             option, equals, value = word.partition("=")
@@ -89,17 +84,16 @@ def entrants(text: str) -> list[Entrant]:
     Raises ConfigError for an unknown policy and for a policy that is named twice.
     """
     words: list[str] = []
+    installed = [*RULES, *TASK_RULES]
+    if find_spec("optuna") is None:
+        installed.remove(OptunaTpe.name)
     for word in text.split(","):
-        words += _installed() if word.strip() == "all" else [word.strip()]
+        words += installed if word.strip() == "all" else [word.strip()]
     for word in words:
         if words.count(word) > 1:
             message = f"policy {word!r} is named twice"
             raise ConfigError(message, hint="name every policy once")
     return [Entrant.parse(word) for word in words]
-
-
-def _installed() -> list[str]:
-    return [name for name in (*RULES, *TASK_RULES) if find_spec(ADAPTERS.get(name, "numpy"))]
 
 
 def _value(text: str) -> object:
@@ -130,9 +124,8 @@ class Plan:
     subtables: int = 0
     """Number of random parts of the table to search on; 0: search on the table itself."""
     share: float = 0.5
-    """Share of the arms that a part has."""
     tasks: int | None = None
-    """Number of tasks that a part has; None: all."""
+    """Share of the arms, and number of the tasks, that a part has; None: all tasks."""
     first: int = 0
     """The first seed of searches and parts."""
     gpus: tuple[int, ...] = (1, 32)
@@ -181,7 +174,8 @@ def reports(
     tables = plan.tables(table)
     if min(float(one.means.max()) for one in tables) <= 0:
         message = "the best mean score of the table is not positive"
-        raise ConfigError(message, hint="goals are shares of it; add a constant to the scores")
+        hint = "--until needs a positive best score; add a constant to the scores"
+        raise ConfigError(message, hint=hint)
     for entrant in plan.entrants:
         entrant.make(tables[0], plan.first, plan.asks)
     head = {
@@ -207,10 +201,7 @@ def reports(
 
 
 def searches(
-    entrant: Entrant,
-    tables: Sequence[ScoreTable],
-    plan: Plan,
-    on_search: OnSearch | None = None,
+    entrant: Entrant, tables: Sequence[ScoreTable], plan: Plan, on_search: OnSearch | None = None
 ) -> Iterator[tuple[int, Trace]]:
     """Run every search of one policy, and yield it with the number of its table.
 
@@ -230,7 +221,7 @@ def searches(
 
 def _exhaustive(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
     """Return the cost of evaluating everything, as medians over tables."""
-    found: dict[str, Any] = {"evaluations": float(np.median([t.evaluations for t in tables]))}
+    found: dict[str, Any] = {"evaluations": float(np.median([t.scores.size for t in tables]))}
     seconds = [table.seconds for table in tables if table.seconds is not None]
     if seconds:
         found["gpu_s"] = float(np.median([one.sum() for one in seconds]))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
     from hpc_toolkit.bandit.bench.replay import Trace
+    from hpc_toolkit.bandit.policy import Floats
 
 
 RESAMPLES = 2_000
@@ -36,25 +37,23 @@ class Spread(NamedTuple):
     """How a cost varies between searches. Infinity means that a search did not reach the goal."""
 
     median: float
-    """Half of the searches need no more."""
     p90: float
     """Nine of ten searches need no more: the lowest number with that property."""
     low: float
-    """Lower end of the median's bootstrap band."""
     high: float
-    """Upper end of the median's bootstrap band."""
+    """Ends of the median's bootstrap band."""
     reached: float
     """The share of the searches that reached the goal, 0 to 1."""
 
 
-def spread(values: Sequence[float], clusters: Sequence[int], *, seed: int = 0) -> Spread:
+def spread(values: Sequence[float], clusters: Sequence[int]) -> Spread:
     """Return median, ninth decile and the median's bootstrap band of one number per search.
 
     Infinity means that a search did not reach the goal, and sorts above every number. For
     ``clusters`` see :func:`draws`. The band is of the lower median, which is one of the numbers.
     """
     numbers = np.asarray(values, dtype=np.float64)
-    member, counts = draws(clusters, seed=seed)
+    member, counts = draws(clusters)
     order = np.argsort(numbers, kind="stable")
     below = np.cumsum(counts[:, member[order]], axis=1)
     medians = numbers[order][np.argmax(2 * below >= below[:, -1:], axis=1)]
@@ -68,14 +67,12 @@ def spread(values: Sequence[float], clusters: Sequence[int], *, seed: int = 0) -
     )
 
 
-def mean_band(
-    values: NDArray[np.float64], clusters: Sequence[int], *, seed: int = 0
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def mean_band(values: Floats, clusters: Sequence[int]) -> tuple[Floats, Floats, Floats]:
     """Return the mean over searches and its bootstrap band: mean, low, high, each (n_columns,).
 
     ``values`` has shape (n_searches, n_columns). For ``clusters`` see :func:`draws`.
     """
-    member, counts = draws(clusters, seed=seed)
+    member, counts = draws(clusters)
     sums = np.zeros((counts.shape[1], values.shape[1]))
     np.add.at(sums, member, values)
     sizes = np.bincount(member, minlength=counts.shape[1])
@@ -83,7 +80,7 @@ def mean_band(
     return np.asarray(values.mean(axis=0)), low, high
 
 
-def draws(clusters: Sequence[int], *, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def draws(clusters: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw the resamples of a bootstrap (Efron 1979) over clusters, with replacement.
 
     ``clusters`` has the table of each search, because searches on one table resemble each other. If
@@ -94,18 +91,18 @@ def draws(clusters: Sequence[int], *, seed: int = 0) -> tuple[NDArray[np.int64],
     draws each member, shape (RESAMPLES, n_members). Raises ConfigError without any search.
     """
     if not len(clusters):
-        message = "no search to sum up"
+        message = "no search to summarize"
         raise ConfigError(message, hint="give at least one seed")
     _, member = np.unique(np.asarray(clusters), return_inverse=True)
     if not member.any():
         member = np.arange(len(clusters))
     members = int(member.max()) + 1
-    rng = np.random.default_rng([seed, Stream.BOOTSTRAP])
+    rng = np.random.default_rng([0, Stream.BOOTSTRAP])
     counts = rng.multinomial(members, np.full(members, 1.0 / members), size=RESAMPLES)
     return member, counts
 
 
-def _ends(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _ends(drawn: Floats) -> tuple[Floats, Floats]:
     """Return the ends of the percentile band over resamples, shape (n_columns,) each."""
     tail = (1.0 - COVERAGE) / 2.0
     # Without interpolation, which is undefined between infinities.
@@ -149,7 +146,7 @@ def summary(
         "searches": len(traces),
         "to_goal": {
             goal_key(share): {
-                name: spread_json(spread(_to_goal(traces, columns, share), clusters))
+                name: _as_json(spread(_to_goal(traces, columns, share), clusters))
                 for name, columns in costs.items()
             }
             for share in goals(until)
@@ -161,9 +158,7 @@ def summary(
     return found
 
 
-def _costs(
-    traces: Sequence[Trace], gpus: Sequence[int], *, whole: bool
-) -> dict[str, list[NDArray[np.float64]]]:
+def _costs(traces: Sequence[Trace], gpus: Sequence[int], *, whole: bool) -> dict[str, list[Floats]]:
     """Return, by the name of the cost, what each search had spent when each pull was told."""
     costs = {"evaluations": [trace.evaluations for trace in traces]}
     if whole:
@@ -185,21 +180,17 @@ def reached_at(trace: Trace, share: float) -> float:
     return float(np.argmax(reached)) + 1.0 if reached.any() else math.inf
 
 
-def _to_goal(
-    traces: Sequence[Trace], costs: Sequence[NDArray[np.float64]], share: float
-) -> list[float]:
+def _to_goal(traces: Sequence[Trace], costs: Sequence[Floats], share: float) -> list[float]:
     """Return what each search spent to know an arm with this share of the best."""
-    found = []
-    for trace, spent in zip(traces, costs, strict=True):
-        place = reached_at(trace, share)
-        found.append(float(spent[int(place) - 1]) if math.isfinite(place) else math.inf)
-    return found
+    places = [reached_at(trace, share) for trace in traces]
+    return [
+        float(spent[int(place) - 1]) if math.isfinite(place) else math.inf
+        for place, spent in zip(places, costs, strict=True)
+    ]
 
 
 def _curves(
-    traces: Sequence[Trace],
-    clusters: Sequence[int],
-    costs: dict[str, list[NDArray[np.float64]]],
+    traces: Sequence[Trace], clusters: Sequence[int], costs: dict[str, list[Floats]]
 ) -> dict[str, Any]:
     """Return mean simple regret over each cost, with its band.
 
@@ -212,19 +203,12 @@ def _curves(
         if name != "pulls":
             grid = np.geomspace(end / 1000.0, end, GRID)
         rows = np.array([_regret(t, spent, grid) for t, spent in zip(traces, columns, strict=True)])
-        mean, low, high = mean_band(rows, clusters)
-        curves[name] = {
-            "x": grid.tolist(),
-            "simple": mean.tolist(),
-            "low": low.tolist(),
-            "high": high.tolist(),
-        }
+        found = zip(("x", "simple", "low", "high"), (grid, *mean_band(rows, clusters)), strict=True)
+        curves[name] = {key: numbers.tolist() for key, numbers in found}
     return curves
 
 
-def _regret(
-    trace: Trace, spent: NDArray[np.float64], grid: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _regret(trace: Trace, spent: Floats, grid: Floats) -> Floats:
     guess = float(trace.table.means.mean())
     known = np.concatenate([[guess], np.where(np.isnan(trace.known), guess, trace.known)])
     # At equal costs the last value counts.
@@ -232,8 +216,6 @@ def _regret(
     return np.asarray(float(trace.table.means.max()) - known[place])
 
 
-def spread_json(found: Spread) -> dict[str, float | None]:
+def _as_json(found: Spread) -> dict[str, float | None]:
     """Convert a spread to JSON, with None for infinity: too few searches reached the goal."""
-    return {
-        name: number if math.isfinite(number) else None for name, number in found._asdict().items()
-    }
+    return {name: one if math.isfinite(one) else None for name, one in found._asdict().items()}

@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import ArmTable, with_metrics
-from hpc_toolkit.bandit.policy import Observation
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, Observation
 from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from hpc_toolkit.bandit.policy import TaskSet
-
-
-LARGEST = 1e100
-"""The largest number in a table: sums and squares of larger numbers may overflow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,25 +25,25 @@ class ScoreTable:
     """All arms with their scores on all tasks.
 
     Raises ConfigError for an empty task set, for arrays whose shape is not (arms, tasks), for a
-    number that is not finite or beyond LARGEST, and for negative durations or standard errors.
+    number that is not finite or too large, and for negative durations or standard errors.
     """
 
     arms: ArmTable
     """The arms; their features may have gaps."""
     tasks: TaskSet
-    scores: NDArray[np.float64]
+    scores: Floats
     """Shape (n_arms, n_tasks), finite; higher is better."""
-    seconds: NDArray[np.float64] | None = None
+    seconds: Floats | None = None
     """Shape (n_arms, n_tasks): seconds of each evaluation on one GPU; None: not known."""
-    stderrs: NDArray[np.float64] | None = None
+    stderrs: Floats | None = None
     """Shape (n_arms, n_tasks): standard errors of the scores; None: not known."""
-    metrics: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    metrics: Mapping[str, Floats] = field(default_factory=dict)
     """Further measurements of the arms by name, shape (n_arms,) each; NaN: not known."""
 
     def __post_init__(self) -> None:
         shape = (len(self.arms.arms), len(self.tasks.names))
         if not self.tasks.names:
-            message = "a table of scores without a task"
+            message = "the table has no task"
             raise ConfigError(message, hint="give at least one task")
         _check_numbers("scores", self.scores, shape)
         for name, numbers in (("seconds", self.seconds), ("stderrs", self.stderrs)):
@@ -59,7 +53,7 @@ class ScoreTable:
             _check_shape(f"metric {name!r}", column, shape[:1])
 
     @cached_property
-    def means(self) -> NDArray[np.float64]:
+    def means(self) -> Floats:
         """Shape (n_arms,): each arm's mean over all tasks, by which searches are judged."""
         return np.asarray(self.scores.mean(axis=1))
 
@@ -71,11 +65,6 @@ class ScoreTable:
             for index, arm in enumerate(self.arms.ids)
         }
         return with_metrics(self.arms, rows, list(self.metrics))
-
-    @property
-    def evaluations(self) -> int:
-        """The number of (arm, task) pairs, all of which an exhaustive search evaluates."""
-        return int(self.scores.size)
 
     def part(self, arms: Sequence[int], tasks: Sequence[int]) -> ScoreTable:
         """Return the table of only some arms and tasks, in the given order; features are kept."""
@@ -97,8 +86,8 @@ class ScoreTable:
         a part that would be empty or larger than the table.
         """
         if not math.isfinite(share):
-            message = f"a part of {share} of the arms"
-            raise ConfigError(message, hint="draw a share above 0, at most 1")
+            message = f"a subtable with {share} of the arms"
+            raise ConfigError(message, hint="use a share above 0, at most 1")
         arms = int(share * len(self.arms.arms))
         for what, wanted, there in (
             ("arms", arms, len(self.arms.arms)),
@@ -116,7 +105,7 @@ class ScoreTable:
         """Return the observation that an evaluation of an arm on some tasks would have given."""
         chosen = list(tasks)
 
-        def told(numbers: NDArray[np.float64] | None) -> dict[str, float]:
+        def told(numbers: Floats | None) -> dict[str, float]:
             if numbers is None:
                 return {}
             return {self.tasks.names[j]: float(numbers[arm, j]) for j in chosen}
@@ -126,17 +115,17 @@ class ScoreTable:
         )
 
 
-def _check_shape(what: str, numbers: NDArray[np.float64], shape: tuple[int, ...]) -> None:
+def _check_shape(what: str, numbers: Floats, shape: tuple[int, ...]) -> None:
     if numbers.shape != shape:
         message = f"{what}: shape {numbers.shape}, expected {shape}"
         raise ConfigError(message, hint="one row for each arm, one column for each task")
 
 
 def _check_numbers(
-    what: str, numbers: NDArray[np.float64], shape: tuple[int, int], *, low: float = -LARGEST
+    what: str, numbers: Floats, shape: tuple[int, int], *, low: float = -LARGEST_NUMBER
 ) -> None:
     _check_shape(what, numbers, shape)
-    wrong = np.argwhere(~((numbers >= low) & (numbers <= LARGEST)))
+    wrong = np.argwhere(~((numbers >= low) & (numbers <= LARGEST_NUMBER)))
     if len(wrong):
         arm, task = (int(place) for place in wrong[0])
         message = f"{what}: {numbers[arm, task]} at arm {arm}, task {task}"

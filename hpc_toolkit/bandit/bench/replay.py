@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import Pull
+from hpc_toolkit.bandit.policy import Floats, Pull
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.asktell import Policy
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 def finish_times(
     durations: Sequence[Sequence[float]], told_before: Sequence[int], gpus: int
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return when the last evaluation of each pull ends, in seconds; shape (n_pulls,).
 
     This is an event simulation. Each GPU runs one evaluation at a time and starts the next ready
@@ -39,46 +37,31 @@ def finish_times(
     Results arrive in the order of asks, so a pull begins when that many first pulls ended. The
     longest of all evaluations that may begin goes first.
     """
-    pulls = _Pulls(durations, told_before)
-    running: list[tuple[float, int]] = []
-    now = 0.0
+    ends, now = np.zeros(len(durations)), 0.0
+    left = [len(seconds) for seconds in durations]
+    ready: list[tuple[float, int]] = []  # a heap of negative durations, with their pulls
+    running: list[tuple[float, int]] = []  # a heap of the times when evaluations end
+    asked = told = 0
     while True:
-        pulls.ask(now)
-        while pulls.ready and len(running) < gpus:
-            left, pull = heapq.heappop(pulls.ready)
-            heapq.heappush(running, (now - left, pull))
-        if not running:
-            return pulls.ends
-        now, pull = heapq.heappop(running)
-        pulls.left[pull] -= 1
-        pulls.ends[pull] = now
-
-
-class _Pulls:
-    """The evaluations that may begin."""
-
-    def __init__(self, durations: Sequence[Sequence[float]], told_before: Sequence[int]) -> None:
-        self.ready: list[tuple[float, int]] = []
-        """A heap of the negative duration and the pull of each evaluation that may begin."""
-        self.ends = np.zeros(len(durations))
-        self.left = [len(seconds) for seconds in durations]
-        self._durations = durations
-        self._told_before = told_before
-        self._asked = self._told = 0
-
-    def ask(self, now: float) -> None:
-        """Tell ended pulls and ask for pulls that waited for them, until neither is possible."""
+        # Tell ended pulls and ask for pulls that waited for them, until neither is possible.
         while True:
-            pull = self._asked
-            if pull < len(self.left) and self._told_before[pull] <= self._told:
-                self.ends[pull] = now
-                for seconds in self._durations[pull]:
-                    heapq.heappush(self.ready, (-seconds, pull))
-                self._asked += 1
-            elif self._told < self._asked and not self.left[self._told]:
-                self._told += 1
+            if asked < len(left) and told_before[asked] <= told:
+                ends[asked] = now
+                for seconds in durations[asked]:
+                    heapq.heappush(ready, (-seconds, asked))
+                asked += 1
+            elif told < asked and not left[told]:
+                told += 1
             else:
-                return
+                break
+        while ready and len(running) < gpus:
+            negative, pull = heapq.heappop(ready)
+            heapq.heappush(running, (now - negative, pull))
+        if not running:
+            return ends
+        now, pull = heapq.heappop(running)
+        left[pull] -= 1
+        ends[pull] = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +81,7 @@ class Asks:
         match = re.fullmatch(r"(rounds|window):([1-9][0-9]{0,5})", text)
         if not match:
             message = f"asks: {text!r}"
-            raise ConfigError(message, hint="'one', or as many at once as in rounds:8 or window:8")
+            raise ConfigError(message, hint="write one, rounds:N or window:N")
         return cls("window" if match[1] == "window" else "rounds", int(match[2]))
 
     def __str__(self) -> str:
@@ -114,33 +97,30 @@ class Trace:
     tasks: tuple[tuple[int, ...], ...]
     told_before: tuple[int, ...]
     """For each pull, the number of results told before it was asked for."""
-    known: NDArray[np.float64]
+    known: Floats
     """Shape (n_pulls,): the table's mean of the arm that the policy recommends once this pull is
     told; NaN while it recommends none."""
 
     @cached_property
-    def evaluations(self) -> NDArray[np.float64]:
+    def evaluations(self) -> Floats:
         """Shape (n_pulls,): number of evaluations in this and all earlier pulls."""
         return np.cumsum([float(len(tasks)) for tasks in self.tasks])
 
     @cached_property
-    def gpu_s(self) -> NDArray[np.float64]:
-        """Shape (n_pulls,): GPU seconds of this and all earlier pulls.
-
-        Raises ConfigError if the table has no durations.
-        """
+    def gpu_s(self) -> Floats:
+        """Shape (n_pulls,): GPU seconds of this and all earlier pulls."""
         return np.cumsum([math.fsum(seconds) for seconds in self.durations])
 
     @cached_property
     def durations(self) -> list[list[float]]:
         """Seconds of each evaluation, by pull. Raises ConfigError if the table has no durations."""
         if self.table.seconds is None:
-            message = "the table of scores has no durations"
-            raise ConfigError(message, hint="give a column t_<task> with seconds for every task")
+            message = "the score table has no durations"
+            raise ConfigError(message, hint="add a column t_<task> with seconds for every task")
         pulls = zip(self.arms, self.tasks, strict=True)
         return [self.table.seconds[arm, list(tasks)].tolist() for arm, tasks in pulls]
 
-    def wall_s(self, gpus: int) -> NDArray[np.float64]:
+    def wall_s(self, gpus: int) -> Floats:
         """Return shape (n_pulls,): when each pull can be told, in seconds from the start."""
         ends = finish_times(self.durations, self.told_before, gpus)
         return np.asarray(np.maximum.accumulate(ends))
@@ -193,7 +173,11 @@ class _Search:
         self._whole = True
 
     def ask(self, n: int) -> None:
-        pending = [self._pull(number) for number in self.waiting]
+        ids, tasks_of = self._table.arms.ids, self._table.tasks.part
+        pending = [
+            Pull(ids[self.arms[number]], tasks_of(self.tasks[number]).names)
+            for number in self.waiting
+        ]
         for proposal in self._policy.ask(n, pending):
             arm, tasks = self._read(proposal)
             self.told_before.append(len(self.known))
@@ -213,18 +197,10 @@ class _Search:
                 # The best mean is what ``policy.best`` would recommend, but is much faster.
                 self.value = float(np.fmax(self.value, self._table.means[arm]))
             elif place == n - 1:
-                self.value = self._recommended()
+                best = self._policy.best()
+                means, index = self._table.means, self._table.arms.index
+                self.value = math.nan if best is None else float(means[index(best.arm)])
             self.known.append(self.value)
-
-    def _recommended(self) -> float:
-        best = self._policy.best()
-        index = self._table.arms.index
-        return math.nan if best is None else float(self._table.means[index(best.arm)])
-
-    def _pull(self, number: int) -> Pull:
-        names = self._table.tasks.names
-        arm = self._table.arms.ids[self.arms[number]]
-        return Pull(arm, tuple(names[task] for task in self.tasks[number]))
 
     def _read(self, proposal: Proposal) -> tuple[int, tuple[int, ...]]:
         """Return the indices of a proposal's arm and tasks; without tasks, of all not yet asked."""

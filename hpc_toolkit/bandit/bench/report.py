@@ -19,9 +19,10 @@ from hpc_toolkit.report.figures import (
     figure,
     legend,
 )
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 GOAL = 0.99
 """The share of the best mean that the text table shows."""
@@ -42,32 +43,23 @@ def as_csv(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_lines(report: dict[str, Any], duration: Callable[[float], str]) -> list[str]:
+def as_lines(report: dict[str, Any]) -> list[str]:
     """Return a text table of what each policy spends to know an arm with 99 % of the best mean.
 
     If the searches ended at a lower share, the table is about that share. Each cell is the median
-    and, after a slash, what nine of ten searches need. ``duration`` formats seconds.
+    and, after a slash, what nine of ten searches need.
     """
     key = goal_key(GOAL if report["until"] is None else min(GOAL, report["until"]))
     costs = dict.fromkeys(cost for one in report["policies"] for cost in one["to_goal"][key])
     # Wall-clock time on one GPU is the GPU time.
     costs.pop("wall_s_1", None)
-    head = [
-        f"to {100 * float(key):g}% of the best",
-        *(_title(cost) for cost in costs),
-        "best at end",
-    ]
-    rows = [head]
+    rows = [[f"to {100 * float(key):g}% of the best", *map(_title, costs), "best at end"]]
     for one in report["policies"]:
-        found = one["to_goal"][key]
-        cells = [_cell(cost, found.get(cost), duration) for cost in costs]
+        cells = [_cell(cost, one["to_goal"][key].get(cost)) for cost in costs]
         rows.append([one["policy"], *cells, f"{one['ended']['exact']:.0%}"])
-    rows.append(["(everything)", *(_everything(cost, report, duration) for cost in costs), "100%"])
-    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
-    return [
-        "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    rows.append(["(everything)", *(_everything(cost, report) for cost in costs), "100%"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _title(cost: str) -> str:
@@ -77,26 +69,23 @@ def _title(cost: str) -> str:
     return {"gpu_s": "GPU time"}.get(cost, cost)
 
 
-def _cell(
-    cost: str, found: dict[str, float | None] | None, duration: Callable[[float], str]
-) -> str:
+def _cell(cost: str, found: dict[str, float | None] | None) -> str:
     if found is None:
         return "-"
-    return " / ".join(_number(cost, found[name], duration) for name in ("median", "p90"))
+    return " / ".join(_number(cost, found[name]) for name in ("median", "p90"))
 
 
-def _number(cost: str, number: float | None, duration: Callable[[float], str]) -> str:
+def _number(cost: str, number: float | None) -> str:
     if number is None:
         return "never"
-    return duration(number) if cost.startswith(("gpu_s", "wall_s_")) else f"{number:g}"
+    return format_duration(number) if cost.startswith(("gpu_s", "wall_s_")) else f"{number:g}"
 
 
-def _everything(cost: str, report: dict[str, Any], duration: Callable[[float], str]) -> str:
-    exhaustive = report["exhaustive"]
+def _everything(cost: str, report: dict[str, Any]) -> str:
+    exhaustive = {"pulls": report["arms"], **report["exhaustive"]}
     if cost.startswith("wall_s_"):
-        return _number(cost, exhaustive["wall_s"][cost.removeprefix("wall_s_")], duration)
-    found = report["arms"] if cost == "pulls" else exhaustive[cost]
-    return _number(cost, float(found), duration)
+        return _number(cost, exhaustive["wall_s"][cost.removeprefix("wall_s_")])
+    return _number(cost, exhaustive[cost])
 
 
 def regret_svg(report: dict[str, Any]) -> str:
@@ -106,7 +95,7 @@ def regret_svg(report: dict[str, Any]) -> str:
     """
     policies = [one for one in report["policies"] if "curves" in one]
     if not policies:
-        message = "a comparison that ends at a goal has no curves to draw"
+        message = "with --until there are no curves to draw"
         raise ConfigError(message, hint="leave out --until, or write .json or .csv")
     costs = list(dict.fromkeys(cost for one in policies for cost in one["curves"]))
     # Of several numbers of GPUs, draw only the last.

@@ -9,14 +9,12 @@ import numpy as np
 
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable, geometry_features
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
-from hpc_toolkit.bandit.policy import TaskSet
+from hpc_toolkit.bandit.policy import Floats, TaskSet
 from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 NOISE_STDERR = 0.002
 """Standard error of a score: about that of a mean over 32 text embedding tasks."""
@@ -56,7 +54,7 @@ a third of the sum, and the cheapest five together a hundredth."""
 
 def surface(
     seed: int, sizes: Sequence[float], steps: Sequence[int], layers: Sequence[int]
-) -> tuple[ArmTable, NDArray[np.float64]]:
+) -> tuple[ArmTable, Floats]:
     """Generate scores shaped like the scores of language models probed layer by layer.
 
     Return one arm per (size, step, layer), with geometry features and (size, step) as the group,
@@ -71,7 +69,7 @@ def surface(
     rng = np.random.default_rng([seed, Stream.SURFACE])
     peak, gain = rng.uniform(0.70, 0.80), rng.uniform(0.065, 0.080)
     arms: list[Arm] = []
-    scores: list[NDArray[np.float64]] = []
+    scores: list[Floats] = []
     for size, blocks in zip(sizes, layers, strict=True):
         shortfall = 0.03 * float(np.log10(max(sizes) / size))
         ripple = rng.normal(0.0, RIPPLE, blocks + 1)
@@ -127,9 +125,7 @@ def score_table(seed: int, tasks: int = 32) -> ScoreTable:
     )
 
 
-def _cancelling(
-    rng: np.random.Generator, shape: NDArray[np.float64], tasks: int, variance: float
-) -> NDArray[np.float64]:
+def _cancelling(rng: np.random.Generator, shape: Floats, tasks: int, variance: float) -> Floats:
     """Return shape (n_arms, tasks): ``shape`` for every task, with task weights that sum to 0."""
     weights = rng.standard_normal(tasks)
     weights -= weights.mean()
@@ -137,7 +133,7 @@ def _cancelling(
     return np.outer((shape - shape.mean()) / shape.std(), weights)
 
 
-def _seconds(rng: np.random.Generator, table: ArmTable, tasks: int) -> NDArray[np.float64]:
+def _seconds(rng: np.random.Generator, table: ArmTable, tasks: int) -> Floats:
     """Return shape (n_arms, tasks): durations in seconds on one GPU."""
     ranks = (np.arange(tasks) + 0.5) / tasks
     quantiles = np.array([NormalDist(0.0, TASK_SPREAD).inv_cdf(float(rank)) for rank in ranks])
@@ -150,9 +146,7 @@ def _seconds(rng: np.random.Generator, table: ArmTable, tasks: int) -> NDArray[n
     return np.asarray(np.outer(0.35 + 1.15 * passed, typical) * noise)
 
 
-def _scores_of(
-    step: int, blocks: int, peak: float, gain: float, ripple: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _scores_of(step: int, blocks: int, peak: float, gain: float, ripple: Floats) -> Floats:
     """Return shape (blocks + 1,): one checkpoint's scores by layer."""
     depth = np.arange(blocks + 1) / blocks
     early = 0.425 - 0.15 * -np.expm1(-depth / 0.08) - 0.03 * depth

@@ -11,24 +11,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.arms import FEATURES, columns
-from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.policy import Bools, Floats, Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, fit
-from hpc_toolkit.bandit.rule import (
-    Rule,
-    Stream,
-    drawn,
-    first_best,
-    number_option,
-    word_option,
-)
+from hpc_toolkit.bandit.rule import Rule, Stream, drawn, first_best, number_option, word_option
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from hpc_toolkit.bandit.rule import History
 
 
-def space_filling_order(points: NDArray[np.float64], seed: int, n: int) -> list[int]:
+def space_filling_order(points: Floats, seed: int, n: int) -> list[int]:
     """Return the indices of ``n`` points, each as far as possible from all before it.
 
     Greedy maximin design, known as farthest-point traversal (Gonzalez 1985, "Clustering to
@@ -69,7 +60,7 @@ class Guided(Rule):
             proposals += self._climb(history, points, opening, wanted - len(opening))
         return proposals
 
-    def _opening(self, history: History, points: NDArray[np.float64], n: int) -> list[int]:
+    def _opening(self, history: History, points: Floats, n: int) -> list[int]:
         """Return the initial arms that are due; all ``n`` while there is no reward."""
         if history.scored:
             n = min(n, max(0, self.initial - len(history.scored) - len(history.pending)))
@@ -80,7 +71,7 @@ class Guided(Rule):
 
     @abstractmethod
     def _climb(
-        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+        self, history: History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
         """Choose by a model ``n`` of the arms that are neither taken nor in ``opening``.
 
@@ -88,37 +79,14 @@ class Guided(Rule):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Rewards as models see them: with mean 0 and standard deviation 1."""
-
-    centre: float
-    spread: float
-
-    @classmethod
-    def of(cls, rewards: NDArray[np.float64]) -> Scale:
-        centre, spread = float(rewards.mean()), float(rewards.std())
-        # The spread of one reward, or of equal rewards, is rounding error.
-        return cls(centre, 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread)
-
-    def to_model(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-        return (rewards - self.centre) / self.spread
-
-    def to_reward(self, value: float) -> float:
-        return self.centre + self.spread * float(value)
-
-    def expects(self, mean: float, sd: float) -> str:
-        return f"expects {self.to_reward(mean):.4g} +- {self.spread * float(sd):.2g}"
-
-
-def free_arms(history: History, opening: list[int]) -> NDArray[np.bool_]:
+def free_arms(history: History, opening: list[int]) -> Bools:
     """Return shape (n_arms,): True for arms that may still be proposed."""
     free = np.ones(len(history.table.arms), dtype=np.bool_)
     free[[*history.taken, *opening]] = False
     return free
 
 
-def first_best_of(values: NDArray[np.float64], free: NDArray[np.bool_]) -> int:
+def first_best_of(values: Floats, free: Bools) -> int:
     """Return the lowest index of the highest value, to 12 decimals, among free arms."""
     allowed = np.flatnonzero(free)
     return int(allowed[first_best(values[allowed])])
@@ -139,11 +107,16 @@ class Ask:
 
     history: History
     posterior: Posterior
-    scale: Scale
-    free: NDArray[np.bool_]
+    centre: float
+    spread: float
+    """Mean and standard deviation of the told rewards."""
+    free: Bools
     """Shape (n_arms,): True for arms that are neither taken nor chosen."""
     chosen: int
     """How many arms this ask has chosen already."""
+
+    def to_reward(self, value: float) -> float:
+        return self.centre + self.spread * float(value)
 
     @cached_property
     def surfaces(self) -> Surfaces:
@@ -166,19 +139,23 @@ class GpRule(Guided):
     (kriging believer)."""
 
     def _climb(
-        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+        self, history: History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
-        scale = Scale.of(history.rewards)
-        x, y = points[list(history.scored)], scale.to_model(history.rewards)
+        centre, spread = float(history.rewards.mean()), float(history.rewards.std())
+        # The spread of one reward, or of equal rewards, is rounding error.
+        spread = 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread
+        x, y = points[list(history.scored)], (history.rewards - centre) / spread
         posterior = Posterior(x, y, points, fit(x, y))
         if self.believes:
             for index in sorted((*history.pending, *opening)):
                 posterior.believe(index)
-        ask = Ask(history, posterior, scale, free_arms(history, opening), len(opening))
+        free = free_arms(history, opening)
+        ask = Ask(history, posterior, centre, spread, free, len(opening))
         proposals = []
         for _ in range(n):
             index, acquisition = self._pick(ask)
-            reason = scale.expects(posterior.mean[index], posterior.sd[index])
+            mean, sd = ask.to_reward(posterior.mean[index]), spread * float(posterior.sd[index])
+            reason = f"expects {mean:.4g} +- {sd:.2g}"
             proposals.append(Proposal(history.table.ids[index], acquisition, reason))
             ask.free[index] = False
             ask.chosen += 1
@@ -206,12 +183,10 @@ class GpUcb(GpRule):
     def _pick(self, ask: Ask) -> tuple[int, float]:
         bounds = ask.posterior.mean + self.beta * ask.posterior.sd
         index = first_best_of(bounds, ask.free)
-        return index, ask.scale.to_reward(bounds[index])
+        return index, ask.to_reward(bounds[index])
 
 
-def log_expected_improvement(
-    mean: NDArray[np.float64], sd: NDArray[np.float64], best: float
-) -> NDArray[np.float64]:
+def log_expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
     """Return log E[max(f - best, 0)] for f ~ N(mean, sd^2); ``mean`` and ``sd`` have one shape.
 
     The closed form is sd (phi(z) + z Phi(z)) with z = (mean - best) / sd (Jones, Schonlau and Welch
@@ -247,7 +222,7 @@ class GpEi(GpRule):
         best = float(ask.posterior.mean[known].max())
         improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
         index = first_best_of(improvement, ask.free)
-        return index, ask.scale.spread * math.exp(improvement[index])
+        return index, ask.spread * math.exp(improvement[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,4 +244,4 @@ class GpTs(GpRule):
         if not ask.free[ask.surfaces.arms].any():
             surface = ask.posterior.mean
         index = first_best_of(surface, ask.free)
-        return index, ask.scale.to_reward(surface[index])
+        return index, ask.to_reward(surface[index])

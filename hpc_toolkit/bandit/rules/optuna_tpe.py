@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
 from hpc_toolkit.bandit.rule import Stream, drawn
 from hpc_toolkit.bandit.rules.gp import Guided, first_best_of, free_arms
 from hpc_toolkit.errors import ConfigError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import optuna
-    from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.rule import History
 
@@ -47,7 +46,7 @@ class OptunaTpe(Guided):
             raise ConfigError(message, hint="pip install 'hpc-toolkit[optuna]'")
 
     def _climb(
-        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+        self, history: History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
         ranks = _ranks(points)
         free = free_arms(history, opening)
@@ -67,7 +66,7 @@ class OptunaTpe(Guided):
     def _study(
         self,
         history: History,
-        ranks: NDArray[np.intp],
+        ranks: Indices,
         running: Sequence[int],
         generator: np.random.Generator,
     ) -> optuna.Study:
@@ -94,9 +93,7 @@ class OptunaTpe(Guided):
         return study
 
 
-def _nearest_free(
-    study: optuna.Study, ranks: NDArray[np.intp], free: NDArray[np.bool_]
-) -> tuple[int, str]:
+def _nearest_free(study: optuna.Study, ranks: Indices, free: Bools) -> tuple[int, str]:
     """Return the arm to propose, and how it was found."""
     import optuna
 
@@ -116,7 +113,7 @@ def _nearest_free(
     return first_best_of(-away, free), "nearest to what TPE suggests"
 
 
-def _space(ranks: NDArray[np.intp]) -> dict[str, optuna.distributions.BaseDistribution]:
+def _space(ranks: Indices) -> dict[str, optuna.distributions.BaseDistribution]:
     """Return one parameter for each column with more than one value."""
     import optuna
 
@@ -128,7 +125,7 @@ def _space(ranks: NDArray[np.intp]) -> dict[str, optuna.distributions.BaseDistri
     }
 
 
-def _ranks(points: NDArray[np.float64]) -> NDArray[np.intp]:
+def _ranks(points: Floats) -> Indices:
     ranks = [np.unique(np.round(column, 12), return_inverse=True)[1] for column in points.T]
     return np.array(ranks, dtype=np.intp).reshape(-1, len(points)).T
 

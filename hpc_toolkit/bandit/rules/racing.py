@@ -5,23 +5,77 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from hpc_toolkit.bandit.durations import slowness, task_order
-from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks
-from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
 from hpc_toolkit.bandit.rewards import rewards_of
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, number_option
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, first_best, number_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from hpc_toolkit.bandit.durations import TaskOrder
     from hpc_toolkit.bandit.rule import History
+
+
+class Gaps(NamedTuple):
+    """How far each arm is behind the leader."""
+
+    leader: int
+    means: Floats
+    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
+    have a score; 0 for the leader and for an arm without such a task."""
+    errors: Floats
+    """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
+    tasks, and before that infinite for an arm with fewer than two common tasks."""
+
+
+def gaps(scores: Floats, population: int, leader: int | None = None) -> Gaps:
+    """Compare arms after k of ``population`` tasks.
+
+    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` defaults to
+    :func:`best_row`. The error is sd / sqrt(common tasks) * sqrt(1 - k / population): the standard
+    deviation of the paired differences, with one degree of freedom less than common tasks, and the
+    finite population correction of survey sampling.
+    """
+    done = scores.shape[1]
+    leader = best_row(scores) if leader is None else leader
+    behind = scores[leader] - scores
+    counts = (~np.isnan(behind)).sum(axis=1)
+    means = np.nansum(behind, axis=1) / np.maximum(counts, 1)
+    squares = np.nansum((behind - means[:, None]) ** 2, axis=1)
+    variance = squares / np.maximum(counts - 1, 1) / np.maximum(counts, 1)
+    errors = np.sqrt(variance * (1.0 - done / population))
+    if done < population:
+        errors[counts < 2] = np.inf
+    return Gaps(leader, means, errors)
+
+
+def best_row(scores: Floats) -> int:
+    """Return the row with the highest mean; ties go to the first.
+
+    A missing score counts as the task's mean over the rows, so that no arm leads by having failed
+    on the hard tasks.
+    """
+    known = ~np.isnan(scores)
+    centre = np.nansum(scores, axis=0) / np.maximum(known.sum(axis=0), 1)
+    return first_best(np.where(known, scores - centre, 0.0).mean(axis=1))
+
+
+def silent_tasks(scores: Floats) -> Bools:
+    """Return shape (n_tasks,): True for tasks that cannot compare the arms.
+
+    ``scores`` has shape (n_arms, n_tasks); all arms were told on all tasks. A task is silent if no
+    arm has a score, or only one arm of more than two. This is the fault of the task, for instance
+    of a missing data set, and not of an arm. A single score may have been told earlier, when the
+    task could still be evaluated.
+    """
+    least = 2 if len(scores) > 2 else 1
+    return np.asarray((~np.isnan(scores)).sum(axis=0) < least)
 
 
 class Rung:
@@ -30,19 +84,19 @@ class Rung:
     def __init__(self, history: History, order: Sequence[int]) -> None:
         self._history = history
         self._order = tuple(order)
-        self.arms: NDArray[np.intp] = np.arange(len(history.table.arms))
+        self.arms: Indices = np.arange(len(history.table.arms))
         """Ascending indices of the remaining arms."""
         self.done = 0
         """All remaining arms were told on the first ``done`` tasks of the order."""
         self.counted: tuple[int, ...] = ()
         """The tasks among these by which arms are compared."""
         self.dropped: tuple[int, ...] = ()
-        """The other tasks, which gave no scores to compare (see ``odds.silent_tasks``)."""
+        """The other tasks, which gave no scores to compare (see ``silent_tasks``)."""
         self.until: int | None = None
         """The arms must be told on the first ``until`` tasks next; None: the contest is over."""
 
     @property
-    def scores(self) -> NDArray[np.float64]:
+    def scores(self) -> Floats:
         """Scores of the remaining arms on the counted tasks, shape (len(arms), len(counted))."""
         return self._history.results.scores[self.arms][:, self.counted]
 
@@ -57,8 +111,8 @@ class Rung:
             return False
         silent = silent_tasks(self._history.results.scores[self.arms][:, new]).tolist()
         self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
-        self.done = until
         self.dropped += tuple(task for task, lost in zip(new, silent, strict=True) if lost)
+        self.done = until
         return True
 
     def proposals(self, reason: str, n: int) -> list[Proposal]:
@@ -66,10 +120,8 @@ class Rung:
         if self.until is None:
             return []
         if self.dropped:
-            names = ", ".join(
-                self._history.results.tasks.names[task] for task in sorted(self.dropped)
-            )
-            reason += f"; left out, without scores to compare: {names}"
+            names = self._history.results.tasks.part(sorted(self.dropped)).names
+            reason += f"; left out, without scores to compare: {', '.join(names)}"
         tasks = self._order[: self.until]
         return proposals(self._history, self.arms.tolist(), tasks, reason, n)
 
@@ -80,15 +132,10 @@ def proposals(
     """Propose the first ``n`` arms that lack some of these tasks, each with its missing tasks.
     The list is empty if all have a result or are pending.
     """
-    found: list[Proposal] = []
-    names = history.results.tasks.names
-    for arm in arms:
-        if len(found) >= n:
-            break
-        left = tuple(names[task] for task in tasks if not history.results.asked[arm, task])
-        if left:
-            found.append(Proposal(history.table.ids[arm], None, reason, left))
-    return found
+    names, asked = history.results.tasks.names, history.results.asked
+    left = ((arm, tuple(names[task] for task in tasks if not asked[arm, task])) for arm in arms)
+    found = (Proposal(history.table.ids[arm], None, reason, some) for arm, some in left if some)
+    return list(islice(found, n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +176,7 @@ class Racing(_Contest):
 
     Once all remaining arms were told on k of K tasks, with k at least ``first``, arm a drops out
     if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``, by paired differences
-    (see ``odds.gaps``). See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002. The
+    (see ``gaps``). See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002. The
     race ends with one arm, or after all tasks with the exact mean. Arms are checked after every
     task, so ``c`` is not a quantile of a known error. An arm with more failed tasks than scores
     drops out, and a task that cannot compare the arms counts in neither k nor K.
@@ -167,7 +214,7 @@ class Racing(_Contest):
         return rung
 
 
-def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray[np.intp]:
+def survivors(scores: Floats, population: int, c: float) -> Indices:
     """Return the rows that are still in the race after k of ``population`` tasks.
 
     ``scores`` has shape (n_arms, k), k >= 1, NaN for a failed task. The leader is always included,
@@ -184,7 +231,7 @@ def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray
     return np.asarray(usable[near], np.intp)
 
 
-def comparable(scores: NDArray[np.float64]) -> NDArray[np.intp]:
+def comparable(scores: Floats) -> Indices:
     """Return the rows with a score for at least half of the tasks."""
     return np.flatnonzero(2 * (~np.isnan(scores)).sum(axis=1) >= scores.shape[1])
 
@@ -232,7 +279,7 @@ class Halving(_Contest):
                     break
         return rung
 
-    def _best(self, history: History, rung: Rung, size: int) -> NDArray[np.intp]:
+    def _best(self, history: History, rung: Rung, size: int) -> Indices:
         """Return the ``size`` best arms over the tasks that count; all arms if none counts."""
         if not rung.counted:
             return rung.arms
@@ -285,11 +332,11 @@ class _Purse:
             self._everything *= float(self._pace(rung).mean())
             self._corrected = True
 
-    def _pace(self, rung: Rung) -> NDArray[np.float64]:
+    def _pace(self, rung: Rung) -> Floats:
         """Return every arm's slowness on the counted tasks; tasks that fail can end at once."""
         counted = [place for place, task in enumerate(self._tasks) if task in rung.counted]
         return slowness(self._seconds[:, counted], self._expected[counted])
 
-    def _took(self, arms: NDArray[np.intp], start: int, stop: int) -> float:
+    def _took(self, arms: Indices, start: int, stop: int) -> float:
         seconds = self._seconds[arms, start:stop]
         return float(np.where(np.isnan(seconds), self._expected[start:stop], seconds).sum())

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.geometry import anisotropy, curvature, linear_cka
-from hpc_toolkit.science.metrics.neighbours import two_nn
+from hpc_toolkit.science.metrics.geometry import anisotropy, curvature, linear_cka, two_nn
 from hpc_toolkit.science.metrics.rows import masked_mean
 from hpc_toolkit.science.metrics.spectrum import alpha_req, effective_rank, matrix_entropy, rankme
 from hpc_toolkit.science.metrics.views import dime, infonce, lidar
@@ -51,28 +50,17 @@ class Metric:
     averaged over prompts. ``tokens``: the tokens of all prompts together. ``dataset``: one mean row
     per prompt. ``views``: one mean row for each of several augmentations of every prompt.
     ``layers``: one mean row per prompt for each of two layers."""
-
     function: Callable[..., Tensor]
     """``(z, lengths)`` for ``prompt`` and ``tokens``, ``(z)`` for ``dataset``, ``(z)`` of shape
     ``(views, prompts, features)`` for ``views``, ``(x, y)`` for ``layers``."""
-
     about: str
     """One line with the definition, the chosen options and the range."""
-
     fewest: int = 1
     """Least number of rows: tokens of every prompt for ``prompt``, else different prompts."""
 
 
-def _lidar(z: Tensor) -> Tensor:
-    return lidar(z.movedim(-3, -2))
-
-
-def _dime(z: Tensor) -> Tensor:
-    return dime(z[..., 0, :, :], z[..., 1, :, :], center=True)
-
-
-def _infonce(z: Tensor) -> Tensor:
-    return infonce(z[..., 0, :, :], z[..., 1, :, :], center=True)
+def _of_first_two(metric: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda z: metric(z[..., 0, :, :], z[..., 1, :, :], center=True)
 
 
 _layer_entropy = partial(matrix_entropy, center=True, unit_rows=True, normalize="max")
@@ -123,14 +111,18 @@ METRICS: dict[str, Metric] = {
     ),
     "lidar": Metric(
         "views",
-        _lidar,
+        lambda z: lidar(z.movedim(-3, -2)),
         "LiDAR of the views' means, delta 1e-4, as a rank: 1..min(n - 1, d)",
         fewest=2,
     ),
-    "dime": Metric("views", _dime, "DiME of the first two views (centred, order 1): -log n..log n"),
+    "dime": Metric(
+        "views",
+        _of_first_two(dime),
+        "DiME of the first two views (centred, order 1): -log n..log n",
+    ),
     "infonce": Metric(
         "views",
-        _infonce,
+        _of_first_two(infonce),
         "SimCLR loss of the first two views (centred, temperature 0.1), low is good: 0 upwards",
         fewest=2,
     ),

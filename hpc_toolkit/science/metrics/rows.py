@@ -12,7 +12,7 @@ by a power of two, which changes no digit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,10 +26,17 @@ def row_mask(z: Tensor, lengths: Tensor | None) -> Tensor:
     """Boolean ``(..., n, 1)``: True for the real rows of ``z``."""
     import torch
 
-    positions = torch.arange(z.shape[-2], device=z.device)
     if lengths is None:
         return torch.ones((*z.shape[:-1], 1), dtype=torch.bool, device=z.device)
+    positions = torch.arange(z.shape[-2], device=z.device)
     return (positions < lengths.to(z.device).unsqueeze(-1)).unsqueeze(-1)
+
+
+def require_known(what: str, word: str, known: object) -> None:
+    """Require one of the words of a Literal type. Raises ValueError."""
+    if word not in get_args(known):
+        msg = f"unknown {what} {word!r}; known: {', '.join(get_args(known))}"
+        raise ValueError(msg)
 
 
 def row_counts(z: Tensor, lengths: Tensor | None) -> Tensor:
@@ -38,11 +45,7 @@ def row_counts(z: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def masked_mean(z: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Mean of the real rows, float64, shape ``(..., d)``.
-
-    Raises:
-        ValueError: see `real_rows`.
-    """
+    """Mean of the real rows, float64, shape ``(..., d)``. Raises ValueError: see `real_rows`."""
     return real_rows(z, lengths).sum(-2) / row_counts(z, lengths).unsqueeze(-1)
 
 
@@ -99,10 +102,8 @@ def prepare_rows(
     """Real rows of ``z`` in float64, optionally minus their mean and scaled to unit length.
 
     A row that is zero, or that centring reduces to rounding error, becomes exactly zero. Without
-    ``unit_rows`` each matrix may be multiplied by a power of two, see `scaled`.
-
-    Raises:
-        ValueError: see `real_rows`.
+    ``unit_rows`` each matrix may be multiplied by a power of two, see `scaled`. Raises ValueError:
+    see `real_rows`.
     """
     rows = real_rows(z, lengths)
     mask = row_mask(z, lengths)
@@ -129,11 +130,9 @@ def prepare_rows(
 def real_rows(z: Tensor, lengths: Tensor | None = None, *, fewest: int = 1) -> Tensor:
     """Return ``z`` in float64 and detached, with zeros as padding.
 
-    The result is not a copy if ``z`` is float64 and no lengths are given.
-
-    Raises:
-        ValueError: not a matrix of at least ``fewest`` real rows, lengths that do not fit it,
-            complex numbers, or a real row with NaN or an infinite value.
+    The result is not a copy if ``z`` is float64 and no lengths are given. Raises ValueError: not a
+    matrix of at least ``fewest`` real rows, lengths that do not fit it, complex numbers, or a real
+    row with NaN or an infinite value.
     """
     if z.is_complex():
         msg = f"needs real numbers, got {z.dtype}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.rows import prepare_rows, row_counts
+from hpc_toolkit.science.metrics.rows import prepare_rows, require_known, row_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,14 +42,11 @@ def matrix_entropy(
     Source: Giraldo, Rao & Principe 2014 (IEEE Trans. Inf. Theory 61); as a layer metric Skean et
     al. 2025, arXiv 2502.02013.
 
-    Raises:
-        ValueError: an unknown normalisation, or an unusable matrix or lengths.
+    Raises ValueError: an unknown normalisation, or an unusable matrix or lengths.
     """
     import torch
 
-    if normalize not in ("none", "max"):
-        msg = f"unknown normalisation {normalize!r}; known: none, max"
-        raise ValueError(msg)
+    require_known("normalisation", normalize, Normalization)
     rows = prepare_rows(z, lengths, center=center, unit_rows=unit_rows)
     highest = row_counts(z, lengths).clamp_min(1).log().clamp_max(math.log(z.shape[-1]))
     eigenvalues = torch.linalg.eigvalsh(gram(rows)).clamp_min(0.0)
@@ -69,8 +66,7 @@ def effective_rank(z: Tensor, *, center: bool = False) -> Tensor:
 
     Source: Roy & Vetterli 2007, "The effective rank", EUSIPCO.
 
-    Raises:
-        ValueError: an empty matrix, or a matrix with NaN or infinite values.
+    Raises ValueError: an empty matrix, or a matrix with NaN or infinite values.
     """
     p = _shares(singular_values(z, center=center), 0.0)
     return _shannon(p).exp().clamp(1.0, p.shape[-1]) * (p.sum(-1) > 0)
@@ -87,8 +83,7 @@ def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
 
     Source: Garrido et al. 2023, "RankMe", ICML, arXiv 2210.02885.
 
-    Raises:
-        ValueError: an empty matrix, or a matrix with NaN or infinite values.
+    Raises ValueError: an empty matrix, or a matrix with NaN or infinite values.
     """
     p = _shares(singular_values(z, center=False), 0.0)
     shifted = p + eps
@@ -115,8 +110,7 @@ def gram(rows: Tensor) -> Tensor:
 def singular_values(z: Tensor, *, center: bool) -> Tensor:
     """Singular values of ``(..., n, d)``, descending, up to a power of two for each matrix.
 
-    Raises:
-        ValueError: an empty matrix, or a matrix with NaN or infinite values.
+    Raises ValueError: an empty matrix, or a matrix with NaN or infinite values.
     """
     import torch
 
@@ -161,8 +155,7 @@ def alpha_req(z: Tensor, *, center: bool = True, first: int = FIRST, last: int =
     Source: Agrawal et al. 2022, "alpha-ReQ", NeurIPS; range and weights are from the authors'
     package reptrix.
 
-    Raises:
-        ValueError: fewer than three eigenvalues in the range, or an unusable matrix or range.
+    Raises ValueError: fewer than three eigenvalues in the range, or an unusable matrix or range.
     """
     import torch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.rows import prepare_rows, real_rows, scaled
+from hpc_toolkit.science.metrics.rows import prepare_rows, real_rows, require_known, scaled
 from hpc_toolkit.science.metrics.spectrum import entropy_of, gram
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ def lidar(z: Tensor, *, delta: float = 1e-4) -> Tensor:
 
     Source: Thilak et al. 2023, arXiv 2312.04000, for ``delta`` as well.
 
-    Raises:
-        ValueError: fewer than two inputs or views, a negative ``delta``, or a ``delta`` so small
-            relative to the scatter that ``Sw`` is singular in float64.
+    Raises ValueError: fewer than two inputs or views, a negative ``delta``, or a ``delta`` so small
+    relative to the scatter that ``Sw`` is singular in float64.
     """
     import torch
 
@@ -96,8 +95,7 @@ def dime(
     Source: Skean et al. 2023, arXiv 2301.08164. For ``n > d``, published code of the layer metrics
     uses the ``d x d`` matrices, whose product of entries is meaningless; this function does not.
 
-    Raises:
-        ValueError: different shapes, no permutation, an unusable matrix.
+    Raises ValueError: different shapes, no permutation, an unusable matrix.
     """
     import numpy as np
     import torch
@@ -111,18 +109,13 @@ def dime(
     u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
     first, second = u @ u.mT, v @ v.mT
     draws = np.random.default_rng([seed])
-    together = _joint_entropy(first, second)
+    together = entropy_of(torch.linalg.eigvalsh(first * second))
     apart = together * 0
     for _ in range(permutations):
         order = torch.from_numpy(draws.permutation(a.shape[-2])).to(a.device)
-        apart = apart + _joint_entropy(first, second[..., order, :][..., order])
+        moved = second[..., order, :][..., order]
+        apart = apart + entropy_of(torch.linalg.eigvalsh(first * moved))
     return apart / permutations - together
-
-
-def _joint_entropy(first: Tensor, second: Tensor) -> Tensor:
-    import torch
-
-    return entropy_of(torch.linalg.eigvalsh(first * second))
 
 
 def infonce(
@@ -150,18 +143,15 @@ def infonce(
     Source: van den Oord et al. 2018, arXiv 1807.03748 (``cpc``); Chen et al. 2020, arXiv 2002.05709
     (``simclr``).
 
-    Raises:
-        ValueError: different shapes, fewer than two inputs, an unknown variant, a temperature that
-            is not positive, an unusable matrix.
+    Raises ValueError: different shapes, fewer than two inputs, an unknown variant, a temperature
+    that is not positive, an unusable matrix.
     """
     import torch
 
     if a.shape != b.shape:
         msg = f"two views need the same shape, got {tuple(a.shape)} and {tuple(b.shape)}"
         raise ValueError(msg)
-    if variant not in ("simclr", "cpc"):
-        msg = f"unknown variant {variant!r}; known: simclr, cpc"
-        raise ValueError(msg)
+    require_known("variant", variant, InfoNCEVariant)
     if a.shape[-2] < 2:
         msg = f"needs at least 2 inputs, got {a.shape[-2]}: there is no other one to tell apart"
         raise ValueError(msg)
@@ -171,13 +161,10 @@ def infonce(
     u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
     positive = (u * v).sum(-1) / temperature
     if variant == "cpc":
-        all_pairs = u @ v.mT / temperature
-        return _excess(all_pairs, positive)
-    rows = torch.cat([u, v], dim=-2)
-    all_pairs = rows @ rows.mT / temperature
-    all_pairs.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # no row is its own negative
-    return _excess(all_pairs, torch.cat([positive, positive], dim=-1))
-
-
-def _excess(all_pairs: Tensor, positive: Tensor) -> Tensor:
-    return (all_pairs.logsumexp(-1) - positive).clamp_min(0.0).mean(-1)
+        pairs = u @ v.mT / temperature
+    else:
+        rows = torch.cat([u, v], dim=-2)
+        pairs = rows @ rows.mT / temperature
+        pairs.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # no row is its own negative
+        positive = torch.cat([positive, positive], dim=-1)
+    return (pairs.logsumexp(-1) - positive).clamp_min(0.0).mean(-1)

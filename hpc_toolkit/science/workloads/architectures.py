@@ -6,13 +6,13 @@ hidden states that transformers returns, number for number.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
     from torch.nn import Module
@@ -29,7 +29,6 @@ class Anatomy:
     """The blocks in order: the first takes layer 0, and their outputs are layers 1 to L, with layer
     L before `tail`. Empty if they were not found; the model must then return all hidden states,
     which keeps all of them in memory at once."""
-
     tail: tuple[Module, ...] | None
     """The modules that turn the last block's output into the last hidden state: mostly one norm;
     empty for models that norm inside their blocks. None if they were not found."""
@@ -82,39 +81,25 @@ def _examine(model: Module) -> Anatomy:
 
     ids = torch.arange(PROBE_TOKENS, device=next(model.parameters()).device)
     ids = ids.clamp_max(int(model.config.vocab_size) - 1).unsqueeze(0)  # type: ignore[union-attr, arg-type]
+    mask = torch.ones_like(ids)
     calls: list[_Call] = []
-    with torch.inference_mode(), _recorded(model, calls):
-        output = model(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            output_hidden_states=True,
-            use_cache=False,
-        )
-    blocks = _blocks(model, calls, output.hidden_states)
-    if not blocks:
-        return Anatomy((), None)
-    return Anatomy(blocks, _tail(calls, blocks[-1], output.last_hidden_state))
-
-
-@contextmanager
-def _recorded(model: Module, calls: list[_Call]) -> Iterator[None]:
-    import torch
 
     def record(module: Module, args: Any, kwargs: Any, returned: Any) -> None:
         left = output_of(returned)
         seen = left.clone() if isinstance(left, torch.Tensor) else None
         calls.append(_Call(module, input_of(args, kwargs), left, seen))
 
-    handles = [
-        module.register_forward_hook(record, with_kwargs=True)
-        for module in model.modules()
-        if module is not model
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.inference_mode():
+        for module in model.modules():
+            if module is not model:
+                hooks.callback(module.register_forward_hook(record, with_kwargs=True).remove)
+        output = model(
+            input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False
+        )
+    blocks = _blocks(model, calls, output.hidden_states)
+    if not blocks:
+        return Anatomy((), None)
+    return Anatomy(blocks, _tail(calls, blocks[-1], output.last_hidden_state))
 
 
 def _blocks(model: Module, calls: list[_Call], states: Sequence[Tensor]) -> tuple[Module, ...]:
@@ -150,6 +135,5 @@ def _same(a: Any, b: Tensor) -> bool:
     """Return whether two tensors are equal number for number, with NaN equal to NaN."""
     import torch
 
-    if not isinstance(a, torch.Tensor) or a.shape != b.shape:
-        return False
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+    alike = isinstance(a, torch.Tensor) and a.shape == b.shape
+    return alike and bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -48,10 +48,8 @@ class CheckpointFile:
 
     name: str
     """Path relative to the checkpoint's directory; has slashes if an index names shards so."""
-
     size: int
     """Bytes; for a link, the bytes of its target, as in the hub's cache."""
-
     changed_ns: int
     """Time of the last write in ns, by the clock of its filesystem."""
 
@@ -61,11 +59,8 @@ def checkpoint_files(directory: Path) -> list[CheckpointFile]:
 
     These are the settings, the tokenizer, and the set of weights that transformers chooses; nothing
     else in the directory, and only regular files. Reads the index of sharded weights, but none of
-    the other files.
-
-    Raises:
-        PermanentError: an index of weights is damaged, or leads out of the directory.
-        OSError: weights are missing, or the directory cannot be read.
+    the other files. Raises PermanentError: an index of weights is damaged, or leads out of the
+    directory. Raises OSError: weights are missing, or the directory cannot be read.
     """
     settings = {
         path.name
@@ -84,8 +79,7 @@ def checkpoint_files(directory: Path) -> list[CheckpointFile]:
 def weight_names(directory: Path) -> list[str]:
     """Return the names of the weights that transformers loads, whether the files exist or not.
 
-    Raises:
-        PermanentError: the index that names them is damaged, or leads out of the directory.
+    Raises PermanentError: the index that names them is damaged, or leads out of the directory.
     """
     for name in _WHOLE_OR_INDEX:
         if (directory / name).is_file():
@@ -96,8 +90,7 @@ def weight_names(directory: Path) -> list[str]:
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object of a checkpoint.
 
-    Raises:
-        PermanentError: the file is missing, or not a JSON object.
+    Raises PermanentError: the file is missing, or not a JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

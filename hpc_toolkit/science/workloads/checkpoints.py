@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
     """Return the item's layer, an integer from 0 to ``layers - 1``.
 
-    Raises:
-        PermanentError: the layer is missing, or the checkpoint has no such layer.
+    Raises PermanentError: the layer is missing, or the checkpoint has no such layer.
     """
     layer = item.get("layer")
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
@@ -51,10 +50,8 @@ def require_positions(loaded: LoadedModel, longest: int) -> None:
     """Require a model that takes texts of ``longest`` tokens.
 
     A text that is too long raises a shape error on a CPU, and ends the process on a GPU. A model
-    with rotary positions would go on, with positions for which it was never trained.
-
-    Raises:
-        PermanentError: the model has fewer positions.
+    with rotary positions would go on, with positions for which it was never trained. Raises
+    PermanentError: the model has fewer positions.
     """
     positions = _positions(loaded.model)
     if positions is not None and longest > positions:
@@ -81,8 +78,7 @@ def _positions(model: Any) -> int | None:
 def require_positive(name: str, value: object) -> int:
     """Require an option to be a count.
 
-    Raises:
-        ConfigError: the value is not an integer of at least 1.
+    Raises ConfigError: the value is not an integer of at least 1.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         msg = f"{name}: {value!r} is not a positive integer"
@@ -96,13 +92,8 @@ class LoadedModel:
 
     model: Any
     """Called with ``input_ids``, ``attention_mask`` and ``output_hidden_states=True``."""
-
     tokenizer: Any
-    """Turns texts into token ids."""
-
     device: torch.device
-    """Device of the weights."""
-
     name: str
     """The checkpoint as the item names it."""
 
@@ -110,10 +101,8 @@ class LoadedModel:
 def load_checkpoint(root: str | Path, checkpoint: str) -> LoadedModel:
     """Load ``<root>/<checkpoint>``, or ``name@revision`` from the hub or its local cache.
 
-    If the node has a cache, its files are read through the cache; see `nodecache`.
-
-    Raises:
-        PermanentError: names the file or tensor that is missing, damaged or does not fit the model.
+    If the node has a cache, its files are read through the cache; see `nodecache`. Raises
+    PermanentError: names the file or tensor that is missing, damaged or does not fit the model.
     """
     directory = locate(root, checkpoint)
     verify(directory)
@@ -129,7 +118,7 @@ def locate(root: str | Path, checkpoint: str) -> Path:
     directory = Path(root) / checkpoint
     if not directory.is_dir():
         msg = f"{directory}: no such checkpoint directory"
-        hint = "a checkpoint of the hub is written name@revision; others are relative to 'root'"
+        hint = "write name@revision for the hub; other paths are relative to 'root'"
         raise PermanentError(msg, hint=hint)
     return directory
 
@@ -137,16 +126,14 @@ def locate(root: str | Path, checkpoint: str) -> Path:
 def verify(directory: Path) -> None:
     """Reject a directory without configuration or weights, or with truncated weights.
 
-    Reads a few kilobytes: the header of each safetensors file gives the length of the file.
-
-    Raises:
-        PermanentError: names the file.
+    Reads a few kilobytes: the header of each safetensors file gives the length of the file. Raises
+    PermanentError: names the file.
     """
     read_object(directory / "config.json")
     for path in (directory / name for name in weight_names(directory)):
         if not path.is_file():
             msg = f"{path}: weights are missing"
-            raise PermanentError(msg, hint="the checkpoint is not complete; save it again")
+            raise PermanentError(msg, hint="the checkpoint is incomplete; save it again")
         if path.suffix == ".safetensors":
             _verify_safetensors(path)
 
@@ -172,11 +159,11 @@ def _verify_safetensors(path: Path) -> None:
         tensors = json.loads(header)
         end = max(t["data_offsets"][1] for k, t in tensors.items() if k != "__metadata__")
     except (ValueError, TypeError, KeyError, IndexError):
-        msg = f"{path}: not a whole safetensors file: its header cannot be read ({size} bytes)"
-        raise PermanentError(msg, hint="the file is half-written; save it again") from None
+        msg = f"{path}: not a complete safetensors file: its header cannot be read ({size} bytes)"
+        raise PermanentError(msg, hint="the file is incomplete; save it again") from None
     if size != 8 + length + end:
         msg = f"{path}: {size} bytes, but its header says {8 + length + end}"
-        raise PermanentError(msg, hint="the file is half-written; save it again")
+        raise PermanentError(msg, hint="the file is incomplete; save it again")
 
 
 def _download(name: str, revision: str) -> Path:

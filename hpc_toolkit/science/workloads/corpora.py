@@ -40,10 +40,8 @@ class Article:
 
     topic: str
     """One of five: business, entertainment, politics, sports, tech."""
-
     headline: str
     """The first line of the story."""
-
     body: str
     """The rest of the story, one paragraph per line."""
 
@@ -205,8 +203,7 @@ def training_tweets() -> list[str]:
 def package_path(package: str, relative: str) -> Path:
     """Return the path of a file or directory inside an installed package, without importing it.
 
-    Raises:
-        WorkloadError: the package is not installed, or is another version without that file.
+    Raises WorkloadError: the package is not installed, or is another version without that file.
     """
     spec = importlib.util.find_spec(package)
     hint = f"pip install {package}=={PINNED[package]}"

@@ -14,6 +14,7 @@ import json
 import logging
 import zipfile
 from collections import OrderedDict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,8 @@ from hpc_toolkit.science.workloads.nodecache import local_copy
 from hpc_toolkit.science.workloads.onepass import (
     Batch,
     BatchSize,
-    Distinct,
     OfCheckpoints,
+    distinct,
     forward,
     layer_count,
     tokenize,
@@ -56,17 +57,16 @@ def pooled(
 
     Texts with the same tokens have the same row, to the last bit.
     """
-    different = Distinct.of(ids)
+    different, at = distinct(ids)
     layers: list[np.ndarray] = []
 
     def pool(layer: int, states: Tensor, batch: Batch) -> None:
         if layer == len(layers):
-            layers.append(np.zeros((len(different.ids), states.shape[-1]), np.float32))
+            layers.append(np.zeros((len(different), states.shape[-1]), np.float32))
         layers[layer][batch.rows] = mean_pool(states, batch.lengths).cpu().numpy()
 
-    forward(loaded, different.ids, pool, size=size, final_norm=final_norm)
-    repeated = len(different.ids) < len(ids)
-    return [rows[different.at] for rows in layers] if repeated else layers
+    forward(loaded, different, pool, size=size, final_norm=final_norm)
+    return [rows[at] for rows in layers] if len(different) < len(ids) else layers
 
 
 def mean_pool(states: Tensor, lengths: Tensor) -> Tensor:
@@ -87,10 +87,9 @@ _FORMAT = 3
 class SharedEmbeddings:
     """The embeddings of one checkpoint, the context of its tasks.
 
-    One forward pass gives all layers of a list of texts. The most recently used lists are kept in
-    memory, up to `CACHE_BYTES`, and always the last one. With a ``directory``, lists are read from
-    it layer by layer if they are there, and written to it otherwise, as ``4 * texts * width`` bytes
-    per layer.
+    The most recently used lists of texts are kept in memory, up to `CACHE_BYTES`, and always the
+    last one. With a ``directory``, lists are read from it layer by layer if they are there, and
+    written to it otherwise, as ``4 * texts * width`` bytes per layer.
     """
 
     def __init__(
@@ -107,9 +106,7 @@ class SharedEmbeddings:
         self.layers = layer_count(loaded)
         """Number of hidden states: the blocks and the embeddings (layer 0)."""
         self.loaded = loaded
-        """The model."""
         self.name = loaded.name
-        """The checkpoint."""
         self.forwards = 0
         """Number of forward passes over a list of texts so far."""
         self._max_tokens = max_tokens
@@ -118,8 +115,7 @@ class SharedEmbeddings:
         self._final_norm = final_norm
         self._kept: OrderedDict[str, list[np.ndarray]] = OrderedDict()
         self._directory = directory
-        self._identity = identity
-        self._known: bytes | None = None
+        self._identity = cache(identity)
 
     def of(self, texts: Sequence[str], layer: int) -> np.ndarray:
         """Return float32 ``(len(texts), d)``, the mean over each text's tokens.
@@ -150,8 +146,7 @@ class SharedEmbeddings:
             self._kept.move_to_end(digest)
             return self._kept[digest][layer]
         path = self._path(self._directory, digest) if self._directory else None
-        stored = _read(path, self.layers, len(texts), layer) if path else None
-        if stored is not None:
+        if path and (stored := _read(path, self.layers, len(texts), layer)) is not None:
             return stored
         rows = self._kept[digest] = self.embed(texts)
         while len(self._kept) > 1 and self._kept_bytes() > CACHE_BYTES:
@@ -164,10 +159,9 @@ class SharedEmbeddings:
         return sum(layer.nbytes for kept in self._kept.values() for layer in kept)
 
     def _path(self, directory: Path, digest: str) -> Path:
-        if self._known is None:
-            identity = {"format": _FORMAT, **self._identity()}
-            self._known = json.dumps(identity, sort_keys=True, allow_nan=False).encode()
-        name = hashlib.sha256(self._known + b"\n" + digest.encode()).hexdigest()
+        identity = {"format": _FORMAT, **self._identity()}
+        known = json.dumps(identity, sort_keys=True, allow_nan=False)
+        name = hashlib.sha256(f"{known}\n{digest}".encode()).hexdigest()
         # Subdirectories, since some filesystems are slow with very many names in one directory.
         return directory / name[:2] / f"{name}.npz"
 
@@ -221,21 +215,14 @@ class EmbeddedTexts(OfCheckpoints):
     """Base class of workloads whose context is the `SharedEmbeddings` of a checkpoint."""
 
     def __init__(self, *, cache: str | None = None, **options: Any) -> None:
-        """Options of the workload.
-
-        Args:
-            cache: a directory for embeddings, shared by workers and runs; none by default.
-            options: the options of `OfCheckpoints`.
+        """``cache`` is a directory for embeddings, shared by workers and runs; the other options
+        are those of `OfCheckpoints`.
         """
         super().__init__(**options)
         self._cache = Path(cache).expanduser() if cache else None
 
     def load(self, group: str) -> SharedEmbeddings:
-        """Load a checkpoint; texts are embedded when a task first asks for them.
-
-        Raises:
-            PermanentError: the checkpoint cannot be used.
-        """
+        """Load a checkpoint; texts are embedded when a task first asks for them."""
         loaded = self.load_model(group)
         return SharedEmbeddings(
             loaded,

@@ -1,4 +1,9 @@
-"""The metrics stage: representation metrics of every layer, one forward pass per checkpoint."""
+"""The metrics stage: representation metrics of every layer, one forward pass per checkpoint.
+
+Memory beyond the weights and `onepass`: while a layer is measured, some copies of its states in
+float64. From the forward pass on, one mean row of ``8 d`` bytes per layer, prompt and view on the
+host.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,30 @@ import hashlib
 import json
 import random
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
-from hpc_toolkit.science.metrics import METRICS, STANDARD
+from hpc_toolkit.science.metrics import METRICS, STANDARD, masked_mean
+from hpc_toolkit.science.metrics.geometry import anisotropy_of_sum, unit_row_sum
 from hpc_toolkit.science.workloads.checkpoints import require_layer, require_positive
-from hpc_toolkit.science.workloads.measuring import MeasuredLayers
-from hpc_toolkit.science.workloads.onepass import OfCheckpoints, tokenize
+from hpc_toolkit.science.workloads.onepass import (
+    BatchSize,
+    OfCheckpoints,
+    distinct,
+    forward,
+    layer_count,
+    tokenize,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from torch import Tensor
+
     from hpc_toolkit.science.workloads.checkpoints import LoadedModel
-    from hpc_toolkit.science.workloads.onepass import FinalNorm
+    from hpc_toolkit.science.workloads.onepass import Batch, FinalNorm
 
 SHARE = 0.1
 """Share of the words that are changed; at least one word, if any word has two letters."""
@@ -76,24 +91,21 @@ class LayerMetrics(OfCheckpoints):
     A metric that is not defined for a layer is None, and the value also has
     ``{"undefined": {"<metric>": reason}}``. If no metric is defined, the item fails for good.
 
-    Layer 0 is the embeddings and layer L the last block *after* the final norm. With
-    ``final_norm: raw``, the layers below L are before any final norm, as transformers returns
-    them. With ``paper``, they are after it, as in a model that was cut off after k blocks.
+    Layer 0 is the embeddings and layer L the last block *after* the final norm. The option
+    ``final_norm`` says how the layers below L are taken: see `FinalNorm`.
     """
 
     def __init__(
         self,
         *,
         prompts: str | Sequence[str],
-        root: str = ".",
         max_prompts: int | None = None,
         max_tokens: int = 256,
         batch_size: int = 16,
-        max_batch_tokens: int | None = None,
         metrics: Sequence[str] | None = None,
-        final_norm: FinalNorm = "raw",
         views: int = 2,
         view_seed: int = 0,
+        **options: Any,
     ) -> None:
         """Options of the workload, beside those of `OfCheckpoints`.
 
@@ -105,17 +117,10 @@ class LayerMetrics(OfCheckpoints):
             views: number of augmentations of each prompt, for the metrics that compare them.
             view_seed: seed of the augmentations.
 
-        Raises:
-            ConfigError: an unknown metric or convention, no metric, or a number that is not
-                positive.
+        Raises ConfigError: an unknown metric or convention, no metric, or a number that is not
+        positive.
         """
-        super().__init__(
-            root=root,
-            max_tokens=max_tokens,
-            batch_size=batch_size,
-            max_batch_tokens=max_batch_tokens,
-            final_norm=final_norm,
-        )
+        super().__init__(max_tokens=max_tokens, batch_size=batch_size, **options)
         self._metrics = _require_metrics(STANDARD if metrics is None else metrics)
         self._prompts = prompts
         if max_prompts is not None:
@@ -132,19 +137,17 @@ class LayerMetrics(OfCheckpoints):
     def load(self, group: str) -> MeasuredLayers:
         """Load a checkpoint and run its forward passes; the model is dropped afterwards.
 
-        Raises:
-            PermanentError: the checkpoint or the prompts cannot be used, or a metric needs more
-                prompts, or longer ones.
+        Raises PermanentError: the checkpoint or the prompts cannot be used, or a metric needs more
+        prompts, or longer ones.
         """
         prompts = self._read_prompts()
         loaded = self.load_model(group)
         ids = self._tokenize(loaded, prompts)
-        views = [
-            tokenize(
-                loaded, [augment(text, view, self._view_seed) for text in prompts], self._max_tokens
-            )
+        texts = (
+            [augment(text, view, self._view_seed) for text in prompts]
             for view in range(self._views)
-        ]
+        )
+        views = [tokenize(loaded, view, self._max_tokens) for view in texts]
         self.forwards += 1 + len(views)
         return MeasuredLayers(
             loaded, ids, self._metrics, size=self._size, final_norm=self._final_norm, views=views
@@ -177,8 +180,8 @@ class LayerMetrics(OfCheckpoints):
 
     def _tokenize(self, loaded: LoadedModel, prompts: list[str]) -> list[list[int]]:
         ids = tokenize(loaded, prompts, self._max_tokens)
-        needs = {name: METRICS[name].fewest for name in self._metrics if _of_tokens(name)}
-        for name, fewest in needs.items():
+        for name in filter(_of_tokens, self._metrics):
+            fewest = METRICS[name].fewest
             for row, tokens in enumerate(ids):
                 if len(tokens) < fewest:
                     msg = f"prompt {row + 1} has {len(tokens)} token(s): {prompts[row][:40]!r}"
@@ -191,7 +194,7 @@ class LayerMetrics(OfCheckpoints):
                 lines = Path(self._prompts).read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
                 msg = f"{self._prompts}: no such file of prompts"
-                raise PermanentError(msg, hint="one prompt a line") from None
+                raise PermanentError(msg, hint="write one prompt per line") from None
             where = self._prompts
         else:
             lines, where = list(self._prompts), "prompts"
@@ -204,7 +207,7 @@ class LayerMetrics(OfCheckpoints):
             fewest = METRICS[name].fewest
             if different < fewest and not _of_tokens(name):
                 msg = f"{where}: {different} different prompt(s), but {name} needs {fewest}"
-                raise PermanentError(msg, hint="leave it out of metrics, or give more prompts")
+                raise PermanentError(msg, hint="remove it from metrics, or give more prompts")
         return prompts
 
 
@@ -221,3 +224,132 @@ def _require_metrics(names: Sequence[str]) -> list[str]:
 
 def _of_tokens(name: str) -> bool:
     return METRICS[name].scope in ("prompt", "tokens")
+
+
+class MeasuredLayers:
+    """The context of one checkpoint: the data that the metrics of its layers need."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        ids: list[list[int]],
+        metrics: Sequence[str],
+        *,
+        size: BatchSize,
+        final_norm: FinalNorm = "raw",
+        views: Sequence[list[list[int]]] = (),
+    ) -> None:
+        """Run the model over the prompts, and over each of their ``views``.
+
+        Prompts with the same tokens go through the model once, have the same states, and count as
+        often as they occur. Raises PermanentError: the model cannot run on the prompts, or a state
+        is not finite.
+        """
+        import torch
+
+        self.name = loaded.name
+        self.layers = layer_count(loaded)
+        self._metrics = metrics
+        self._device = loaded.device
+        self._values: dict[int, dict[str, Any]] = {}
+        self._sums = [_LayerSums(metrics) for _ in range(self.layers)]
+        different, at = distinct(ids)
+        times = torch.tensor(at).bincount()
+
+        def measure(layer: int, states: Tensor, batch: Batch) -> None:
+            self._sums[layer].add(states.double(), batch.lengths, times[batch.rows])
+
+        forward(loaded, different, measure, size=size, final_norm=final_norm)
+        self._views = [_means(loaded, view, size, final_norm) for view in views]
+
+    def values(self, layer: int) -> dict[str, Any]:
+        """Return every metric of a layer, computed once.
+
+        A metric that is not defined for the layer is None, and ``undefined`` has the reason by its
+        name. Raises PermanentError: no metric is defined.
+        """
+        if layer in self._values:
+            return self._values[layer]
+        values: dict[str, Any] = {}
+        undefined: dict[str, str] = {}
+        for name in self._metrics:
+            try:
+                values[name] = self._value(name, layer)
+            except ValueError as error:
+                values[name], undefined[name] = None, str(error)
+        if len(undefined) == len(values):
+            msg = f"{self.name}: layer {layer}: {next(iter(undefined.values()))}"
+            raise PermanentError(msg)
+        self._values[layer] = {**values, "undefined": undefined} if undefined else values
+        return self._values[layer]
+
+    def _value(self, name: str, layer: int) -> float:
+        import torch
+
+        metric, sums = METRICS[name], self._sums[layer]
+        match metric.scope:
+            case "prompt" | "tokens":
+                return sums.of_tokens(name)
+            case "dataset":
+                given = [sums.rows()]
+            case "views":
+                given = [torch.stack([view[layer] for view in self._views])]
+            case _:  # two layers
+                given = [sums.rows(), self._sums[-1].rows()]
+        return float(metric.function(*(one.to(self._device) for one in given)))
+
+
+def _means(
+    loaded: LoadedModel, ids: list[list[int]], size: BatchSize, final_norm: FinalNorm
+) -> list[Tensor]:
+    """Return the mean over each text's tokens by layer, float64 ``(len(ids), d)``."""
+    import torch
+
+    found: list[Tensor] = []
+    different, at = distinct(ids)
+
+    def pool(layer: int, states: Tensor, batch: Batch) -> None:
+        if layer == len(found):
+            found.append(torch.zeros(len(different), states.shape[-1]).double())
+        found[layer][batch.rows] = masked_mean(states.double(), batch.lengths).cpu()
+
+    forward(loaded, different, pool, size=size, final_norm=final_norm)
+    return [means[at] for means in found]
+
+
+class _LayerSums:
+    """The data that the metrics of one layer need from the batches so far."""
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        self._scopes = {name: METRICS[name].scope for name in metrics}
+        self._per_prompt: defaultdict[str, list[Tensor]] = defaultdict(list)
+        self._directions: list[tuple[Tensor, Tensor]] = []
+        self._means: list[Tensor] = []
+
+    def add(self, states: Tensor, lengths: Tensor, times: Tensor) -> None:
+        """Add the states of texts, each of which counts ``times`` times."""
+        scopes = set(self._scopes.values())
+        if scopes & {"dataset", "layers"}:
+            self._means.append(masked_mean(states, lengths).cpu().repeat_interleave(times, dim=0))
+        times = times.to(states.device)
+        if "tokens" in scopes:
+            total, count = unit_row_sum(states, lengths)
+            weighted = total * times.unsqueeze(-1)
+            self._directions.append((weighted.sum(0), (count * times).sum(0)))
+        for name in [name for name, scope in self._scopes.items() if scope == "prompt"]:
+            values = METRICS[name].function(states, lengths).repeat_interleave(times)
+            self._per_prompt[name].append(values)
+
+    def rows(self) -> Tensor:
+        """Return the prompts' means ``(n, d)``."""
+        import torch
+
+        return torch.cat(self._means)
+
+    def of_tokens(self, name: str) -> float:
+        import torch
+
+        if name in self._per_prompt:
+            return float(torch.cat(self._per_prompt[name]).mean())
+        total = [torch.stack(part).sum(0) for part in zip(*self._directions, strict=True)]
+        return float(anisotropy_of_sum(*total))

@@ -19,11 +19,8 @@ def write_results(rows: Iterable[Mapping[str, Any]], directory: Path) -> int:
 
     ``mteb.ResultCache(directory)`` reads ``<directory>/results/<model>/<revision>/<task>.json``.
     The layer is part of the revision (`model_of`). Rows without a score are left out. If one row
-    cannot be written, none is.
-
-    Raises:
-        RunError: a name would lead out of its directory, two rows have the same file, or a score
-            lacks a field of a result.
+    cannot be written, none is. Raises RunError: a name would lead out of its directory, two rows
+    have the same file, or a score lacks a field of a result.
     """
     results: dict[Path, bytes] = {}
     items: dict[Path, Mapping[str, Any]] = {}

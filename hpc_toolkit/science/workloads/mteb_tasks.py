@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 
-MAX_TOKENS = 512
-"""Default of the option ``max_tokens``: longer texts are cut."""
-
 
 class MtebTasks(EmbeddedTexts):
     """Workload: item ``{"checkpoint", "layer", "task"}`` to the main score of an mteb task.
@@ -48,17 +45,10 @@ class MtebTasks(EmbeddedTexts):
     """
 
     def __init__(
-        self, *, max_tokens: int = MAX_TOKENS, own_tasks: Collection[str] = (), **options: Any
+        self, *, max_tokens: int = 512, own_tasks: Collection[str] = (), **options: Any
     ) -> None:
-        """Options of the workload.
-
-        Args:
-            max_tokens: longer texts are cut.
-            own_tasks: modules whose classes an item may name; none by default.
-            options: the options of `EmbeddedTexts`.
-
-        Raises:
-            ConfigError: an option is invalid.
+        """``own_tasks`` are modules whose classes an item may name; the other options are those of
+        `EmbeddedTexts`. Raises ConfigError: an option is invalid.
         """
         super().__init__(max_tokens=max_tokens, **options)
         if isinstance(own_tasks, str) or not all(isinstance(name, str) for name in own_tasks):
@@ -67,11 +57,8 @@ class MtebTasks(EmbeddedTexts):
         self._own_tasks = frozenset(own_tasks)
 
     def load(self, group: str) -> SharedEmbeddings:
-        """Load a checkpoint.
-
-        Raises:
-            PermanentError: the checkpoint cannot be used.
-            WorkloadError: mteb is not installed.
+        """Load a checkpoint. Raises PermanentError: it cannot be used. Raises WorkloadError: mteb
+        is not installed.
         """
         _import_mteb()
         return super().load(group)
@@ -81,8 +68,8 @@ class MtebTasks(EmbeddedTexts):
     ) -> Iterator[dict[str, Any]]:
         """Yield one value per item, in order.
 
-        Raises:
-            PermanentError: the item's task or layer does not exist, or its texts are not available.
+        Raises PermanentError: the item's task or layer does not exist, or its texts are not
+        available.
         """
         for item in items:
             layer = require_layer(item, context.layers, context.name)
@@ -149,7 +136,7 @@ def _evaluate(name: object, encoder: LayerEncoder, modules: Collection[str]) -> 
     score = float(result.get_score())
     if not math.isfinite(score):
         msg = f"{name}: mteb's {task.metadata.main_score} is {score} for these embeddings"
-        raise PermanentError(msg, hint="are they all equal?")
+        raise PermanentError(msg, hint="check whether all embeddings are equal")
     told = plain(result.model_dump(mode="json", exclude={"evaluation_phases", "date"}))
     return {
         "score": score,
@@ -182,7 +169,7 @@ def _make_task(name: object, modules: Collection[str]) -> Any:
     module, colon, attribute = name.partition(":")
     if colon and module not in modules:
         msg = f"task {name!r}: module {module!r} is not among the workload's own_tasks"
-        raise PermanentError(msg, hint="whoever makes the run names the modules of tasks there")
+        raise PermanentError(msg, hint="add the module to own_tasks when you create the run")
     if colon:
         task = _own_class(name, module, attribute)()
     else:
@@ -205,8 +192,8 @@ def _own_class(name: str, module: str, attribute: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        msg = f"task {name!r}: there is no module {error.name!r}"
-        raise PermanentError(msg, hint="it is looked for where the run was made") from error
+        msg = f"task {name!r}: no module named {error.name!r}"
+        raise PermanentError(msg, hint="it is searched for where the run was created") from error
     except AttributeError as error:
         msg = f"task {name!r}: module {module!r} has no {attribute!r}"
         raise PermanentError(msg) from error

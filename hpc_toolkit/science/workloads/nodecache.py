@@ -21,9 +21,8 @@ import secrets
 import shutil
 import stat
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
@@ -37,30 +36,19 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.science.workloads.checkpointfiles import CheckpointFile
 
-_NAME = re.compile(r"\.?([0-9a-f]{32})-([0-9]+)")
+_NAME = re.compile(r"(\.?)([0-9a-f]{32})-([0-9]+)")
 _CHUNK = 2**24
 _LEFT_FREE = 0.1  # share of the disk to leave free without a given limit
 _PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A copy that is complete or being made."""
 
     path: Path
     key: str
     size: int
-
-    @property
-    def half_made(self) -> bool:
-        return self.path.name.startswith(".")
-
-    def age(self) -> tuple[bool, int]:
-        """Return the order of deletion: half-made copies first, then the least recently used."""
-        try:
-            return not self.half_made, self.path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return False, 0
+    half_made: bool
 
 
 class NodeCopies:
@@ -79,9 +67,7 @@ class NodeCopies:
     """
 
     def __init__(self, home: Path, limit: int | None = None) -> None:
-        """``limit`` is the total size of the copies in bytes, as far as the disk has room; without
-        a limit, a tenth of the disk is left free.
-        """
+        """``limit`` is the total size of the copies in bytes, as far as the disk has room."""
         self._home = home
         self._limit = limit
 
@@ -91,9 +77,7 @@ class NodeCopies:
         """Return a copy of the files ``listed``, which is not deleted until ``stack`` closes.
 
         None if the files were written meanwhile, or if others use a copy that lacks some of them.
-
-        Raises:
-            OSError: there is no room, the copy cannot be made, or its maker makes no progress.
+        Raises OSError: there is no room, the copy cannot be made, or its maker makes no progress.
         """
         key = hashlib.sha256(repr((str(directory.resolve()), listed)).encode()).hexdigest()[:32]
         size = sum(one.size for one in listed)
@@ -132,7 +116,7 @@ class NodeCopies:
         entries = self._entries()
         room = self._room(entries)
         doomed = []
-        for entry in sorted(entries, key=_Entry.age):
+        for entry in sorted(entries, key=lambda one: (not one.half_made, _used_at(one.path))):
             if room >= size:
                 break
             # No process can begin to make or use a copy while this process holds 'lock'.
@@ -147,7 +131,7 @@ class NodeCopies:
 
     def _entries(self) -> list[_Entry]:
         named = ((path, _NAME.fullmatch(path.name)) for path in self._home.iterdir())
-        return [_Entry(path, found[1], int(found[2])) for path, found in named if found]
+        return [_Entry(path, it[2], int(it[3]), bool(it[1])) for path, it in named if it]
 
     def _room(self, entries: list[_Entry]) -> float:
         """Return how many bytes another copy may take now."""
@@ -161,8 +145,7 @@ class NodeCopies:
     def _turn(self, key: str, aside: Path) -> AcquireReturnProxy[BaseFileLock]:
         """Acquire the lock of a copy, waiting as long as the process that makes it progresses.
 
-        Raises:
-            Timeout: that process makes no progress, such as in a suspended job.
+        Raises Timeout: that process makes no progress, such as in a suspended job.
         """
         from filelock import Timeout
 
@@ -219,6 +202,13 @@ def _copy(directory: Path, listed: Sequence[CheckpointFile], aside: Path) -> boo
     return _holds(aside, listed) and checkpoint_files(directory) == listed
 
 
+def _used_at(copy: Path) -> int:
+    try:
+        return copy.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
 def _holds(copy: Path, listed: Sequence[CheckpointFile]) -> bool:
     try:
         return all((copy / one.name).stat().st_size == one.size for one in listed)
@@ -248,20 +238,17 @@ def local_copy(directory: Path) -> Iterator[Path]:
 
     Yield ``directory`` itself if no cache is named or the files are local already. Also do so, with
     one warning, if the cache cannot be used or the copy cannot be made: this costs time, never a
-    result. Of several processes at the same time, one copies and the others wait.
-
-    Raises:
-        PermanentError: the checkpoint's index of weights is damaged.
+    result. Of several processes at the same time, one copies and the others wait. Raises
+    PermanentError: the checkpoint's index of weights is damaged.
     """
     with contextlib.ExitStack() as stack:
+        copy = None
         try:
             copy = _copied(directory, stack)
         except ConfigError as error:
             _warn(f"{error}: checkpoints are read from where they are")
-            copy = None
         except OSError as error:
             _warn(f"{directory} is not copied to this node: {error}")
-            copy = None
         yield copy or directory
 
 
@@ -290,14 +277,13 @@ def _warn(message: str) -> None:
 def _home_below(root: Path) -> Path:
     """Return the directory of all copies; create it if it does not exist.
 
-    Raises:
-        ConfigError: ``root`` is not absolute or not known to be on a local filesystem, or other
-            users can write there and so replace the files that are loaded.
-        OSError: the directory cannot be created.
+    Raises ConfigError: ``root`` is not absolute or not known to be on a local filesystem, or other
+    users can write there and so replace the files that are loaded. Raises OSError: the directory
+    cannot be created.
     """
     if not root.is_absolute():
         msg = f"HPCTK_NODE_CACHE: '{root}' is not an absolute path"
-        raise ConfigError(msg, hint="a variable in it may be unset, or was never replaced")
+        raise ConfigError(msg, hint="a variable in it may be unset")
     home = root / _HOME
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _require_private(root, root.stat(), stat.S_IWOTH)
@@ -314,5 +300,5 @@ def _home_below(root: Path) -> Path:
 def _require_private(path: Path, status: os.stat_result, forbidden: int) -> None:
     ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not ours or status.st_mode & forbidden:
-        msg = f"HPCTK_NODE_CACHE: {path} is not a directory that you alone own and write to"
-        raise ConfigError(msg, hint="name a directory of your own")
+        msg = f"HPCTK_NODE_CACHE: {path} must be owned by you and writable only by you"
+        raise ConfigError(msg, hint="choose another directory")

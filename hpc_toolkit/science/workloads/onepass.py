@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError, PermanentError
-from hpc_toolkit.science.workloads.architectures import (
-    anatomy,
-    input_of,
-    output_of,
-    through,
-)
+from hpc_toolkit.science.workloads.architectures import anatomy, input_of, output_of, through
 from hpc_toolkit.science.workloads.checkpoints import (
     load_checkpoint,
     prefetch_checkpoint,
@@ -49,7 +46,6 @@ class Batch:
 
     rows: list[int]
     """Positions of the texts in the given list, longest texts last."""
-
     lengths: Tensor
     """Number of tokens of each text ``(b,)``; states beyond are padding."""
 
@@ -60,7 +56,6 @@ class BatchSize:
 
     texts: int
     """The most texts in a batch."""
-
     tokens: int | None = None
     """The most tokens in a batch, padding included; a longer text goes alone. None: no limit."""
 
@@ -103,11 +98,9 @@ class OfCheckpoints:
             max_tokens: longer texts are cut.
             batch_size: the most texts that go through a model together.
             max_batch_tokens: the most tokens that go through it together, padding included.
-            final_norm: whether layers before the last are taken as they are (``raw``) or after the
-                model's final norm (``paper``), as in a model that was cut off at that layer.
+            final_norm: how layers before the last are taken: see `FinalNorm`.
 
-        Raises:
-            ConfigError: an option is invalid.
+        Raises ConfigError: an option is invalid.
         """
         self._root = root
         self._max_tokens = require_positive("max_tokens", max_tokens)
@@ -132,7 +125,7 @@ class OfCheckpoints:
         if getattr(loaded.model.config, "is_encoder_decoder", False):
             kind = f"{type(loaded.model).__name__} is an encoder with a decoder"
             msg = f"{loaded.name}: {kind}, so 'layer 3' could be of either"
-            raise PermanentError(msg, hint="take a model that is one of the two")
+            raise PermanentError(msg, hint="use a model that is one of the two")
         return loaded
 
     def halve(self) -> bool:
@@ -145,25 +138,14 @@ class OfCheckpoints:
         return smaller is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Distinct:
-    """Texts without repetitions of the same tokens.
+def distinct(ids: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """Return the different token ids in order of occurrence, and for each text its position there.
 
     Repeated texts would go through the model in batches of different widths and differ in their
     last bits, so that rows that should be equal would not be.
     """
-
-    ids: list[list[int]]
-    """The distinct texts, in the order of their first occurrence."""
-
-    at: list[int]
-    """For each given text, its position in ``ids``."""
-
-    @classmethod
-    def of(cls, ids: Sequence[list[int]]) -> Distinct:
-        """Return the distinct texts among token ids of texts."""
-        found = {key: at for at, key in enumerate(dict.fromkeys(map(tuple, ids)))}
-        return cls([list(key) for key in found], [found[tuple(tokens)] for tokens in ids])
+    found = {key: at for at, key in enumerate(dict.fromkeys(map(tuple, ids)))}
+    return [list(key) for key in found], [found[tuple(tokens)] for tokens in ids]
 
 
 def layer_count(loaded: LoadedModel) -> int:
@@ -174,8 +156,7 @@ def layer_count(loaded: LoadedModel) -> int:
 def tokenize(loaded: LoadedModel, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Return the token ids of each text, cut to ``max_tokens``.
 
-    Raises:
-        PermanentError: a text has no tokens, or more tokens than the model takes.
+    Raises PermanentError: a text has no tokens, or more tokens than the model takes.
     """
     encoded = loaded.tokenizer(list(texts), truncation=True, max_length=max_tokens)
     ids: list[list[int]] = encoded["input_ids"]
@@ -203,11 +184,8 @@ def forward(
 
     Batches hold texts of similar length. Padding is on the right, where a causal model cannot see
     it and where it does not change the positions of the text. Batches depend only on the texts, so
-    two forward passes give the same numbers.
-
-    Raises:
-        PermanentError: token ids beyond the vocabulary, hidden states that are not finite, or a
-            final norm that was not found.
+    two forward passes give the same numbers. Raises PermanentError: token ids beyond the
+    vocabulary, hidden states that are not finite, or a final norm that was not found.
     """
     import torch
 
@@ -248,28 +226,21 @@ def _run(
         for layer, states in enumerate((*output.hidden_states[:-1], output.last_hidden_state)):
             hand_on(layer, states)
         return
-    handles = [
-        found.blocks[0].register_forward_pre_hook(
-            lambda _, args, kwargs: hand_on(0, through(tail, input_of(args, kwargs))),
-            with_kwargs=True,
-        )
-    ]
-    for layer, block in enumerate(found.blocks[:-1], start=1):
-        handles.append(block.register_forward_hook(_taking(layer, tail, hand_on)))
-    try:
-        # No hook on the last block: the model itself returns its output after the final norm.
-        last = loaded.model(**inputs).last_hidden_state
-    finally:
-        for handle in handles:
-            handle.remove()
-    hand_on(len(found.blocks), last)
 
+    def enter(_: Module, args: Any, kwargs: Any) -> None:
+        hand_on(0, through(tail, input_of(args, kwargs)))
 
-def _taking(layer: int, tail: Sequence[Module], hand_on: Callable[[int, Tensor], None]) -> Any:
-    def hook(_: Module, __: Any, returned: Any) -> None:
+    def leave(layer: int, _: Module, __: Any, returned: Any) -> None:
         hand_on(layer, through(tail, output_of(returned)))
 
-    return hook
+    with ExitStack() as hooks:
+        first = found.blocks[0].register_forward_pre_hook(enter, with_kwargs=True)
+        hooks.callback(first.remove)
+        # No hook on the last block: the model itself returns its output after the final norm.
+        for layer, block in enumerate(found.blocks[:-1], start=1):
+            hooks.callback(block.register_forward_hook(partial(leave, layer)).remove)
+        last = loaded.model(**inputs).last_hidden_state
+    hand_on(len(found.blocks), last)
 
 
 def _tail(loaded: LoadedModel, found: Anatomy, final_norm: FinalNorm) -> Sequence[Module]:
@@ -277,7 +248,7 @@ def _tail(loaded: LoadedModel, found: Anatomy, final_norm: FinalNorm) -> Sequenc
         return ()
     if found.tail is None:
         msg = f"{loaded.name}: what {type(loaded.model).__name__} norms at its end was not found"
-        raise PermanentError(msg, hint="final_norm: paper is not to be had of it; take raw")
+        raise PermanentError(msg, hint="use final_norm: raw for this model")
     return found.tail
 
 
@@ -286,7 +257,7 @@ def _require_vocabulary(loaded: LoadedModel, ids: Sequence[list[int]]) -> None:
     largest = max((max(tokens) for tokens in ids), default=0)
     if largest >= size:
         msg = f"{loaded.name}: the tokenizer gives id {largest}, but the model knows {size} tokens"
-        raise PermanentError(msg, hint="model and tokenizer do not belong together")
+        raise PermanentError(msg, hint="the tokenizer does not belong to this model")
 
 
 def _require_finite(loaded: LoadedModel, layer: int, states: Tensor) -> None:

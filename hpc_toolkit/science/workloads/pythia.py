@@ -55,9 +55,7 @@ class Suspect:
     sizes: frozenset[str]
     """Sizes of the models trained on the full Pile; no report names a deduplicated model."""
     steps: frozenset[int]
-    """Steps of the checkpoints."""
     what: str
-    """The reported fault."""
     source: str
     """The report; open on 2026-11-21, and not verified for hpctk."""
 
@@ -109,15 +107,14 @@ def pythia_items(
         deduped: whether to use the twins trained on the deduplicated Pile.
         checkpoint: the name of a checkpoint; ``{size}`` and ``{step}`` are replaced.
 
-    Raises:
-        ConfigError: a size, a layer or a deduplicated twin does not exist, or ``checkpoint`` lacks
-            a field; raised by the call itself, before the first item.
+    Raises ConfigError: a size, a layer or a deduplicated twin does not exist, or ``checkpoint``
+    lacks a field; raised by the call itself, before the first item.
     """
     _require_template(checkpoint)
     chosen = {size: parse_layers(layers, size) for size in sizes}
     for size in sizes:
         if deduped and size in _NOT_DEDUPED:
-            msg = f"pythia-{size} has no deduplicated twin"
+            msg = f"pythia-{size} has no deduplicated version"
             known = ", ".join(name for name in SIZES if name not in _NOT_DEDUPED)
             raise ConfigError(msg, hint=f"these have one: {known}")
     names = {size: f"{size}-deduped" if deduped else size for size in sizes}
@@ -135,8 +132,7 @@ def pythia_items(
 def parse_sizes(text: str) -> list[str]:
     """Parse names of sizes, ``14m,70m`` or ``all``; return each once, in the given order.
 
-    Raises:
-        ConfigError: there is no such size.
+    Raises ConfigError: there is no such size.
     """
     if text == "all":
         return list(SIZES)
@@ -150,10 +146,8 @@ def parse_steps(text: str) -> list[int]:
     """Parse training steps such as ``0,1000:143000:1000``, or ``all`` of `REVISIONS`.
 
     A part is one step; ``FIRST:LAST:STRIDE``, including the end; or ``FIRST:LAST``, every revision
-    from the first to the last. The result is ascending, with each step once.
-
-    Raises:
-        ConfigError: a part is none of these, or a step has no revision.
+    from the first to the last. The result is ascending, with each step once. Raises ConfigError: a
+    part is none of these, or a step has no revision.
     """
     if text == "all":
         return list(REVISIONS)
@@ -172,10 +166,8 @@ def parse_layers(text: str, size: str) -> list[int]:
     """Parse layers of a size; return them ascending, each once.
 
     ``blocks`` means 1 to L, the outputs of its L blocks; ``all`` 0 (embeddings) to L; ``last`` L.
-    Otherwise the text has numbers and ranges that include their end, such as ``0,4:12:4``.
-
-    Raises:
-        ConfigError: the size does not exist, or has no such layer.
+    Otherwise the text has numbers and ranges that include their end, such as ``0,4:12:4``. Raises
+    ConfigError: the size does not exist, or has no such layer.
     """
     last = _require_size(size)
     named = {"blocks": range(1, last + 1), "all": range(last + 1), "last": range(last, last + 1)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,10 +40,8 @@ class Score:
 
     score: float
     """In the unit of the task's metric; 0 to 1, or -1 to 1 for a correlation."""
-
     stderr: float
     """Standard error of ``score``."""
-
     n: int
     """Number of texts, pairs or queries that were scored."""
 
@@ -83,8 +81,7 @@ def clustering(embeddings: np.ndarray, labels: Sequence[str]) -> Score:
         model = KMeans(count, n_init=1, random_state=seed)
         _fit(model, features[rows], None)
         scores.append(v_measure_score(targets[rows], model.labels_))
-    stderr = float(np.std(scores, ddof=1)) / math.sqrt(CLUSTERINGS)
-    return Score(float(np.mean(scores)), stderr, len(targets))
+    return _mean(scores, len(targets))
 
 
 def similarity(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, float]]) -> Score:
@@ -115,8 +112,7 @@ def retrieval(queries: np.ndarray, documents: np.ndarray) -> Score:
     cosines = np.round(_directions(queries) @ _directions(documents).T, 12)
     ranks = (cosines >= np.diag(cosines)[:, None]).sum(1)
     gains = np.where(ranks <= CUTOFF, 1 / np.log2(1 + ranks), 0.0)
-    stderr = float(gains.std(ddof=1)) / math.sqrt(len(gains))
-    return Score(float(gains.mean()), stderr, len(gains))
+    return _mean(gains, len(gains))
 
 
 def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, bool]]) -> Score:
@@ -125,15 +121,13 @@ def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, 
     Chance is the share of True pairs, which is also the score of equal embeddings: tied pairs count
     together. mteb's ``max_ap`` is the maximum of this value over several similarities.
 
-    The standard error is the infinitesimal jackknife's, in which pairs that share a text depend
-    on each other (Aronow, Samii & Assenova 2015, Political Analysis 23).
-
-    Raises:
-        ValueError: the pairs are all True, or all False.
+    The standard error is the infinitesimal jackknife's, in which pairs that share a text depend on
+    each other (Aronow, Samii & Assenova 2015, Political Analysis 23). Raises ValueError: the pairs
+    are all True, or all False.
     """
     first, second, truth = np.array(pairs, dtype=np.int64).T
     if truth.min() == truth.max():
-        msg = f"all {len(truth)} pairs are {bool(truth[0])}: nothing is to be told apart"
+        msg = f"all {len(truth)} pairs are {bool(truth[0])}: both kinds are needed"
         raise ValueError(msg)
     unit = _directions(embeddings)
     score, influence = _average_precision((unit[first] * unit[second]).sum(1), truth)
@@ -153,12 +147,10 @@ def reranking(
 ) -> Score:
     """Mean average precision of each query's own candidates, ordered by centred cosine.
 
-    Query ``i`` ranks the documents ``candidates[i]``, of which those marked in ``relevant[i]``
-    are right. A candidate that ties with a relevant one ranks before it, so equal embeddings give
-    the worst order. If one candidate is right, this is the mean reciprocal rank.
-
-    Raises:
-        ValueError: a query without a relevant candidate.
+    Query ``i`` ranks the documents ``candidates[i]``, of which those marked in ``relevant[i]`` are
+    right. A candidate that ties with a relevant one ranks before it, so equal embeddings give the
+    worst order. If one candidate is right, this is the mean reciprocal rank. Raises ValueError: a
+    query without a relevant candidate.
     """
     asked, offered = _directions(queries), _directions(documents)
     precisions = []
@@ -171,8 +163,7 @@ def reranking(
         hits = truth[np.lexsort((truth, -cosines))]
         places = np.flatnonzero(hits) + 1
         precisions.append(float(np.mean(np.arange(1, len(places) + 1) / places)))
-    stderr = float(np.std(precisions, ddof=1)) / math.sqrt(len(precisions))
-    return Score(float(np.mean(precisions)), stderr, len(precisions))
+    return _mean(precisions, len(precisions))
 
 
 def _average_precision(scores: np.ndarray, truth: np.ndarray) -> tuple[float, np.ndarray]:
@@ -190,6 +181,11 @@ def _average_precision(scores: np.ndarray, truth: np.ndarray) -> tuple[float, np
     own = truth * (precision[which] - score)
     influence: np.ndarray = (own + truth * share[which] - loss[which]) / right
     return score, influence
+
+
+def _mean(values: np.ndarray | list[float], n: int) -> Score:
+    stderr = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Score(float(np.mean(values)), stderr, n)
 
 
 def _standardisation(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -217,26 +213,14 @@ def _fit(model: Any, features: np.ndarray, targets: np.ndarray | None) -> None:
         model.fit(features, targets)
 
 
-Kind = Literal[
-    "classification",
-    "clustering",
-    "similarity",
-    "pair-classification",
-    "retrieval",
-    "reranking",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class TextTask:
     """One evaluation task."""
 
-    kind: Kind
-    """The kind of evaluation."""
-
+    kind: str
+    """A name in `SCORERS`."""
     text_sets: tuple[str, ...]
     """Names in `TEXT_SETS`; tasks that name the same set share its embeddings."""
-
     gold: Callable[[], Any]
     """Returns the labels, the rated or labelled pairs, or the candidates and which of them are
     right; None if document i answers query i."""
@@ -291,12 +275,15 @@ class TextTasks(EmbeddedTexts):
     ) -> Iterator[dict[str, Any]]:
         """Yield one score per item, in order.
 
-        Raises:
-            PermanentError: the item's task or layer does not exist.
-            WorkloadError: the package that contains the texts is not installed.
+        Raises PermanentError: the item's task or layer does not exist. Raises WorkloadError: the
+        package that contains the texts is not installed.
         """
         for item in items:
-            task = require_task(item.get("task"))
+            name = item.get("task")
+            if not isinstance(name, str) or name not in TASKS:
+                msg = f"no task {name!r}"
+                raise PermanentError(msg, hint=near_miss(str(name), list(TASKS)))
+            task = TASKS[name]
             layer = require_layer(item, context.layers, context.name)
             embedded = [context.of(texts(name), layer) for name in task.text_sets]
             metric, scorer = SCORERS[task.kind]
@@ -304,7 +291,7 @@ class TextTasks(EmbeddedTexts):
             yield {**asdict(score), "metric": metric, "kind": task.kind}
 
 
-SCORERS: dict[Kind, tuple[str, Callable[[list[np.ndarray], Any], Score]]] = {
+SCORERS: dict[str, tuple[str, Callable[[list[np.ndarray], Any], Score]]] = {
     "classification": ("accuracy", lambda x, labels: classification(x[0], labels)),
     "clustering": ("v_measure", lambda x, labels: clustering(x[0], labels)),
     "similarity": ("spearman", lambda x, pairs: similarity(x[0], pairs)),
@@ -319,15 +306,3 @@ SCORERS: dict[Kind, tuple[str, Callable[[list[np.ndarray], Any], Score]]] = {
 def texts(name: str) -> list[str]:
     """Return the texts of a set, read once per process."""
     return TEXT_SETS[name]()
-
-
-def require_task(name: object) -> TextTask:
-    """Return the task of a name.
-
-    Raises:
-        PermanentError: there is no such task.
-    """
-    if not isinstance(name, str) or name not in TASKS:
-        msg = f"no task {name!r}"
-        raise PermanentError(msg, hint=near_miss(str(name), list(TASKS)))
-    return TASKS[name]

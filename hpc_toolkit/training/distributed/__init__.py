@@ -7,21 +7,20 @@ launch`` or torchrun, and as a task of srun. torch is imported when the first of
 
 from __future__ import annotations
 
+from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.training.distributed.batches import ResumableSampler, Scaled, scaled
 from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored
 from hpc_toolkit.training.distributed.group import (
+    DistributedInfo,
     all_gather,
     all_reduce,
     broadcast,
+    get_distributed_info,
     leave,
     process_group,
-)
-from hpc_toolkit.training.distributed.place import (
-    DistributedInfo,
-    get_distributed_info,
     rank_logging,
 )
-from hpc_toolkit.training.distributed.stopping import AGAIN, StopSignal
+from hpc_toolkit.training.distributed.stopping import StopSignal
 from hpc_toolkit.training.distributed.wrapping import (
     accumulating,
     gradient_checkpointing,
@@ -30,7 +29,7 @@ from hpc_toolkit.training.distributed.wrapping import (
 )
 
 __all__ = [
-    "AGAIN",
+    "TRY_AGAIN",
     "Checkpoints",
     "DistributedInfo",
     "Restored",

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.errors import HpcToolkitError, near_miss
-from hpc_toolkit.training.distributed.place import rank_and_size
+from hpc_toolkit.training.distributed.group import rank_and_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
-
-REMAINDERS = ("pad", "drop")
 
 
 class ResumableSampler:
@@ -38,10 +36,9 @@ class ResumableSampler:
         ``remainder`` decides about samples that the ranks cannot share evenly. "pad" repeats
         samples from the start and "drop" omits the last ones, as DistributedSampler does.
         """
-        if remainder not in REMAINDERS:
-            hint = near_miss(remainder, list(REMAINDERS))
+        if remainder not in ("pad", "drop"):
             msg = f"no remainder {remainder!r}"
-            raise HpcToolkitError(msg, hint=hint)
+            raise HpcToolkitError(msg, hint=near_miss(remainder, ["pad", "drop"]))
         self._dataset = dataset
         self._shuffle = shuffle
         self._seed = seed
@@ -142,8 +139,7 @@ def scaled(
     tested SGD with momentum on ImageNet up to 8,192 images per step. It may not hold beyond that:
     larger batches and AdamW often need less than the linear rate.
 
-    Raises:
-        HpcToolkitError: a number is not positive.
+    Raises HpcToolkitError if a number is not positive.
     """
     sizes = {
         "batch_per_rank": batch_per_rank,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir.files import list_names, replacing_file
-from hpc_toolkit.training.distributed.place import LOGGER, rank_and_size
+from hpc_toolkit.training.distributed.group import LOGGER, rank_and_size
+from hpc_toolkit.training.distributed.wrapping import unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 def generator_states() -> dict[str, Any]:
@@ -59,11 +60,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any:
         """Return the state, made of tensors, numbers, strings, lists and dicts."""
-        ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
         """Load a state that ``state_dict`` returned."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,9 @@ class Checkpoints:
             msg = f"keep is {keep} and every is {every}"
             raise HpcToolkitError(msg, hint="keep at least 1, every 0 or more steps")
         self._directory = Path(directory)
-        self._parts = dict(parts)
+        # DistributedDataParallel changes the names of parameters.
+        self._parts = {name: unwrapped(part) for name, part in parts.items()}
+        self._kinds = {name: type(part).__name__ for name, part in self._parts.items()}
         self._keep = keep
         self._every = every
         self.saving_s = 0.0
@@ -122,8 +123,7 @@ class Checkpoints:
         When it returns on any rank, the file is on disk and the oldest ones are removed.
         ``values`` are plain values or tensors; those of rank 0 are saved.
 
-        Raises:
-            HpcToolkitError: rank 0 cannot write; raised on all ranks.
+        Raises HpcToolkitError if rank 0 cannot write; raised on all ranks.
         """
         began = time.monotonic()
         path = self._directory / f"step-{step:09d}.pt"
@@ -134,10 +134,9 @@ class Checkpoints:
                 self._write(path, self._content(step, generators, values))
             except (OSError, RuntimeError) as error:  # torch wraps the error of a full disk
                 failure = f"{error}"
-        failure = _of_main(failure)
-        if failure:
+        if failure := _of_main(failure):
             msg = f"{path} cannot be written: {failure}"
-            raise HpcToolkitError(msg, hint="free space there; the checkpoints before it are whole")
+            raise HpcToolkitError(msg, hint="free space there; earlier checkpoints are intact")
         self.saving_s = time.monotonic() - began
         return path
 
@@ -147,12 +146,9 @@ class Checkpoints:
         Every rank calls this. Damaged files and files of other formats are skipped, with a warning
         that gives the reason. If the world size grew, the added ranks keep their generators.
 
-        Raises:
-            HpcToolkitError: the checkpoint is intact but does not fit the parts.
+        Raises HpcToolkitError if the checkpoint is intact but does not fit the parts.
         """
-        names = _of_main([path.name for path in self._whole()] if rank_and_size()[0] == 0 else [])
-        for name in names:
-            path = self._directory / name
+        for path in _of_main(self._named()):
             content, reason = _read(path)
             # All ranks must restore the same file, or they would train different weights.
             if not all(_gathered(not reason)):
@@ -169,14 +165,11 @@ class Checkpoints:
             "format": FORMAT,
             "step": step,
             "torch": str(torch.__version__),
-            "parts": {name: _bare(part).state_dict() for name, part in self._parts.items()},
-            "kinds": self._kinds(),
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "kinds": self._kinds,
             "generators": generators,
             "values": values,
         }
-
-    def _kinds(self) -> dict[str, str]:
-        return {name: type(_bare(part)).__name__ for name, part in self._parts.items()}
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         import torch
@@ -189,8 +182,7 @@ class Checkpoints:
         with replacing_file(path) as file:
             torch.save(content, file)
         # Keep the new file even if others have later steps: an earlier training's, or damaged ones.
-        others = [old for old in self._named() if old != path]
-        for old in others[self._keep - 1 :]:
+        for old in [old for old in self._named() if old != path][self._keep - 1 :]:
             with contextlib.suppress(OSError):
                 old.unlink()
 
@@ -199,62 +191,43 @@ class Checkpoints:
         names = sorted(filter(_NAME.fullmatch, list_names(self._directory)), reverse=True)
         return [self._directory / name for name in names]
 
-    def _whole(self) -> Iterator[Path]:
-        for path in self._named():
-            if damage := _damage(path):
-                _log.warning("skipped %s: %s", path, damage)
-            else:
-                yield path
-
     def _take_up(self, path: Path, content: dict[str, Any]) -> None:
         saved = content["parts"]
         if set(saved) != set(self._parts):
             msg = f"{path} holds {sorted(saved)}, and the training has {sorted(self._parts)}"
-            raise HpcToolkitError(msg, hint="resume with the same parts, or in another directory")
+            raise HpcToolkitError(msg, hint="resume with the same parts, or use another directory")
         # An optimizer loads the state of another kind silently, and fails at its first step.
         # Files of hpc_toolkit's first versions do not record kinds.
         kinds = content.get("kinds", {})
-        for name, kind in self._kinds().items():
+        for name, kind in self._kinds.items():
             if kinds.get(name, kind) != kind:
                 msg = f"{path} does not fit: {name} is {kinds[name]} there, and {kind} here"
-                hint = "resume with the same kinds of parts, or in another directory"
+                hint = "resume with the same kinds of parts, or use another directory"
                 raise HpcToolkitError(msg, hint=hint)
         for name, part in self._parts.items():
             try:
-                _bare(part).load_state_dict(saved[name])
+                part.load_state_dict(saved[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 msg = f"{path} does not fit: {name}: {error}"
-                hint = "resume with the same model and settings, or in another directory"
+                hint = "resume with the same model and settings, or use another directory"
                 raise HpcToolkitError(msg, hint=hint) from error
         rank = rank_and_size()[0]
         if rank < len(content["generators"]):
             set_generator_states(content["generators"][rank])
 
 
-def _bare(part: Any) -> Any:
-    """Return a part without its DistributedDataParallel wrapper, which changes parameter names."""
-    from hpc_toolkit.training.distributed.wrapping import unwrapped
-
-    return unwrapped(part)
-
-
-def _damage(path: Path) -> str:
-    """Return why a file is not an intact archive; "" if every byte is as written.
-
-    torch itself loads files with changed bytes.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-    except Exception as error:  # noqa: BLE001 - a changed byte may mean encryption, or invalid text
-        return f"not a complete file of torch.save: {error}"
-    return f"it is damaged in {bad}" if bad else ""
-
-
 def _read(path: Path) -> tuple[dict[str, Any], str]:
     """Load a checkpoint on the CPU; return it, and the reason if it cannot be used."""
     import torch
 
+    try:
+        # torch itself loads files with changed bytes. One rank checks the bytes for all.
+        if rank_and_size()[0] == 0:
+            with zipfile.ZipFile(path) as archive:
+                if bad := archive.testzip():
+                    return {}, f"it is damaged in {bad}"
+    except Exception as error:  # noqa: BLE001 - a changed byte may mean encryption, or invalid text
+        return {}, f"not a complete file of torch.save: {error}"
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - a foreign file may raise anything in torch

@@ -1,26 +1,131 @@
-"""The process group of a training script, and its collectives."""
+"""Which rank of a training this process is, its process group and collectives, and its log file."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import sys
 import time
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
-from hpc_toolkit.training.distributed import place
-from hpc_toolkit.training.distributed.place import world_size
+from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
-    from hpc_toolkit.training.distributed.place import DistributedInfo
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributedInfo:
+    """Position of one process in a training, in torch.distributed's terms."""
+
+    rank: int = 0
+    """Number of the process in the training, from 0."""
+    local_rank: int = 0
+    """Number of the process on its node, from 0."""
+    world_size: int = 1
+    """Number of processes of the training."""
+    local_world_size: int = 1
+    """Number of processes on this node; 1 under plain srun, which does not set it as a number."""
+    node_rank: int = 0
+    """Number of the node, from 0."""
+    backend: str = ""
+    """Backend of the process group, such as "gloo"; "" without a group."""
+    device: str = "cpu"
+    """Device of this rank's model and batches, such as "cuda:1"."""
+    restart: int = 0
+    """How often the launcher restarted these ranks within their job."""
+    requeue: int = 0
+    """How often Slurm restarted the job."""
+    launched: bool = False
+    """Whether a launcher or srun set the rank; otherwise this process is alone."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the only rank that writes shared files."""
+        return self.rank == 0
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> DistributedInfo:
+        """Read a launcher's variables (RANK, WORLD_SIZE, ...), else srun's, else assume one rank.
+
+        A launcher inside a Slurm step takes precedence, since Slurm's task is the launcher itself.
+        torch is not asked: ``backend`` and ``device`` keep their defaults.
+
+        Raises ConfigError if a variable is missing or invalid.
+        """
+        slurm = RankInfo.from_environ(environ)
+        if "RANK" in environ or "WORLD_SIZE" in environ:
+            place = cls(
+                rank=_number(environ, "RANK"),
+                world_size=_number(environ, "WORLD_SIZE"),
+                local_rank=_number(environ, "LOCAL_RANK", 0),
+                local_world_size=_number(environ, "LOCAL_WORLD_SIZE", 1),
+                node_rank=_number(environ, "GROUP_RANK", 0),
+                restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+                requeue=slurm.restart,
+                launched=True,
+            )
+        else:
+            place = cls(
+                rank=slurm.rank,
+                world_size=slurm.world_size,
+                local_rank=slurm.local_rank,
+                node_rank=_number(environ, "SLURM_NODEID", 0) if slurm.in_step else 0,
+                requeue=slurm.restart,
+                launched=slurm.in_step and slurm.world_size > 1,
+            )
+        if not 0 <= place.rank < place.world_size:
+            msg = f"rank {place.rank} is not one of {place.world_size} ranks"
+            raise ConfigError(msg, hint="ranks are numbered from 0; check RANK and WORLD_SIZE")
+        return place
+
+
+def get_distributed_info() -> DistributedInfo:
+    """Return this process's position in the training, inside or outside a process group.
+
+    Inside `process_group` it is the value that the block received.
+    """
+    return _entered[-1] if _entered else DistributedInfo.from_environ()
+
+
+_entered: list[DistributedInfo] = []
+"""What the blocks of `process_group` that are running received."""
+
+
+def world_size() -> int:
+    """Return the number of ranks of any process group of torch; 1 without a group."""
+    return rank_and_size()[1]
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return this process's rank in the process group and its size; 0 and 1 without a group.
+
+    Imports nothing: a process that never imported torch.distributed has no group.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and otherwise is not None:
+        return otherwise
+    if text is not None and text.isdigit():
+        return int(text)
+    msg = f"{name} is {text!r}, which is not a valid rank"
+    if text is None:
+        msg = f"{name} is not set, although another launcher variable is"
+    raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
+
 
 BACKENDS = ("gloo", "nccl")
 """The supported backends: gloo for CPUs, nccl for NVIDIA GPUs."""
@@ -49,24 +154,26 @@ def process_group(
     rank. The group is destroyed at the end of the block, also after an error. The ranks do not wait
     for each other at the end.
 
-    Raises:
-        ConfigError: a variable or the backend cannot be used here, or a group already exists.
+    Raises ConfigError if a variable or the backend cannot be used here, or a group already exists.
     """
     import torch
     import torch.distributed as dist
 
-    found = place.DistributedInfo.from_environ()
+    found = DistributedInfo.from_environ()
     chosen = _backend(backend)
-    info = dataclasses.replace(found, device=_device(chosen, found))
+    info = replace(found, device=_device(chosen, found))
     if dist.is_initialized():
-        msg = "there is a process group already"
-        raise ConfigError(msg, hint="use one of them at a time")
-    cuda = torch.device(info.device) if info.device.startswith("cuda") else None
+        msg = "a process group exists already"
+        raise ConfigError(msg, hint="use one process group at a time")
+    cuda = torch.device(info.device) if chosen == "nccl" else None
     if cuda is not None:
         torch.cuda.set_device(cuda)
     if info.launched:
-        _check_address()
-        info = dataclasses.replace(info, backend=chosen)
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+        if missing:
+            msg = f"there are other ranks, and {' and '.join(missing)} does not say where they meet"
+            raise ConfigError(msg, hint="start the script with 'hpctk launch', also under srun")
+        info = replace(info, backend=chosen)
         dist.init_process_group(
             chosen,
             rank=info.rank,
@@ -74,7 +181,7 @@ def process_group(
             timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
             device_id=cuda,
         )
-    place.enter(info)
+    _entered.append(info)
     try:
         yield info
     except Exception:
@@ -82,7 +189,7 @@ def process_group(
             _abort()
         raise
     finally:
-        place.leave()
+        _entered.pop()
         if info.launched and dist.is_initialized():
             dist.destroy_process_group()
             if chosen == "gloo":
@@ -125,16 +232,9 @@ def _device(backend: str, info: DistributedInfo) -> str:
     count = torch.cuda.device_count()
     # A rank that sees only one GPU was given that one, whatever its local rank is.
     if info.local_rank >= count > 1:
-        msg = f"rank {info.local_rank} of this node has no GPU of its own among {count}"
-        raise ConfigError(msg, hint="start as many ranks on a node as it has GPUs, or use gloo")
+        msg = f"rank {info.local_rank} of this node has no GPU to itself among {count}"
+        raise ConfigError(msg, hint="start one rank per GPU on each node, or use gloo")
     return f"cuda:{info.local_rank % count}"
-
-
-def _check_address() -> None:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        msg = f"there are other ranks, and {' and '.join(missing)} does not say where they meet"
-        raise ConfigError(msg, hint="start the script with 'hpctk launch', under srun as well")
 
 
 def _abort() -> None:
@@ -189,3 +289,47 @@ def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
 
         dist.broadcast(result, source)
     return result
+
+
+LOGGER = "hpc_toolkit.training.distributed"
+"""The logger for this package's messages about checkpoints and signals."""
+
+
+def rank_logging(directory: str | Path, *, level: int = logging.INFO) -> logging.Logger:
+    """Also send the root logger's messages to ``directory/rank-<rank>.log``; return the logger.
+
+    Lines are appended, also after a restart, and look like ``2026-01-31T18:00:00.123Z rank 3/8
+    restart 0 INFO message``. Each line of a longer message, such as a traceback, has this prefix.
+    A second call switches to another file. Output on stdout or stderr is not included, and nothing
+    is synced to disk.
+    """
+    info = get_distributed_info()
+    path = Path(directory) / f"rank-{info.rank}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    root = logging.getLogger()
+    for old in [one for one in root.handlers if isinstance(one, _RankHandler)]:
+        root.removeHandler(old)
+        old.close()
+    handler = _RankHandler(path, encoding="utf-8")
+    handler.setFormatter(_RankFormatter(info))
+    handler.setLevel(level)
+    root.addHandler(handler)
+    if root.getEffectiveLevel() > level:
+        root.setLevel(level)
+    return root
+
+
+class _RankHandler(logging.FileHandler):
+    """A class of its own, so that a second call replaces only this package's handler."""
+
+
+class _RankFormatter(logging.Formatter):
+    def __init__(self, info: DistributedInfo) -> None:
+        super().__init__("%(message)s")
+        self._rank = f"rank {info.rank}/{info.world_size} restart {info.restart}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        front = f"{second}.{int(record.msecs):03d}Z {self._rank} {record.levelname} "
+        lines = super().format(record).splitlines() or [""]
+        return "\n".join(front + line for line in lines)

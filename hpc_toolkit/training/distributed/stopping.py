@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.training.distributed.place import LOGGER, get_distributed_info, world_size
+from hpc_toolkit.training.distributed.group import LOGGER, get_distributed_info, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hpc_toolkit.system.clock import Clock
 
-AGAIN = 75
-"""Exit code of a rank that saved its state and wants to be started again."""
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
@@ -36,7 +34,7 @@ class StopSignal:
                 ...
                 if stop.agreed(saving_s=checkpoints.saving_s):
                     checkpoints.save(step)
-                    raise SystemExit(AGAIN)
+                    raise SystemExit(TRY_AGAIN)
 
     If a step takes longer than the one before it, the next check comes later than ``look_every_s``.
     The number of steps between checks at most doubles each time. A rank that hangs within a step
@@ -90,7 +88,8 @@ class StopSignal:
         if self.stopping or self._steps < self._next_look:
             return self.stopping
         step_s, steps = self._pace()
-        wants = self.received is not None or self._late(saving_s + steps * step_s)
+        ready_by = self._clock.wall() + saving_s + steps * step_s + self._margin_s
+        wants = self.received is not None or ready_by >= self._deadline
         wanted, steps = _highest(int(wants), steps)
         self._next_look = self._steps + max(1, steps)
         # Read the clock after the all-reduce: the wait for other ranks must not count as step time.
@@ -108,11 +107,6 @@ class StopSignal:
         step_s = (self._clock.monotonic() - then) / passed
         fitting = math.floor(self._look_every_s / step_s) if step_s > 0 else 2 * passed
         return step_s, max(1, min(fitting, 2 * passed))
-
-    def _late(self, needed_s: float) -> bool:
-        if self._deadline is None:
-            return False
-        return self._clock.wall() + needed_s + self._margin_s >= self._deadline
 
     def _note(self, number: int, _frame: object) -> None:
         self.received = number
@@ -132,12 +126,11 @@ def _highest(wanted: int, steps: int) -> tuple[int, int]:
     return highest, chosen
 
 
-def _deadline_of(environ: os._Environ[str]) -> float | None:
+def _deadline_of(environ: os._Environ[str]) -> float:
     text = environ.get("HPCTK_DEADLINE")
-    if not text:
-        return None
     try:
-        return float(text)
+        return float(text) if text else math.inf
     except ValueError as error:
         msg = f"HPCTK_DEADLINE is {text!r}, which is not a time in epoch seconds"
-        raise ConfigError(msg, hint="unset it, or set it to what 'date +%s' prints") from error
+        hint = "unset it, or set it to epoch seconds as printed by 'date +%s'"
+        raise ConfigError(msg, hint=hint) from error

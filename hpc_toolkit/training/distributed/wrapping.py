@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.training.distributed.place import get_distributed_info
+from hpc_toolkit.training.distributed.group import get_distributed_info
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
 
@@ -33,12 +36,11 @@ def wrap_model(model: nn.Module, **options: Any) -> nn.Module:
     return DistributedDataParallel(model, device_ids=device_ids, **options)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model that `wrap_model` wrapped."""
+def unwrapped(model: Any) -> Any:
+    """Return the model that `wrap_model` wrapped; anything else as it is."""
     from torch.nn.parallel import DistributedDataParallel
 
-    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-    return inner
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def accumulating(
@@ -50,7 +52,7 @@ def accumulating(
     under DistributedDataParallel.no_sync. Divide each loss by ``every``.
     """
     if not 0 <= passed < every:
-        msg = f"pass {passed} is none of the {every} passes of a step, which count from 0"
+        msg = f"pass {passed} is not one of the {every} passes of a step, numbered from 0"
         raise HpcToolkitError(msg)
     no_sync = getattr(model, "no_sync", None)
     return no_sync() if no_sync is not None and passed < every - 1 else contextlib.nullcontext()
@@ -64,8 +66,7 @@ def gradient_checkpointing(model: nn.Module) -> str:
     ``torch.utils.checkpoint.checkpoint`` ("torch"); its output must depend only on its arguments
     and weights. Both are non-reentrant, so that unused arguments and DDP work.
 
-    Raises:
-        HpcToolkitError: the model has neither.
+    Raises HpcToolkitError if the model has neither.
     """
     from torch import nn
 
@@ -79,18 +80,13 @@ def gradient_checkpointing(model: nn.Module) -> str:
         msg = f"{type(model).__name__} has no list of blocks whose activations could be left out"
         raise HpcToolkitError(msg, hint="put its blocks into a torch.nn.ModuleList")
     for block in blocks:
-        _checkpoint_passes(block)
+        block.forward = partial(_recomputed, block, block.forward)
     return "torch"
 
 
-def _checkpoint_passes(block: nn.Module) -> None:
+def _recomputed(block: nn.Module, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     from torch.utils.checkpoint import checkpoint
 
-    plain = block.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if not block.training:
-            return plain(*args, **kwargs)
-        return checkpoint(plain, *args, use_reentrant=False, **kwargs)
-
-    block.forward = forward
+    if not block.training:
+        return plain(*args, **kwargs)
+    return checkpoint(plain, *args, use_reentrant=False, **kwargs)

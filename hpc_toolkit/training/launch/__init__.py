@@ -33,14 +33,12 @@ def launch(
     The reason why a rank failed is written to stderr. Signals are forwarded to the ranks if this
     function is called in the main thread.
 
-    Raises:
-        HpcToolkitError: the launch cannot start; no rank was started.
+    Raises HpcToolkitError if the launch cannot start; no rank was started.
     """
-    import sys
     from pathlib import Path
 
     from hpc_toolkit.errors import ConfigError
-    from hpc_toolkit.system.terminal import printable_lines
+    from hpc_toolkit.system.terminal import show_error
     from hpc_toolkit.training.launch import launcher
     from hpc_toolkit.training.launch.plan import START_TIMEOUT_S, Request
 
@@ -59,7 +57,5 @@ def launch(
     )
     outcome = launcher.launch(request)
     if outcome.error is not None:
-        sys.stderr.write(f"error: {printable_lines(outcome.error.message)}\n")
-        if outcome.error.hint:
-            sys.stderr.write(f"hint: {printable_lines(outcome.error.hint)}\n")
+        show_error(outcome.error)
     return outcome.code

@@ -8,13 +8,13 @@ import signal
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import PASSING, HpcToolkitError
+from hpc_toolkit.errors import PASSING, TRY_AGAIN, HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.launch.outcome import (
-    SAVED,
     Outcome,
     exit_code,
     failure_error,
@@ -24,7 +24,7 @@ from hpc_toolkit.training.launch.outcome import (
 )
 from hpc_toolkit.training.launch.rank import ENDING, WARNINGS
 from hpc_toolkit.training.launch.ranks import Ranks, make_next
-from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Rounds, ended_message, open_rounds
+from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Rounds, open_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.launch.plan import Plan
 
 _POLL_S = 0.1
-
-
-class LeavingError(HpcToolkitError):
-    """A warning signal came while no rank was running that could save its state."""
-
-    exit_code = SAVED
 
 
 class SignalCameError(HpcToolkitError):
@@ -50,8 +44,7 @@ def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, las
     With ``last`` this process does nothing afterwards. Signals then stay ignored once the outcome
     is known, so that the exit code reports how the ranks ended.
 
-    Raises:
-        ConfigError: no directory can be made for the logs.
+    Raises ConfigError if no directory can be made for the logs.
     """
     temporary = plan.log_dir is None
     directory = plan.log_dir or Path(tempfile.mkdtemp(prefix="hpctk-launch-"))
@@ -76,71 +69,68 @@ def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, las
     return outcome
 
 
+@dataclass
 class Agent:
     """Starts the ranks of this node in each round."""
 
-    def __init__(
-        self, plan: Plan, command: list[str], environ: Mapping[str, str], directory: Path
-    ) -> None:
-        self._plan, self._command, self._environ = plan, command, environ
-        self._directory = directory
-        self._rounds: Rounds | None = None
-        self._ranks: Ranks | None = None
-        """The ranks of this round; None while the nodes meet."""
+    plan: Plan
+    command: list[str]
+    environ: Mapping[str, str]
+    directory: Path
+    rounds: Rounds | None = None
+    ranks: Ranks | None = None
+    """The ranks of this round; None while the nodes meet."""
 
     def run(self, stack: contextlib.ExitStack) -> Outcome:
         """Run rounds until one is the last."""
-        plan = self._plan
-        rounds = self._rounds = open_rounds(plan, stack)
+        plan = self.plan
+        rounds = self.rounds = open_rounds(plan, stack)
         outcome = None
         while outcome is None:
-            self._ranks = None
+            self.ranks = None
             place = rounds.join()
-            self._ranks = ranks = Ranks(plan, self._directory, place, restart=rounds.number)
-            ranks.start(self._command, self._environ)
-            outcome = watch(
-                ranks,
-                rounds,
-                max_restarts=plan.max_restarts,
-                patience_s=plan.shutdown_timeout_s,
-            )
+            self.ranks = ranks = Ranks(plan, self.directory, place, restart=rounds.number)
+            ranks.start(self.command, self.environ)
+            patience_s = plan.shutdown_timeout_s
+            outcome = watch(ranks, rounds, max_restarts=plan.max_restarts, patience_s=patience_s)
         return outcome
 
     def warn(self, number: int) -> None:
         """Forward a warning signal to the ranks.
 
-        Raises:
-            LeavingError: no rank is running, because the nodes are meeting.
+        Raises TryAgainLaterError if no rank is running, because the nodes are meeting.
         """
-        if self._ranks is None:
+        if self.ranks is None:
             message = f"{signal_name(number)} came before the ranks had started"
-            raise LeavingError(message, hint="start it again; nothing was done yet in this round")
-        self._ranks.warn(number)
+            raise TryAgainLaterError(
+                message, hint="start it again; nothing was done yet in this round"
+            )
+        self.ranks.warn(number)
 
     def end(self) -> None:
         """End ranks that still run."""
-        if self._ranks is not None:
-            self._ranks.end()
+        if self.ranks is not None:
+            self.ranks.end()
 
     def ended_by(self, came: SignalCameError) -> Outcome:
         """End the ranks with the signal that came; return how the launch ended."""
-        if self._ranks is not None:
-            self._ranks.end(came.exit_code - 128, self._plan.shutdown_timeout_s)
-            if saved(code for code in self._ranks.codes().values() if code is not None):
-                return Outcome(SAVED)
-        if self._rounds is not None and (ending := self._rounds.ended(at_once=True)) is not None:
+        if self.ranks is not None:
+            self.ranks.end(came.exit_code - 128, self.plan.shutdown_timeout_s)
+            if saved(self.ranks.codes().values()):
+                return Outcome(TRY_AGAIN)
+        if self.rounds is not None and (ending := self.rounds.ended(at_once=True)) is not None:
             # srun ended this task because another node failed: exit with that node's code.
-            return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
+            return Outcome(ending.code, HpcToolkitError(str(ending)))
         return Outcome(came.exit_code, came)
 
     def leave(self, outcome: Outcome) -> None:
         """Tell the other nodes how this one ended, and wait for those that may still save."""
-        if self._rounds is None:
+        if self.rounds is None:
             return
         if outcome.code:
-            self._rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
-        patience_s = self._plan.shutdown_timeout_s if outcome.code == SAVED else FAREWELL_S
-        self._rounds.leave(patience_s + _POLL_S, together=outcome.code == SAVED)
+            self.rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
+        patience_s = self.plan.shutdown_timeout_s if outcome.code == TRY_AGAIN else FAREWELL_S
+        self.rounds.leave(patience_s + _POLL_S, together=outcome.code == TRY_AGAIN)
 
 
 def watch(
@@ -160,24 +150,24 @@ def watch(
     Returns:
         How the launch ended on this node; None if all ranks start again.
     """
-    leave_by: float | None = None
+    leave_by = 0.0
     while True:
         codes = ranks.codes()
         running = None in codes.values()
-        failed = frozenset(local for local, code in codes.items() if code)
+        failed = [local for local, code in codes.items() if code]
         ending = rounds.ended()
-        leaving = all(codes[local] == SAVED for local in failed) and (
-            bool(failed) or (ending is not None and ending.code == SAVED)
+        leaving = all(codes[local] == TRY_AGAIN for local in failed) and (
+            bool(failed) or (ending is not None and ending.code == TRY_AGAIN)
         )
-        if running and leaving and leave_by is None:
-            leave_by = clock() + patience_s
-        if running and leaving and leave_by is not None and clock() < leave_by:
+        if running and leaving:
+            leave_by = leave_by or clock() + patience_s
+        if running and leaving and clock() < leave_by:
             pass
         elif failed:
             return _after_failure(ranks, failed, restarts=rounds.number, most=max_restarts)
         elif ending is not None:
             ranks.end()
-            return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
+            return Outcome(ending.code, HpcToolkitError(str(ending)))
         elif not running and rounds.finish():
             return Outcome(0)
         elif rounds.wanted():
@@ -186,16 +176,14 @@ def watch(
         sleep(_POLL_S)
 
 
-def _after_failure(
-    ranks: Ranks, first: frozenset[int], *, restarts: int, most: int
-) -> Outcome | None:
-    """End the ranks after some have failed; return the outcome, or None to start all again."""
+def _after_failure(ranks: Ranks, failed: list[int], *, restarts: int, most: int) -> Outcome | None:
+    """End the other ranks; return the outcome, or None to start all again."""
     ranks.end()
-    if saved(code for code in ranks.codes().values() if code is not None):
-        return Outcome(SAVED)
+    if saved(ranks.codes().values()):
+        return Outcome(TRY_AGAIN)
     if restarts < most:
         return None
-    cause = root_cause(ranks.failures(first))
+    cause = root_cause(ranks.failures(failed))
     error = failure_error(cause, host=host_name(), restarts=restarts)
     return Outcome(exit_code(cause.code), error, cause.log)
 
@@ -207,8 +195,8 @@ def _stopped(error: HpcToolkitError | OSError) -> Outcome:
     if error.errno not in PASSING:
         raise error
     where = f"{error.filename}: " if error.filename else ""
-    told = HpcToolkitError(f"{where}{error.strerror}", hint="fix that, and start it again")
-    return Outcome(SAVED, told)
+    message = f"{where}{error.strerror}"
+    return Outcome(TRY_AGAIN, HpcToolkitError(message, hint="fix that, and start it again"))
 
 
 @contextlib.contextmanager

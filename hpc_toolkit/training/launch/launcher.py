@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.batch.preflight import usable_gpus
-from hpc_toolkit.training.launch.plan import (
-    Plan,
-    Request,
-    Step,
-    check_request,
-    left_out,
-    make_plan,
-    task_plan,
-)
+from hpc_toolkit.training.launch import plan as plans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.training.launch.outcome import Outcome
+    from hpc_toolkit.training.launch.plan import Plan, Request
 
 
 def launch(request: Request, *, replace: bool = False) -> Outcome:
@@ -33,8 +26,7 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
         replace: this process has no other purpose. If srun started every rank, it becomes one
             and does not return; otherwise signals do not end it once the outcome is known.
 
-    Raises:
-        HpcToolkitError: the launch cannot start; nothing was started.
+    Raises HpcToolkitError if the launch cannot start; nothing was started.
     """
     plan = planned(request)
     if importlib.util.find_spec("torch") is None:
@@ -43,13 +35,14 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
     environ = {**os.environ, **surroundings(plan, os.environ)}
     if plan.form == "task":
         if not replace:
-            message = "srun has started every rank here, so there is nothing left to launch"
-            raise ConfigError(message, hint="have srun start 'hpctk launch', or one task per node")
+            message = "srun has started every rank here, so 'hpctk launch' has nothing to start"
+            hint = "start one task per node with srun, or call the script directly"
+            raise ConfigError(message, hint=hint)
         from hpc_toolkit.training.launch import task
 
         task.become(command(request), {**environ, **task.join_ranks(plan)})
-    if told := left_out(request, plan):
-        sys.stderr.write(f"warning: {told.message} ({told.hint})\n")
+    if told := plans.left_out(request, plan):
+        sys.stderr.write(f"warning: {told}\n")
     from hpc_toolkit.training.launch.agent import run_agent
 
     return run_agent(plan, command(request), environ, last=replace)
@@ -61,12 +54,12 @@ def planned(request: Request) -> Plan:
     Raises:
         HpcToolkitError: as in :func:`launch`.
     """
-    check_request(request)
-    step = Step.from_environ()
+    plans.check_request(request)
+    step = plans.Step.from_environ()
     gpus = usable_gpus(os.environ)
     backend = request.backend or ("nccl" if gpus and _has_driver() else "gloo")
     if step is not None and not step.per_node:
-        return task_plan(request, step, backend=backend)
+        return plans.task_plan(request, step, backend=backend)
     if (asked := request.options.get("nproc_per_node")) is not None:
         ranks = count_ranks(str(asked))
     elif step is not None:
@@ -74,7 +67,7 @@ def planned(request: Request) -> Plan:
         ranks = max(1, gpus or (int(granted) if granted.isdecimal() else 0))
     else:
         ranks = 1
-    return make_plan(request, step=step, ranks=ranks, backend=backend)
+    return plans.make_plan(request, step=step, ranks=ranks, backend=backend)
 
 
 def command(request: Request) -> list[str]:
@@ -102,8 +95,7 @@ def surroundings(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 def count_ranks(text: str) -> int:
     """Return the number of ranks that ``--nproc-per-node`` means on this node.
 
-    Raises:
-        ConfigError: it means none.
+    Raises ConfigError if it means none.
     """
     count = int(text) if text.isdecimal() else 0
     if text in ("gpu", "auto"):
@@ -114,7 +106,7 @@ def count_ranks(text: str) -> int:
         count = len(os.sched_getaffinity(0))
     if not count:
         message = f"--nproc-per-node {text} starts no rank"
-        raise ConfigError(message, hint="a number above 0, cpu, gpu or auto")
+        raise ConfigError(message, hint="write a number above 0, cpu, gpu or auto")
     return count
 
 

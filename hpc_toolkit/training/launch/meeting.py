@@ -7,9 +7,9 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.errors import HpcToolkitError, RunError
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import format_duration
 
@@ -34,11 +34,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse the output of :meth:`__str__`.
-
-        Raises:
-            RunError: the text is not an address.
-        """
+        """Parse the output of :meth:`__str__`. Raises RunError if the text is not an address."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit():
             message = f"{text!r} is not the address of a node"
@@ -46,32 +42,36 @@ class Address(NamedTuple):
         return cls(host, int(port))
 
 
-class NodesMissingError(HpcToolkitError):
-    """Not all nodes came in time."""
+def open_store(address: Address, timeout_s: float, *, serve: bool, fd: int | None = None) -> Any:
+    """Connect to torch's key-value store, or serve it here, on the listening socket ``fd`` if any.
 
-
-def publish(run_dir: Path, name: str, address: Address) -> Path:
-    """Publish the address where this launch meets; return the created path.
-
-    Raises:
-        RunError: another launch has published under this name, or it is not a symlink.
+    Raises RuntimeError if it is not reached, or cannot be served at this port.
     """
-    directory = run_dir / "rendezvous"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / name
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    limit = timedelta(seconds=timeout_s)
+    return TCPStore(*address, None, serve, limit, False, master_listen_fd=fd)
+
+
+def publish(path: Path, address: Address) -> None:
+    """Publish the address where this launch meets as the target of a symlink.
+
+    Raises RunError if another launch has published under this name, or it is not a symlink.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         there = files.create_name(path, str(address))
     except OSError as error:
         raise _foreign(path, error) from error
     if there != str(address):
         message = f"{path} is taken: another launch of this name listens at {there}"
-        raise RunError(message, hint="give every launch an --rdzv-id of its own")
-    return path
+        raise RunError(message, hint="give each launch its own --rdzv-id")
 
 
 def find(
-    run_dir: Path,
-    name: str,
+    path: Path,
     *,
     timeout_s: float,
     monotonic: Callable[[], float] = time.monotonic,
@@ -79,10 +79,8 @@ def find(
 ) -> Address:
     """Wait until node 0 has published its address.
 
-    Raises:
-        NodesMissingError: it did not within ``timeout_s``.
+    Raises RunError if it did not within ``timeout_s``.
     """
-    path = run_dir / "rendezvous" / name
     for _ in _polls(timeout_s, monotonic, sleep):
         # NFS caches that a name does not exist for as long as the directory seems unchanged;
         # opening the directory asks the server again.
@@ -96,8 +94,8 @@ def find(
         except OSError as error:
             raise _foreign(path, error) from error
     message = f"node 0 did not publish its address as {path} within {format_duration(timeout_s)}"
-    hint = "is the run directory the same on all nodes? --start-timeout waits longer"
-    raise NodesMissingError(message, hint=hint)
+    hint = "check that all nodes share the run directory; --start-timeout waits longer"
+    raise RunError(message, hint=hint)
 
 
 def _polls(
@@ -148,8 +146,7 @@ def resolves(name: str) -> bool:
 def wait_for_listener(address: Address, *, timeout_s: float) -> None:
     """Wait until node 0 listens at ``address``.
 
-    Raises:
-        NodesMissingError: it does not within ``timeout_s``.
+    Raises RunError if it does not within ``timeout_s``.
     """
     why: object = ""
     for _ in _polls(timeout_s):
@@ -160,5 +157,5 @@ def wait_for_listener(address: Address, *, timeout_s: float) -> None:
         else:
             return
     message = f"node 0 does not listen at {address} after {format_duration(timeout_s)}: {why}"
-    hint = "are name and port right, and may this node connect there?"
-    raise NodesMissingError(message, hint=hint)
+    hint = "check host, port and firewall"
+    raise RunError(message, hint=hint)

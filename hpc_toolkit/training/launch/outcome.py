@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-SAVED = 75
-"""Exit code of a rank that saved its state and is to be started again later."""
 
 _LAST_LINES = 12
 _LAST_BYTES = 16384
@@ -37,16 +36,13 @@ _SIGNAL_HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
-    """A rank that ended with a code other than 0."""
+class RankFailure(NamedTuple):
+    """A rank that ended by itself, with a code other than 0."""
 
     rank: int
     """Its number in the job."""
     code: int
     """Its exit code, or minus the number of the signal that ended it."""
-    first: bool
-    """Whether it ended before the agent told the others to end."""
     log: Path | None = None
     """The file of its stderr, if it has one."""
 
@@ -68,28 +64,28 @@ def exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def saved(codes: Iterable[int]) -> bool:
+def saved(codes: Iterable[int | None]) -> bool:
     """Return whether the ranks saved their state and exited, to be started again.
 
-    At least one exited with SAVED. The others exited with 0 or SAVED, or were terminated after it.
+    At least one exited with TRY_AGAIN; the others with 0 or TRY_AGAIN, or were ended after it.
     """
-    found = set(codes)
-    return SAVED in found and found <= {0, SAVED, -signal.SIGTERM, -signal.SIGKILL}
+    found = set(codes) - {None}
+    return TRY_AGAIN in found and found <= {0, TRY_AGAIN, -signal.SIGTERM, -signal.SIGKILL}
 
 
 def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
     """Return the failure that most likely caused the others.
 
-    Ranks that ended by themselves are preferred. Among them a rank that a signal ended comes first:
-    the others lose their connection to it and exit with an error. Otherwise it is the rank that
-    wrote its error first, since the errors that follow from it are written later.
+    A rank that a signal ended comes first: the others lose their connection to it and exit with an
+    error. Otherwise it is the rank that wrote its error first, since the errors that follow from it
+    are written later.
     """
 
     def order(one: RankFailure) -> tuple[bool, bool, float, int]:
         said_at = one.log.stat().st_mtime if one.log is not None else 0.0
-        return one.code > 0, one.code == SAVED, said_at, one.rank
+        return one.code > 0, one.code == TRY_AGAIN, said_at, one.rank
 
-    return min([one for one in failures if one.first] or failures, key=order)
+    return min(failures, key=order)
 
 
 def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolkitError:
@@ -102,19 +98,14 @@ def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolk
     message = f"rank {failure.rank} on {host} {how}{after}{where}"
     if lines:
         message += "\n" + "\n".join(f"  {line}" for line in lines)
-    if log is not None and _full(log):
-        hint = "the disk of that log is full, so the log may lack the reason: free space there"
-        return HpcToolkitError(message, hint=hint)
-    return HpcToolkitError(message, hint=_SIGNAL_HINTS.get(name) or _hint("\n".join(lines)))
-
-
-def _full(log: Path) -> bool:
-    """Return whether the filesystem of a log is full."""
-    try:
-        found = os.statvfs(log.parent)
-    except OSError:
-        return False
-    return found.f_blocks > 0 and found.f_bavail == 0
+    hints = (hint for pattern, hint in _HINTS if re.search(pattern, "\n".join(lines)))
+    hint = _SIGNAL_HINTS.get(name) or next(hints, "")
+    if log is not None:
+        with suppress(OSError):
+            disk = shutil.disk_usage(log.parent)
+            if disk.free == 0 < disk.total:
+                hint = "the log may be incomplete because its disk is full: free space there"
+    return HpcToolkitError(message, hint=hint)
 
 
 def signal_name(number: int) -> str:
@@ -134,7 +125,3 @@ def last_lines(log: Path) -> list[str]:
     _, found, traceback = text.rpartition("Traceback (most recent call last):")
     lines = (found + traceback if found else text).rstrip().splitlines()
     return lines[-_LAST_LINES:]
-
-
-def _hint(text: str) -> str:
-    return next((hint for pattern, hint in _HINTS if re.search(pattern, text)), "")

@@ -7,17 +7,19 @@ import os
 import re
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
+from hpc_toolkit.system import tomltable
 from hpc_toolkit.system.options import spelled
+from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.system.ranks import task_counts
-from hpc_toolkit.training.launch.options import all_options
+from hpc_toolkit.system.tomltable import kept, number_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,7 @@ class Step:
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
         """Read srun's variables; return None outside a step, such as in a batch script.
 
-        Raises:
-            ConfigError: a variable is missing, or contradicts another.
+        Raises ConfigError if a variable is missing, or contradicts another.
         """
         if not environ.get("SLURM_STEP_ID", "").isdigit():
             return None
@@ -77,7 +78,7 @@ START_TIMEOUT_S = 600.0
 _LONGEST_S = 366 * 86400.0
 _SHUTDOWN_TIMEOUT_S = 30.0
 _PORT = 29500
-_PORTS = range(1, 1 << 16)
+_MOST_RANKS = 999_999
 _OF_RANKS = {"module", "no_python"}
 """Options that still apply if srun started every rank."""
 
@@ -91,7 +92,7 @@ class Request:
     arguments: tuple[str, ...] = ()
     """The arguments of the script."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The options of ``options.PANELS`` that were given, by name; a duration in seconds."""
+    """The options of :data:`_VALUES` that were given, by name; a duration in seconds."""
     backend: str | None = None
     """nccl or gloo; None chooses by the node's GPUs."""
     start_timeout_s: float = START_TIMEOUT_S
@@ -140,48 +141,51 @@ class Plan:
     shown: tuple[int, ...] = ()
     """Local ranks whose output appears on the terminal; empty for all."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        values = asdict(self)
-        return {
-            name: str(value) if isinstance(value, Path) else value for name, value in values.items()
-        }
+    @property
+    def rendezvous(self) -> Path:
+        """The symlink that names the address of node 0, if nodes meet in the run directory."""
+        assert self.run_dir is not None
+        return self.run_dir / "rendezvous" / self.launch
 
 
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "": ((bool,), "True or False"),
-    "N": ((int,), "a whole number"),
-    "DURATION": ((int, float), "a number of seconds"),
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | int | Path) and not isinstance(value, bool)
+
+
+_text = kept(_is_text, "a text or a number")
+_streams = kept(
+    lambda value: _is_text(value) and str(value) in ("0", "1", "2", "3"),
+    "0 for none, 1 for stdout, 2 for stderr or 3 for both",
+)
+_VALUES: dict[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("nproc_per_node", "master_addr", "local_addr", "rdzv_id"), _text),
+    **dict.fromkeys(("log_dir", "local_ranks_filter"), _text),
+    **dict.fromkeys(("module", "no_python", "standalone"), tomltable.flag),
+    **dict.fromkeys(("redirects", "tee"), _streams),
+    **dict.fromkeys(("node_rank", "max_restarts"), tomltable.count_or_zero),
+    "nnodes": tomltable.count,
+    "master_port": number_from(1, 65535, "a port from 1 to 65535", whole=True),
+    "numa_binding": kept(lambda value: value == "node", "node (srun's --cpu-bind has others)"),
+    "shutdown_timeout": number_from(0, _LONGEST_S, "a number of seconds"),
+    "start_timeout": number_from(1e-3, _LONGEST_S, "a number of seconds up to 366 days"),
+    "backend": tomltable.Choice(("nccl", "gloo")),
 }
-"""Types of an option's values by its metavar, and their name for people."""
-_OTHER_KIND = ((str, int, Path), "a text or a number")
+"""A check of the value of each option; a call from Python can give values of any type."""
 
 
 def check_request(request: Request) -> None:
     """Reject a request that cannot start, before anything is started.
 
-    Raises:
-        ConfigError: the script is missing, or an option or a value is invalid.
+    Raises ConfigError if the script is missing, or an option or a value is invalid.
     """
-    known = all_options()
-    values = [("start_timeout", "DURATION", request.start_timeout_s)]
-    for name, value in request.options.items():
-        if name not in known:
-            message = f"launch has no option {name!r}"
-            raise ConfigError(message, hint=near_miss(name, list(known)))
-        values.append((name, known[name].metavar, value))
-    # Only a call from Python can give values of another type.
-    for name, metavar, value in values:
-        types, words = _KINDS.get(metavar, _OTHER_KIND)
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            message = f"{name}: {value!r} is not {words}"
-            raise ConfigError(message, hint="see hpctk launch --help")
-    if request.backend not in (None, "nccl", "gloo"):
-        message = f"--backend: {request.backend!r} is neither nccl nor gloo"
-        raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
-    if not 0 < request.start_timeout_s <= _LONGEST_S:
-        message = f"--start-timeout: {request.start_timeout_s:g} s is outside 0 s to 366 days"
-        raise ConfigError(message, hint="such as --start-timeout 10min")
+    given = {"start_timeout": request.start_timeout_s, **request.options}
+    if request.backend is not None:
+        given["backend"] = request.backend
+    for name, value in given.items():
+        if name not in _VALUES:
+            message = f"launch: unknown option {name!r}"
+            raise ConfigError(message, hint=near_miss(name, list(_VALUES)))
+        _VALUES[name](value, spelled(name))
     _check_script(request)
 
 
@@ -192,31 +196,26 @@ def _check_script(request: Request) -> None:
         # As 'python -m' does, look in the current directory first.
         here = any(Path(top + end).exists() for end in ("", ".py"))
         if not top or not (here or importlib.util.find_spec(top)):
-            message = f"there is no module {script!r}"
-            raise ConfigError(message, hint="is it installed for the Python that runs hpctk?")
+            message = f"no module named {script!r}"
+            raise ConfigError(message, hint="install it for the Python that runs hpctk")
     elif request.options.get("no_python"):
         if shutil.which(script) is None:
-            message = f"there is no program {script!r}"
+            message = f"program {script!r} not found"
             raise ConfigError(message, hint="give its path, or leave out --no-python")
     elif not Path(script).is_file():
-        message = f"there is no script {script!r}"
-        raise ConfigError(message, hint="options of launch stand before the script; -m is a module")
+        message = f"script {script!r} not found"
+        hint = "options of launch go before the script; use -m for a module"
+        raise ConfigError(message, hint=hint)
     elif script.startswith("-"):
-        message = f"Python would read {script!r} as an option of its own"
+        message = f"Python would read {script!r} as an option"
         raise ConfigError(message, hint=f"write ./{script}")
 
 
 def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) -> Plan:
-    """Plan the launch for the agent of one node.
+    """Plan the launch for the agent of one node, which starts ``ranks`` ranks.
 
-    Args:
-        request: the script and the options that were given.
-        step: the position of this task in its step; None outside a step.
-        ranks: number of ranks on this node.
-        backend: nccl or gloo.
-
-    Raises:
-        ConfigError: options contradict each other or Slurm, or a value is invalid.
+    ``request`` has passed :func:`check_request`. Raises ConfigError if options contradict each
+    other or Slurm.
     """
     given = request.options
     nodes, node_rank = _place(given, step)
@@ -226,6 +225,7 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         log_dir = request.run_dir / "logs"
     launch = _name(given.get("rdzv_id"), step)
     named = bool(given.keys() & {"master_addr", "master_port"})
+    shown = str(given.get("local_ranks_filter", ""))
     return Plan(
         form="agent",
         launch=launch,
@@ -238,28 +238,28 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         host=given.get("master_addr", "127.0.0.1") if named else "",
         port=given.get("master_port", _PORT) if named else 0,
         local_addr=given.get("local_addr", ""),
-        max_restarts=_at_least("max_restarts", given.get("max_restarts", 0), 0),
+        max_restarts=given.get("max_restarts", 0),
         shutdown_timeout_s=given.get("shutdown_timeout", _SHUTDOWN_TIMEOUT_S),
-        near_gpus=_binds(given.get("numa_binding")),
+        near_gpus="numa_binding" in given,
         run_dir=request.run_dir,
         log_dir=log_dir / launch if log_dir is not None else None,
-        redirects=_streams("redirects", given.get("redirects", 0)),
-        tee=_streams("tee", given.get("tee", 0 if "redirects" in given else 3)),
-        shown=_local_ranks(str(given.get("local_ranks_filter", ""))),
+        redirects=int(given.get("redirects", 0)),
+        tee=int(given.get("tee", 0 if "redirects" in given else 3)),
+        shown=parse_counts(shown, "--local-ranks-filter", least=0, most=_MOST_RANKS)
+        if shown
+        else (),
     )
 
 
 def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
     """Plan the launch for one of several tasks of a node, which becomes a rank.
 
-    Raises:
-        ConfigError: an option has no effect here, or the run directory is missing.
+    Raises ConfigError if an option has no effect here, or the run directory is missing.
     """
-    given = sorted(request.options.keys() - _OF_RANKS)
-    if given:
+    if given := sorted(request.options.keys() - _OF_RANKS):
         words = ", ".join(map(spelled, given))
-        message = f"{words}: srun started each rank here, so that there is no agent to obey it"
-        hint = "start one task per node (srun --ntasks-per-node=1), or leave it to srun"
+        message = f"{words}: not available when srun starts each rank"
+        hint = "start one task per node (srun --ntasks-per-node=1), or leave it out"
         raise ConfigError(message, hint=hint)
     if request.run_dir is None:
         raise _no_run_dir(sum(step.tasks), "ranks")
@@ -276,18 +276,16 @@ def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
     )
 
 
-def left_out(
-    request: Request, plan: Plan, environ: Mapping[str, str] = os.environ
-) -> HpcToolkitError | None:
+def left_out(request: Request, plan: Plan, environ: Mapping[str, str] = os.environ) -> str:
     """Return a warning if the ranks start on only one node of a job that has several."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    if plan.form != "agent" or plan.nodes > 1 or not nodes.isdigit() or int(nodes) < 2:
-        return None
-    if request.options.keys() & {"nnodes", "standalone"}:
-        return None
-    message = f"this job has {nodes} nodes, and these ranks start on this one alone"
-    hint = "start hpctk launch with srun, one task per node; or say --nnodes 1"
-    return HpcToolkitError(message, hint=hint)
+    meant = plan.nodes > 1 or request.options.keys() & {"nnodes", "standalone"}
+    if meant or not nodes.isdigit() or int(nodes) < 2:
+        return ""
+    return (
+        f"this job has {nodes} nodes, and these ranks start on this one alone "
+        "(start hpctk launch with srun, one task per node; or say --nnodes 1)"
+    )
 
 
 def _name(rdzv_id: object, step: Step | None) -> str:
@@ -307,10 +305,10 @@ def _place(given: Mapping[str, Any], step: Step | None) -> tuple[int, int]:
         for name, slurms in found.items():
             if given.get(name, slurms) != slurms:
                 message = f"{spelled(name)} is {given[name]}, and Slurm says {slurms}"
-                raise ConfigError(message, hint="leave it out: inside a step Slurm is asked")
+                raise ConfigError(message, hint="leave it out: Slurm provides it inside a step")
         return len(step.tasks), step.node
-    nodes, node_rank = _at_least("nnodes", given.get("nnodes", 1), 1), given.get("node_rank", 0)
-    if not 0 <= node_rank < nodes:
+    nodes, node_rank = given.get("nnodes", 1), given.get("node_rank", 0)
+    if node_rank >= nodes:
         message = f"--node-rank {node_rank} is not one of the {nodes} nodes"
         raise ConfigError(message, hint="they are numbered from 0")
     return nodes, node_rank
@@ -321,11 +319,8 @@ def _meeting(
 ) -> Literal["alone", "directory", "address"]:
     """Return how the nodes meet."""
     given = request.options
-    if "master_port" in given and given["master_port"] not in _PORTS:
-        message = f"{spelled('master_port')}: {given['master_port']} is not a valid port"
-        raise ConfigError(message, hint="from 1 to 65535, or leave it out")
     if given.get("standalone") and nodes > 1:
-        message = f"--standalone is for one node, and there are {nodes}"
+        message = f"--standalone works on one node, not {nodes}"
         raise ConfigError(message, hint="leave it out")
     if nodes == 1:
         return "alone"
@@ -334,42 +329,12 @@ def _meeting(
     if request.run_dir is None:
         raise _no_run_dir(nodes, "nodes")
     if step is None and "rdzv_id" not in given:
-        message = f"{nodes} nodes that meet in {request.run_dir} need a name for this launch"
-        hint = "--rdzv-id NAME, the same on all nodes and another one each time"
+        message = f"{nodes} nodes that meet in {request.run_dir} need an --rdzv-id"
+        hint = "add --rdzv-id NAME, the same on all nodes and new for each launch"
         raise ConfigError(message, hint=hint)
     return "directory"
 
 
 def _no_run_dir(count: int, what: str) -> HpcToolkitError:
-    message = f"{count} {what} need a directory that they share, to find each other"
-    return ConfigError(message, hint="--run-dir DIR; or --nnodes, --node-rank and an address")
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        message = f"{spelled(name)}: {value} is below {least}"
-        raise ConfigError(message, hint="see hpctk launch --help")
-    return value
-
-
-def _binds(mode: object) -> bool:
-    """Return whether ``--numa-binding`` was given, with its only mode."""
-    if mode not in (None, "node"):
-        message = f"--numa-binding: unknown mode {mode!r}"
-        raise ConfigError(message, hint="the only mode is node; srun's --cpu-bind has others")
-    return mode is not None
-
-
-def _streams(name: str, value: object) -> int:
-    if str(value) not in ("0", "1", "2", "3"):
-        message = f"{spelled(name)}: {str(value)!r} is not a number from 0 to 3"
-        raise ConfigError(message, hint="0 for none, 1 for stdout, 2 for stderr, 3 for both")
-    return int(str(value))
-
-
-def _local_ranks(text: str) -> tuple[int, ...]:
-    words = text.replace(" ", "").split(",") if text else []
-    if not all(word.isdigit() for word in words):
-        message = f"--local-ranks-filter: {text!r} is not a list of local ranks"
-        raise ConfigError(message, hint="such as --local-ranks-filter 0,3")
-    return tuple(int(word) for word in words)
+    message = f"{count} {what} need a shared directory to find each other"
+    return ConfigError(message, hint="add --run-dir DIR; or --nnodes, --node-rank and an address")

@@ -23,7 +23,7 @@ from hpc_toolkit.training.launch import rank
 from hpc_toolkit.training.launch.outcome import RankFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hpc_toolkit.training.launch.plan import Plan
     from hpc_toolkit.training.launch.rendezvous import Place
@@ -67,9 +67,8 @@ class Ranks:
     def start(self, command: list[str], environ: Mapping[str, str]) -> None:
         """Start a process per rank.
 
-        Raises:
-            ConfigError: there is no GPU near which a rank could run.
-            OSError: a file or process cannot be created.
+        Raises ConfigError if there is no GPU near which a rank could run, or OSError if a file or
+        process cannot be created.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         # A warning would end a rank that does not ignore it yet. A signal that ends the launch
@@ -140,17 +139,16 @@ class Ranks:
                 process.wait()
         self._terminal.end()
 
-    def failures(self, first: frozenset[int]) -> list[RankFailure]:
-        """Return the ranks that failed; ``first`` are those that did before the others ended."""
+    def failures(self, ended: Iterable[int]) -> list[RankFailure]:
+        """Describe local ranks that ended with a code other than 0."""
+        logs = {local: self._log(local, "err") for local in ended}
         return [
             RankFailure(
-                rank=self._place.first + local,
-                code=code,
-                first=local in first,
-                log=log if (log := self._log(local, "err")).exists() else None,
+                self._place.first + local,
+                self._processes[local].returncode,
+                log if log.exists() else None,
             )
-            for local, code in self.codes().items()
-            if code
+            for local, log in logs.items()
         ]
 
 
@@ -160,8 +158,9 @@ def make_next(directory: Path) -> Path:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except (FileNotFoundError, FileExistsError) as error:
         # For example below /proc, where only the kernel creates names, or below a file.
-        message = f"{error.filename}: no directory can be made there"
-        raise ConfigError(message, hint="name another one: --run-dir, or --log-dir") from error
+        message = f"{error.filename}: cannot create a directory there"
+        hint = "choose another directory with --run-dir or --log-dir"
+        raise ConfigError(message, hint=hint) from error
     path, number = directory, 1
     while True:
         try:
@@ -176,14 +175,13 @@ def make_next(directory: Path) -> Path:
 def cpus_near_gpu(index: int, root: Path = Path("/sys")) -> str:
     """Return the CPUs of the NUMA node of a GPU that this process may use, such as 0-7.
 
-    Raises:
-        ConfigError: torch does not see that GPU.
+    Raises ConfigError if torch does not see that GPU.
     """
     import torch
 
     if index >= torch.cuda.device_count():
-        message = f"--numa-binding: torch sees no GPU {index} for the rank with that local rank"
-        raise ConfigError(message, hint="leave it out; in a job srun's --cpu-bind binds tasks")
+        message = f"--numa-binding: torch sees no GPU {index} for that local rank"
+        raise ConfigError(message, hint="leave it out; in a job, srun's --cpu-bind binds tasks")
     gpu: Any = torch.cuda.get_device_properties(index)
     address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     node = int((root / f"bus/pci/devices/{address}/numa_node").read_text())

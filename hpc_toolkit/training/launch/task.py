@@ -22,8 +22,6 @@ from hpc_toolkit.training.launch.ranks import rank_variables
 from hpc_toolkit.training.launch.rendezvous import Place
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpc_toolkit.training.launch.plan import Plan
 
 _BACKLOG = 4096
@@ -37,41 +35,34 @@ def join_ranks(plan: Plan) -> dict[str, str]:
     Rank 0 starts a child that serves the store in which the ranks meet, and publishes its address
     in the run directory.
 
-    Raises:
-        NodesMissingError: rank 0 did not publish its address in time.
-        RunError: the name of this launch is taken.
+    Raises RunError if rank 0 did not publish its address in time, or the launch's name is taken.
     """
     step = Step.from_environ()
     assert step is not None
-    assert plan.run_dir is not None
     if step.task == 0:
-        address = _serve(plan, meeting.own_host())
+        address = _serve(plan)
     else:
-        address = meeting.find(plan.run_dir, plan.launch, timeout_s=plan.start_timeout_s)
+        address = meeting.find(plan.rendezvous, timeout_s=plan.start_timeout_s)
     place = Place(address, step.task - step.local, sum(step.tasks))
     return rank_variables(plan, place, step.local)
 
 
-def _serve(plan: Plan, host: str) -> Address:
+def _serve(plan: Plan) -> Address:
     """Take a port, fork a child that serves it while this process lives, publish the address."""
-    assert plan.run_dir is not None
     listener = socket.create_server(("", 0), backlog=_BACKLOG)
-    address = Address(host, listener.getsockname()[1])
+    address = Address(meeting.own_host(), listener.getsockname()[1])
     parent = os.getpid()
     # The child inherits the block, so that the signal stays pending until the child waits for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDED})
     if os.fork() == 0:
-        path = plan.run_dir / "rendezvous" / plan.launch
-        _hold_store(listener, parent, plan.start_timeout_s, path, str(address))
+        _hold_store(listener, parent, plan, str(address))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_ENDED})
     listener.close()
-    meeting.publish(plan.run_dir, plan.launch, address)
+    meeting.publish(plan.rendezvous, address)
     return address
 
 
-def _hold_store(
-    listener: socket.socket, parent: int, timeout_s: float, path: Path, address: str
-) -> None:
+def _hold_store(listener: socket.socket, parent: int, plan: Plan, address: str) -> None:
     """Serve the ranks' store until rank 0 ends, then remove its published name; never return."""
     try:
         die_with_parent()
@@ -81,22 +72,16 @@ def _hold_store(
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):
             os.dup2(nothing, stream)
-        from datetime import timedelta
-
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
-        store = TCPStore(
-            "127.0.0.1", port, None, True, limit, False, master_listen_fd=listener.detach()
-        )
+        here = Address("127.0.0.1", listener.getsockname()[1])
+        store = meeting.open_store(here, plan.start_timeout_s, serve=True, fd=listener.detach())
         # A reader of rank 0's stderr would wait until this process has closed it, too.
         os.dup2(nothing, 2)
         die_with_parent(_ENDED)
         while os.getppid() == parent and signal.sigtimedwait({_ENDED}, 60) is None:
             pass
         # Do not remove the name of another launch, which can be there if ours was removed.
-        if os.readlink(path) == address:
-            path.unlink()
+        if os.readlink(plan.rendezvous) == address:
+            plan.rendezvous.unlink()
         del store
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - a child must not go on as its parent
@@ -108,8 +93,7 @@ def _hold_store(
 def become(command: list[str], environ: dict[str, str]) -> NoReturn:
     """Replace this process with the program.
 
-    Raises:
-        ConfigError: the program cannot be started.
+    Raises ConfigError if the program cannot be started.
     """
     ignore_warnings()
     sys.stdout.flush()
@@ -118,4 +102,4 @@ def become(command: list[str], environ: dict[str, str]) -> NoReturn:
         os.execvpe(command[0], command, environ)  # noqa: S606 - as in rank
     except OSError as error:
         message = f"{command[0]} cannot be started: {error.strerror}"
-        raise ConfigError(message, hint="is it there on every node?") from error
+        raise ConfigError(message, hint="check that it exists on every node") from error

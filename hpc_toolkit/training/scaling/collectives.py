@@ -7,46 +7,27 @@ JSON object for each collective and size. Bandwidths follow the formulas of nccl
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import math
 import sys
 import time
-from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.system.quantities import format_size, parse_size
-from hpc_toolkit.training.scaling.records import objects_in
+from hpc_toolkit.system.terminal import show_error
+from hpc_toolkit.training.distributed import leave, process_group
+from hpc_toolkit.training.scaling.records import is_number, objects_in
+from hpc_toolkit.training.scaling.settings import DEFAULT_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
+KIND = "hpctk.collectives"
 MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """The time of one collective with one message size."""
-
-    collective: str
-    """A key of :data:`BUS_FACTORS`."""
-    world_size: int
-    size_bytes: int
-    """As nccl-tests counts it: all bytes gathered or scattered, else the bytes on each rank."""
-    seconds: float
-    """Median over the iterations; the slowest rank counts in each."""
-
-    @property
-    def algorithm_bytes_per_s(self) -> float:
-        return self.size_bytes / self.seconds
-
-    @property
-    def bus_bytes_per_s(self) -> float:
-        """Bytes per second on each rank's link, to compare with the hardware at any world size."""
-        return self.algorithm_bytes_per_s * BUS_FACTORS[self.collective](self.world_size)
 
 
 # doc/PERFORMANCE.md of https://github.com/NVIDIA/nccl-tests
@@ -64,41 +45,52 @@ def expected_s(size_bytes: float, world_size: int, bus_bytes_per_s: float) -> fl
     return size_bytes * BUS_FACTORS["all_reduce"](world_size) / bus_bytes_per_s
 
 
+def record_of(
+    collective: str, *, world_size: int, size_bytes: int, seconds: float
+) -> dict[str, Any]:
+    """Return the time of a collective as a record, with its bandwidths.
+
+    ``size_bytes`` counts as in nccl-tests: all bytes gathered or scattered, else the bytes on each
+    rank. The bus bandwidth is that of each rank's link, to compare with the hardware at any world
+    size.
+    """
+    rate = size_bytes / seconds
+    return {
+        "kind": KIND,
+        "format": 1,
+        "collective": collective,
+        "world_size": world_size,
+        "size_bytes": size_bytes,
+        "seconds": seconds,
+        "algorithm_bytes_per_s": rate,
+        "bus_bytes_per_s": rate * BUS_FACTORS[collective](world_size),
+    }
+
+
 def time_collective(
     collective: str, size_bytes: int, *, device: torch.device, iterations: int, warmup: int = 2
-) -> Timed:
+) -> dict[str, Any]:
     """Time one collective of float32; all ranks call it together, in a process group.
 
-    The size is rounded up so that every rank has an equal part of it.
+    The size is rounded up so that every rank has an equal part of it. The record has the median
+    over the iterations.
     """
+    import torch
     import torch.distributed as dist
 
     ranks = dist.get_world_size()
     elements = ranks * max(1, -(-size_bytes // (4 * ranks)))
-    call = _call(collective, elements, ranks, device)
-    taken = time_calls(call, device=device, iterations=iterations, warmup=warmup)
-    return Timed(
-        collective=collective,
-        size_bytes=4 * elements,
-        seconds=median(taken),
-        world_size=ranks,
-    )
-
-
-def _call(collective: str, elements: int, ranks: int, device: torch.device) -> Callable[[], object]:
-    import torch
-    import torch.distributed as dist
-
     whole = torch.ones(elements, device=device)
     part = torch.ones(elements // ranks, device=device)
+    # Repeated sums may overflow, but adding infinite float32 values takes no longer.
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
         "broadcast": lambda: dist.broadcast(whole, src=0),
     }
-    # Repeated sums may overflow, but adding infinite float32 values takes no longer.
-    return calls[collective]
+    taken = time_calls(calls[collective], device=device, iterations=iterations, warmup=warmup)
+    return record_of(collective, world_size=ranks, size_bytes=4 * elements, seconds=median(taken))
 
 
 def time_calls(
@@ -144,8 +136,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-KIND = "hpctk.collectives"
-DEFAULT_SIZES = "1K,32K,1M,16M"
 MODULE = "hpc_toolkit.training.scaling.collectives"
 
 
@@ -166,27 +156,14 @@ def parse_collectives(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def as_record(timed: Timed) -> dict[str, Any]:
-    return {
-        "kind": KIND,
-        "format": 1,
-        **asdict(timed),
-        "algorithm_bytes_per_s": timed.algorithm_bytes_per_s,
-        "bus_bytes_per_s": timed.bus_bytes_per_s,
-    }
-
-
 def records_in(text: str) -> Iterator[dict[str, Any]]:
     """Return the output lines in a log, without the text that precedes them on a line."""
-    return (value for _, value in objects_in(text, KIND) if _is_whole(value))
-
-
-def _is_whole(record: dict[str, Any]) -> bool:
-    """Return whether a record has everything that the table shows; damaged ones are left out."""
     names = ("world_size", "size_bytes", "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s")
-    return isinstance(record.get("collective"), str) and all(
-        isinstance(record.get(name), int | float) and math.isfinite(record[name]) for name in names
-    )
+    for _, record in objects_in(text, KIND):
+        numbers = [record.get(name) for name in names]
+        # Damaged records are left out.
+        if isinstance(record.get("collective"), str) and all(map(is_number, numbers)):
+            yield record
 
 
 def as_markdown(records: Iterable[dict[str, Any]]) -> str:
@@ -210,6 +187,8 @@ def as_markdown(records: Iterable[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time the collectives on the ranks of this launch; return the exit code."""
+    import torch
+
     parser = argparse.ArgumentParser(prog=MODULE, allow_abbrev=False)
     parser.add_argument("--sizes", default=DEFAULT_SIZES)
     parser.add_argument("--collectives", default="all")
@@ -217,33 +196,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         sizes, names = parse_sizes(given.sizes), parse_collectives(given.collectives)
-        _time_all(names, sizes, given.iterations)
+        with process_group() as info:
+            if info.world_size == 1:
+                message = "one rank alone has no one to exchange data with"
+                raise ConfigError(message, hint="start two or more ranks")
+            for name, size in itertools.product(names, sizes):
+                device = torch.device(info.device)
+                timed = time_collective(name, size, device=device, iterations=given.iterations)
+                if info.is_main:
+                    sys.stdout.write(json.dumps(timed) + "\n")
+                    sys.stdout.flush()
     except HpcToolkitError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")
+        show_error(error)
         return error.exit_code
     return 0
 
 
-def _time_all(names: Sequence[str], sizes: Sequence[int], iterations: int) -> None:
-    import torch
-
-    from hpc_toolkit.training.distributed.group import process_group
-
-    with process_group() as info:
-        if info.world_size == 1:
-            message = "one rank has nobody to exchange with"
-            raise ConfigError(message, hint="start two or more")
-        device = torch.device(info.device)
-        for name in names:
-            for size in sizes:
-                timed = time_collective(name, size, device=device, iterations=iterations)
-                if info.is_main:
-                    sys.stdout.write(json.dumps(as_record(timed)) + "\n")
-                    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    from hpc_toolkit.training.distributed.group import leave
-
     leave(main())

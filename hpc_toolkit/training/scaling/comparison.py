@@ -11,8 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.system.quantities import HOUR_S
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from hpc_toolkit.training.scaling.series import Law, Point, Series
 
@@ -66,22 +68,29 @@ def fit(series: Series) -> SerialShare | None:
     one machine are too similar to count as separate points. The interval uses Student's t, with the
     number of world sizes minus two as degrees of freedom, so it is wide for three points.
     """
+    import numpy as np
+
     if len(series.points) < 2:
         return None
-    if series.law == "strong":
-        xs = [1 / point.world_size for point in series.points]
-        ys = [1 / point.rate for point in series.points]
-    else:
-        xs = [float(point.world_size) for point in series.points]
-        ys = [point.rate for point in series.points]
+    power = -1 if series.law == "strong" else 1
+    xs = [float(point.world_size) ** power for point in series.points]
     # The share does not depend on the unit of the rates, but tiny numbers would add to its errors.
-    ys = [y / ys[0] for y in ys]
-    a, b, covariance = _line(xs, ys)
+    ys = [(point.rate / series.base.rate) ** power for point in series.points]
+    weights = 1 / np.array(ys)
+    if len(xs) == 2:
+        (b, a), covariance = np.polyfit(xs, ys, 1, w=weights).tolist(), None
+    else:
+        line, covariance = np.polyfit(xs, ys, 1, w=weights, cov=True)
+        b, a = line.tolist()
     raw = a / (a + b) if a + b > 0 else 1.0
     share = min(max(raw, 0.0), 1.0)
     low = high = None
     if covariance is not None:
-        half = _half_width(a, b, covariance, len(xs) - 2)
+        # To first order in the errors of a and b.
+        slope = np.array([-a, b]) / (a + b) ** 2
+        free = len(xs) - 2
+        student = _STUDENT[free - 1] if free <= len(_STUDENT) else _NORMAL
+        half = student * math.sqrt(max(0.0, float(slope @ covariance @ slope)))
         low, high = max(0.0, raw - half), min(1.0, raw + half)
         low, high = min(low, share), max(high, share)
     return SerialShare(
@@ -93,35 +102,6 @@ def fit(series: Series) -> SerialShare | None:
         points=len(xs),
         worst=max(abs(a + b * x - y) / y for x, y in zip(xs, ys, strict=True)),
     )
-
-
-def _line(
-    xs: Sequence[float], ys: Sequence[float]
-) -> tuple[float, float, tuple[float, float, float] | None]:
-    """Return offset and slope with the least relative errors, and their (aa, ab, bb) covariance.
-
-    The covariance is None for two points.
-    """
-    import numpy as np
-
-    weights = 1 / np.array(ys)
-    if len(xs) == 2:
-        slope, offset = np.polyfit(xs, ys, 1, w=weights)
-        return float(offset), float(slope), None
-    (slope, offset), ((bb, ab), (_, aa)) = np.polyfit(xs, ys, 1, w=weights, cov=True)
-    return float(offset), float(slope), (float(aa), float(ab), float(bb))
-
-
-def _half_width(a: float, b: float, covariance: tuple[float, float, float], free: int) -> float:
-    """Return half of the 95 % interval of a / (a + b), to first order in the errors of a and b."""
-    aa, ab, bb = covariance
-    of_a, of_b = b / (a + b) ** 2, -a / (a + b) ** 2
-    variance = of_a**2 * aa + 2 * of_a * of_b * ab + of_b**2 * bb
-    student = _STUDENT[free - 1] if free <= len(_STUDENT) else _NORMAL
-    return student * math.sqrt(max(0.0, variance))
-
-
-HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +158,16 @@ def _row(series: Series, point: Point) -> Row:
     ideal = point.world_size / base.world_size
     speedup = point.rate / base.rate
     hours = series.work_size / point.rate / HOUR_S
-    cost = _cost(series, point)
-    of_base = _cost(series, base)
+    cost, of_base = (
+        None
+        if one.price_per_hour is None
+        else one.price_per_hour * series.work_size / one.rate / HOUR_S
+        for one in (point, base)
+    )
     premium = ideal / speedup if cost is None or not of_base else cost / of_base
     samples = series.work_samples
-    watts = series.watts(point)
+    gpu_hours = hours * point.world_size
+    watts = point.details.get("gpu_power_w", series.watts_per_gpu)
     return Row(
         world_size=point.world_size,
         repeats=len(point.rates),
@@ -194,19 +179,14 @@ def _row(series: Series, point: Point) -> Row:
         low=1.0 if point is base else point.rates[0] / base.rates[-1] / ideal,
         high=1.0 if point is base else point.rates[-1] / base.rates[0] / ideal,
         hours=hours,
-        gpu_hours=hours * point.world_size,
+        gpu_hours=gpu_hours,
         premium=premium - 1,
         cost=cost,
         cost_per_1000=None if cost is None or not samples else cost * 1000 / samples,
-        energy_kwh=None if watts is None else watts * hours / 1000,
+        energy_kwh=None if watts is None else watts * gpu_hours / 1000,
         shares=point.shares,
         details=point.details,
     )
-
-
-def _cost(series: Series, point: Point) -> float | None:
-    price = series.price(point)
-    return None if price is None else price * series.work_size / point.rate / HOUR_S
 
 
 GOOD = 0.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -46,8 +47,7 @@ def prepare(directory: Path) -> None:
 
 def check_room(directory: Path) -> None:
     """Raise OSError (ENOSPC) if there is no room for a measurement."""
-    space = os.statvfs(directory)
-    if space.f_bavail * space.f_frsize < LEAST_FREE:
+    if shutil.disk_usage(directory).free < LEAST_FREE:
         words = f"less than {LEAST_FREE // 2**20} MiB are free"
         raise OSError(errno.ENOSPC, words, str(directory))
 
@@ -70,7 +70,6 @@ class ScalingRun:
     def check(self) -> None:
         """Reject settings that a rank would reject, before any is started. Raises ConfigError."""
         for case in cases(self.settings, self.variations):
-            case.settings.decoder()
             for size in self.world_sizes:
                 case.settings.batch_per_rank(size, self.world_sizes)
 
@@ -79,10 +78,6 @@ class ScalingRun:
         varied = [word for one in self.variations for word in ("--vary", one.word)]
         where = ["--cluster", self.cluster] if self.cluster else []
         return [*self.settings.words(), *varied, *where, "-o", str(self.directory)]
-
-    def measurements(self) -> int:
-        """Return how many records each world size should have."""
-        return self.settings.repeats * len(cases(self.settings, self.variations))
 
 
 def with_equal_threads(run: ScalingRun) -> ScalingRun:
@@ -100,30 +95,38 @@ def with_equal_threads(run: ScalingRun) -> ScalingRun:
 def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None) -> int:
     """Measure one world size with ranks on this machine; return the exit code, 0 or 75.
 
-    Raises:
-        HpcToolkitError: a rank failed, or could not be started.
-        OSError: the disk is full.
+    Raises HpcToolkitError if a rank failed, or could not be started, or OSError if the disk is
+    full.
     """
-    from hpc_toolkit.training.launch.launcher import launch
-    from hpc_toolkit.training.launch.plan import Request
-
-    options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}
-    arguments = tuple(run.words())
-    request = Request(
-        script=MODULE,
-        arguments=arguments,
-        options=options,
-        backend=backend,
-        run_dir=run.directory,
-    )
     try:
-        outcome = launch(request)
-        if outcome.error is not None:
-            raise outcome.error
+        return launch_module(MODULE, run.words(), world_size, run.directory, backend=backend)
     except Exception:
         # Ranks fail in many ways on a full disk, and their logs have no room for the reason.
         check_room(run.directory)
         raise
+
+
+def launch_module(
+    module: str, words: Sequence[str], ranks: int, run_dir: Path, *, backend: str | None
+) -> int:
+    """Run a module on this machine's ranks, with output to files; return the exit code.
+
+    Raises HpcToolkitError if a rank failed, or could not be started.
+    """
+    from hpc_toolkit.training.launch import launcher
+    from hpc_toolkit.training.launch.plan import Request
+
+    outcome = launcher.launch(
+        Request(
+            script=module,
+            arguments=tuple(words),
+            options={"nproc_per_node": ranks, "module": True, "redirects": "3"},
+            backend=backend,
+            run_dir=run_dir,
+        )
+    )
+    if outcome.error is not None:
+        raise outcome.error
     return outcome.code
 
 
@@ -132,20 +135,15 @@ def job_request(
 ) -> tuple[str, dict[str, Any]]:
     """Return the template and the options of the job that measures one world size.
 
-    Args:
-        run: the scaling run.
-        world_size: ranks of this job.
-        per_node: ranks per node.
-        gpus: ``[TYPE:]N`` of a full node; "" for none. Fewer ranks request fewer GPUs, or the
-            smallest world size would be charged for a full node.
-        launch: how ranks are started; None for the template's default.
+    ``per_node`` is the number of ranks per node, and ``gpus`` is ``[TYPE:]N`` of a full node, ""
+    for none. Fewer ranks request fewer GPUs, or the smallest world size would be charged for a full
+    node. ``launch`` is how ranks are started; None for the template's default.
 
-    Raises:
-        ConfigError: the last node would have fewer ranks than the others.
+    Raises ConfigError if the last node would have fewer ranks than the others.
     """
     if world_size > per_node and world_size % per_node:
         message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"
-        raise ConfigError(message, hint=f"take multiples of {per_node}, or --ranks-per-node")
+        raise ConfigError(message, hint=f"use multiples of {per_node}, or set --ranks-per-node")
     nodes = max(1, world_size // per_node)
     values: dict[str, Any] = {
         "nodes": nodes,
@@ -166,30 +164,23 @@ def job_request(
     return template, values
 
 
-def job_name(given: str | None, world_size: int) -> str:
-    """Return the name of a job, which ends with its world size."""
-    return f"{given or 'scaling'}-{world_size}"
-
-
 def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
     """Reject world sizes for which a job of this directory is in the queue or running.
 
     Jobs that Slurm does not report are ignored, since Slurm forgets ended jobs after some time.
 
-    Raises:
-        RunError: there are such jobs; the message names them.
+    Raises RunError if there are such jobs; the message names them.
     """
     paths = RunPaths(directory)
     sizes = {job.job: job.name.rpartition("-")[2] for job in read_jobs(paths)}
     asked = {str(size) for size in world_sizes}
-    there = [
-        one
+    there = {
+        one.id: f"{one.id} ({one.state}, world size {sizes[one.id]})"
         for one in JobStates(paths).read()
         if not one.ended and one.state != UNKNOWN and sizes.get(one.id) in asked
-    ]
+    }
     if there:
-        told = ", ".join(f"{one.id} ({one.state}, world size {sizes[one.id]})" for one in there)
-        ids = " ".join(one.id for one in there)
-        message = f"{directory}: its jobs are there already: {told}"
+        message = f"{directory}: it has jobs in the queue: {', '.join(there.values())}"
+        ids = " ".join(there)
         hint = f"wait for them; 'scancel {ids}' cancels them; --force submits again"
         raise RunError(message, hint=hint)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.training.distributed import accumulating, all_gather
 from hpc_toolkit.training.scaling.collectives import (
     MIB,
     expected_s,
@@ -19,12 +20,11 @@ from hpc_toolkit.training.scaling.collectives import (
 from hpc_toolkit.training.scaling.models import logits_of, make_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
     import torch
 
-    from hpc_toolkit.training.distributed.place import DistributedInfo
+    from hpc_toolkit.training.distributed.group import DistributedInfo
     from hpc_toolkit.training.scaling.settings import Settings
 
 _FIRST_BUCKET = MIB
@@ -60,19 +60,13 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-4)
         self._samples = _samples(settings, vocabulary, self.batch, info.rank, self.device)
 
-    @property
-    def gradient_bytes(self) -> int:
-        return sum(one.numel() * one.element_size() for one in self.trained)
-
     def buckets(self) -> list[int]:
         """Return the bytes of each message, as DistributedDataParallel first cuts its buckets."""
-        left, sizes = self.gradient_bytes, []
-        limit = min(_FIRST_BUCKET, self.settings.bucket_cap_mb * MIB)
-        while left > 0:
-            sizes.append(min(left, limit))
-            left -= sizes[-1]
-            limit = self.settings.bucket_cap_mb * MIB
-        return sizes
+        size = sum(one.numel() * one.element_size() for one in self.trained)
+        most = self.settings.bucket_cap_mb * MIB
+        first = min(size, most, _FIRST_BUCKET)
+        whole, rest = divmod(size - first, most)
+        return [first, *[most] * whole, *([rest] if rest else [])]
 
     def steps(self, count: int, *, exchange: bool = True) -> Steps:
         """Take ``count`` steps; without ``exchange`` each rank keeps its gradients to itself."""
@@ -85,23 +79,17 @@ class Training:
         return times
 
     def _step(self, *, exchange: bool) -> float:
-        waited = 0.0
-        last = self.settings.accumulate - 1
-        for number in range(self.settings.accumulate):
+        waited, passes = 0.0, self.settings.accumulate
+        for number in range(passes):
             began = time.perf_counter()
             ids = next(self._samples)
             waited += time.perf_counter() - began
-            with self._together(exchange=exchange and number == last):
+            # Gradients are exchanged in the last pass.
+            with accumulating(self.wrapped, number, passes if exchange else passes + 1):
                 self._loss(ids.to(self.device, non_blocking=True)).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return waited
-
-    def _together(self, *, exchange: bool) -> AbstractContextManager[Any]:
-        if exchange or not hasattr(self.wrapped, "no_sync"):
-            return nullcontext()
-        kept: AbstractContextManager[Any] = self.wrapped.no_sync()
-        return kept
 
     def _loss(self, ids: torch.Tensor) -> torch.Tensor:
         import torch
@@ -129,7 +117,10 @@ def _samples(
             return 10**9
 
         def __getitem__(self, number: int) -> torch.Tensor:
-            _burn(settings.sample_cost_ms / 1000)
+            # CPU time, as decoding or tokenising would cost.
+            end = time.thread_time() + settings.sample_cost_ms / 1000
+            while time.thread_time() < end:
+                pass
             draw = torch.Generator().manual_seed(10**9 * rank + number)
             return torch.randint(vocabulary, (settings.seq_length + 1,), generator=draw)
 
@@ -141,12 +132,6 @@ def _samples(
         pin_memory=device.type == "cuda",
     )
     return iter(loader)
-
-
-def _burn(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
 
 
 _ITERATIONS = 5
@@ -164,27 +149,27 @@ def measure(settings: Settings, info: DistributedInfo) -> dict[str, Any]:
     # A machine that becomes slower or faster then affects both kinds equally.
     half = max(1, settings.max_steps // 4) if info.world_size > 1 else 0
     before = training.steps(half, exchange=False)
-    _meet(info)
+    if info.world_size > 1:
+        import torch.distributed as dist
+
+        dist.barrier()
     steps, loading = _gathered(training.steps(settings.max_steps), training.device)
     without = before + training.steps(half, exchange=False)
     communication: dict[str, Any] = {}
     if info.world_size > 1:
         apart, _ = _gathered(without, training.device)
         communication = _exchange(training, median(steps), median(apart), info)
-    samples = training.batch * settings.accumulate * info.world_size * settings.max_steps
-    total = math.fsum(steps)
+    samples = training.batch * settings.accumulate * info.world_size
     return {
-        "samples_per_s": samples / total,
-        "tokens_per_s": samples * settings.seq_length / total,
+        "samples_per_s": samples / mean(steps),
+        "tokens_per_s": samples * settings.seq_length / mean(steps),
         "step_s": {
             "mean": mean(steps),
             "median": median(steps),
-            "p90": _p90(steps),
+            # The smallest step that at least nine of ten steps do not exceed.
+            "p90": sorted(steps)[math.ceil(0.9 * len(steps)) - 1],
         },
-        "shares": {
-            "loading": loading,
-            "communication": communication.get("share", 0.0),
-        },
+        "shares": {"loading": loading, "communication": communication.get("share", 0.0)},
         "communication": communication,
         "memory": _memory(info, training.device),
         "batch_per_rank": training.batch,
@@ -201,17 +186,15 @@ def _exchange(
     ``typical_s`` are the median seconds of a step, ``apart_s`` those of a step without exchange.
     """
     timed = time_collective("all_reduce", _LARGE, device=training.device, iterations=_ITERATIONS)
-    size = training.gradient_bytes
+    bandwidth, buckets = timed["bus_bytes_per_s"], training.buckets()
     return {
-        "gradient_bytes": size,
+        "gradient_bytes": sum(buckets),
         # The time that the exchange adds to a step; noise can make it negative.
         "exposed_s": typical_s - apart_s,
         "share": min(max(1 - apart_s / typical_s, 0.0), 1.0),
-        "all_reduce_s": time_all_reduces(
-            training.buckets(), device=training.device, iterations=_ITERATIONS
-        ),
-        "bus_bytes_per_s": timed.bus_bytes_per_s,
-        "expected_s": expected_s(size, info.world_size, timed.bus_bytes_per_s),
+        "all_reduce_s": time_all_reduces(buckets, device=training.device, iterations=_ITERATIONS),
+        "bus_bytes_per_s": bandwidth,
+        "expected_s": expected_s(sum(buckets), info.world_size, bandwidth),
     }
 
 
@@ -219,23 +202,9 @@ def _gathered(times: Steps, device: torch.device) -> tuple[list[float], float]:
     """Return the time of each step on its slowest rank, and the share of waiting for samples."""
     import torch
 
-    from hpc_toolkit.training.distributed.group import all_gather
-
     ranks = all_gather(torch.tensor(times, dtype=torch.float64, device=device))
     waited = (ranks[..., 1].sum() / ranks[..., 0].sum()).item()
     return ranks[..., 0].max(dim=0).values.tolist(), float(waited)
-
-
-def _meet(info: DistributedInfo) -> None:
-    if info.world_size > 1:
-        import torch.distributed as dist
-
-        dist.barrier()
-
-
-def _p90(values: Sequence[float]) -> float:
-    """Return the smallest value that at least nine of ten values do not exceed."""
-    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
 def _forget_peaks(device: str) -> None:
@@ -251,8 +220,6 @@ def _forget_peaks(device: str) -> None:
 def _memory(info: DistributedInfo, device: torch.device) -> dict[str, int]:
     """Return the highest memory peaks of any rank, in bytes."""
     import torch
-
-    from hpc_toolkit.training.distributed.group import all_gather
 
     cuda = torch.cuda.max_memory_allocated() if info.device.startswith("cuda") else 0
     own = torch.tensor([peak_rss_bytes(), cuda], dtype=torch.int64, device=device)

@@ -20,8 +20,7 @@ _HEAD = 32
 def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int]:
     """Return the model on its device, and the size of its vocabulary.
 
-    Raises:
-        ConfigError: the model cannot be made, or a package that it needs is missing.
+    Raises ConfigError if the model cannot be made, or a package that it needs is missing.
     """
     shape = settings.decoder()
     if shape is None:
@@ -104,26 +103,22 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
         raise ConfigError(message, hint=hint) from error
 
 
-def _linear_names(model: nn.Module) -> list[str]:
-    """Return the full names of the linear layers, except the output layer."""
-    kinds = ("Linear", "Conv1D")
-    # Models of transformers return their output layer; our decoder names it ``head``.
-    ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
-    scores = ask()
-    return [
-        name
-        for name, module in model.named_modules()
-        if type(module).__name__ in kinds and module is not scores
-    ]
-
-
 def _add_adapters(model: nn.Module, rank: int) -> None:
+    """Train only adapters of this rank, on all linear layers except the output layer."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         message = "--lora-rank needs peft, which is not installed"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[scaling]'") from error
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=_linear_names(model))
+    # Models of transformers return their output layer; our decoder names it ``head``.
+    ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
+    scores = ask()
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if type(module).__name__ in ("Linear", "Conv1D") and module is not scores
+    ]
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear)
     inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)

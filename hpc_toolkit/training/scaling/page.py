@@ -1,10 +1,13 @@
-"""Format comparisons as a page of Markdown, or as data for JSON."""
+"""Show comparisons: as a page of Markdown, as data for JSON, and as a picture."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.report import figures
+from hpc_toolkit.report.figures import DASHED, DOTTED, LEFT, STEP_X, Axis, Panel
 from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.training.scaling.comparison import POSSIBLE
 from hpc_toolkit.training.scaling.series import money
@@ -15,67 +18,32 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.comparison import Comparison, Row, Verdict
     from hpc_toolkit.training.scaling.series import Series
 
-    Column = tuple[str, Callable[[Row], str | None]]
-    """A heading, and a function that returns a row's cell, or None for an unknown value."""
-
 Judged = tuple["Comparison", "Verdict"]
+Column = tuple[str, str, "Callable[[Any], str]"]
+"""A heading, the key of :func:`_values` and a format."""
 
 
-def results_columns(comparison: Comparison) -> Iterator[Column]:
-    series = comparison.series
+def results_columns(series: Series) -> list[Column]:
+    spent = f"GPU-hours of {series.work}"
+    rates: list[Column] = [(f"time of {series.work}", "seconds", format_duration)]
     if series.work_samples == series.work_size:
-        yield "samples/s", lambda row: digits(row.rate)
-        yield "tokens/s", _detail("tokens_per_s", digits)
-    else:
-        yield f"time of {series.work}", lambda row: format_duration(row.hours * 3600)
-    yield "speed-up", lambda row: f"{row.speedup:.2f}"
-    yield "efficiency", lambda row: f"{row.efficiency:.1%}"
-    yield "its spread", lambda row: f"{row.low:.1%} to {row.high:.1%}" if row.repeats > 1 else None
-    yield f"GPU-hours of {series.work}", lambda row: digits(row.gpu_hours)
-    yield "premium", lambda row: f"{row.premium:+.1%}"
-    # The next column has the cost of 1,000 samples.
-    if series.work_samples != 1000:
-        yield "cost", lambda row: _cost(row.cost, series)
-    yield "cost per 1,000 samples", lambda row: _cost(row.cost_per_1000, series)
-    yield f"energy of {series.work}", _energy
+        rates = [("samples/s", "rate_per_s", digits), ("tokens/s", "tokens_per_s", digits)]
 
+    def cost(amount: float) -> str:
+        return money(digits(amount), series.currency)
 
-def step_columns() -> Iterator[Column]:
-    """Yield the columns that divide the time of a step."""
-    yield "step, median", _detail("step_median_s", _milliseconds)
-    yield "p90", _detail("step_p90_s", _milliseconds)
-    yield "loading", lambda row: _share(row, "loading")
-    yield "communication", lambda row: _share(row, "communication", "exposed_s" in row.details)
-    yield "its spread", _communication_spread
-    yield "exchange in a step", _detail("exposed_s", _milliseconds)
-    yield "all-reduce apart", _detail("all_reduce_s", _milliseconds)
-    yield "bytes / bandwidth", _detail("expected_s", _milliseconds)
-    yield "gradients", lambda row: _size(row, "gradient_bytes")
-    yield "bus bandwidth", _detail("bus_bytes_per_s", lambda rate: f"{rate / 1e9:.3g} GB/s")
-
-
-def machine_columns() -> Iterator[Column]:
-    """Yield the columns of the ranks' memory and the use of CPUs and GPUs."""
-    yield "memory of a rank", lambda row: _size(row, "rss_bytes")
-    yield "GPU memory", lambda row: _size(row, "cuda_bytes")
-    yield "CPUs busy", _detail("cpu_percent", "{:.0f}%".format)
-    yield "GPUs busy", _detail("gpu_percent", "{:.0f}%".format)
-    yield "the least busy", _detail("gpu_percent_least", "{:.0f}%".format)
-    yield "power of a GPU", _detail("gpu_power_w", "{:.0f} W".format)
-
-
-def _communication_spread(row: Row) -> str | None:
-    ends = [row.details.get(f"communication_{end}") for end in ("low", "high")]
-    known = [max(end, 0.0) for end in ends if end is not None]
-    return f"{known[0]:.1%} to {known[1]:.1%}" if len(known) == 2 else None
-
-
-def _energy(row: Row) -> str | None:
-    return None if row.energy_kwh is None else f"{digits(row.energy_kwh)} kWh"
-
-
-def _detail(key: str, form: Callable[[float], str]) -> Callable[[Row], str | None]:
-    return lambda row: form(row.details[key]) if key in row.details else None
+    return [
+        *rates,
+        ("speed-up", "speedup", "{:.2f}".format),
+        ("efficiency", "efficiency", _percent),
+        ("its spread", "efficiency_range", _range),
+        (spent, "gpu_hours", digits),
+        ("premium", "premium", "{:+.1%}".format),
+        # The next column has the cost of 1,000 samples.
+        *([("cost", "cost", cost)] if series.work_samples != 1000 else []),
+        ("cost per 1,000 samples", "cost_per_1000", cost),
+        (f"energy of {series.work}", "energy_kwh", lambda energy: f"{digits(energy)} kWh"),
+    ]
 
 
 def _milliseconds(seconds: float) -> str:
@@ -83,16 +51,51 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.4g} ms"
 
 
-def _share(row: Row, key: str, known: bool = True) -> str | None:
-    return f"{row.shares[key]:.1%}" if known and key in row.shares else None
+def _range(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.1%} to {ends[1]:.1%}"
 
 
-def _size(row: Row, key: str) -> str | None:
-    return format_size(round(row.details[key])) if row.details.get(key) else None
+def _size(size_bytes: float) -> str:
+    return format_size(round(size_bytes)) if size_bytes else ""
 
 
-def _cost(amount: float | None, series: Series) -> str | None:
-    return None if amount is None else money(digits(amount), series.currency)
+_percent = "{:.1%}".format
+_whole_percent = "{:.0f}%".format
+_STEP: list[Column] = [
+    ("step, median", "step_median_s", _milliseconds),
+    ("p90", "step_p90_s", _milliseconds),
+    ("loading", "loading", _percent),
+    ("communication", "communication", _percent),
+    ("its spread", "communication_range", _range),
+    ("exchange in a step", "exposed_s", _milliseconds),
+    ("all-reduce apart", "all_reduce_s", _milliseconds),
+    ("bytes / bandwidth", "expected_s", _milliseconds),
+    ("gradients", "gradient_bytes", _size),
+    ("bus bandwidth", "bus_bytes_per_s", lambda rate: f"{rate / 1e9:.3g} GB/s"),
+]
+"""How the time of a step is divided."""
+_MACHINE: list[Column] = [
+    ("memory of a rank", "rss_bytes", _size),
+    ("GPU memory", "cuda_bytes", _size),
+    ("CPUs busy", "cpu_percent", _whole_percent),
+    ("GPUs busy", "gpu_percent", _whole_percent),
+    ("the least busy", "gpu_percent_least", _whole_percent),
+    ("power of a GPU", "gpu_power_w", "{:.0f} W".format),
+]
+"""The ranks' memory and the use of CPUs and GPUs."""
+
+
+def _values(row: Row) -> dict[str, Any]:
+    """Return the values of a row by the keys of columns; unknown ones are missing or None."""
+    found = {**row.shares, **_row_data(row), "seconds": 3600 * row.hours}
+    if "exposed_s" not in row.details:
+        found.pop("communication", None)
+    if row.repeats > 1:
+        found["efficiency_range"] = (row.low, row.high)
+    low, high = (row.details.get(f"communication_{end}") for end in ("low", "high"))
+    if low is not None and high is not None:
+        found["communication_range"] = (max(low, 0.0), max(high, 0.0))
+    return found
 
 
 def digits(number: float) -> str:
@@ -119,20 +122,20 @@ def _overview(judged: Sequence[Judged]) -> Iterator[str]:
     for comparison, verdict in judged:
         series = comparison.series
         row = next(one for one in comparison.rows if one.world_size == verdict.world_size)
+        cost = f"{digits(row.gpu_hours)} GPU-hours"
+        if row.cost is not None:
+            cost = money(digits(row.cost), series.currency)
+        speed = format_duration(3600 * row.hours)
+        if series.work_samples == series.work_size:
+            speed = f"{digits(row.rate)} samples/s"
         cells = (
             _name(series),
             str(verdict.world_size) if len(comparison.rows) > 1 else "measure another",
-            _speed(series, row),
+            speed,
             f"{row.efficiency:.1%}",
-            f"{_cost(row.cost, series) or f'{digits(row.gpu_hours)} GPU-hours'} for {series.work}",
+            f"{cost} for {series.work}",
         )
         yield f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _speed(series: Series, row: Row) -> str:
-    if series.work_samples == series.work_size:
-        return f"{digits(row.rate)} samples/s"
-    return format_duration(row.hours * 3600)
 
 
 def _name(series: Series) -> str:
@@ -148,8 +151,9 @@ def _section(one: Judged) -> Iterator[str]:
     yield ""
     yield from (f"- {reason}" for reason in (*verdict.reasons, *series.notes))
     yield ""
-    for columns in (results_columns(comparison), step_columns(), machine_columns()):
-        yield from _table(comparison, list(columns))
+    rows = [_values(row) for row in comparison.rows]
+    for columns in (results_columns(series), _STEP, _MACHINE):
+        yield from _table(rows, columns)
 
 
 def headline(comparison: Comparison, verdict: Verdict) -> str:
@@ -172,18 +176,20 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _table(comparison: Comparison, columns: Sequence[Column]) -> Iterator[str]:
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> Iterator[str]:
     """Yield one row per world size and an empty line; nothing if no column has a value."""
-    cells = [(head, [read(row) for row in comparison.rows]) for head, read in columns]
+    shown = {
+        head: ["" if row.get(key) is None else form(row[key]) for row in rows]
+        for head, key, form in columns
+    }
     # Omit a column that has no value for any world size.
-    shown = [(head, column) for head, column in cells if any(one is not None for one in column)]
+    shown = {_cell(head): cells for head, cells in shown.items() if any(cells)}
     if not shown:
         return
-    yield "| world size | " + " | ".join(_cell(head) for head, _ in shown) + " |"
+    yield f"| world size | {' | '.join(shown)} |"
     yield "|" + "---:|" * (1 + len(shown))
-    for number, row in enumerate(comparison.rows):
-        values = [column[number] or "" for _, column in shown]
-        yield f"| {row.world_size} | " + " | ".join(values) + " |"
+    for row, *cells in zip(rows, *shown.values(), strict=True):
+        yield f"| {row['world_size']} | {' | '.join(cells)} |"
     yield ""
 
 
@@ -217,3 +223,82 @@ def _row_data(row: Row) -> dict[str, Any]:
     names = [name for name in row.__slots__ if name not in ("shares", "details", "rate")]
     known = {name: getattr(row, name) for name in names}
     return {**known, "rate_per_s": row.rate, "shares": dict(row.shares), **row.details}
+
+
+_CURVE_POINTS = 40
+_BELOW = figures.TOP + figures.HEIGHT
+
+
+def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
+    """Draw two panels: speed-up with the ideal line, and efficiency with the target.
+
+    Bars are the range over pairs of repeats. A dashed curve is the fitted law, if there are at
+    least three world sizes.
+    """
+    rows = [row for one in comparisons for row in one.rows]
+    most = max(2.0, *(row.ideal for row in rows))
+    # Cut the bars of repeats that differ wildly, or the other points could not be told apart.
+    top = max(most, *(max(row.speedup, min(row.high * row.ideal, 2 * most)) for row in rows))
+    least = 0.7 * min(1.0, *(max(row.speedup, 0.01) for row in rows))
+    highest = max(1.1, *(max(row.efficiency, min(row.high, 2.0)) for row in rows))
+    across = Axis(1.0, most, log=True)
+    speedup = Panel(across, Axis(least, top, log=True))
+    share = Panel(across, Axis(0.0, math.ceil(10 * highest) / 10), left=LEFT + STEP_X)
+    parts = [
+        *_frame(speedup, comparisons, "speed-up"),
+        *_frame(share, comparisons, "efficiency"),
+        speedup.line([(1.0, 1.0), (most, most)], "#999", DOTTED),
+        share.line([(1.0, minimum), (most, minimum)], "#999", DOTTED),
+    ]
+    for number, one in enumerate(comparisons):
+        colour = figures.COLOURS[number % len(figures.COLOURS)]
+        parts += _draw(speedup, one, colour, speedup=True)
+        parts += _draw(share, one, colour, speedup=False)
+    words = f"dotted: ideal, and the target of {minimum:.0%}; dashed: the fitted law"
+    parts.append(figures.text(LEFT, _BELOW + 66, words, colour="#666"))
+    parts += figures.legend(LEFT, _BELOW + 92, map(_legend, comparisons))
+    height = _BELOW + 92 + 20 * len(comparisons)
+    return figures.figure("Speed-up and efficiency", LEFT + 2 * STEP_X - 60, height, parts)
+
+
+def _legend(one: Comparison) -> str:
+    serial = one.serial
+    if serial is None or serial.low is None:
+        return one.series.name
+    interval = f"{serial.low:.1%} to {serial.high:.1%}"
+    return f"{one.series.name}; {serial.name}: {serial.share:.1%} serial ({interval})"
+
+
+def _frame(panel: Panel, comparisons: Sequence[Comparison], title: str) -> Iterator[str]:
+    rows = [(value, f"{value:g}" if panel.y.log else f"{value:.0%}") for value in _ticks(panel.y)]
+    bases = {one.rows[0].world_size for one in comparisons}
+    unit = bases.pop() if len(bases) == 1 else None
+    ideals = sorted({row.ideal for one in comparisons for row in one.rows})
+    columns = [(ideal, f"{ideal * (unit or 1):g}") for ideal in ideals]
+    words = "ranks" if unit else "ranks, as a multiple of each smallest world size"
+    return panel.frame(columns, rows, words, title)
+
+
+def _ticks(axis: Axis) -> list[float]:
+    if axis.log:
+        low, high = math.ceil(math.log2(axis.low)), math.floor(math.log2(axis.high))
+        return [2.0**power for power in range(low, high + 1)]
+    step = 0.2 * math.ceil(axis.high / 2.2)
+    return [step * number for number in range(int(axis.high / step + 1e-9) + 1)]
+
+
+def _draw(panel: Panel, one: Comparison, colour: str, *, speedup: bool) -> Iterator[str]:
+    points = [(row.ideal, row.speedup if speedup else row.efficiency) for row in one.rows]
+    yield panel.line(points, colour)
+    for row in one.rows:
+        if row.repeats > 1:
+            scale = row.ideal if speedup else 1.0
+            ends = [(row.ideal, row.high * scale), (row.ideal, row.low * scale)]
+            yield panel.line(ends, colour, 'stroke-width="1"')
+    yield from panel.dots(points, colour)
+    serial = one.serial
+    if serial is not None and serial.low is not None:
+        base, last = one.rows[0].world_size, one.rows[-1].ideal
+        law = serial.speedup if speedup else serial.efficiency
+        steps = [last ** (step / _CURVE_POINTS) for step in range(_CURVE_POINTS + 1)]
+        yield panel.line([(ideal, law(base * ideal, base)) for ideal in steps], colour, DASHED)

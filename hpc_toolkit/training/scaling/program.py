@@ -7,28 +7,43 @@ prints them on stdout, so that the log of a pod contains them. A monitor samples
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import platform
 import shlex
 import signal
 import sys
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, ConfigError, HpcToolkitError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.ranks import host_name
+from hpc_toolkit.system.terminal import show_error
+from hpc_toolkit.training import distributed
+from hpc_toolkit.training.monitor import Recording, read_recordings, summarise, watching
+from hpc_toolkit.training.scaling.measurement import measure
 from hpc_toolkit.training.scaling.records import DIRECTORY, FORMAT, KIND, identity, read_records
-from hpc_toolkit.training.scaling.settings import Settings, Variation, cases, sample_cost_ms
+from hpc_toolkit.training.scaling.settings import (
+    OPTIONS,
+    Settings,
+    Variation,
+    cases,
+    sample_cost_ms,
+)
+from hpc_toolkit.worker.loading import collect_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hpc_toolkit.training.distributed.place import DistributedInfo
+    from hpc_toolkit.training.distributed.group import DistributedInfo
     from hpc_toolkit.training.scaling.records import Record
+    from hpc_toolkit.training.scaling.settings import Case
 
 INTERVAL_S = 0.5
 
@@ -36,50 +51,36 @@ INTERVAL_S = 0.5
 @contextmanager
 def monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
     """Let one rank of each node sample it; yield the node's file, or None if there is none."""
-    if directory is None:
-        yield None
-        return
-    path = directory / "monitor" / f"world-{size}-{host_name()}.jsonl"
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        yield path
-        return
-    from hpc_toolkit.training.monitor import watching
-
+    path = directory / "monitor" / f"world-{size}-{host_name()}.jsonl" if directory else None
     with ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(watching(path, INTERVAL_S))
-        except ConfigError as error:
-            sys.stderr.write(f"note: nothing samples this node: {error.message} ({error.hint})\n")
-            yield None
-            return
+        if path is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(watching(path, INTERVAL_S))
+            except ConfigError as error:
+                sys.stderr.write(
+                    f"note: nothing samples this node: {error.message} ({error.hint})\n"
+                )
+                path = None
         yield path
 
 
-def sample_count(path: Path | None) -> int:
-    from hpc_toolkit.training.monitor import read_recordings
-
-    found = read_recordings(path) if path is not None else []
-    return len(found[-1].samples) if found else 0
-
-
-def own_use(path: Path | None, before: int, device: str) -> list[float]:
+def own_use(path: Path | None, began: float, device: str) -> list[float]:
     """Return the CPU percent of this rank's node, and its own GPU's percent and watts.
 
-    They are means over the samples after the first ``before``. An unknown value is NaN.
+    They are means over the samples after ``began``. An unknown value is NaN.
     """
-    from hpc_toolkit.training.monitor import Recording, read_recordings, summarise
-
     recordings = read_recordings(path) if path is not None else []
     if not recordings:
         return [math.nan] * 3
-    last = recordings[-1]
-    found = summarise(Recording(last.header, last.samples[before:]))
+    header, samples = recordings[-1].header, recordings[-1].samples
+    after = [one for one in samples if header["started"] + one["t_s"] > began]
+    found = summarise(Recording(header, after))
     values = [found["cpu_percent_mean"], None, None]
     uuid = _uuid(device)
     # The driver shows GPUs of other jobs, too: UUIDs tell which one belongs to a rank.
-    for header, gpu in zip(last.header.get("gpus", []), found["gpus"], strict=True):
-        if uuid and str(header.get("uuid")).endswith(uuid):
+    for facts, gpu in zip(header["gpus"], found["gpus"], strict=True):
+        if uuid and str(facts.get("uuid")).endswith(uuid):
             values[1:] = [gpu["busy_percent_mean"], gpu["power_w_mean"]]
     return [math.nan if value is None else float(value) for value in values]
 
@@ -89,15 +90,12 @@ def over_ranks(ranks: Sequence[Sequence[float]]) -> dict[str, float]:
 
     A NaN is an unknown value; a number that no rank knows is left out.
     """
-    found = {}
-    for key, column in zip(
-        ("cpu_percent", "gpu_percent", "gpu_power_w"), zip(*ranks, strict=True), strict=True
-    ):
-        if known := [value for value in column if not math.isnan(value)]:
-            found[key] = sum(known) / len(known)
-            if key == "gpu_percent":
-                found["gpu_percent_least"] = min(known)
-    return found
+    known = [
+        [value for value in column if not math.isnan(value)] for column in zip(*ranks, strict=True)
+    ]
+    names = ("cpu_percent", "gpu_percent", "gpu_power_w")
+    found = {name: mean(values) for name, values in zip(names, known, strict=True) if values}
+    return found | ({"gpu_percent_least": min(known[1])} if known[1] else {})
 
 
 def _uuid(device: str) -> str:
@@ -109,19 +107,17 @@ def _uuid(device: str) -> str:
     return str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
 
 
-EXIT_LATER = 75
-"""Exit code if the measurements so far are written and the same command can make the others."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the training that the arguments describe, on this launch; return the exit code."""
+    """Measure the training that the arguments describe, on this launch; return the exit code.
+
+    It is 75 if the measurements so far are written, and the same command can make the others.
+    """
     try:
         settings, variations, directory, cluster = parse(argv)
         return _measure_all(settings, variations, directory, place(cluster, os.environ))
     except HpcToolkitError as error:
         # Every rank prints this: the launcher shows the end of one log, not always rank 0's.
-        sys.stderr.write(f"error: {error.message}\n")
-        sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")
+        show_error(error)
         return error.exit_code
     except OSError as error:
         if error.errno not in PASSING:
@@ -136,14 +132,12 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path |
     parser = argparse.ArgumentParser(
         prog="hpc_toolkit.training.scaling.program", allow_abbrev=False
     )
-    for one in fields(Settings):
-        name = f"--{one.name.replace('_', '-')}"
-        if isinstance(one.default, bool):
-            parser.add_argument(name, action="store_true", dest=one.name)
-        elif one.name == "sample_cost_ms":
-            parser.add_argument("--sample-cost", type=sample_cost_ms, default=0.0, dest=one.name)
-        else:
-            parser.add_argument(name, type=type(one.default), default=one.default, dest=one.name)
+    for option, one in zip(OPTIONS, fields(Settings), strict=True):
+        if not option.metavar:
+            parser.add_argument(option.spelling, action="store_true", dest=one.name)
+            continue
+        kind = sample_cost_ms if one.name == "sample_cost_ms" else type(one.default)
+        parser.add_argument(option.spelling, type=kind, default=one.default, dest=one.name)
     parser.add_argument("--vary", action="append", default=[])
     parser.add_argument("-o", "--out", type=Path, default=None)
     parser.add_argument("--cluster", default="")
@@ -159,22 +153,29 @@ def place(cluster: str, environ: Mapping[str, str]) -> dict[str, str]:
     Outside a job only ``cluster`` counts: a laptop may be set up to render jobs for a cluster.
     """
     job = environ.get("SLURM_JOB_ID", "")
+    if job and not cluster:
+        with suppress(HpcToolkitError):
+            cluster = cluster_name(None)
     found = {
-        "cluster": cluster or (_recognized() if job else ""),
+        "cluster": cluster,
         "partition": environ.get("SLURM_JOB_PARTITION", ""),
         "job": job,
     }
     return {key: value for key, value in found.items() if value}
 
 
-def _recognized() -> str:
+def cluster_name(option: str | None) -> str:
+    """Return what records call the cluster of a job; "" for one of which nothing is known.
+
+    Raises ConfigError if the cluster cannot be loaded.
+    """
     from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
 
-    try:
-        site = resolve_cluster(None).cluster
-    except HpcToolkitError:
+    site = resolve_cluster(option).cluster
+    if site.name == FALLBACK:
         return ""
-    return "" if site.name == FALLBACK else site.argument or site.name
+    named = site.argument or site.name
+    return os.path.abspath(named) if "/" in named or named.endswith(".toml") else named
 
 
 def _measure_all(
@@ -187,7 +188,6 @@ def _measure_all(
     chosen = cases(settings, variations)
     for case in chosen:
         case.settings.batch_per_rank(size)
-        case.settings.decoder()
     if directory is not None and rank == 0:
         (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
     # Read the load before the ranks themselves add to it.
@@ -198,57 +198,38 @@ def _measure_all(
     with monitored(directory, size) as samples:
         import torch
 
-        from hpc_toolkit.training.distributed.group import process_group
-
-        with process_group() as info:
+        with distributed.process_group() as info:
             if settings.threads:
                 torch.set_num_threads(settings.threads)
-            done = _done(directory, size) if info.is_main else set()
+            found = read_records(directory) if directory is not None and info.is_main else []
+            done = {identity(one) for one in found}
             for case in chosen:
                 for repeat in range(settings.repeats):
-                    record = _blank(case.settings, case.variation, repeat, info, load)
-                    record["machine"] |= where
-                    known = info.is_main and identity(record) in done
-                    if _agreed(info, known):
+                    record = _blank(case, repeat, info)
+                    record["machine"] |= {"load": load, **where}
+                    if _agreed(info, identity(record) in done):
                         continue
                     if _agreed(info, bool(asked_to_leave)):
-                        return EXIT_LATER
-                    _measure(record, case.settings, info, directory, samples)
+                        return distributed.TRY_AGAIN
+                    record |= _measured(case.settings, info, samples)
+                    if info.is_main:
+                        _write(record, directory)
     return 0
 
 
-def _measure(
-    record: Record,
-    settings: Settings,
-    info: DistributedInfo,
-    directory: Path | None,
-    samples: Path | None,
-) -> None:
-    import time
-
+def _measured(settings: Settings, info: DistributedInfo, samples: Path | None) -> Record:
+    """Return the numbers of one measurement, the same on every rank."""
     import torch
 
-    from hpc_toolkit.training.distributed.group import all_gather
-    from hpc_toolkit.training.scaling.measurement import measure
-
-    before = sample_count(samples)
     began = time.time()
     found = measure(settings, info)
-    own = torch.tensor(own_use(samples, before, info.device), dtype=torch.float64)
-    use = over_ranks(all_gather(own.to(info.device)).tolist())
-    if not info.is_main:
-        return
-    record |= {**found, "at": time.time(), "seconds": time.time() - began}
-    _write(record | ({"utilisation_of_ranks": use} if use else {}), directory)
+    own = torch.tensor(own_use(samples, began, info.device), dtype=torch.float64)
+    use = over_ranks(distributed.all_gather(own.to(info.device)).tolist())
+    found |= {"utilisation_of_ranks": use} if use else {}
+    return {**found, "at": time.time(), "seconds": time.time() - began}
 
 
-def _blank(
-    settings: Settings,
-    variation: tuple[tuple[str, int], ...],
-    repeat: int,
-    info: DistributedInfo,
-    load: float,
-) -> Record:
+def _blank(case: Case, repeat: int, info: DistributedInfo) -> Record:
     import torch
 
     cuda = info.device.startswith("cuda")
@@ -258,14 +239,13 @@ def _blank(
         "world_size": info.world_size,
         "nodes": -(-info.world_size // max(1, info.local_world_size)),
         "repeat": repeat,
-        "variation": dict(variation),
-        "settings": asdict(settings),
+        "variation": case.variation,
+        "settings": asdict(case.settings),
         "machine": {
             "host": host_name(),
             "device": torch.cuda.get_device_name(info.device) if cuda else "cpu",
             "cpus": len(os.sched_getaffinity(0)),
             "threads": torch.get_num_threads(),
-            "load": load,
             "backend": info.backend or "none",
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -280,23 +260,10 @@ def _agreed(info: DistributedInfo, word: bool) -> bool:
     """
     import torch
 
-    from hpc_toolkit.training.distributed.group import all_reduce
-
-    return bool(all_reduce(torch.tensor(float(word), device=info.device)).item())
-
-
-def _done(directory: Path | None, size: int) -> set[tuple[str, int, int]]:
-    """Return the identities of the measurements that exist for this world size."""
-    if directory is None:
-        return set()
-    return {identity(one) for one in read_records(directory) if one["world_size"] == size}
+    return bool(distributed.all_reduce(torch.tensor(float(word), device=info.device)).item())
 
 
 def _write(record: Record, directory: Path | None) -> None:
-    import json
-
-    from hpc_toolkit.worker.loading import collect_provenance
-
     made = collect_provenance(())
     record["commit"], record["hpctk"] = made["git_commit"], made["hpctk"]
     record["command"] = shlex.join(
@@ -319,8 +286,6 @@ def _write(record: Record, directory: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    from hpc_toolkit.training.distributed.group import leave
-
     # The reader of stdout or stderr may be gone.
     with suppress(BrokenPipeError):
-        leave(main())
+        distributed.leave(main())

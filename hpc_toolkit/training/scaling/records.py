@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    Rule = Callable[[Any], bool]
-
 KIND = "hpctk.scaling"
 FORMAT = 1
 DIRECTORY = "records"
@@ -33,6 +31,7 @@ Record = dict[str, Any]
 _BUSY = 1.25
 """Load of a node divided by its CPUs above which its times are doubtful."""
 
+_GROUPS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
 _EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
 _USE = ("cpu_percent", "gpu_percent", "gpu_percent_least", "gpu_power_w")
 
@@ -42,42 +41,32 @@ def check_record(record: Mapping[str, Any], where: str) -> None:
     if record.get("format") != FORMAT:
         message = f"{where}: format {record.get('format')!r} is not {FORMAT}"
         raise ConfigError(message, hint="read it with the version of hpctk that wrote it")
-    _check(record, _NEEDED, where)
-    numbers = dict(record["shares"])
-    numbers |= {key: record["machine"].get(key, 0) for key in ("cpus", "threads", "load")}
-    _check(numbers, dict.fromkeys(numbers, _is_number), where)
+    # The groups are checked before the values in them are read.
+    for fits, values, keys in _checks(record):
+        for key in keys:
+            if not fits(values.get(key)):
+                message = f"{where}: {key} is {values.get(key)!r:.50}"
+                raise ConfigError(message, hint="remove the damaged line, and measure again")
 
 
-def _check(values: Mapping[str, Any], rules: Mapping[str, Rule], where: str) -> None:
-    for key, fits in rules.items():
-        if not fits(values.get(key)):
-            message = f"{where}: {key} is {values.get(key)!r:.50}"
-            raise ConfigError(message, hint="leave the damaged line out, and measure again")
+def _checks(
+    record: Mapping[str, Any],
+) -> Iterator[tuple[Callable[[Any], bool], Mapping[str, Any], Iterable[str]]]:
+    """Yield tests, with the values and the keys that they are for."""
+    yield lambda count: type(count) is int and 1 <= count < 10**9, record, ("world_size", "nodes")
+    yield lambda count: type(count) is int and 0 <= count < 10**9, record, ("repeat",)
+    yield lambda rate: is_number(rate) and rate > 0, record, ("samples_per_s", "tokens_per_s")
+    yield lambda group: isinstance(group, dict), record, _GROUPS
+    yield lambda use: use is None or isinstance(use, dict), record, ("utilisation_of_ranks",)
+    yield is_number, record["shares"], record["shares"]
+    # Records of other programs may lack these.
+    machine = record["machine"]
+    yield is_number, machine, machine.keys() & {"cpus", "threads", "load"}
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: Any) -> bool:
     """Return whether a value is a number that a float can hold: not a bool, NaN or infinite."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= sys.float_info.max
-
-
-def _is_count(value: object, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 10**9
-
-
-_NEEDED: dict[str, Rule] = {
-    **dict.fromkeys(("world_size", "nodes"), _is_count),
-    "repeat": lambda value: _is_count(value, 0),
-    **dict.fromkeys(
-        ("samples_per_s", "tokens_per_s"), lambda value: _is_number(value) and value > 0
-    ),
-    **dict.fromkeys(
-        ("settings", "variation", "shares", "step_s", "communication", "memory", "machine"),
-        lambda value: isinstance(value, dict),
-    ),
-    "utilisation_of_ranks": lambda value: value is None or isinstance(value, dict),
-}
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def records_in(text: str, where: str) -> Iterator[Record]:
@@ -106,22 +95,18 @@ def objects_in(text: str, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, value
 
 
-def case_key(record: Mapping[str, Any]) -> str:
-    """Return a key that is equal for records of the same training, at any world size."""
-    settings = {key: value for key, value in record["settings"].items() if key != "repeats"}
-    return json.dumps([settings, record["variation"]], sort_keys=True)
-
-
 def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
-    return case_key(record), record["world_size"], record["repeat"]
+    """Return a key of the training, equal at any world size; the world size; the repeat."""
+    settings = {key: value for key, value in record["settings"].items() if key != "repeats"}
+    case = json.dumps([settings, record["variation"]], sort_keys=True)
+    return case, record["world_size"], record["repeat"]
 
 
 def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
     """Return one series per training; of two records with one identity, the later one counts."""
-    latest: dict[tuple[str, int, int], Record] = {}
     # Sorted by content, so that the order of reading changes nothing.
-    for record in sorted(records, key=lambda one: (str(one.get("at")), json.dumps(one))):
-        latest[identity(record)] = record
+    ordered = sorted(records, key=lambda one: (str(one.get("at")), json.dumps(one)))
+    latest = {identity(record): record for record in ordered}
     groups: dict[str, list[Record]] = defaultdict(list)
     for key in sorted(latest):
         groups[key[0]].append(latest[key])
@@ -146,25 +131,20 @@ def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
 
 def _series(name: str, records: list[Record]) -> Series:
     sizes = sorted({record["world_size"] for record in records})
+    clusters, partitions = _all(records, "cluster"), _all(records, "partition")
     return Series(
         name=name,
         points=tuple(_point([one for one in records if one["world_size"] == n]) for n in sizes),
         law="weak" if records[0]["settings"].get("weak") else "strong",
         notes=tuple(_notes(records)),
         device=" and ".join(_all(records, "device")),
-        cluster=_same(records, "cluster"),
-        partition=_same(records, "partition"),
+        cluster=clusters[0] if len(clusters) == 1 else "",
+        partition=partitions[0] if len(partitions) == 1 else "",
     )
 
 
-def _all(records: list[Record], key: str) -> list[str]:
-    return sorted({str(one["machine"].get(key, "")) for one in records})
-
-
-def _same(records: list[Record], key: str) -> str:
-    """Return the value of all machines; "" if they differ or one has none."""
-    found = _all(records, key)
-    return found[0] if len(found) == 1 else ""
+def _all(records: list[Record], key: str, missing: str = "") -> list[str]:
+    return sorted({str(one["machine"].get(key, missing)) for one in records})
 
 
 def _point(records: list[Record]) -> Point:
@@ -188,20 +168,17 @@ def _point(records: list[Record]) -> Point:
 
 def _median(records: list[Record], group: str, key: str) -> float | None:
     values: list[Any] = [(one.get(group) or {}).get(key) for one in records]
-    known = [value for value in values if _is_number(value)]
+    known = list(filter(is_number, values))
     return float(median(known)) if known else None
 
 
 def _exposed(records: list[Record]) -> dict[str, float]:
     """Return the range of the communication share over repeats; a value below 0 is noise."""
-    times = [
-        (one["communication"].get("exposed_s"), one["step_s"].get("median")) for one in records
-    ]
-    shares = [
-        exposed / step
-        for exposed, step in times
-        if _is_number(exposed) and _is_number(step) and step > 0
-    ]
+    shares = []
+    for one in records:
+        exposed, step = one["communication"].get("exposed_s"), one["step_s"].get("median")
+        if is_number(exposed) and is_number(step) and step > 0:
+            shares.append(exposed / step)
     if len(shares) < 2:
         return {}
     return {"communication_low": min(shares), "communication_high": max(shares)}
@@ -228,13 +205,9 @@ def _notes(records: list[Record]) -> Iterator[str]:
     busy = max((one.get("load", 0.0) / max(1, one.get("cpus", 1)) for one in machines), default=0)
     if busy > _BUSY:
         yield f"a node was busy before a launch: its load was {busy:.1f} times its CPUs"
-    for key, words in (
-        ("device", "kinds of device"),
-        ("torch", "versions of torch"),
-        ("cluster", "clusters"),
-    ):
-        found = sorted({str(one.get(key, "none")) for one in machines})
-        if len(found) > 1:
+    names = {"device": "kinds of device", "torch": "versions of torch", "cluster": "clusters"}
+    for key, words in names.items():
+        if len(found := _all(records, key, "none")) > 1:
             yield f"measured on several {words}: {', '.join(found)}"
 
 
@@ -282,15 +255,13 @@ def read_text(path: Path) -> str:
 
 
 def _read_directory(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    if (path / DIRECTORY).is_dir():
-        records = read_records(path)
-        if records:
-            return series_of(records), ()
-        message = f"{path}: nothing was measured there yet"
-        raise ConfigError(
-            message, hint="wait for the first measurement; logs/ has the ranks' output"
-        )
-    return _read_logs(sorted(one for one in path.iterdir() if one.suffix in _LOGS), path)
+    if not (path / DIRECTORY).is_dir():
+        return _read_logs(sorted(one for one in path.iterdir() if one.suffix in _LOGS), path)
+    if records := read_records(path):
+        return series_of(records), ()
+    message = f"{path}: nothing has been measured yet"
+    hint = "wait for the first measurement; logs/ contains the output of the ranks"
+    raise ConfigError(message, hint=hint)
 
 
 def _read_logs(paths: list[Path], source: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:

@@ -1,4 +1,7 @@
-"""Rates of the same work on several numbers of ranks."""
+"""Rates of the same work on several numbers of ranks, with their prices and power.
+
+Price and power come from an option, a table or the file of the measured cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hpc_toolkit.slurm.clusters.facts import Cluster
 
 Law = Literal["strong", "weak"]
 
@@ -32,7 +37,7 @@ class Point:
     rates: tuple[float, ...]
     """Rate of each repeat, sorted: samples per second, or units of `Series.work` per second."""
     price_per_hour: float | None = None
-    """Price of all ranks together; None if only the series may have a price."""
+    """Price of all ranks together; None if unknown."""
     nodes: int | None = None
     """Nodes of these ranks; None if unknown."""
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -64,7 +69,6 @@ class Series:
     """Amount of work in the unit of ``rates``: 1,000 samples, or 1 epoch."""
     work_samples: float | None = float(THOUSAND)
     """Number of samples in the work; None if unknown."""
-    price_per_gpu_hour: float | None = None
     currency: str = ""
     """Currency of the prices, such as USD; "" if unknown."""
     watts_per_gpu: float | None = None
@@ -82,10 +86,10 @@ class Series:
         sizes = [point.world_size for point in self.points]
         if not sizes:
             message = f"{self.name}: no world size was measured"
-            raise ConfigError(message, hint="'hpctk scaling run' measures them")
+            raise ConfigError(message, hint="measure with 'hpctk scaling run'")
         twice = sorted({size for size in sizes if sizes.count(size) > 1})
         if twice:
-            message = f"{self.name}: world size {twice[0]} is there twice"
+            message = f"{self.name}: world size {twice[0]} appears twice"
             raise ConfigError(message, hint="repeats of one world size are one point")
         ordered = tuple(sorted(self.points, key=lambda point: point.world_size))
         object.__setattr__(self, "points", ordered)
@@ -95,19 +99,97 @@ class Series:
         """The smallest world size, with which all others are compared."""
         return self.points[0]
 
-    def at_price(self, per_gpu_hour: float) -> Series:
-        points = tuple(replace(point, price_per_hour=None) for point in self.points)
-        return replace(self, points=points, price_per_gpu_hour=per_gpu_hour)
+    def at_price(self, price: float, per: Literal["nodes", "world_size"]) -> Series:
+        """Return the series with a price per hour of each node or rank, if they are known."""
+        points = (
+            replace(point, price_per_hour=price * count)
+            if (count := getattr(point, per))
+            else point
+            for point in self.points
+        )
+        return replace(self, points=tuple(points))
 
-    def watts(self, point: Point) -> float | None:
-        """Return the total power of a point's GPUs; None if unknown."""
-        each = point.details.get("gpu_power_w", self.watts_per_gpu)
-        return None if each is None else each * point.world_size
 
-    def price(self, point: Point) -> float | None:
-        """Return the price per hour of all ranks of a point; None if unknown."""
-        if point.price_per_hour is not None:
-            return point.price_per_hour
-        if self.price_per_gpu_hour is None:
-            return None
-        return self.price_per_gpu_hour * point.world_size
+def priced(
+    series: Series, *, price_per_gpu_hour: float | None = None, cluster: str | None = None
+) -> Series:
+    """Return the series with prices and power, and with notes on their sources.
+
+    A given price replaces every other price. ``cluster`` is the cluster whose file is read instead
+    of the measured one's; prices of a table are kept. Without it only the file of the cluster that
+    the records name is read: this machine may belong to another cluster.
+
+    Raises ConfigError if ``cluster`` cannot be loaded.
+    """
+    site, why = _site(series, cluster)
+    series, of_price = _with_price(series, price_per_gpu_hour, site)
+    series, of_power = _with_power(series, site)
+    return replace(series, notes=(*series.notes, *(of_price or why), *of_power))
+
+
+def _site(series: Series, given: str | None) -> tuple[Cluster | None, list[str]]:
+    """Return the cluster whose file is used, and notes on why there is none."""
+    from hpc_toolkit.slurm.clusters.facts import load_cluster
+    from hpc_toolkit.slurm.clusters.partitions import named_site
+
+    name = given or series.cluster
+    if not name:
+        return None, []
+    try:
+        return named_site(load_cluster(name), series.partition), []
+    except ConfigError as error:
+        if given:
+            raise
+        return None, [f"no price: it was measured on {name}: {error.message}"]
+
+
+def _with_price(
+    series: Series, given: float | None, site: Cluster | None
+) -> tuple[Series, list[str]]:
+    if given is not None:
+        currency = series.currency or (site.currency if site is not None else "")
+        told = f"price: {money(f'{given:g}', currency)} per GPU-hour, by --price-per-gpu-hour"
+        return replace(series.at_price(given, "world_size"), currency=currency), [told]
+    if site is None or any(point.price_per_hour is not None for point in series.points):
+        return series, []
+    node = site.price_per_node_hour
+    if series.device == "cpu":
+        parts, unit = {"price_per_node_hour": node}, "node and hour"
+        missing = "price_per_node_hour, and ranks used CPUs"
+    else:
+        # A job uses a part of a node, and pays for that part.
+        share = node / site.gpus_per_node if node is not None and site.gpus_per_node else None
+        parts = {"price_per_gpu_hour": site.price_per_gpu_hour, "price_per_node_hour": share}
+        unit, missing = "GPU-hour", "price_per_gpu_hour"
+    known = {key: part for key, part in parts.items() if part is not None}
+    if not known:
+        return series, [f"no price: {site.file} has no {missing}"]
+    each = sum(known.values())
+    found = series.at_price(each, "nodes" if series.device == "cpu" else "world_size")
+    where = " and ".join(map(site.written, known))
+    told = f"price: {money(f'{each:g}', site.currency)} per {unit}, by {where}"
+    return replace(found, currency=site.currency), [told, *_elsewhere(series, site)]
+
+
+def _elsewhere(series: Series, site: Cluster) -> list[str]:
+    """Return notes if a price is for another cluster or another GPU than the measured one."""
+    if not series.device:
+        return []
+    notes = []
+    if series.cluster not in (site.name, site.argument):
+        where = series.cluster or "a machine whose cluster no record names"
+        notes.append(f"it was measured on {where}, and the price is of {site.name}")
+    kind = site.gpu_type or ""
+    if series.device != "cpu" and kind.lower() not in series.device.lower():
+        notes.append(f"it was measured on {series.device}, and the price is of GPUs {kind!r}")
+    return notes
+
+
+def _with_power(series: Series, site: Cluster | None) -> tuple[Series, list[str]]:
+    if site is None or site.watts_per_gpu is None or series.device == "cpu":
+        return series, []
+    if all("gpu_power_w" in point.details for point in series.points):
+        return series, []
+    where = site.written("watts_per_gpu")
+    told = f"power: {site.watts_per_gpu:g} W per GPU where none was measured, by {where}"
+    return replace(series, watts_per_gpu=site.watts_per_gpu), [told]

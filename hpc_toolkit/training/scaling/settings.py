@@ -4,99 +4,102 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.options import Option, spelled
+from hpc_toolkit.system.quantities import parse_counts, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.training.scaling.series import Law
-
-DEFAULT_MODEL = "decoder-4x128"
-PRECISIONS = ("float32", "bf16")
+DEFAULT_SIZES = "1K,32K,1M,16M"
+"""Message sizes of collectives."""
 VARIABLE = (
     *("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "lora_rank", "seq_length"),
 )
 """Settings that ``--vary`` accepts, written with dashes there."""
 
 _DECODER = re.compile(r"decoder-([0-9]{1,3})x([0-9]{1,5})")
-_ZERO = {"warmup", "loader_workers", "lora_rank", "threads"}
+_MOST = 10**9 - 1
+
+
+def _setting(
+    default: Any,
+    help_text: str,
+    metavar: str = "N",
+    *,
+    name: str = "",
+    least: int = 1,
+    hidden: bool = False,
+) -> Any:
+    """Return a field whose option is called like it, unless ``name`` is given."""
+    shown = "0" if metavar == "DURATION" else default
+    option = Option(name, help_text, metavar, default=shown, hidden=hidden)
+    return field(default=default, metadata={"option": option, "least": least})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of one training.
+    """Settings of one training, with the help texts of their options.
 
     The work per step is the same at every world size (strong scaling), or the same on every rank
     (weak scaling).
     """
 
-    batch_size: int = 8
-    """Samples per forward pass: of all ranks together, or of each rank with ``weak``."""
-    seq_length: int = 128
-    max_steps: int = 20
-    """Optimizer steps that are measured, after the warm-up."""
-    warmup: int = 5
-    """Optimizer steps of the warm-up, which are not measured."""
-    repeats: int = 3
-    """Measurements of each case, one after another in the same processes, with new models."""
-    weak: bool = False
-    model: str = DEFAULT_MODEL
-    """``decoder-LAYERSxWIDTH``, or a name for transformers' AutoConfig; weights are random."""
-    accumulate: int = 1
-    """Forward passes per step; gradients are exchanged in the last one."""
-    loader_workers: int = 0
-    """Processes per rank that make samples; 0 makes them in the training process."""
-    bucket_cap_mb: int = 25
-    """MiB of gradients that DistributedDataParallel exchanges at once."""
-    sample_cost_ms: float = 0.0
-    """CPU time that a sample costs its loader, as decoding or tokenising would."""
-    lora_rank: int = 0
-    """Train only adapters of this LoRA rank (peft); 0 trains all weights."""
-    precision: str = "float32"
-    """``float32``, or ``bf16`` with torch.autocast."""
-    threads: int = 0
-    """Threads of torch in each rank; 0 keeps the number that the launcher set."""
+    batch_size: int = _setting(8, "Samples per forward pass, of all ranks together.")
+    weak: bool = _setting(
+        False,
+        "Use --batch-size samples per rank (weak) or in all (strong).",
+        "",
+        name="weak/strong",
+    )
+    seq_length: int = _setting(128, "Tokens per sample.")
+    max_steps: int = _setting(20, "Measured steps.")
+    warmup: int = _setting(5, "Steps before the measured ones.", least=0)
+    repeats: int = _setting(3, "Measurements of each case.")
+    model: str = _setting(
+        "decoder-4x128", "decoder-LAYERSxWIDTH or a model of transformers.", "NAME"
+    )
+    lora_rank: int = _setting(0, "Train only adapters of this rank.", least=0, hidden=True)
+    precision: str = _setting("float32", "float32 or bf16.", "NAME")
+    accumulate: int = _setting(1, "Forward passes per step.", hidden=True)
+    loader_workers: int = _setting(0, "Data loader processes per rank.", least=0, hidden=True)
+    bucket_cap_mb: int = _setting(25, "Size of a gradient bucket, in MiB.", hidden=True)
+    sample_cost_ms: float = _setting(
+        0.0, "CPU time of a sample.", "DURATION", name="sample_cost", hidden=True
+    )
+    threads: int = _setting(0, "Threads per rank; 0: its share of the CPUs.", least=0, hidden=True)
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, int):
-                continue
-            least = 0 if name in _ZERO else 1
-            if not least <= value < 10**9:
-                message = f"--{_dashed(name)}: {value} is outside {least}..999999999"
+        for one in fields(self):
+            value, least = getattr(self, one.name), one.metadata["least"]
+            if type(value) is int and not least <= value <= _MOST:
+                message = f"{spelled(one.name)}: {value} is outside {least}..{_MOST}"
                 raise ConfigError(message, hint=f"write {least} or more")
         if not 0 <= self.sample_cost_ms <= 60_000:
             message = f"--sample-cost: {self.sample_cost_ms} ms is outside 0..60000 ms"
             raise ConfigError(message, hint="the CPU time of one sample, such as 5ms")
-        if self.precision not in PRECISIONS:
+        if self.precision not in ("float32", "bf16"):
             message = f"--precision: {self.precision!r}"
-            raise ConfigError(message, hint=near_miss(self.precision, list(PRECISIONS)))
-
-    @property
-    def law(self) -> Law:
-        return "weak" if self.weak else "strong"
+            raise ConfigError(message, hint=near_miss(self.precision, ["float32", "bf16"]))
+        self.decoder()
 
     def batch_per_rank(self, world_size: int, among: Sequence[int] = ()) -> int:
         """Return the samples per forward pass on one rank; ``among`` is for the error's hint.
 
-        Raises:
-            ConfigError: the batch cannot be divided equally.
+        Raises ConfigError if the batch cannot be divided equally.
         """
         if self.weak:
             return self.batch_size
         share, left = divmod(self.batch_size, world_size)
         if left:
-            message = (
-                f"--batch-size: {self.batch_size} samples are not equal parts for {world_size}"
-            )
+            message = f"--batch-size: {self.batch_size} samples do not divide among {world_size}"
             unit = math.lcm(world_size, *among)
             least = unit * -(-self.batch_size // unit)
-            hint = f"take a multiple of every world size, such as {least}, or --weak"
+            hint = f"use a multiple of every world size, such as {least}, or add --weak"
             raise ConfigError(message, hint=hint)
         return share
 
@@ -120,10 +123,16 @@ class Settings:
                 continue
             if one.name == "sample_cost_ms":
                 found += ["--sample-cost", f"{value:f}ms"]
-                continue
-            found += [f"--{_dashed(one.name)}"]
-            found += [] if value is True else [str(value)]
+            else:
+                found += [spelled(one.name)] if value is True else [spelled(one.name), str(value)]
         return found
+
+
+OPTIONS = tuple(
+    one.metadata["option"]._replace(name=one.metadata["option"].name or one.name)
+    for one in fields(Settings)
+)
+"""The options of the settings, for the command line and the measured program."""
 
 
 def sample_cost_ms(text: str) -> float:
@@ -132,8 +141,7 @@ def sample_cost_ms(text: str) -> float:
     return round(1000 * parse_duration(text, where="--sample-cost", zero=True), 6)
 
 
-@dataclass(frozen=True, slots=True)
-class Variation:
+class Variation(NamedTuple):
     name: str
     """A field of :class:`Settings`, one of :data:`VARIABLE`."""
     values: tuple[int, ...]
@@ -141,17 +149,13 @@ class Variation:
     @classmethod
     def parse(cls, text: str) -> Variation:
         """Parse ``loader-workers=1,4,8``. Raises ConfigError."""
-        name, equals, rest = text.partition("=")
+        name, _, values = text.partition("=")
         field = name.strip().replace("-", "_")
         if field not in VARIABLE:
             message = f"--vary: {name.strip()!r} cannot vary"
             hint = near_miss(_dashed(field), [_dashed(one) for one in VARIABLE])
             raise ConfigError(message, hint=hint)
-        words = rest.split(",")
-        if not equals or not all(word.strip().isdecimal() and len(word) < 11 for word in words):
-            message = f"--vary: {text!r} has no list of numbers"
-            raise ConfigError(message, hint=f"write --vary {_dashed(field)}=1,4,8")
-        return cls(field, tuple(dict.fromkeys(int(word) for word in words)))
+        return cls(field, parse_counts(values, f"--vary {_dashed(field)}", least=0, most=_MOST))
 
     @property
     def word(self) -> str:
@@ -159,35 +163,25 @@ class Variation:
         return f"{_dashed(self.name)}={','.join(map(str, self.values))}"
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """One of the trainings that are compared at each world size."""
 
     settings: Settings
-    variation: tuple[tuple[str, int], ...]
+    variation: dict[str, int]
     """Names and values of the settings that vary; empty if none do."""
 
 
-def cases(settings: Settings, variations: Sequence[Variation]) -> tuple[Case, ...]:
+def cases(settings: Settings, variations: Sequence[Variation]) -> list[Case]:
     """Return every combination of the values that vary. Raises ConfigError."""
     names = [one.name for one in variations]
     if len(set(names)) < len(names):
-        message = f"--vary: {_dashed(max(names, key=names.count))} is there twice"
-        raise ConfigError(message, hint="give all of its values at once")
+        message = f"--vary: {_dashed(max(names, key=names.count))} appears twice"
+        raise ConfigError(message, hint="give all of its values in one --vary")
     found = []
     for values in product(*(one.values for one in variations)):
         changed: dict[str, Any] = dict(zip(names, values, strict=True))
-        found.append(Case(replace(settings, **changed), tuple(changed.items())))
-    return tuple(found)
-
-
-def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Parse ``1,2,4``; return each number once, in rising order. Raises ConfigError."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and len(word) < 7 and int(word) for word in words):
-        message = f"--world-sizes: {text!r} is not a list of numbers of ranks"
-        raise ConfigError(message, hint="write --world-sizes 1,2,4")
-    return tuple(sorted({int(word) for word in words}))
+        found.append(Case(replace(settings, **changed), changed))
+    return found
 
 
 def _dashed(name: str) -> str:

@@ -8,17 +8,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.tomltable import Choice, Key, convert, word, wrong
+from hpc_toolkit.system.tomltable import Choice, Key, convert, number_from, word, wrong
 from hpc_toolkit.training.scaling.series import THOUSAND, Point, Series
 
 _UNITS = {"samples_per_s": 0, "seconds": 1, "hours": 3600}
 """Units of a table's values with their seconds: a throughput (0), or the time of the work."""
-_FARTHEST = 1e15
-"""Far beyond this, or below its inverse, results would be infinite or 0."""
 
 
 def read_json(text: str, where: str) -> tuple[Series, ...]:
@@ -56,7 +53,7 @@ def read_csv(text: str, where: str) -> tuple[Series, ...]:
     for row in rows:
         at = f"{where}:{rows.line_num}"
         if None in row:
-            message = f"{at}: it has more cells than the first line"
+            message = f"{at}: it has more cells than the header"
             raise ConfigError(message, hint="write numbers without thousands separators")
         cells = {str(key).strip(): (value or "").strip() for key, value in row.items()}
         size = _parsed(cells["world_size"], at)
@@ -74,30 +71,18 @@ def _parsed(text: str, where: str) -> float:
         raise wrong(where, text, "a number such as 12.5") from error
 
 
-def _from_0(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _number(value: object, where: str) -> float:
+    """Convert a number of at most 1e15: beyond it, or below 1e-15, results are infinite or 0."""
+    if type(value) not in (int, float):
         raise wrong(where, value, "a number such as 12.5")
-    if not math.isfinite(value) or not 0 <= value <= _FARTHEST:
-        raise wrong(where, value, "0 or more, and at most 1e15")
-    return float(value)
+    return float(_from_0(value, where))
 
 
-def _above_0(value: object, where: str) -> float:
-    number = _from_0(value, where)
-    if number < 1 / _FARTHEST:
-        raise wrong(where, value, "above 0")
-    return number
-
-
-def _whole(value: object, where: str) -> int:
-    number = _from_0(value, where)
+def _world_size(value: object, where: str) -> int:
+    number = _number(value, where)
     if number != int(number) or number < 1:
         raise wrong(where, value, "a whole number from 1")
     return int(number)
-
-
-def _words(value: object, _: str) -> str:
-    return str(value)
 
 
 def _list(value: object, where: str) -> list[Any]:
@@ -109,26 +94,32 @@ def _list(value: object, where: str) -> list[Any]:
 def _values(value: object, where: str) -> tuple[float, ...]:
     if not _list(value, where):
         raise wrong(where, value, "a list of one number or more")
-    return tuple(_above_0(one, where) for one in _list(value, where))
+    return tuple(_above_0(_number(one, where), where) for one in _list(value, where))
 
 
+def _text(value: object, _where: str) -> str:
+    return str(value)
+
+
+_from_0 = number_from(0, 1e15, "0 or more, and at most 1e15")
+_above_0 = number_from(1e-15, 1e15, "above 0")
 _POINT: dict[str, Key] = {
-    "world_size": ("world_size", _whole),
-    "value": ("value", lambda value, where: _values([value], where)),
-    "values": ("values", _values),
-    "price_per_hour": ("price_per_hour", _from_0),
+    "world_size": ("world_size", _world_size),
+    "value": ("rates", lambda value, where: _values([value], where)),
+    "values": ("rates", _values),
+    "price_per_hour": ("price_per_hour", _number),
 }
 _TABLE: dict[str, Key] = {
-    "name": ("name", _words),
+    "name": ("name", _text),
     "unit": ("unit", Choice(tuple(_UNITS))),
-    "work": ("work", _words),
-    "samples": ("samples", _from_0),
+    "work": ("work", _text),
+    "samples": ("work_samples", _number),
     "law": ("law", Choice(("strong", "weak"))),
-    "price_per_gpu_hour": ("price_per_gpu_hour", _from_0),
+    "price_per_gpu_hour": ("price_per_gpu_hour", _number),
     "currency": ("currency", word),
     "points": ("points", _list),
     "notes": ("notes", _list),
-    "source": ("source", _words),
+    "source": ("source", _text),
 }
 
 
@@ -139,34 +130,32 @@ def _fields(value: object, keys: dict[str, Key], where: str) -> dict[str, Any]:
 
 
 def _series(table: object, where: str) -> Series:
-    given = _fields(table, _TABLE, where)
-    name, unit = given.pop("name", where), given.pop("unit", "samples_per_s")
-    source, samples = given.pop("source", None), given.pop("samples", None)
-    points = given.pop("points", [])
-    notes = [*map(str, given.pop("notes", [])), *([] if source is None else [f"source: {source}"])]
-    if unit == "samples_per_s":
-        samples = samples or float(THOUSAND)
-        given |= {"work": f"{samples:,.0f} samples", "work_size": samples}
+    given = {"name": where, "points": [], "notes": [], **_fields(table, _TABLE, where)}
+    unit_s = _UNITS[given.pop("unit", "samples_per_s")]
+    if unit_s:
+        given = {"work": "the work", "work_samples": None, **given, "work_size": 1.0}
     else:
-        given = {"work": "the work", **given, "work_size": 1.0}
-    return Series(
-        name=name,
-        points=tuple(_point(one, _UNITS[unit], f"{where}, points") for one in points),
-        work_samples=samples,
-        notes=tuple(notes),
-        **given,
-    )
+        samples = given.get("work_samples") or float(THOUSAND)
+        given |= {"work_samples": samples, "work_size": samples, "work": f"{samples:,.0f} samples"}
+    notes = [str(note) for note in given["notes"]]
+    notes += [f"source: {given.pop('source')}"] if "source" in given else []
+    each = given.pop("price_per_gpu_hour", None)
+    points = tuple(_point(one, unit_s, each, f"{where}, points") for one in given["points"])
+    return Series(**{**given, "points": points, "notes": tuple(notes)})
 
 
-def _point(point: object, unit_s: int, where: str) -> Point:
+def _point(point: object, unit_s: int, price_per_gpu_hour: float | None, where: str) -> Point:
     given = _fields(point, _POINT, where)
     if "world_size" not in given:
         message = f"{where}: world_size is missing"
         raise ConfigError(message, hint="docs/how-to/scaling.md lists the keys")
-    at = f"{where}, world size {given['world_size']}"
-    written = [given.pop(key) for key in ("value", "values") if key in given]
-    if len(written) != 1:
-        message = f"{at}: {'value and values are both there' if written else 'value is missing'}"
+    both = isinstance(point, dict) and {"value", "values"} <= point.keys()
+    if both or "rates" not in given:
+        problem = "value and values are both there" if both else "value is missing"
+        message = f"{where}, world size {given['world_size']}: {problem}"
         raise ConfigError(message, hint="write one value, or a list of them, one for each repeat")
-    rates = tuple(1 / (number * unit_s) if unit_s else number for number in written[0])
-    return Point(rates=rates, **given)
+    if unit_s:
+        given["rates"] = tuple(1 / (number * unit_s) for number in given["rates"])
+    if price_per_gpu_hour is not None:
+        given.setdefault("price_per_hour", price_per_gpu_hour * given["world_size"])
+    return Point(**given)

@@ -86,7 +86,7 @@ def render(template: str | None, **given: Any) -> None:
 
         header = read_header(read_script(Path(source)), source)
         base = {**header.request, "template": header.template, "cluster": header.cluster}
-    words = _name_run(template, given, base or {})
+    unnamed = _name_run(template, given, base or {})
     spec, site, script = requested(template, given, base=base)
     _show_notes(site)
     if out == "-":
@@ -97,10 +97,11 @@ def render(template: str | None, **given: Any) -> None:
         path = Path(out or source or Path("slurm", f"{spec.job_name}.sbatch"))
         write_script(path, script, force=bool(force))
         print(path)
+        out = shlex.quote(str(path))
     _make_log_directories(spec)
-    if words:
-        file = "FILE" if out == "-" else shlex.quote(str(path))
-        print(f"warning: {words}; submit it with: sbatch {file} RUN", file=sys.stderr)
+    if unnamed:
+        file = "SCRIPT" if out == "-" else out
+        print(f"warning: {unnamed}; submit it with: sbatch {file} RUN", file=sys.stderr)
 
 
 def _name_run(template: str | None, given: dict[str, Any], base: dict[str, Any]) -> str:

@@ -40,7 +40,11 @@ TOLERANCE = 1e-9
 PANELS: Panels = {
     "Options": (
         Option(
-            "out", ".jsonl, .csv, .npz, .parquet; - is stdout.", "FILE", short="-o", default="-"
+            "out",
+            ".jsonl, .json, .csv, .npz, .parquet; - is stdout.",
+            "FILE",
+            short="-o",
+            default="-",
         ),
         Option("stage", "Stage of a campaign. [default: the last stage]"),
         flag("partial", "Skip unfinished items instead of exiting with an error."),

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.system.options import Panels
 
-ITEMS = value("FILE.jsonl", "Items, one JSON object per line; - reads stdin.", "--items")
+ITEMS = value(
+    "FILE",
+    "Items: .jsonl (one JSON object per line), .json, .csv or .parquet; - is stdin.",
+    "--items",
+)
 
 
 PANELS: Panels = {
@@ -56,18 +60,27 @@ def register(app: typer.Typer) -> None:
 def read_items(source: str) -> list[Item]:
     if source == "-":
         return parse_items(sys.stdin.buffer, source="stdin")
+    from hpc_toolkit.queue.lists import read_list
+
     try:
-        with Path(source).open("rb") as file:
-            return parse_items(file, source=source)
+        return read_list(Path(source))
     except OSError as error:
         message = f"cannot read items from {source}: {error.strerror}"
-        raise ConfigError(message, hint="give a file of JSON lines, or - for stdin") from error
+        raise ConfigError(
+            message, hint="give a file of items, or - for JSON lines on stdin"
+        ) from error
 
 
 def init(
     *,
     run: GivenRun,
     items: Annotated[str | None, ITEMS] = None,
+    count: Annotated[int | None, value("N", "Make N items instead: 0 to N-1.")] = None,
+    key: Annotated[str, value("NAME", "Key of the items of --count.")] = "index",
+    grid: Annotated[
+        list[str] | None,
+        value("NAME=VALUES", "Make all combinations, e.g. lr=0.1,0.01 seed=0:9; may be repeated."),
+    ] = None,
     campaign: Annotated[
         Path | None, value("CAMPAIGN.toml", "Create the run of a campaign, e.g. for a Slurm job.")
     ] = None,
@@ -91,25 +104,43 @@ def init(
     """
     from hpc_toolkit.run import Run
 
+    sources = [*only_given({"--items": items, "--count": count, "--grid": grid})]
     settings = only_given(given)
     if "timeout" in settings:
         settings["timeout_s"] = parse_duration(settings.pop("timeout"), where="--timeout")
     options = _parse_options(settings.pop("option", ()))
     if campaign is not None:
-        alone = not (items or from_ or open_ or options or settings)
+        alone = not (sources or from_ or open_ or options or settings)
         _init_campaign(run, campaign, alone=alone)
         return
     if from_ is not None:
-        if items is not None:
-            message = "--from and --items exclude each other: a snapshot contains its items"
+        if sources:
+            message = f"--from and {sources[0]} exclude each other: a snapshot contains its items"
             raise ConfigError(message, hint="create the run with --open, then 'hpctk add' more")
         _init_from(run, from_, settings, options, open_=open_)
         return
-    if items is None:
-        message = "init needs --items FILE.jsonl, --from SNAPSHOT.json or --campaign CAMPAIGN.toml"
-        raise ConfigError(message, hint="--items - reads the items from stdin")
-    made = Run.create(run, read_items(items), options=options, open_end=open_, **settings)
+    found = _make_items(sources, items=items, count=count, key=key, grid=grid or [])
+    made = Run.create(run, found, options=options, open_end=open_, **settings)
     print(made.root)
+
+
+def _make_items(
+    sources: list[str], *, items: str | None, count: int | None, key: str, grid: list[str]
+) -> list[Item]:
+    from hpc_toolkit.queue.lists import counted
+    from hpc_toolkit.queue.lists import grid as combinations
+
+    if len(sources) > 1:
+        message = f"{' and '.join(sources)} exclude each other"
+        raise ConfigError(message, hint="name one source of items")
+    if items is not None:
+        return read_items(items)
+    if count is not None:
+        return counted(count, key)
+    if grid:
+        return combinations(grid)
+    message = "init needs items: --items FILE, --count N or --grid NAME=VALUES"
+    raise ConfigError(message, hint="or --from SNAPSHOT.json, or --campaign CAMPAIGN.toml")
 
 
 def _init_from(

@@ -117,6 +117,15 @@ def _beside(name: str, keys: Container[str]) -> str:
     return name
 
 
+def _json(rows: list[Row]) -> Iterator[bytes]:
+    """One array, with one row on each line."""
+    before = b"[\n"
+    for line in json_lines(rows):
+        yield before + line.rstrip()
+        before = b",\n"
+    yield b"\n]\n" if rows else b"[]\n"
+
+
 def _csv(rows: list[Row]) -> Iterator[bytes]:
     columns = _columns(rows)
     text = io.StringIO()
@@ -166,6 +175,7 @@ def _parquet(rows: list[Row]) -> Iterator[bytes]:
 
 _WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
     ".jsonl": json_lines,
+    ".json": _json,
     ".csv": _csv,
     ".npz": _npz,
     ".parquet": _parquet,

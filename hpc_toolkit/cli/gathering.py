@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +74,7 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
     the rows; every later one writes the same rows.
 
     --check requires one row for each item, no failed item and finite numbers. It also takes a
-    snapshot (.json) or rows (.jsonl) instead of RUN.
+    snapshot (.json) or rows (.jsonl, .json) instead of RUN.
 
     Examples:
         hpctk gather runs/eval -o results.csv
@@ -164,15 +164,22 @@ def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | 
     from hpc_toolkit.rundir.layout import check_trust
 
     path = Path(given) if given is not None else None
-    if path is not None and path.suffix != ".json" and not path.is_dir() and path.suffix:
-        return read_rows(path), None, None
-    if path is not None and path.suffix == ".json" and not path.is_dir():
+    if path is not None and path.suffix and not path.is_dir():
+        if path.suffix != ".json" or _is_array(path):
+            return read_rows(path), None, None
         taken = read_snapshot(path)
     else:
         run = open_run(given)
         check_trust(run.root)
         taken = run.snapshot()
     return taken.rows, taken.items, taken.manifest.stages[0]
+
+
+def _is_array(path: Path) -> bool:
+    """Whether a .json file holds rows; a snapshot is an object."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(64).lstrip()[:1] == b"["
+    return False
 
 
 def _show(

@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections import Counter
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperArgument
 
-from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run, switch, value
+from hpc_toolkit.cli.arguments import (
+    ITEM_HELP,
+    GivenRun,
+    RunArgument,
+    open_run,
+    switch,
+    value,
+    writing,
+)
 from hpc_toolkit.cli.help import LIST, Commands, add_table_command
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.queue.items import parse_items
-from hpc_toolkit.system.options import Option, many, only_given
+from hpc_toolkit.system.options import Option, many, only_given, spelled
 from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.run import Run
     from hpc_toolkit.system.options import Panels
 
 ITEMS = value(
-    "FILE",
-    "Items: .jsonl (one JSON object per line), .json, .csv or .parquet; - is stdin.",
-    "--items",
+    "FILE", "Items: .jsonl, .json, .csv or .parquet; - is JSON lines on stdin.", "--items"
 )
 
 
-PANELS: Panels = {
+_SOURCES: Panels = {
+    "Items": (
+        Option("items", "File: .jsonl, .json, .csv or .parquet; - is stdin.", "FILE"),
+        Option("count", "Instead of a file: the numbers 0 to N-1.", "N"),
+        Option("key", "Key of the items of --count.", "NAME", default="index"),
+        many("grid", "Instead of a file: all combinations of values", "NAME=VALUES"),
+    ),
+}
+_SETTINGS: Panels = {
     "Workload and limits": (
         Option("workload", "Function or class to call for each item.", "MODULE:NAME"),
         Option("command", "Shell command to run for each item; {key} is its value, quoted."),
@@ -40,12 +59,29 @@ PANELS: Panels = {
         Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
     )
 }
-"""The code of a run and its settings: arguments of Run.create."""
+PANELS: Panels = {**_SOURCES, **_SETTINGS}
+"""The items of a run, its code and its settings: arguments of Run.create."""
+
+MAP_PANELS: Panels = {
+    "Options": (
+        Option("run", "Run directory. [default: runs/ and the name of WORKLOAD]", "DIR"),
+        Option("workers", "Local workers. [default: one per GPU, else 1]", "N", least=1),
+        Option("out", ".jsonl, .json, .csv, .npz or .parquet.", "FILE", short="-o"),
+    ),
+    **_SOURCES,
+    "Limits": tuple(one for one in _SETTINGS["Workload and limits"] if one.name != "workload"),
+}
 
 
 def register(app: typer.Typer) -> None:
     add_table_command(app, init, PANELS, panel=LIST)
     app.command("try", rich_help_panel=LIST)(try_)
+    workload: Any = TyperArgument(
+        param_decls=["workload"],
+        metavar="[MODULE:NAME]",
+        help="Function or class to call for each item; --command runs a shell command instead.",
+    )
+    add_table_command(app, map_, MAP_PANELS, panel=LIST, arguments=[workload], name="map")
     group = Commands(
         help="""Print lists of items for 'hpctk init --items -'.
 
@@ -74,13 +110,6 @@ def read_items(source: str) -> list[Item]:
 def init(
     *,
     run: GivenRun,
-    items: Annotated[str | None, ITEMS] = None,
-    count: Annotated[int | None, value("N", "Make N items instead: 0 to N-1.")] = None,
-    key: Annotated[str, value("NAME", "Key of the items of --count.")] = "index",
-    grid: Annotated[
-        list[str] | None,
-        value("NAME=VALUES", "Make all combinations, e.g. lr=0.1,0.01 seed=0:9; may be repeated."),
-    ] = None,
     campaign: Annotated[
         Path | None, value("CAMPAIGN.toml", "Create the run of a campaign, e.g. for a Slurm job.")
     ] = None,
@@ -100,47 +129,142 @@ def init(
 
     Examples:
         hpctk init runs/eval --items items.jsonl --workload mymodule:evaluate
-        hpctk init runs/files --items files.jsonl --command 'convert {path}'
+        hpctk init runs/bench --count 500 --key seed --command './bench {seed}'
+        hpctk init runs/tune --grid lr=0.1,0.01 --grid seed=0:9 --workload work:train
     """
     from hpc_toolkit.run import Run
 
-    sources = [*only_given({"--items": items, "--count": count, "--grid": grid})]
-    settings = only_given(given)
-    if "timeout" in settings:
-        settings["timeout_s"] = parse_duration(settings.pop("timeout"), where="--timeout")
-    options = _parse_options(settings.pop("option", ()))
+    sources = _sources(given)
+    settings, options = _read_settings(given)
     if campaign is not None:
         alone = not (sources or from_ or open_ or options or settings)
         _init_campaign(run, campaign, alone=alone)
         return
     if from_ is not None:
         if sources:
-            message = f"--from and {sources[0]} exclude each other: a snapshot contains its items"
+            one = spelled(next(iter(sources)))
+            message = f"--from and {one} exclude each other: a snapshot contains its items"
             raise ConfigError(message, hint="create the run with --open, then 'hpctk add' more")
         _init_from(run, from_, settings, options, open_=open_)
         return
-    found = _make_items(sources, items=items, count=count, key=key, grid=grid or [])
-    made = Run.create(run, found, options=options, open_end=open_, **settings)
+    made = Run.create(run, _make_items(sources), options=options, open_end=open_, **settings)
     print(made.root)
 
 
-def _make_items(
-    sources: list[str], *, items: str | None, count: int | None, key: str, grid: list[str]
-) -> list[Item]:
-    from hpc_toolkit.queue.lists import counted
-    from hpc_toolkit.queue.lists import grid as combinations
+def _sources(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the options that name items out of ``given``; only those that were given."""
+    found = {name: given.pop(name) for name in ("items", "count", "key", "grid")}
+    if found["count"] is None:
+        del found["key"]
+    return only_given(found)
 
-    if len(sources) > 1:
-        message = f"{' and '.join(sources)} exclude each other"
+
+def _make_items(sources: dict[str, Any]) -> list[Item]:
+    from hpc_toolkit.queue.lists import counted, grid
+
+    named = [name for name in sources if name != "key"]
+    if len(named) > 1:
+        message = f"{' and '.join(map(spelled, named))} exclude each other"
         raise ConfigError(message, hint="name one source of items")
-    if items is not None:
-        return read_items(items)
-    if count is not None:
-        return counted(count, key)
-    if grid:
-        return combinations(grid)
-    message = "init needs items: --items FILE, --count N or --grid NAME=VALUES"
-    raise ConfigError(message, hint="or --from SNAPSHOT.json, or --campaign CAMPAIGN.toml")
+    if named == ["items"]:
+        return read_items(sources["items"])
+    if named == ["count"]:
+        return counted(sources["count"], sources["key"])
+    if named == ["grid"]:
+        return grid(sources["grid"])
+    message = "no items are named"
+    hint = "add --items FILE, --count N or --grid NAME=VALUES; init: or --from, or --campaign"
+    raise ConfigError(message, hint=hint)
+
+
+def _read_settings(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a run, and the options of its workload."""
+    settings = only_given(given)
+    if "timeout" in settings:
+        settings["timeout_s"] = parse_duration(settings.pop("timeout"), where="--timeout")
+    return settings, _parse_options(settings.pop("option", ()))
+
+
+def map_(workload: str | None, **given: Any) -> None:
+    """Create a run, process its items here and write the results.
+
+    Prints the run's directory. The same command again continues where the last one stopped. Exits
+    with 1 if items failed, and with 75 if items are left.
+
+    Examples:
+        hpctk map mymodule:evaluate --items items.jsonl --workers 4 -o results.csv
+        hpctk map bench:iterate --count 500 --key seed --workers 10 -o results.csv
+    """
+    from hpc_toolkit.cli.arguments import check_out
+    from hpc_toolkit.results.tables import write_table, writer_for
+    from hpc_toolkit.results.verification import verify
+
+    root, out, workers = (given.pop(name) for name in ("run", "out", "workers"))
+    if out is not None:
+        writer_for(Path(out))
+        check_out(Path(out), (Path(out).suffix,))
+    run = _the_run(workload, root, given)
+    print(run.root, flush=True)
+    if not run.status().complete:
+        _work_here(run, workers)
+    rows = run.results()
+    problems = verify(rows, run.snapshot().items)
+    if out is not None:
+        with writing(out):
+            write_table(Path(out), rows)
+        print(f"{len(rows)} rows in {out}", file=sys.stderr)
+    if problems:
+        counts = Counter(problem.kind for problem in problems)
+        found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        message = f"{found}, of {len(rows)} items in {run.root}"
+        hint = (
+            f"see 'hpctk status {run.root}'; fix the cause, 'hpctk retry', and repeat the command"
+        )
+        raise HpcToolkitError(message, hint=hint)
+
+
+def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> Run:
+    """Create the run that ``map`` works on, or open it if it was created with the same arguments.
+
+    Raises ConfigError: other items, code or settings; or a shell command whose run has no name.
+    """
+    from hpc_toolkit.run import Run, list_stage
+
+    items = _make_items(_sources(given))
+    settings, options = _read_settings(given)
+    if root is None and workload is None:
+        message = "--command: the run has no name"
+        raise ConfigError(message, hint="add --run runs/NAME")
+    path = Path(root or Path("runs", re.sub(r"[^\w.-]+", "-", workload or "")))
+    if not path.exists():
+        return Run.create(path, items, workload=workload, options=options, **settings)
+    run = Run.open(path)
+    wanted = list_stage(workload=workload, options=options, **settings)
+    stage = run.manifest.stages[0]
+    # The same command in another directory means the same code if the run is the same.
+    same_code = replace(wanted, workload=replace(wanted.workload, path=stage.workload.path))
+    names = [one.name for one in fields(stage)]
+    changed = [one for one in names if getattr(stage, one) != getattr(same_code, one)]
+    if run.manifest.campaign is not None or run.snapshot().items != items:
+        changed.append("items")
+    if changed:
+        message = f"{path} was created with other {' and '.join(changed)}"
+        raise ConfigError(message, hint="choose another directory with --run, or remove this one")
+    return run
+
+
+def _work_here(run: Run, workers: int | None) -> None:
+    from hpc_toolkit.cli.working import check_code, with_progress
+    from hpc_toolkit.system.binding import Shares
+    from hpc_toolkit.system.gpus import visible_gpus
+
+    check_code(run, strict=False)
+    count = workers if workers is not None else Shares().workers_on(len(visible_gpus()))
+    if code := with_progress(run, lambda on_tick: run.work(count, on_tick=on_tick)):
+        message = f"items are left in {run.root}"
+        failure = RunError(message, hint="the same command continues")
+        failure.exit_code = code
+        raise failure
 
 
 def _init_from(

@@ -88,7 +88,7 @@ def render(template: str | None, **given: Any) -> None:
         base = {**header.request, "template": header.template, "cluster": header.cluster}
     unnamed = _name_run(template, given, base or {})
     spec, site, script = requested(template, given, base=base)
-    _show_notes(site)
+    _show_notes(spec, site)
     if out == "-":
         sys.stdout.write(script)
     else:
@@ -139,8 +139,9 @@ def _make_log_directories(spec: ScriptSpec) -> None:
             print(text, file=sys.stderr)
 
 
-def _show_notes(site: Cluster) -> None:
+def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
     from hpc_toolkit.slurm.render.directives import forbidden
+    from hpc_toolkit.system.advice import harmful
 
     if site.source and not site.verified:
         note = f"{_NOTE}{site.file}: facts not verified; from {site.source} ({site.checked})"
@@ -148,6 +149,8 @@ def _show_notes(site: Cluster) -> None:
     reason = forbidden(site, Path.cwd())
     if reason:
         print(f"{_NOTE}{reason}", file=sys.stderr)
+    for warning in harmful(dict((*site.env, *site.nccl, *spec.env))):
+        print(printable(f"warning: {warning}"), file=sys.stderr)
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:

@@ -26,7 +26,8 @@ from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
-    "runs": ("init", "items", "map", "try"),
+    "mapping": ("map",),
+    "runs": ("init", "items", "try"),
     "working": ("work",),
     "statusview": ("status",),
     "gathering": ("gather", "snapshot"),

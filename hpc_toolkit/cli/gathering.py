@@ -126,7 +126,7 @@ def check_results(results: str | None, given: dict[str, Any]) -> None:
     ranges = tuple(map(Range.parse, given["range"]))
     rows, known, stage = _read(results)
     if given["items"] is not None:
-        from hpc_toolkit.cli.runs import read_items
+        from hpc_toolkit.cli.lists import read_items
 
         known = read_items(given["items"])
     problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))

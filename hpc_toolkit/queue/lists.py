@@ -14,7 +14,7 @@ from hpc_toolkit.queue.items import parse_items, parse_json
 from hpc_toolkit.system.quantities import parse_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -48,16 +48,22 @@ def grid(axes: Iterable[str]) -> list[Item]:
         if name in values:
             message = f"--grid: {name} is given twice"
             raise ConfigError(message, hint="list all values of a name in one --grid")
-        values[name] = list(
-            itertools.chain.from_iterable(
-                _values(part, f"--grid {name}") for part in text.split(",")
-            )
-        )
+        values[name] = parse_values(text, f"--grid {name}")
+    return combinations(values, "--grid")
+
+
+def combinations(values: Mapping[str, Sequence[Any]], where: str) -> list[Item]:
+    """Items for every combination; the last name varies fastest. Raises ConfigError: too many."""
     total = math.prod(map(len, values.values()))
     if total > MOST_ITEMS:
-        message = f"--grid: {total} combinations"
+        message = f"{where}: {total} combinations"
         raise ConfigError(message, hint=f"use fewer values: at most {MOST_ITEMS} items")
     return [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
+
+
+def parse_values(text: str, where: str) -> list[Any]:
+    """Parse numbers, words and ranges, separated by commas. Raises ConfigError."""
+    return list(itertools.chain(*(_values(part, where) for part in text.split(","))))
 
 
 def _values(text: str, where: str) -> Sequence[Any]:

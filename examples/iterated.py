@@ -1,7 +1,6 @@
 """A benchmark that is repeated with many seeds, in batches that shrink where memory runs out.
 
-    seq 0 499 | sed 's/.*/{"seed": &}/' > items.jsonl
-    hpctk init runs/bench --workload examples.iterated:Iterations --items items.jsonl \
+    hpctk init runs/bench --workload examples.iterated:Iterations --count 500 --key seed \
         --option batch=10 --max-attempts 3 --timeout 5min
     hpctk work runs/bench --workers 10
 

@@ -92,14 +92,10 @@ class Run:
 
         Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
-        stage = StageSpec(
-            name="items",
-            workload=WorkloadSpec(
-                function=workload,
-                command=command,
-                options=options or {},
-                path=(str(Path.cwd()),) if workload is not None else (),
-            ),
+        stage = list_stage(
+            workload=workload,
+            command=command,
+            options=options,
             group_by=group_by,
             max_attempts=max_attempts,
             timeout_s=timeout_s,
@@ -286,6 +282,19 @@ class Run:
         warning = check_trust(self.root)
         if warning:
             sys.stderr.write(f"warning: {warning}\n")
+
+
+def list_stage(
+    *,
+    workload: str | None = None,
+    command: str | None = None,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> StageSpec:
+    """The stage of a run that is made from one list; ``settings`` are fields of StageSpec."""
+    path = (str(Path.cwd()),) if workload is not None else ()
+    code = WorkloadSpec(function=workload, command=command, options=options or {}, path=path)
+    return StageSpec(name="items", workload=code, **settings)
 
 
 @contextmanager

@@ -95,12 +95,13 @@ def work(
     every_s = parse_duration(every, where="--shrink-every") if every else None
     within_s = _whole_seconds(given)
 
+    named = runs or [given["run"]]
+    if len(named) != 1 or not named[0]:
+        what = "no run directory" if len(named) == 1 else f"{len(named)} run directories"
+        hint = "sbatch SCRIPT RUN, where RUN was created by 'hpctk init RUN'"
+        raise ConfigError(what, hint=hint)
+
     def body(batch: Batch, restarts: Restarts) -> None:
-        named = runs or [given["run"]]
-        if len(named) != 1 or not named[0]:
-            what = "no run directory" if len(named) == 1 else f"{len(named)} run directories"
-            hint = "sbatch SCRIPT RUN, where RUN was created by 'hpctk init RUN'"
-            raise ConfigError(what, hint=hint)
         idle_exit = given["idle_exit"] or (_FOREVER if campaign else None)
         options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
         request = WorkRequest(

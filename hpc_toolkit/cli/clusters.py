@@ -110,6 +110,7 @@ def validate(
     """
     from hpc_toolkit.slurm.clusters.facts import check_file
     from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
+    from hpc_toolkit.system.advice import harmful
 
     files = [] if names else cluster_files()
     for name in names or ():
@@ -117,16 +118,21 @@ def validate(
         files += called[-1:] if called[-1].layer == "path" else called
     verdicts: list[dict[str, Any]] = []
     for one in files:
-        verdicts.append({"name": one.name, "layer": one.layer, "file": one.file, "errors": []})
+        verdicts.append({"name": one.name, "layer": one.layer, "file": one.file})
+        verdicts[-1] |= {"errors": [], "warnings": []}
         try:
-            check_file(one)
+            cluster = check_file(one)
         except HpcToolkitError as error:
             verdicts[-1]["errors"] = [{"error": error.message, "hint": error.hint}]
             if not as_json:
                 show_error(error)
         else:
+            warnings = list(harmful(dict((*cluster.env, *cluster.nccl))))
+            verdicts[-1]["warnings"] = warnings
             if not as_json:
                 print(f"{one.file}: ok")
+                for warning in warnings:
+                    print(printable(f"warning: {one.file}: {warning}"), file=sys.stderr)
     if as_json:
         print(json.dumps(verdicts))
     if any(one["errors"] for one in verdicts):

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +43,11 @@ TOLERANCE = 1e-9
 PANELS: Panels = {
     "Options": (
         Option(
-            "out", ".jsonl, .csv, .npz, .parquet; - is stdout.", "FILE", short="-o", default="-"
+            "out",
+            ".jsonl, .json, .csv, .npz, .parquet; - is stdout.",
+            "FILE",
+            short="-o",
+            default="-",
         ),
         Option("stage", "Stage of a campaign. [default: the last stage]"),
         flag("partial", "Skip unfinished items instead of exiting with an error."),
@@ -73,7 +77,7 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
     the rows; every later one writes the same rows.
 
     --check requires one row for each item, no failed item and finite numbers. It also takes a
-    snapshot (.json) or rows (.jsonl) instead of RUN.
+    snapshot (.json) or rows (.jsonl, .json) instead of RUN.
 
     Examples:
         hpctk gather runs/eval -o results.csv
@@ -125,7 +129,7 @@ def check_results(results: str | None, given: dict[str, Any]) -> None:
     ranges = tuple(map(Range.parse, given["range"]))
     rows, known, stage = _read(results)
     if given["items"] is not None:
-        from hpc_toolkit.cli.runs import read_items
+        from hpc_toolkit.cli.lists import read_items
 
         known = read_items(given["items"])
     problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))
@@ -162,15 +166,22 @@ def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | 
     from hpc_toolkit.results.tables import read_rows
 
     path = Path(given) if given is not None else None
-    if path is not None and path.suffix != ".json" and not path.is_dir() and path.suffix:
-        return read_rows(path), None, None
-    if path is not None and path.suffix == ".json" and not path.is_dir():
+    if path is not None and path.suffix and not path.is_dir():
+        if path.suffix != ".json" or _is_array(path):
+            return read_rows(path), None, None
         taken = read_snapshot(path)
     else:
         run = open_run(given)
         check_trust(run.root)
         taken = run.snapshot()
     return taken.rows, taken.items, taken.manifest.stages[0]
+
+
+def _is_array(path: Path) -> bool:
+    """Whether a .json file holds rows; a snapshot is an object."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(64).lstrip()[:1] == b"["
+    return False
 
 
 def _show(

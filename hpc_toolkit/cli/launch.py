@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperArgument
 
 from hpc_toolkit.cli.help import TRAIN, add_table_command
-from hpc_toolkit.system.options import Option, Panels, flag, only_given
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.options import Option, Panels, flag, launcher_option, only_given
 from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.training.launch import plan
@@ -93,6 +94,10 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         hpctk launch --nproc-per-node 4 train.py --lr 0.1
         srun hpctk launch --run-dir runs/train train.py
     """
+    if (word := launcher_option(arguments)) is not None:
+        message = f"{word} comes after the script, which would get it"
+        hint = f"hpctk launch {word} ... {shlex.quote(script)}; options of the script go after --"
+        raise ConfigError(message, hint=hint)
     run_dir, backend = given.pop("run_dir"), given.pop("backend")
     start_timeout, dry_run, as_json = (given.pop(x) for x in ("start_timeout", "dry_run", "json"))
     of_torchrun = only_given(given)

@@ -19,7 +19,7 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import LIST
-from hpc_toolkit.cli.runs import ITEMS, read_items
+from hpc_toolkit.cli.lists import ITEMS, read_items
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable

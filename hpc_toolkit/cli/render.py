@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hpc_toolkit.cli import scriptoptions
+from hpc_toolkit.cli.arguments import open_run
 from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.manifests import TEMPLATES, RenderCommand
-from hpc_toolkit.cli.scriptoptions import requested, script_arguments
+from hpc_toolkit.cli.scriptoptions import (
+    DEFAULT_TEMPLATE,
+    check_template,
+    requested,
+    script_arguments,
+)
 from hpc_toolkit.errors import ConfigError, RenderError
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
@@ -80,8 +87,9 @@ def render(template: str | None, **given: Any) -> None:
 
         header = read_header(read_script(Path(source)), source)
         base = {**header.request, "template": header.template, "cluster": header.cluster}
+    unnamed = _name_run(template, given, base or {})
     spec, site, script = requested(template, given, base=base)
-    _show_notes(site)
+    _show_notes(spec, site)
     if out == "-":
         sys.stdout.write(script)
     else:
@@ -90,7 +98,31 @@ def render(template: str | None, **given: Any) -> None:
         path = Path(out or source or Path("slurm", f"{spec.job_name}.sbatch"))
         write_script(path, script, force=bool(force))
         print(path)
+        out = shlex.quote(str(path))
     _make_log_directories(spec)
+    if unnamed:
+        file = "SCRIPT" if out == "-" else out
+        note(f"{unnamed}; submit it with: sbatch {file} RUN", "warning")
+
+
+def _name_run(template: str | None, given: dict[str, Any], base: dict[str, Any]) -> str:
+    """Add to ``given`` the only run below ./runs, as ``submit`` does; if there is none, say so."""
+    from hpc_toolkit.rundir.layout import all_runs
+    from hpc_toolkit.slurm.render.kinds import QUEUES
+
+    kind = template or base.get("template", DEFAULT_TEMPLATE)
+    if kind not in QUEUES or given["run"] or base.get("run"):
+        return ""
+    try:
+        run = open_run(None)
+    except ConfigError:
+        return f"the script names no run, and ./runs contains {'several' if all_runs() else 'none'}"
+    check_template(template or base.get("template"), run)
+    # A job with --chdir would look for it there.
+    moved = given.get("chdir") or base.get("chdir")
+    given["run"] = str(run.root.absolute() if moved else run.root)
+    note(f"the script works on {given['run']}")
+    return ""
 
 
 def _make_log_directories(spec: ScriptSpec) -> None:
@@ -107,13 +139,16 @@ def _make_log_directories(spec: ScriptSpec) -> None:
             note(f"{logs}: {error.strerror}; without its log a job fails immediately")
 
 
-def _show_notes(site: Cluster) -> None:
+def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
     from hpc_toolkit.slurm.render.directives import forbidden
+    from hpc_toolkit.system.advice import harmful
 
     if site.source and not site.verified:
         note(f"{site.file}: facts not verified; from {site.source} ({site.checked})")
     if reason := forbidden(site, Path.cwd()):
         note(reason)
+    for warning in harmful(dict((*site.env, *site.nccl, *spec.env))):
+        note(warning, "warning")
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:

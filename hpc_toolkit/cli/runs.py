@@ -6,41 +6,25 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run, switch, value
+from hpc_toolkit.cli.arguments import (
+    ITEM_HELP,
+    GivenRun,
+    RunArgument,
+    open_run,
+    switch,
+    value,
+)
 from hpc_toolkit.cli.help import LIST, Commands, add_table_command
+from hpc_toolkit.cli.lists import PANELS, make_items, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.queue.items import parse_items
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec, check_trust
-from hpc_toolkit.system.options import Option, many, only_given
-from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.terminal import note
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.system.options import Panels
-
-ITEMS = value("FILE.jsonl", "Items, one JSON object per line; - reads stdin.", "--items")
-
-
-PANELS: Panels = {
-    "Workload and limits": (
-        Option("workload", "Function or class to call for each item.", "MODULE:NAME"),
-        Option("command", "Shell command to run for each item; {key} is its value, quoted."),
-        many("option", "Keyword argument of a workload class", "KEY=JSON"),
-        Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
-        Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
-        Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
-        Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
-    )
-}
-"""The code of a run and its settings: arguments of Run.create."""
 
 
 def register(app: typer.Typer) -> None:
@@ -57,21 +41,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="items", rich_help_panel=LIST, hidden=True)
 
 
-def read_items(source: str) -> list[Item]:
-    if source == "-":
-        return parse_items(sys.stdin.buffer, source="stdin")
-    try:
-        with Path(source).open("rb") as file:
-            return parse_items(file, source=source)
-    except OSError as error:
-        message = f"cannot read items from {source}: {error.strerror}"
-        raise ConfigError(message, hint="give a file of JSON lines, or - for stdin") from error
-
-
 def init(
     *,
     run: GivenRun,
-    items: Annotated[str | None, ITEMS] = None,
     campaign: Annotated[
         Path | None, value("CAMPAIGN.toml", "Create the run of a campaign, e.g. for a Slurm job.")
     ] = None,
@@ -91,27 +63,24 @@ def init(
 
     Examples:
         hpctk init runs/eval --items items.jsonl --workload mymodule:evaluate
-        hpctk init runs/files --items files.jsonl --command 'convert {path}'
+        hpctk init runs/bench --count 500 --key seed --command './bench {seed}'
+        hpctk init runs/tune --grid lr=0.1,0.01 --grid seed=0:9 --workload work:train
     """
 
-    settings = only_given(given)
-    if "timeout" in settings:
-        settings["timeout_s"] = parse_duration(settings.pop("timeout"), where="--timeout")
-    options = _parse_options(settings.pop("option", ()))
+    sources, settings, options = read_settings(given)
+    open_ = open_ or settings.pop("open", False)
     if campaign is not None:
-        alone = not (items or from_ or open_ or options or settings)
+        alone = not (sources or from_ or open_ or options or settings)
         _init_campaign(run, campaign, alone=alone)
         return
     if from_ is not None:
-        if items is not None:
-            message = "--from and --items exclude each other: a snapshot contains its items"
+        if sources:
+            one = spelled(next(iter(sources)))
+            message = f"--from and {one} exclude each other: a snapshot contains its items"
             raise ConfigError(message, hint="create the run with --open, then 'hpctk add' more")
         _init_from(run, from_, settings, options, open_=open_)
         return
-    if items is None:
-        message = "init needs --items FILE.jsonl, --from SNAPSHOT.json or --campaign CAMPAIGN.toml"
-        raise ConfigError(message, hint="--items - reads the items from stdin")
-    made = Run.create(run, read_items(items), options=options, open_end=open_, **settings)
+    made = Run.create(run, make_items(sources), options=options, open_end=open_, **settings)
     print(made.root)
 
 
@@ -144,20 +113,6 @@ def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:
         message = "--campaign: no other option can be given"
         raise ConfigError(message, hint="put all settings into the campaign file")
     print(make_run(Path(run), campaign, read_campaign(campaign)).root)
-
-
-def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not (equals and key.isidentifier()):
-            message = f"--option {pair!r} is not KEY=JSON"
-            raise ConfigError(message, hint="such as --option batch_size=16")
-        try:
-            options[key] = json.loads(text)
-        except ValueError:
-            options[key] = text
-    return options
 
 
 def try_(

@@ -23,10 +23,12 @@ from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED, PASSED_ALONE
 from hpc_toolkit.slurm.render.rules import RIVALS
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, needs_value, read_sbatch, read_spec
 from hpc_toolkit.system.options import Option, flag, many, only_given
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
     from hpc_toolkit.system.options import Panels
@@ -203,6 +205,21 @@ def refuse_run(template: str | None) -> None:
     if template and os.path.isfile(os.path.join(template, "run.json")):
         msg = f"{template} is a run, not a template"
         raise ConfigError(msg, hint=f"name it with --run {template}")
+
+
+def check_template(template: str | None, run: Run) -> None:
+    """Refuse a template that does nothing for a run; None is one that was not named."""
+    if run.manifest.campaign is None:
+        if template == "campaign":
+            message = f"the template campaign needs a campaign, but {run.root} is a list of items"
+            raise ConfigError(message, hint="leave the template out")
+    elif template is None:
+        message = f"{run.root} is a campaign; name the template"
+        hint = "the template campaign searches; work-queue only adds workers"
+        raise ConfigError(message, hint=hint)
+    elif template != "campaign":
+        coordinator = f"the coordinator of the campaign {run.root}"
+        note(f"{template} only adds workers; {coordinator} must run elsewhere")
 
 
 def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

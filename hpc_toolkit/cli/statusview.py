@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +186,8 @@ def status_parts(
     workers += not_shown(now)
     lines.append(f"  {'workers':<{width}}  {', '.join(workers)}")
     lines += place_lines(now) if verbose else []
-    lines += job_lines(jobs)
+    # Of a complete run it does not matter what became of a job that Slurm has forgotten.
+    lines += job_lines([job for job in jobs if not now.complete or job.state != UNKNOWN])
     if now.reason:
         lines.append(f"  {'why':<{width}}  {now.reason}")
     if now.doctor:
@@ -228,14 +230,21 @@ def failed_items(now: Status) -> int:
 
 
 def job_lines(jobs: Sequence[JobRecord]) -> list[str]:
-    """One line for each job, oldest first; of very many the newest that have not ended."""
+    """One line for each job, oldest first; of very many the newest that have not ended.
+
+    Jobs that are unknown for one reason share a line.
+    """
+    reasons = Counter(job.reason for job in jobs if job.state == UNKNOWN)
+    shared = {reason: count for reason, count in reasons.items() if count > 1}
+    jobs = [job for job in jobs if job.state != UNKNOWN or job.reason not in shared]
     ranked = sorted(
         range(len(jobs)), key=lambda at: (jobs[at].ended, jobs[at].state == UNKNOWN, -at)
     )
     shown = sorted(ranked[:_SHOWN])
     lines = [f"  job {jobs[at].id:<9} {_state(jobs[at])}" for at in shown]
     hidden = len(jobs) - len(shown)
-    return lines + ([f"  jobs      and {hidden} more"] if hidden else [])
+    lines += [f"  jobs      and {hidden} more"] if hidden else []
+    return lines + [f"  jobs      {count} {UNKNOWN} ({why})" for why, count in shared.items()]
 
 
 def _state(job: JobRecord) -> str:

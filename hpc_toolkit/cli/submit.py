@@ -17,6 +17,7 @@ from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
     ScriptCommand,
+    check_template,
     refuse_run,
     requested,
     script_arguments,
@@ -29,7 +30,6 @@ from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
-    from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
@@ -136,7 +136,7 @@ def _of_request(
     run = None
     if kind not in PROGRAMS:
         run = open_run(given.get("run"))
-        _check_template(template, run)
+        check_template(template, run)
         if given.get("chdir"):
             # The job would look for it there.
             given["run"] = str(run.root.absolute())
@@ -162,6 +162,7 @@ def _of_script(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> Submission:
     from hpc_toolkit.slurm.render.file import read_script
+    from hpc_toolkit.slurm.render.kinds import QUEUES
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_script
 
@@ -174,17 +175,19 @@ def _of_script(
     header = _header(path, text, needed=not given.get("run"))
     check_directory(_site(header), Path.cwd())
     options = script_options(text)
-    named = given.get("run")
-    if not named and header is not None and header.request.get("run"):
+    named, inside = given.get("run"), header.request.get("run") if header is not None else None
+    if not named and inside:
         # The job looks for it where it works.
-        named = str(Path(options.get("chdir", ""), header.request["run"]))
-    run = open_run(named) if named else None
+        named = str(Path(options.get("chdir", ""), inside))
+    # A script of ours without a run takes one as its argument.
+    wanted = header is not None and header.template in QUEUES
+    run = open_run(named) if named or wanted else None
     if run is not None:
         if header is not None:
-            _check_template(header.template, run)
+            check_template(header.template, run)
         check_run(run, force=force)
     submission = of_script(path, text, run=run, cwd=Path.cwd())
-    if not given.get("run"):
+    if inside and not given.get("run"):
         submission = replace(submission, arguments=())
     if given.get("dependency"):
         spec = ScriptSpec(python=sys.executable, dependency=given["dependency"])
@@ -192,21 +195,6 @@ def _of_script(
     if not exclude_failed or "nodelist" in options or "nodefile" in options:
         return submission
     return without_failed_nodes(submission, exclude=options.get("exclude"))
-
-
-def _check_template(template: str | None, run: Run) -> None:
-    """Refuse a template that does nothing for a run; None is one that was not named."""
-    if run.manifest.campaign is None:
-        if template == "campaign":
-            message = f"the template campaign needs a campaign, but {run.root} is a list of items"
-            raise ConfigError(message, hint="leave the template out")
-    elif template is None:
-        message = f"{run.root} is a campaign; name the template"
-        hint = "'hpctk submit campaign ...'; work-queue only adds workers"
-        raise ConfigError(message, hint=hint)
-    elif template != "campaign":
-        coordinator = f"the coordinator of the campaign {run.root}"
-        note(f"{template} only adds workers; {coordinator} must run elsewhere")
 
 
 def _header(path: Path, text: str, *, needed: bool) -> Header | None:

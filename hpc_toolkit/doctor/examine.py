@@ -11,7 +11,7 @@ from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
 from hpc_toolkit.doctor.filesystem.locks import waiting_for_server
 from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
-from hpc_toolkit.doctor.node import check_gpus, check_script, check_slurm
+from hpc_toolkit.doctor.node import check_gpus, check_script, check_slurm, check_variables
 from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, helper
 from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.doctor.run.repairs import plan_repairs
@@ -87,7 +87,7 @@ def examine(
     of_directory = list(found)
     found += around_it
     if around:
-        found += [check_slurm(), check_script()]
+        found += [check_slurm(), check_script(), *check_variables()]
     if RunPaths(directory).manifest.exists():
         found += _look_at_run(directory, report, of_directory, clock)
     return report

@@ -21,6 +21,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.controller import slurm_config
+from hpc_toolkit.system.advice import harmful
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
 from hpc_toolkit.system.quantities import format_duration, format_size
 
@@ -229,6 +230,17 @@ def _no_slurm(found: str) -> Finding:
 def _silent_slurm(found: str, fix: str) -> Finding:
     means = "jobs cannot be submitted or watched from here now; local workers do not need Slurm"
     return Finding("slurm", Verdict.UNKNOWN, found, means, fix)
+
+
+def check_variables() -> list[Finding]:
+    """Variables of this environment that slow trainings down, break them, or do nothing."""
+    fix = "unset it, or remove it from the shell's start-up files"
+    return [
+        Finding(
+            "variables", Verdict.SLOWER, advice.partition(": ")[0], advice.partition(": ")[2], fix
+        )
+        for advice in harmful(os.environ)
+    ]
 
 
 def check_script() -> Finding:

@@ -27,7 +27,7 @@ def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
             continue
         try:
             # Without its newline, or an error at the end would be reported on the next line.
-            item = _parse(line.rstrip(b"\r\n"))
+            item = parse_json(line.rstrip(b"\r\n"))
         except (ValueError, RecursionError) as error:
             at, what = "", str(error)
             if isinstance(error, json.JSONDecodeError):
@@ -52,7 +52,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _encode_sorted = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
-def _parse(line: bytes) -> Any:
+def parse_json(line: bytes) -> Any:
     """Like ``json.loads``, but reject constants that JSON does not have, such as NaN."""
     return _decode(line.decode(json.detect_encoding(line), "surrogatepass"))
 

@@ -117,6 +117,15 @@ def _beside(name: str, keys: Container[str]) -> str:
     return name
 
 
+def _json(rows: list[Row]) -> Iterator[bytes]:
+    """One array, with one row on each line."""
+    before = b"[\n"
+    for line in json_lines(rows):
+        yield before + line.rstrip()
+        before = b",\n"
+    yield b"\n]\n" if rows else b"[]\n"
+
+
 def _csv(rows: list[Row]) -> Iterator[bytes]:
     columns = _columns(rows)
     text = io.StringIO()
@@ -166,6 +175,7 @@ def _parquet(rows: list[Row]) -> Iterator[bytes]:
 
 _WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
     ".jsonl": json_lines,
+    ".json": _json,
     ".csv": _csv,
     ".npz": _npz,
     ".parquet": _parquet,
@@ -173,14 +183,17 @@ _WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows that ``hpctk gather -o FILE.jsonl`` wrote; else ConfigError or RunError."""
+    """Read the rows that ``hpctk gather`` wrote as JSON; else ConfigError or RunError."""
     hint = "'hpctk gather RUN -o FILE.jsonl' writes them"
-    if path.suffix != ".jsonl":
-        message = f"{path}: results are a run, a snapshot in .json, or rows in .jsonl"
+    if path.suffix not in (".jsonl", ".json"):
+        message = f"{path}: results are a run, a snapshot in .json, or rows in .jsonl or .json"
         raise ConfigError(message, hint=hint)
     try:
-        lines = path.read_text("utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
+        text = path.read_text("utf-8")
+        if path.suffix == ".json":
+            rows: list[Row] = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         message = f"{path} holds no gathered rows: {what}"

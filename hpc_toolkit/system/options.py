@@ -5,10 +5,11 @@ A table lists a command's options once, for the command line and for other code 
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Option(NamedTuple):
@@ -73,3 +74,22 @@ def only_given(values: dict[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if value not in (None, (), [])
     }
+
+
+_OF_LAUNCHERS = frozenset(
+    {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "local_addr"}
+    | {"rdzv_id", "rdzv_endpoint", "rdzv_backend", "rdzv_conf", "standalone", "max_restarts"}
+    | {"local_ranks_filter", "numa_binding"}
+)
+
+
+def launcher_option(words: Sequence[str]) -> str | None:
+    """The first option of torchrun among the arguments of a script, up to "--"; None without one.
+
+    A launcher passes what follows the script on, so that one rank would start without a word.
+    """
+    for word in itertools.takewhile(lambda word: word != "--", words):
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and name in _OF_LAUNCHERS:
+            return word
+    return None

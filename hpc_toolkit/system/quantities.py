@@ -28,6 +28,7 @@ _DAYS = re.compile(rf"({_INT})-({_INT})(?::({_INT}))?(?::({_INT}))?")
 _CLOCK = re.compile(rf"({_INT}):({_INT}):({_INT})")
 _MINUTES = re.compile(rf"({_INT})(?::({_INT}))?")
 _NUMBER = re.compile(r"[0-9]{1,19}(?:\.[0-9]{1,12})?")
+_WHOLE = re.compile(f"-?{_INT}")
 _SIZE = re.compile(rf"({_NUMBER.pattern}) ?(?:([KMGTP])I?B?|B)", re.IGNORECASE | re.ASCII)
 
 _DURATION_HINT = "write '90s', '90min', '4h', '2d', '1:30:00' or '1-12:00:00'"
@@ -208,3 +209,23 @@ def parse_counts(text: str, where: str, *, most: int, least: int = 1) -> tuple[i
         msg = f"{where}: {text!r} is not a list of numbers from {least} to {most}"
         raise ConfigError(msg, hint="separate them by commas, such as 1,2,4")
     return tuple(dict.fromkeys(numbers))
+
+
+def parse_range(text: str, *, where: str) -> range:
+    """Parse a whole number, or ascending FIRST:LAST or FIRST:LAST:STRIDE, which includes LAST.
+
+    Raises ConfigError; ``where`` begins its message.
+    """
+    where = f"{where} {text.strip()!r}"
+    words = [word.strip() for word in text.split(":")]
+    if len(words) > 3 or not all(map(_WHOLE.fullmatch, words)):
+        msg = f"{where}: not a number, FIRST:LAST or FIRST:LAST:STRIDE"
+        raise ConfigError(msg, hint="such as 3, 0:9 or 0:100:10; the last number is included")
+    numbers = [int(word) for word in words]
+    first, last = numbers[0], numbers[min(1, len(numbers) - 1)]
+    stride = numbers[2] if len(numbers) == 3 else 1
+    if stride < 1 or last < first:
+        what = f"the stride is {stride}" if stride < 1 else f"{last} is before {first}"
+        msg = f"{where}: {what}"
+        raise ConfigError(msg, hint="write FIRST:LAST:STRIDE, ascending")
+    return range(first, last + 1, stride)

@@ -365,7 +365,7 @@ def test_init_with_an_absurd_number_is_refused(
     ("words", "message"),
     [
         (["explain", "run", "--item", "²"], "no item is or contains '²'"),
-        (["explain", "run", "--item", "trace"], "'trace' means 2 items"),
+        (["explain", "run", "--item", "trace"], "'trace' matches 2 items"),
         (["try", "run", "--item", "nope"], "no item is or contains 'nope'"),
         (["logs", "run", "--worker", "nobody"], "no worker of run is called 'nobody'"),
         (["gather", "run", "-o", "x.xls"], "x.xls: unknown format '.xls'"),

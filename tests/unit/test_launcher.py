@@ -102,6 +102,28 @@ def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[0].options == {"max_restarts": 0, "shutdown_timeout": 0}
 
 
+@pytest.mark.parametrize("word", ["--nproc_per_node=8", "--nnodes", "--max-restarts=3"])
+def test_an_option_of_the_launcher_after_the_script_is_refused(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Request] = []
+
+    def launched(request: Request, *, replace: bool) -> Outcome:
+        asked.append(request)
+        return Outcome(0)
+
+    monkeypatch.setattr(launcher, "launch", launched)
+    words = ["launch", "train.py", "--lr", "1"]
+
+    error = CliRunner().invoke(load_commands("launch"), [*words, word]).exception
+    CliRunner().invoke(load_commands("launch"), [*words, "--", word])
+
+    assert isinstance(error, ConfigError)
+    assert error.message == f"{word} comes after the script, which would get it"
+    assert error.hint.startswith(f"hpctk launch {word} ... train.py")
+    assert [request.arguments for request in asked] == [("--lr", "1", "--", word)]
+
+
 def test_the_number_of_ranks_can_be_that_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(5)))
 

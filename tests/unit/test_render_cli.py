@@ -21,6 +21,7 @@ from hpc_toolkit.slurm.render.grammar import FIELDS
 from hpc_toolkit.slurm.render.script import template_names
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.scripttext import batch_words
+from tests.toyrun import ToyRun, empty_campaign
 
 DEFAULT = Path("slurm/work-queue.sbatch")
 CHECKOUT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def refused(*arguments: str) -> HpcToolkitError:
 def test_render_writes_the_script_and_prints_its_path_alone(elsewhere: Path) -> None:
     result = call("render", "--nodes", "8", "--gpus-per-node", "4")
 
-    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{DEFAULT}\n", "")
+    assert (result.exit_code, result.stdout) == (0, f"{DEFAULT}\n")
     assert "#SBATCH --nodes=8\n" in DEFAULT.read_text()
     assert Path("slurm/logs").is_dir()
     assert {path.name for path in elsewhere.iterdir()} == {"slurm"}
@@ -108,6 +109,37 @@ def test_an_unknown_template_is_named_and_not_the_job(template: str) -> None:
 
     assert error.message == f"unknown template: {template!r}"
     assert "work-queue" in error.hint
+
+
+def test_the_only_run_is_the_one_that_a_script_works_on() -> None:
+    run = ToyRun(Path("runs/it's one"))
+
+    result = call("render", "--nodes", "2")
+
+    assert result.stderr == "note: the script works on runs/it's one\n"
+    assert "--run=runs/it's one" in batch_words(DEFAULT.read_text())
+    moved = call("render", "--sbatch", "chdir=/tmp", "-o", "-")
+    assert f"--run={run.root.absolute()}" in batch_words(moved.stdout)
+
+
+@pytest.mark.parametrize(("runs", "found"), [((), "none"), (("a", "b"), "several")])
+def test_a_script_without_a_run_says_how_to_submit_it(runs: tuple[str, ...], found: str) -> None:
+    for name in runs:
+        ToyRun(Path("runs", name))
+
+    result = call("render", "-o", "my job.sh")
+
+    why = f"the script names no run, and ./runs contains {found}"
+    how = "submit it with: sbatch 'my job.sh' RUN"
+    assert (result.exit_code, result.stderr) == (0, f"warning: {why}; {how}\n")
+    assert "--run" not in Path("my job.sh").read_text().split("exec ")[1]
+
+
+def test_a_template_that_does_not_fit_the_only_run_is_refused() -> None:
+    empty_campaign(Path("runs/search"))
+
+    assert refused("render").message == "runs/search is a campaign; name the template"
+    assert "--run=runs/search" in batch_words(call("render", "campaign", "-o", "-").stdout)
 
 
 def test_a_run_in_place_of_a_template_is_told_from_one() -> None:

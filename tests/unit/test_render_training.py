@@ -282,6 +282,11 @@ def test_two_paths_of_one_name_are_not_staged() -> None:
         ),
         (
             "train-multi-node",
+            {"command": ("train.py", "--lr", "1", "--nproc_per_node=8")},
+            "--nproc_per_node=8 comes after the script, which would get it",
+        ),
+        (
+            "train-multi-node",
             {"command": ("python3.11", "train.py")},
             "starts the script itself, without 'python3.11'",
         ),

@@ -145,7 +145,7 @@ def test_a_campaign_whose_template_was_forgotten_is_refused(programs: Programs) 
     error = refused("--run", "toy")
 
     assert error.message == "toy is a campaign; name the template"
-    assert "hpctk submit campaign" in error.hint
+    assert error.hint == "the template campaign searches; work-queue only adds workers"
     assert programs.calls("sbatch") == []
 
 
@@ -729,6 +729,21 @@ def test_a_script_whose_request_was_edited_names_no_run(run: ToyRun, programs: P
     assert "--run" in error.hint
     assert not read_jobs(run.paths)
     assert call("own.sbatch", "--run", "runs/a").stdout == "5\n"
+
+
+def test_a_rendered_script_without_a_run_gets_the_only_run_as_its_argument(
+    programs: Programs,
+) -> None:
+    script = Path("own.sbatch").absolute()
+    script.write_text(render_script(ScriptSpec(python="/x/python"), load_cluster("generic")))
+
+    assert refused("own.sbatch").message == "no run is named, and ./runs contains: none"
+    assert sent(programs) == []
+
+    Path("runs").mkdir()
+    run = ToyRun(Path("runs/a"))
+    assert call("own.sbatch").stdout == "101\n"
+    assert [words[-1] for words in sent(programs)] == [str(run.root)]
 
 
 def test_a_run_in_place_of_a_script_is_told_from_one(run: ToyRun, programs: Programs) -> None:

@@ -235,6 +235,20 @@ def test_status_without_slurm_says_unknown(toy: ToyRun, programs: Programs) -> N
     assert "no worker is alive: start some" in result.stdout
 
 
+def test_jobs_that_slurm_does_not_know_share_a_line_and_a_complete_run_has_none(
+    toy: ToyRun, programs: Programs
+) -> None:
+    for job in ("7", "8", "9"):
+        record_job(toy.paths, replace(JOB, job=job))
+
+    assert "  jobs      3 unknown (cannot run squeue: " in call("status", str(toy.root)).stdout
+
+    toy.worker("a").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+    said = call("status", str(toy.root)).stdout
+    assert ": complete\n" in said
+    assert "unknown" not in said
+
+
 def test_the_run_itself_asks_no_slurm(toy: ToyRun, programs: Programs) -> None:
     programs.answer("squeue", pending_line())
     record_job(toy.paths, JOB)

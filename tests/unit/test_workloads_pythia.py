@@ -105,9 +105,9 @@ def test_steps_are_read_with_their_end_and_sorted(text: str, steps: list[int]) -
         ("144000", "step 144000", "at step 143000"),
         ("2000:1000:1000", "1000 is before 2000", "ascending"),
         ("0:1000:0", "the stride is 0", "FIRST"),
-        ("main", "'main': not a number", "0,1000:143000:1000"),
+        ("main", "'main': not a number", "such as"),
         ("", "'': not a number", "such as"),
-        ("-1", "'-1': not a number", "such as"),
+        ("-1", "'-1': -1 is negative", "count from 0"),
         ("1:2:3:4", "not a number", "such as"),
     ],
 )

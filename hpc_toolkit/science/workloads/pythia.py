@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.system.quantities import parse_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -227,17 +228,11 @@ def _range(text: str, what: str, *, among: Sequence[int] | None = None) -> Seque
     Without a stride, a range has the numbers in ``among`` from its first to its last, if both are
     in it, and otherwise all integers.
     """
-    where = f"{what} {text.strip()!r}"
-    words = [word.strip() for word in text.split(":")]
-    if len(words) > 3 or not all(word.isdecimal() for word in words):
-        msg = f"{where}: not a number, FIRST:LAST or FIRST:LAST:STRIDE"
-        raise ConfigError(msg, hint=f"such as {'0,1000:143000:1000' if among else '0,4:12:4'}")
-    numbers = [int(word) for word in words]
-    first, last = numbers[0], numbers[min(1, len(numbers) - 1)]
-    stride = numbers[2] if len(numbers) == 3 else 1
-    if stride == 0 or last < first:
-        msg = f"{where}: the stride is 0" if stride == 0 else f"{where}: {last} is before {first}"
-        raise ConfigError(msg, hint="FIRST:LAST:STRIDE, ascending")
-    if among is not None and len(numbers) == 2 and {first, last} <= set(among):
-        return [one for one in among if first <= one <= last]
-    return range(first, last + 1, stride)
+    numbers = parse_range(text, where=what)
+    if numbers[0] < 0:
+        msg = f"{what} {text.strip()!r}: {numbers[0]} is negative"
+        raise ConfigError(msg, hint="count from 0")
+    _, *ends = text.split(":")
+    if among is not None and len(ends) == 1 and {numbers[0], numbers[-1]} <= set(among):
+        return [one for one in among if numbers[0] <= one <= numbers[-1]]
+    return numbers

@@ -189,10 +189,13 @@ def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
     return _build(merged, name, file=file)
 
 
-def check_file(found: ClusterFile) -> None:
-    """Raise ConfigError for the first error of a file, or of its merge with earlier files."""
+def check_file(found: ClusterFile) -> Cluster:
+    """Return the cluster of a file and those that it overrides.
+
+    Raises ConfigError for the first error of the file, or of its merge with earlier files.
+    """
     MergedFacts().add(read_table(found), found.file)
-    _load(with_earlier(found), found.name, {})
+    return _load(with_earlier(found), found.name, {})
 
 
 def _load(files: list[ClusterFile], argument: str, environ: Mapping[str, str]) -> Cluster:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.render.rules import asked, option
+from hpc_toolkit.system.options import launcher_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,9 @@ TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-no
 
 RAY = "ray"
 """The template that starts a Ray cluster and runs its driver."""
+
+QUEUES = ("work-queue", "array", "campaign")
+"""Templates that start workers on a run."""
 
 PROGRAMS = ("command", RAY, *TRAININGS)
 """Templates that start a user's program instead of workers on a run."""
@@ -134,6 +138,9 @@ def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> N
     if spec.launch == "task-per-gpu" and spec.rank_restarts is not None:
         msg = "--rank-restarts: with --launch task-per-gpu no launcher restarts ranks"
         raise RenderError(msg, hint="leave it out, or leave out --launch")
+    if (word := launcher_option(spec.command[1:])) is not None:
+        msg = f"{word} comes after the script, which would get it"
+        raise RenderError(msg, hint="write it before --, as in: --nproc-per-node 4 -- train.py")
     starter = spec.command[0]
     if _STARTERS.fullmatch(starter):
         msg = f"the template {template} starts the script itself, without {starter!r}"

@@ -1,0 +1,179 @@
+"""The items and settings of a run: the options of 'init' and 'map', or a file with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.cli.arguments import value
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.queue.items import parse_items
+from hpc_toolkit.queue.lists import combinations, counted, grid, parse_values, read_list
+from hpc_toolkit.system import tomltable as t
+from hpc_toolkit.system.options import Option, many, only_given, spelled
+from hpc_toolkit.system.quantities import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.system.options import Panels
+
+ITEMS = value(
+    "FILE", "Items: .jsonl, .json, .csv or .parquet; - is JSON lines on stdin.", "--items"
+)
+
+
+SOURCES: Panels = {
+    "Items": (
+        Option("items", "File: .jsonl, .json, .csv or .parquet; - is stdin.", "FILE"),
+        Option("count", "Instead of a file: the numbers 0 to N-1.", "N"),
+        Option("key", "Key of the items of --count. [default: index]", "NAME"),
+        many("grid", "Instead of a file: all combinations of values", "NAME=VALUES"),
+        Option("config", "Read these options from a file; others override it.", "FILE.toml"),
+    ),
+}
+SETTINGS: Panels = {
+    "Workload and limits": (
+        Option("workload", "Function or class to call for each item.", "MODULE:NAME"),
+        Option("command", "Shell command to run for each item; {key} is its value, quoted."),
+        many("option", "Keyword argument of a workload class", "KEY=JSON"),
+        Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
+        Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
+        Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
+        Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
+    )
+}
+PANELS: Panels = {**SOURCES, **SETTINGS}
+"""The items of a run, its code and its settings: arguments of Run.create."""
+
+
+def read_items(source: str) -> list[Item]:
+    if source == "-":
+        return parse_items(sys.stdin.buffer, source="stdin")
+    try:
+        return read_list(Path(source))
+    except OSError as error:
+        message = f"cannot read items from {source}: {error.strerror}"
+        raise ConfigError(
+            message, hint="give a file of items, or - for JSON lines on stdin"
+        ) from error
+
+
+def _sources(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the options that name items out of ``given``; only those that were given."""
+    names = ("items", "count", "key", "grid")
+    return only_given({name: given.pop(name, None) for name in names})
+
+
+def make_items(sources: dict[str, Any]) -> list[Item]:
+    named = [name for name in sources if name != "key"]
+    if len(named) > 1:
+        message = f"{' and '.join(map(spelled, named))} exclude each other"
+        raise ConfigError(message, hint="name one source of items")
+    if named == ["items"]:
+        return read_items(sources["items"])
+    if named == ["count"]:
+        return counted(sources["count"], sources.get("key", "index"))
+    if named == ["grid"]:
+        axes = sources["grid"]
+        return combinations(axes, "grid") if isinstance(axes, dict) else grid(axes)
+    message = "no items are named"
+    hint = "add --items FILE, --count N or --grid NAME=VALUES; init: or --from, or --campaign"
+    raise ConfigError(message, hint=hint)
+
+
+def read_settings(
+    given: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What names the items, the settings of the run, and the options of its workload."""
+    config = given.pop("config")
+    sources = _sources(given)
+    settings = only_given(given)
+    if "timeout" in settings:
+        settings["timeout_s"] = parse_duration(settings.pop("timeout"), where="--timeout")
+    options = _parse_options(settings.pop("option", ()))
+    if config is None:
+        return sources, settings, options
+    file = _read_config(Path(config))
+    in_file = _sources(file)
+    kept = {} if sources.keys() - {"key"} else in_file
+    if settings.keys() & {"workload", "command"}:
+        file.pop("workload", None)
+        file.pop("command", None)
+    options = {**file.pop("options", {}), **options}
+    return {**kept, **sources}, {**only_given(file), **settings}, options
+
+
+def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (equals and key.isidentifier()):
+            message = f"--option {pair!r} is not KEY=JSON"
+            raise ConfigError(message, hint="such as --option batch_size=16")
+        try:
+            options[key] = json.loads(text)
+        except ValueError:
+            options[key] = text
+    return options
+
+
+_SCALARS = (str, int, float, bool)
+
+
+def _grid(value: object, where: str) -> dict[str, list[Any]]:
+    if not isinstance(value, dict) or not value:
+        raise t.wrong(where, value, "a table such as { lr = [0.1, 0.01], seed = '0:9' }")
+    found = {}
+    for name, given in value.items():
+        if isinstance(given, str):
+            found[name] = parse_values(given, f"{where}.{name}")
+        elif isinstance(given, list) and given and all(isinstance(one, _SCALARS) for one in given):
+            found[name] = given
+        else:
+            axis = f"{where}.{name}"
+            raise t.wrong(axis, given, "a list of values, or text such as '0:9'")
+    return found
+
+
+def _timeout_s(value: object, where: str) -> float:
+    return parse_duration(t.text(value, where), where=where)
+
+
+_KEYS: dict[str, t.Key] = {
+    "items": ("items", t.text),
+    "count": ("count", t.number_from(1, float("inf"), "a whole number from 1", whole=True)),
+    "key": ("key", t.text),
+    "grid": ("grid", _grid),
+    "workload": ("workload", t.text),
+    "command": ("command", t.text),
+    "options": ("options", t.kept(lambda value: isinstance(value, dict), "a table")),
+    "group_by": ("group_by", t.text),
+    "max_attempts": ("max_attempts", t.count),
+    "timeout": ("timeout_s", _timeout_s),
+    "max_failures": ("max_failures", t.text),
+    "open": ("open", t.flag),
+}
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read the options that a file names; ``items`` is relative to the file.
+
+    Raises ConfigError: the file cannot be read, or a key is unknown or has a wrong value.
+    """
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(message, hint="name a TOML file with --config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{path}: not TOML: {error}"
+        raise ConfigError(message, hint="docs/how-to/list-of-items.md shows a file") from error
+    found = t.convert(table, _KEYS, str(path))
+    if "items" in found:
+        found["items"] = str(path.parent / found["items"])
+    return found

@@ -1,0 +1,129 @@
+"""The command that makes a run, works on it here, checks it and writes its rows: map."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperArgument
+
+from hpc_toolkit.cli.arguments import writing
+from hpc_toolkit.cli.help import LIST, add_table_command
+from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, read_settings
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.system.options import Option
+
+if TYPE_CHECKING:
+    import typer
+
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.system.options import Panels
+
+PANELS: Panels = {
+    "Options": (
+        Option("run", "Run directory. [default: runs/ and the name of WORKLOAD]", "DIR"),
+        Option("workers", "Local workers. [default: one per GPU, else 1]", "N", least=1),
+        Option("out", ".jsonl, .json, .csv, .npz or .parquet.", "FILE", short="-o"),
+    ),
+    **SOURCES,
+    "Limits": tuple(one for one in SETTINGS["Workload and limits"] if one.name != "workload"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    workload: Any = TyperArgument(
+        param_decls=["workload"],
+        metavar="[MODULE:NAME]",
+        help="Function or class to call for each item; --command runs a shell command instead.",
+    )
+    add_table_command(app, map_, PANELS, panel=LIST, arguments=[workload], name="map")
+
+
+def map_(workload: str | None, **given: Any) -> None:
+    """Create a run, process its items here and write the results.
+
+    Prints the run's directory. The same command again continues where the last one stopped. Exits
+    with 1 if items failed, and with 75 if items are left.
+
+    Examples:
+        hpctk map mymodule:evaluate --items items.jsonl --workers 4 -o results.csv
+        hpctk map bench:iterate --count 500 --key seed --workers 10 -o results.csv
+    """
+    from hpc_toolkit.cli.arguments import check_out
+    from hpc_toolkit.results.tables import write_table, writer_for
+    from hpc_toolkit.results.verification import verify
+
+    root, out, workers = (given.pop(name) for name in ("run", "out", "workers"))
+    if out is not None:
+        writer_for(Path(out))
+        check_out(Path(out), (Path(out).suffix,))
+    run = _the_run(workload, root, given)
+    print(run.root, flush=True)
+    if not run.status().complete:
+        _work_here(run, workers)
+    rows = run.results()
+    problems = verify(rows, run.snapshot().items)
+    if out is not None:
+        with writing(out):
+            write_table(Path(out), rows)
+        print(f"{len(rows)} rows in {out}", file=sys.stderr)
+    if problems:
+        counts = Counter(problem.kind for problem in problems)
+        found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        message = f"{found}, of {len(rows)} items in {run.root}"
+        hint = (
+            f"see 'hpctk status {run.root}'; fix the cause, 'hpctk retry', and repeat the command"
+        )
+        raise HpcToolkitError(message, hint=hint)
+
+
+def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> Run:
+    """Create the run that ``map`` works on, or open it if it was created with the same arguments.
+
+    Raises ConfigError: other items, code or settings; or a shell command whose run has no name.
+    """
+    from hpc_toolkit.run import Run, list_stage
+
+    if workload is not None:
+        given["workload"] = workload
+    sources, settings, options = read_settings(given)
+    items = make_items(sources)
+    settings.pop("open", None)
+    workload = settings.pop("workload", None)
+    if root is None and workload is None:
+        message = "--command: the run has no name"
+        raise ConfigError(message, hint="add --run runs/NAME")
+    path = Path(root or Path("runs", re.sub(r"[^\w.-]+", "-", workload or "")))
+    if not path.exists():
+        return Run.create(path, items, workload=workload, options=options, **settings)
+    run = Run.open(path)
+    wanted = list_stage(workload=workload, options=options, **settings)
+    stage = run.manifest.stages[0]
+    # The same command in another directory means the same code if the run is the same.
+    same_code = replace(wanted, workload=replace(wanted.workload, path=stage.workload.path))
+    names = [one.name for one in fields(stage)]
+    changed = [one for one in names if getattr(stage, one) != getattr(same_code, one)]
+    if run.manifest.campaign is not None or run.snapshot().items != items:
+        changed.append("items")
+    if changed:
+        message = f"{path} was created with other {' and '.join(changed)}"
+        raise ConfigError(message, hint="choose another directory with --run, or remove this one")
+    return run
+
+
+def _work_here(run: Run, workers: int | None) -> None:
+    from hpc_toolkit.cli.working import check_code, with_progress
+    from hpc_toolkit.system.binding import Shares
+    from hpc_toolkit.system.gpus import visible_gpus
+
+    check_code(run, strict=False)
+    count = workers if workers is not None else Shares().workers_on(len(visible_gpus()))
+    if code := with_progress(run, lambda on_tick: run.work(count, on_tick=on_tick)):
+        message = f"items are left in {run.root}"
+        failure = RunError(message, hint="the same command continues")
+        failure.exit_code = code
+        raise failure

@@ -1,0 +1,95 @@
+"""'hpctk map': one command that makes a run, works on it, checks it and writes its rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.realrun import wait_until
+
+if TYPE_CHECKING:
+    from tests.integration.realrun import Hpctk
+
+WORK = """\
+import os, time
+
+def square(item):
+    if item["n"] == 13 and not os.path.exists("fixed"):
+        raise ValueError("thirteen")
+    time.sleep(0.02)
+    return {"square": item["n"] ** 2}
+"""
+MAP = ("map", "work:square", "--count", "30", "--key", "n", "--max-attempts", "1")
+
+
+@pytest.fixture(autouse=True)
+def workload(hpctk: Hpctk) -> None:
+    (hpctk.cwd / "work.py").write_text(WORK)
+
+
+def test_map_makes_works_checks_and_writes(hpctk: Hpctk) -> None:
+    Path("fixed").touch()
+
+    ended = hpctk(*MAP, "--workers", "2", "-o", "rows.json")
+
+    assert (ended.code, ended.out) == (0, "runs/work-square\n")
+    assert "30 rows in rows.json\n" in ended.err
+    rows = json.loads(Path("rows.json").read_text())
+    assert [row["value"]["square"] for row in rows] == [n**2 for n in range(30)]
+    assert hpctk("gather", "--check", "rows.json").code == 0
+    assert hpctk(*MAP).out == "runs/work-square\n"
+
+
+def test_map_goes_on_after_a_failure_that_was_fixed(hpctk: Hpctk) -> None:
+    ended = hpctk(*MAP, "-o", "rows.csv")
+
+    assert ended.code == 1
+    assert "error: 1 failed, of 30 items in runs/work-square" in ended.err
+    assert len(Path("rows.csv").read_text().splitlines()) == 31
+    Path("fixed").touch()
+    hpctk("retry")
+    assert hpctk(*MAP, "-o", "rows.csv").code == 0
+
+
+def test_map_that_is_killed_goes_on_where_it_was(hpctk: Hpctk) -> None:
+    Path("fixed").touch()
+    first = hpctk.start(*MAP, "--workers", "2")
+    wait_until(lambda: any(Path("runs/work-square/journals").glob("*.jsonl")), "a worker")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.ended()
+
+    assert hpctk(*MAP, "--workers", "2", "-o", "rows.json").code == 0
+
+    assert len(json.loads(Path("rows.json").read_text())) == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--count", "31", "--key", "n"), "items"),
+        (("--count", "30", "--key", "n", "--timeout", "1h"), "timeout_s"),
+        (("--count", "30", "--key", "n", "--option", "x=1"), "workload"),
+    ],
+)
+def test_map_with_other_arguments_is_refused(
+    hpctk: Hpctk, words: tuple[str, ...], what: str
+) -> None:
+    Path("fixed").touch()
+    assert hpctk("map", "work:square", "--count", "30", "--key", "n", "--workers", "2").code == 0
+
+    ended = hpctk("map", "work:square", *words)
+
+    assert ended.code == 1
+    assert f"error: runs/work-square was created with other {what}\n" in ended.err
+
+
+def test_map_without_a_source_or_a_name_makes_nothing(hpctk: Hpctk) -> None:
+    assert "no items are named" in hpctk("map", "work:square").err
+    assert "the run has no name" in hpctk("map", "--command", "true", "--count", "1").err
+    assert "unknown format '.xls'" in hpctk(*MAP, "-o", "rows.xls").err
+    assert not Path("runs").exists()

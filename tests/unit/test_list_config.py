@@ -1,0 +1,102 @@
+"""A file with the options of 'hpctk init'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hpc_toolkit.cli import load_commands
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.run import Run
+
+FILE = """\
+command = "echo {seed}"
+count = 3
+key = "seed"
+group_by = "seed"
+max_attempts = 2
+timeout = "5min"
+max_failures = "5%"
+open = true
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def init(*words: str) -> Any:
+    found = CliRunner().invoke(load_commands("init"), ["init", "run", *words])
+    return found.exception if found.exit_code else Run.open("run")
+
+
+def made(run: Run) -> tuple[list[Any], Any]:
+    return run.snapshot().items, run.manifest.stages[0]
+
+
+def test_a_file_has_all_options_of_a_list() -> None:
+    Path("bench.toml").write_text(FILE)
+
+    run = init("--config", "bench.toml")
+
+    items, stage = made(run)
+    assert items == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+    assert (stage.workload.command, stage.group_by) == ("echo {seed}", "seed")
+    assert (stage.max_attempts, stage.timeout_s, stage.max_failures) == (2, 300.0, "5%")
+    run.add([{"seed": 9}])
+
+
+def test_options_override_the_file() -> None:
+    Path("bench.toml").write_text(FILE)
+    words = ("--grid", "lr=1,2", "--command", "echo {lr}", "--group-by", "lr", "--timeout", "1h")
+
+    items, stage = made(init("--config", "bench.toml", *words))
+
+    assert items == [{"lr": 1}, {"lr": 2}]
+    assert (stage.workload.command, stage.timeout_s) == ("echo {lr}", 3600.0)
+
+
+def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
+    Path("below").mkdir()
+    Path("below/items.csv").write_text("n\n7\n")
+    sleep = "hpc_toolkit.science.workloads.synthetic:Noop"
+    text = f'items = "items.csv"\nworkload = "{sleep}"\noptions = {{ value = 3 }}\n'
+    Path("below/b.toml").write_text(text)
+
+    found = init("--config", "below/b.toml", "--option", "value=4")
+    Path("g.toml").write_text('command = "true"\ngrid = { a = ["x", 2], b = "0:4:2" }')
+    grid = CliRunner().invoke(load_commands("init"), ["init", "grid", "--config", "g.toml"])
+
+    assert isinstance(found, Run | Exception)
+    assert grid.exit_code == 0
+    assert Run.open("grid").snapshot().items == [
+        {"a": a, "b": b} for a in ("x", 2) for b in (0, 2, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cuont = 3", "b.toml: unknown key 'cuont'"),
+        ("count = 0", "b.toml: count: 0 is not a whole number from 1"),
+        ("count = true", "b.toml: count: True is not a whole number"),
+        ("timeout = 3", "timeout"),
+        ("grid = 3", "b.toml: grid: 3 is not a table such as"),
+        ("grid = { a = [] }", "b.toml: grid.a: [] is not a list of values"),
+        ("grid = { a = [[1]] }", "b.toml: grid.a: [[1]] is not a list of values"),
+        ("count 3", "b.toml: not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(text: str, message: str) -> None:
+    Path("b.toml").write_text(f"{text}\n")
+
+    error = init("--config", "b.toml", "--command", "true")
+
+    assert isinstance(error, ConfigError), json.dumps(str(error))
+    assert message in error.message
+    assert not Path("run").exists()

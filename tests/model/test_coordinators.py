@@ -122,7 +122,7 @@ MISTAKES = [
         ),
     ),
     (
-        "neither a score",
+        "neither scores",
         TWO,
         Mistake(
             "a table without its journals is a result",
@@ -132,7 +132,7 @@ MISTAKES = [
         ),
     ),
     (
-        "neither a score",
+        "neither scores",
         TWO,
         Mistake(
             "results of a search that another has ended are looked for",
@@ -196,7 +196,7 @@ MISTAKES = [
         ),
     ),
     (
-        "told before all|neither a score",
+        "told before all|neither scores",
         World(coordinators=1, tasks=2),
         Mistake(
             "an arm is told once one of its items is back",

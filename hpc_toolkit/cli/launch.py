@@ -16,7 +16,14 @@ from typer.core import TyperArgument
 
 from hpc_toolkit.cli.help import TRAIN, add_table_command
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option, Panels, flag, launcher_option, only_given
+from hpc_toolkit.system.options import (
+    Option,
+    Panels,
+    flag,
+    launcher_option,
+    only_given,
+    without_separator,
+)
 from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.training.launch import plan
@@ -107,7 +114,7 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         )
     request = plan.Request(
         script=script,
-        arguments=arguments,
+        arguments=without_separator(arguments),
         options={name: value for name, value in of_torchrun.items() if value is not False},
         backend=backend,
         start_timeout_s=parse_duration(start_timeout, where="--start-timeout"),

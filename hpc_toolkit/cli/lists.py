@@ -74,6 +74,9 @@ def make_items(sources: dict[str, Any]) -> list[Item]:
     if len(named) > 1:
         message = f"{' and '.join(map(spelled, named))} exclude each other"
         raise ConfigError(message, hint="name one source of items")
+    if "key" in sources and named != ["count"]:
+        message = "--key needs --count"
+        raise ConfigError(message, hint="in a file or a grid, each item has its own keys")
     if named == ["items"]:
         return read_items(sources["items"])
     if named == ["count"]:
@@ -100,12 +103,14 @@ def read_settings(
         return sources, settings, options
     file = _read_config(Path(config))
     in_file = _sources(file)
-    kept = {} if sources.keys() - {"key"} else in_file
+    if sources.keys() - {"key"}:
+        # Other items than the file's; only the name of their key may be of use.
+        in_file = {k: v for k, v in in_file.items() if k == "key" and "count" in sources}
     if settings.keys() & {"workload", "command"}:
-        file.pop("workload", None)
-        file.pop("command", None)
+        for name in ("workload", "command", "options"):
+            file.pop(name, None)
     options = {**file.pop("options", {}), **options}
-    return {**kept, **sources}, {**only_given(file), **settings}, options
+    return {**in_file, **sources}, {**only_given(file), **settings}, options
 
 
 def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
@@ -140,6 +145,14 @@ def _grid(value: object, where: str) -> dict[str, list[Any]]:
     return found
 
 
+def _is_json_table(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(value, dict)
+
+
 def _timeout_s(value: object, where: str) -> float:
     return parse_duration(t.text(value, where), where=where)
 
@@ -151,7 +164,7 @@ _KEYS: dict[str, t.Key] = {
     "grid": ("grid", _grid),
     "workload": ("workload", t.text),
     "command": ("command", t.text),
-    "options": ("options", t.kept(lambda value: isinstance(value, dict), "a table")),
+    "options": ("options", t.kept(_is_json_table, "a table of values that JSON has")),
     "group_by": ("group_by", t.text),
     "max_attempts": ("max_attempts", t.count),
     "timeout": ("timeout_s", _timeout_s),
@@ -170,7 +183,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, hint="name a TOML file with --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of tomllib, or of Python for a huge number
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message, hint="docs/how-to/list-of-items.md shows a file") from error
     found = t.convert(table, _KEYS, str(path))

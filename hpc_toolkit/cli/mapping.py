@@ -75,9 +75,8 @@ def map_(workload: str | None, **given: Any) -> None:
         counts = Counter(problem.kind for problem in problems)
         found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         message = f"{found}, of {len(rows)} items in {run.root}"
-        hint = (
-            f"see 'hpctk status {run.root}'; fix the cause, 'hpctk retry', and repeat the command"
-        )
+        again = f"'hpctk retry {run.root}', and repeat the command"
+        hint = f"see 'hpctk status {run.root}'; fix the cause, {again}"
         raise HpcToolkitError(message, hint=hint)
 
 
@@ -94,6 +93,9 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
     items = make_items(sources)
     settings.pop("open", None)
     workload = settings.pop("workload", None)
+    if workload is None and "command" not in settings:
+        message = "no code is named"
+        raise ConfigError(message, hint="add MODULE:NAME, or --command '... {key} ...'")
     if root is None and workload is None:
         message = "--command: the run has no name"
         raise ConfigError(message, hint="add --run runs/NAME")
@@ -109,10 +111,17 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
     changed = [one for one in names if getattr(stage, one) != getattr(same_code, one)]
     if run.manifest.campaign is not None or run.snapshot().items != items:
         changed.append("items")
+    elif not run.snapshot().sealed:
+        message = f"{path} is open for more items"
+        raise ConfigError(message, hint=f"'hpctk add {path} --seal' allows no further items")
     if changed:
-        message = f"{path} was created with other {' and '.join(changed)}"
+        message = f"{path} was created with other {' and '.join(map(_spelled, changed))}"
         raise ConfigError(message, hint="choose another directory with --run, or remove this one")
     return run
+
+
+def _spelled(field: str) -> str:
+    return field.removesuffix("_s").replace("_", " ")
 
 
 def _work_here(run: Run, workers: int | None) -> None:
@@ -124,6 +133,4 @@ def _work_here(run: Run, workers: int | None) -> None:
     count = workers if workers is not None else Shares().workers_on(len(visible_gpus()))
     if code := with_progress(run, lambda on_tick: run.work(count, on_tick=on_tick)):
         message = f"items are left in {run.root}"
-        failure = RunError(message, hint="the same command continues")
-        failure.exit_code = code
-        raise failure
+        raise RunError(message, hint="the same command continues", exit_code=code)

@@ -20,7 +20,7 @@ from hpc_toolkit.cli.scriptoptions import (
     requested,
     script_arguments,
 )
-from hpc_toolkit.errors import ConfigError, RenderError
+from hpc_toolkit.errors import ConfigError, RenderError, RunError
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.terminal import note, printable
@@ -115,9 +115,13 @@ def _name_run(template: str | None, given: dict[str, Any], base: dict[str, Any])
         return ""
     try:
         run = open_run(None)
-    except ConfigError:
-        return f"the script names no run, and ./runs contains {'several' if all_runs() else 'none'}"
-    check_template(template or base.get("template"), run)
+        check_template(template or base.get("template"), run)
+    except RunError as error:
+        return f"the script names no run: {error.message}"
+    except ConfigError as error:
+        count = len(all_runs())
+        why = error.message if count == 1 else f"./runs contains {'several' if count else 'none'}"
+        return f"the script names no run: {why}"
     # A job with --chdir would look for it there.
     moved = given.get("chdir") or base.get("chdir")
     given["run"] = str(run.root.absolute() if moved else run.root)

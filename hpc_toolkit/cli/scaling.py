@@ -295,7 +295,7 @@ def collectives(
         found = _timed(**given)
     if not found:
         message = "no collective was measured"
-        raise RunError(message, hint="see the output above")
+        raise RunError(message, hint="name logs of 'hpctk scaling collectives'" if logs else "")
     data = json.dumps({"format": 1, "kind": "hpctk.collectives", "rows": found}) + "\n"
     page = as_markdown(found)
     sys.stdout.write(data if as_json else page)

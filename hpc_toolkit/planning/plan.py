@@ -200,7 +200,7 @@ def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
     numbers, or has no forecast.
     """
     if not plan.run or not plan.forecasts:
-        message = "it was made without a run, or has no forecast"
+        message = "the plan was made without a run, or has no forecast"
         raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
     ends = last_attempts(view)
     workers = sum(end > plan.at for end in ends)

@@ -87,7 +87,9 @@ def _scalar(text: str) -> Any:
         found = parse_json(text.encode())
     except (ValueError, RecursionError):
         return text
-    return text if isinstance(found, str | list | dict) else found
+    if isinstance(found, str | list | dict) or (isinstance(found, float) and math.isinf(found)):
+        return text
+    return found
 
 
 def read_list(path: Path) -> list[Item]:
@@ -157,7 +159,7 @@ def _parquet(file: BinaryIO, source: str) -> list[Item]:
         raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
     try:
         return list(pq.read_table(file).to_pylist())
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         message = f"{source}: not Parquet: {error}"
         raise ItemsError(message, hint="write it with pandas' to_parquet, or use CSV") from error
 

@@ -132,7 +132,7 @@ def _csv(rows: list[Row]) -> Iterator[bytes]:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
-    yield text.getvalue().encode()
+    yield text.getvalue().encode(errors="backslashreplace")
 
 
 def _is_float(value: Any) -> bool:

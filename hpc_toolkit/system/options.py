@@ -93,3 +93,10 @@ def launcher_option(words: Sequence[str]) -> str | None:
         if word.startswith("--") and name in _OF_LAUNCHERS:
             return word
     return None
+
+
+def without_separator(words: Sequence[str]) -> tuple[str, ...]:
+    """Arguments of a script without the "--" that marks options of torchrun's names as its own."""
+    before = tuple(itertools.takewhile(lambda word: word != "--", words))
+    after = tuple(words[len(before) + 1 :])
+    return before + after if launcher_option(after) is not None else tuple(words)

@@ -72,7 +72,7 @@ def test_map_that_is_killed_goes_on_where_it_was(hpctk: Hpctk) -> None:
     ("words", "what"),
     [
         (("--count", "31", "--key", "n"), "items"),
-        (("--count", "30", "--key", "n", "--timeout", "1h"), "timeout_s"),
+        (("--count", "30", "--key", "n", "--timeout", "1h"), "timeout"),
         (("--count", "30", "--key", "n", "--option", "x=1"), "workload"),
     ],
 )
@@ -88,8 +88,18 @@ def test_map_with_other_arguments_is_refused(
     assert f"error: runs/work-square was created with other {what}\n" in ended.err
 
 
+def test_map_of_an_open_run_is_refused_because_it_would_never_end(hpctk: Hpctk) -> None:
+    words = ("--count", "3", "--key", "n")
+    assert hpctk("init", "runs/o", "--workload", "work:square", "--open", *words).code == 0
+
+    ended = hpctk("map", "work:square", "--run", "runs/o", *words)
+
+    assert "error: runs/o is open for more items\nhint: 'hpctk add runs/o --seal'" in ended.err
+
+
 def test_map_without_a_source_or_a_name_makes_nothing(hpctk: Hpctk) -> None:
     assert "no items are named" in hpctk("map", "work:square").err
+    assert "no code is named" in hpctk("map", "--count", "1").err
     assert "the run has no name" in hpctk("map", "--command", "true", "--count", "1").err
     assert "unknown format '.xls'" in hpctk(*MAP, "-o", "rows.xls").err
     assert not Path("runs").exists()

@@ -121,7 +121,7 @@ def test_an_option_of_the_launcher_after_the_script_is_refused(
     assert isinstance(error, ConfigError)
     assert error.message == f"{word} comes after the script, which would get it"
     assert error.hint.startswith(f"hpctk launch {word} ... train.py")
-    assert [request.arguments for request in asked] == [("--lr", "1", "--", word)]
+    assert [request.arguments for request in asked] == [("--lr", "1", word)]
 
 
 def test_the_number_of_ranks_can_be_that_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,17 @@ def test_options_override_the_file() -> None:
     assert (stage.workload.command, stage.timeout_s) == ("echo {lr}", 3600.0)
 
 
+def test_a_count_keeps_the_key_of_the_file_and_other_code_drops_its_options() -> None:
+    Path("b.toml").write_text('count = 5\nkey = "seed"\nworkload = "x:Y"\noptions = { a = 1 }\n')
+
+    items, stage = made(init("--config", "b.toml", "--count", "2", "--command", "echo {seed}"))
+
+    assert items == [{"seed": 0}, {"seed": 1}]
+    assert (stage.workload.function, stage.workload.options) == (None, {})
+    error = CliRunner().invoke(load_commands("init"), ["init", "r", "--grid", "a=1", "--key", "b"])
+    assert "--key needs --count" in str(error.exception)
+
+
 def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
     Path("below").mkdir()
     Path("below/items.csv").write_text("n\n7\n")
@@ -90,6 +101,9 @@ def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
         ("grid = { a = [] }", "b.toml: grid.a: [] is not a list of values"),
         ("grid = { a = [[1]] }", "b.toml: grid.a: [[1]] is not a list of values"),
         ("count 3", "b.toml: not TOML"),
+        (f"count = {'1' * 5000}", "b.toml: not TOML"),
+        (f"x = {'[' * 3000}", "b.toml: not TOML"),
+        ("count = 1\noptions = { a = 2020-01-01 }", "is not a table of values that JSON has"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(text: str, message: str) -> None:

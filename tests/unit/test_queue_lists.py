@@ -31,7 +31,7 @@ def test_a_grid_is_all_combinations_and_its_last_name_varies_fastest() -> None:
     [
         ("-1:1", [-1, 0, 1]),
         ("true,null,-2.5", [True, None, -2.5]),
-        ("007,NaN,a:b,1:b,[1]", ["007", "NaN", "a:b", "1:b", "[1]"]),
+        ("007,NaN,a:b,1:b,[1],7e12345", ["007", "NaN", "a:b", "1:b", "[1]", "7e12345"]),
         ('"quoted"', ['"quoted"']),
     ],
 )

@@ -138,7 +138,8 @@ def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> N
     if spec.launch == "task-per-gpu" and spec.rank_restarts is not None:
         msg = "--rank-restarts: with --launch task-per-gpu no launcher restarts ranks"
         raise RenderError(msg, hint="leave it out, or leave out --launch")
-    if (word := launcher_option(spec.command[1:])) is not None:
+    word = launcher_option(spec.command[1:])
+    if word is not None and template != "train-cpu":  # which has no launcher
         msg = f"{word} comes after the script, which would get it"
         raise RenderError(msg, hint="write it before --, as in: --nproc-per-node 4 -- train.py")
     starter = spec.command[0]

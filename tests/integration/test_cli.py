@@ -118,7 +118,7 @@ def test_check_of_all_runs_exits_with_1_if_one_failed_or_cannot_be_read(hpctk: H
 def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(60, 0.05)
     work = hpctk.start("work", "run", "--workers", 3)
-    wait_until(lambda: len(hpctk.noted("end")) > 6, "some items")
+    wait_until(lambda: len(hpctk.noted("end")) > 6 and len(workers_of(run)) == 3, "some items")
     pids = [worker["pid"] for worker in workers_of(run)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # its parent's death would let it finish

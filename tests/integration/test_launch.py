@@ -259,12 +259,12 @@ def test_what_would_start_is_told_and_nothing_is_started(hpctk: Hpctk, plain: Pa
     found = hpctk(
         *("launch", "--dry-run", "--json", "--nproc_per_node=2", "--run-dir", "run"),
         *("--backend", "gloo"),
-        *(plain, "--nproc-per-node", 9),
+        *(plain, "--lr", 9),
     )
 
     told = json.loads(found.out)
     assert (told["ranks"], told["meeting"], told["backend"]) == (2, "alone", "gloo")
     assert told["command"][0] == sys.executable
-    assert told["command"][1:] == ["-u", str(plain), "--nproc-per-node", "9"]
+    assert told["command"][1:] == ["-u", str(plain), "--lr", "9"]
     assert told["environment"]["HPCTK_RUN_DIR"] == str(hpctk.cwd / "run")
     assert not (hpctk.cwd / "run").exists()

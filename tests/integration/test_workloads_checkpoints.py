@@ -81,14 +81,14 @@ def test_weights_cut_short_anywhere_are_permanent(root: Path, keep: float) -> No
     with pytest.raises(PermanentError, match=r"model\.safetensors") as caught:
         load_checkpoint(root, NAME)
 
-    assert "half-written" in caught.value.hint
+    assert "incomplete" in caught.value.hint
 
 
 def test_weights_cut_short_are_not_excused_by_pickled_ones_beside_them(root: Path) -> None:
     (root / NAME / "pytorch_model.bin").write_bytes(b"pickled")
     os.truncate(root / NAME / "model.safetensors", 5)
 
-    with pytest.raises(PermanentError, match=r"model\.safetensors: not a whole"):
+    with pytest.raises(PermanentError, match=r"model\.safetensors: not a complete"):
         verify(root / NAME)
 
 

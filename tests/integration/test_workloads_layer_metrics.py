@@ -364,7 +364,7 @@ def test_prompts_too_few_for_a_metric_are_refused_before_a_checkpoint_is_loaded(
         measures.load(NAME)
 
     assert (measures.loads, measures.forwards) == (0, 0)
-    assert "leave it out" in caught.value.hint
+    assert "remove it from metrics" in caught.value.hint
 
 
 def test_prompts_are_as_long_as_the_metrics_that_are_asked_for_need(root: str) -> None:

@@ -184,7 +184,7 @@ def test_a_node_that_is_lost_while_the_job_starts_is_left_out_of_the_next_start(
 
     site.lab.lab.crash(lost, daemon_only=not down)
     (site.cwd / "lost").touch()
-    site.wait_for_text(job, "a node was lost before its checks were done")
+    site.wait_for_text(job, "a node was lost before the preflight was complete")
     if not down:
         site.lab.scontrol("update", f"NodeName={lost}", "State=DOWN", "Reason=silent")
     ended = site.end_of(job)

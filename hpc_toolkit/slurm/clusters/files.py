@@ -7,10 +7,12 @@ files contain commands, so a file that others can write is refused.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
 import tomllib
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,12 +21,12 @@ from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
 
 Layer = Literal["built-in", "site", "user", "project", "path"]
 """The origin of a file; later ones take precedence. "path" is a file that was given by its path."""
 
 SITE_DIRECTORY = "/etc/hpctk/clusters"
-_BUILTIN = Path(__file__).parents[1] / "data" / "clusters"
 SUFFIX = ".toml"
 
 
@@ -35,7 +37,7 @@ class ClusterFile:
     layer: Layer
     file: str
     """Its name in errors; printable."""
-    source: Path
+    source: Traversable | Path
 
 
 def cluster_files() -> list[ClusterFile]:
@@ -43,7 +45,7 @@ def cluster_files() -> list[ClusterFile]:
 
     Raises ConfigError if ``HPCTK_SITE_CLUSTERS`` is not a directory, or a layer is unreadable.
     """
-    found = list(_files_in("built-in", _BUILTIN, "clusters/"))
+    found = list(_files_in("built-in", _builtin(), "clusters/"))
     site = site_directory()
     # Not Path.is_dir, which raises if a parent directory cannot be searched.
     if os.environ.get("HPCTK_SITE_CLUSTERS") and not os.path.isdir(site):
@@ -102,6 +104,8 @@ def with_earlier(found: ClusterFile) -> list[ClusterFile]:
 
 
 def _same(one: ClusterFile, other: ClusterFile) -> bool:
+    if not isinstance(one.source, Path) or not isinstance(other.source, Path):
+        return one == other
     try:
         return one.source.samefile(other.source)
     except OSError:
@@ -136,10 +140,12 @@ def parse_table(text: str, file: str) -> dict[str, Any]:
 
 
 def _bytes(found: ClusterFile) -> bytes:
+    if not isinstance(found.source, Path):
+        return found.source.read_bytes()
     # Check the open file, not its name: another file may get that name between check and read.
     with open(found.source, "rb", opener=_open_regular) as file:
         if found.layer != "built-in":
-            _refuse_unsafe(found, os.fstat(file.fileno()))
+            _refuse_unsafe(found, found.source, os.fstat(file.fileno()))
         return file.read()
 
 
@@ -153,7 +159,12 @@ def _open_regular(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "is not a regular file")
 
 
-def _files_in(layer: Layer, directory: Path, shown: str) -> Iterator[ClusterFile]:
+@functools.cache
+def _builtin() -> Traversable:
+    return resources.files("hpc_toolkit.slurm") / "data" / "clusters"
+
+
+def _files_in(layer: Layer, directory: Traversable | Path, shown: str) -> Iterator[ClusterFile]:
     try:
         names = sorted(entry.name for entry in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -173,16 +184,15 @@ def _repeats_builtin(found: ClusterFile) -> bool:
     """Return whether a project's file equals the built-in one, as in hpctk's own working tree."""
     if found.layer != "project":
         return False
-    builtin = _BUILTIN / f"{found.name}{SUFFIX}"
+    builtin = _builtin() / f"{found.name}{SUFFIX}"
     try:
         return builtin.is_file() and builtin.read_bytes() == _bytes(found)
     except (OSError, ConfigError):
         return False
 
 
-def _refuse_unsafe(found: ClusterFile, info: os.stat_result) -> None:
+def _refuse_unsafe(found: ClusterFile, path: Path, info: os.stat_result) -> None:
     """Raise ConfigError if anyone may replace a file, or if a project's file is another user's."""
-    path = found.source
     directories = {path.parent.stat(), path.resolve().parent.stat()}
     if info.st_mode & stat.S_IWOTH or any(map(_open_to_all, directories)):
         msg = f"{found.file}: it is world-writable, and its commands would run as you"

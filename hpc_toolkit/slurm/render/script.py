@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import shlex
-from pathlib import Path
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -25,11 +25,11 @@ from hpc_toolkit.slurm.render.training import prepared, training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
 
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
-_TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 _SUFFIX = ".sbatch.j2"
 _PARENTS = ("base", "plain")
 """Templates that others extend, and that are not rendered by themselves."""
@@ -48,7 +48,8 @@ class _Marked(str):
 
 
 def template_names() -> list[str]:
-    names = {path.name.removesuffix(_SUFFIX) for path in _TEMPLATES.glob(f"*{_SUFFIX}")}
+    files = [entry.name for entry in _templates().iterdir()]
+    names = {name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)}
     return sorted(names.difference(_PARENTS))
 
 
@@ -98,8 +99,13 @@ def _lineage(file: str) -> list[str]:
 
 
 @functools.cache
+def _templates() -> Traversable:
+    return resources.files("hpc_toolkit.slurm") / "data" / "templates"
+
+
+@functools.cache
 def _source(file: str) -> str:
-    return (_TEMPLATES / file).read_text(encoding="utf-8")
+    return (_templates() / file).read_text(encoding="utf-8")
 
 
 @functools.cache

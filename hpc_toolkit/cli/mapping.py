@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PANELS: Panels = {
     "Options": (
-        Option("run", "Run directory. [default: runs/ and the name of WORKLOAD]", "DIR"),
+        Option("run", "Run directory. [default: runs/MODULE-NAME]", "DIR"),
         Option("workers", "Local workers. [default: one per GPU, else 1]", "N", least=1),
         Option("out", ".jsonl, .json, .csv, .npz or .parquet.", "FILE", short="-o"),
     ),

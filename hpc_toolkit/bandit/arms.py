@@ -6,9 +6,9 @@ Features are geometry or measured metrics; a rule uses the standardised columns 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class Arm:
     """Name of the arm's group, for instance its checkpoint."""
     features: tuple[float, ...]
     """One number per feature of the table, in the table's order; NaN means not known."""
+    keys: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What the arm consists of, for a user's own policy."""
 
     def __post_init__(self) -> None:
         try:

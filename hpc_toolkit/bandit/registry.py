@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.bandit.asktell import Policy
 from hpc_toolkit.bandit.policy import TaskSet, look_up
 from hpc_toolkit.bandit.rewards import check_scalariser
-from hpc_toolkit.bandit.rule import RandomOrder
+from hpc_toolkit.bandit.rule import RandomOrder, Rule
 from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Halving, Racing
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.bandit.stopping import StopRules
 
 RULES: dict[str, type[Rule]] = {
@@ -34,7 +33,7 @@ ONE_TASK = TaskSet(("task",))
 
 
 def make_policy(
-    name: str,
+    policy: str | Rule,
     arms: ArmTable,
     seed: int,
     *,
@@ -43,7 +42,7 @@ def make_policy(
     stop: StopRules | None = None,
     **options: Any,
 ) -> Policy:
-    """Create a policy without any results.
+    """Create a policy without any results, from its name and options or from a rule.
 
     An arm is complete when all ``tasks`` were told, in any number of tells. ``scalariser`` turns an
     arm's scores into one reward. ``stop`` are the rules that the policy's method ``stop`` checks.
@@ -51,7 +50,7 @@ def make_policy(
     Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a
     seed that is not a whole number from 0; and for arguments that do not fit together.
     """
-    rule = rule_of(name)
+    rule = policy if isinstance(policy, Rule) else _made(policy, options)
     if type(seed) is not int or seed < 0:
         message = f"seed is {seed!r}"
         raise ConfigError(message, hint="a whole number, 0 or more")
@@ -59,16 +58,21 @@ def make_policy(
         message = "the task set is empty"
         raise ConfigError(message, hint="give at least one task")
     check_scalariser(scalariser, tasks)
-    if name == Racing.name and scalariser != "mean":
-        message = f"policy {name!r} needs the scalariser 'mean', not {scalariser!r}"
+    if rule.name == Racing.name and scalariser != "mean":
+        message = f"policy {rule.name!r} needs the scalariser 'mean', not {scalariser!r}"
         raise ConfigError(message, hint="use the scalariser 'mean', or another policy")
+    return Policy(arms, rule, seed, tasks, scalariser, stop)
+
+
+def _made(name: str, options: Mapping[str, Any]) -> Rule:
+    rule = rule_of(name)
     known = [option.name for option in fields(rule)]
     for option in options:
         if option not in known:
             message = f"policy {name!r} has no option {option!r}"
             hint = near_miss(option, known) if known else "it has no options"
             raise ConfigError(message, hint=hint)
-    return Policy(arms, rule(**options), seed, tasks, scalariser, stop)
+    return rule(**options)
 
 
 def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit import Observation
-from hpc_toolkit.bandit.policy import number
+from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decision
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
     as_decided,
     expected_seconds,
+    known_metrics,
+    known_results,
     make_arms,
     metric_columns,
+    observe,
     policy_of,
     recorded_search,
 )
@@ -38,7 +41,7 @@ from hpc_toolkit.rundir.files import is_local, replace_file
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from hpc_toolkit.bandit import Pull
+    from hpc_toolkit.bandit import Observation, Pull
     from hpc_toolkit.campaign.decisions import MetricColumns
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.run import Run
@@ -51,12 +54,11 @@ _ITEMS_A_UNIT = 1000
 
 def arm_of(item: Item) -> str:
     """The arm of an item of the tasks stage. Raises RunError: the item names no arm, or no task."""
-    try:
-        _, arm = item["task"], f"{item['checkpoint']}/layer{item['layer']}"
-    except KeyError as error:
-        message = f"an item of stage {TASKS!r} has no {error}: {json.dumps(item)[:200]}"
-        raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
-    return arm
+    if len(item) < 2 or TASK not in item:
+        what = "keys of an arm" if TASK in item else repr(TASK)
+        message = f"an item of stage {TASKS!r} has no {what}: {json.dumps(item)[:200]}"
+        raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it")
+    return arm_id(item)
 
 
 def unit_size(items: int) -> int:
@@ -100,7 +102,9 @@ class Coordinator:
         """
         if self._campaign.prepare is not None:
             self._finish(PREPARE, list(self._campaign.prepare.items))
-        rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
+        rows = known_metrics(self._campaign)
+        if METRICS in self._view.stages:
+            rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
         self._replay(rows)
         # A sealed log already contains the last decision.
         if not self._stage.log.sealed:
@@ -144,12 +148,16 @@ class Coordinator:
         self._stage.poll_log()
         decisions = self._recorded()
         # The stages before may have taken days, and the settings may have been updated meanwhile.
-        updated = read_settings(self._run.paths, self._campaign.asked_in(None).to_json())
-        self._campaign = as_decided(updated, decisions)
+        updated = read_settings(self._run.paths, self._campaign.with_pending().to_json())
+        self._campaign = as_decided(replace(updated, path=self._campaign.path), decisions)
+        first = decisions[0] if decisions else None
         if self._campaign.search.metrics:
-            first = decisions[0].metrics if decisions else None
-            self._metrics = first or metric_columns(self._campaign, rows)
-        self._search = CampaignSearch(self._campaign, make_arms(self._campaign, self._metrics))
+            recorded = first.metrics if first else None
+            self._metrics = recorded or metric_columns(self._campaign, rows)
+        arms = make_arms(self._campaign, self._metrics)
+        self._search = CampaignSearch(
+            self._campaign, arms, first.known if first else known_results(self._campaign)
+        )
         for decision in decisions:
             self._search.tell(decision.tells)
             if decision.why != EXHAUSTIVE:
@@ -185,7 +193,8 @@ class Coordinator:
             self._add(SEARCH, pulls)
         if not self._campaign.search.exhaustive or decisions.exhausted:
             return
-        left = left_over(decisions.asked, self._search.arms.ids, self._campaign.tasks.names)
+        asked = [*decisions.asked, *self._search.known_pulls]
+        left = left_over(asked, self._search.arms.ids, self._campaign.tasks.names)
         told = self._results_of(decisions.waiting) if left else None
         if told is not None:
             self._search.tell(told)
@@ -204,6 +213,7 @@ class Coordinator:
             wall_s=self._wall_s(),
             metrics=self._metrics if number == 1 else None,
             search=recorded_search(self._campaign) if number == 1 else None,
+            known=self._search.known if number == 1 else (),
         )
         lines = self._encode(decision)
         # The log was read on while waiting, so it may contain a rival's ask by now. The next
@@ -223,7 +233,8 @@ class Coordinator:
 
     def _encode(self, decision: Decision) -> list[bytes]:
         """The segment of a decision: tasks of unknown duration first, then the longest ones."""
-        seconds = expected_seconds(self._campaign, self._search.decisions.told)
+        told = (*self._search.known, *self._search.decisions.told)
+        seconds = expected_seconds(self._campaign, told)
         order = sorted(seconds, key=lambda task: -seconds[task])
         items = [
             {**self._facts[pull.arm].item(), "task": task}
@@ -292,28 +303,3 @@ def _said(pulls: Sequence[Pull]) -> str:
     """Describe pulls for people: each arm, and its tasks if not all."""
     shown = [f"{arm} on {', '.join(tasks)}" if tasks else arm for arm, tasks in pulls[:4]]
     return "; ".join(shown) + (f"; and {len(pulls) - 4} more" if len(pulls) > 4 else "")
-
-
-def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
-    """The observation from an arm's rows of the tasks stage; a task without a score has failed."""
-    scores, stderrs, seconds, failed = {}, {}, {}, []
-    for row in sorted(rows, key=lambda row: str(row["item"]["task"])):
-        task = row["item"]["task"]
-        score = score_of(row)
-        seconds[task] = row["seconds"]  # failures take time as well
-        if score is None:
-            failed.append(task)
-            continue
-        scores[task] = score
-        stderr = number(row["value"].get("stderr"))
-        if stderr is not None and stderr >= 0:
-            stderrs[task] = stderr
-    return Observation(arm, scores, stderrs, seconds, tuple(failed))
-
-
-def score_of(row: dict[str, Any]) -> float | None:
-    """The score of a row of the tasks stage; None if it is not a number.
-
-    A done item is never run again, so an unreadable score must not end the search.
-    """
-    return number(row["value"].get("score")) if row["state"] == "done" else None

@@ -41,6 +41,9 @@ class Decision:
     search: dict[str, Any] | None = None
     """In the first decision: the keys of [search] that asks depend on. They hold from then on,
     whatever the settings say. None if an older version did not record them."""
+    known: tuple[Observation, ...] = ()
+    """In the first decision: results from before the campaign. They were read from other runs and
+    tables, which may change."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values. ``tasks`` is left out if every pull is of all tasks."""
@@ -54,6 +57,7 @@ class Decision:
             "tasks": [list(pull.tasks) for pull in self.pulls] if some else None,
             "metrics": self.metrics,
             "search": self.search,
+            "known": [observation.to_json() for observation in self.known] or None,
         }
         return {key: value for key, value in record.items() if value is not None}
 
@@ -71,7 +75,8 @@ def read_decision(segment: Segment) -> Decision:
             problem = f"{key!r} of its decision is {str(record.get(key))[:50]}"
             raise damaged(segment.path, f"line 1: {problem}")
     try:
-        tells = tuple(Observation.from_json(tell) for tell in record["tells"])
+        tells = tuple(map(Observation.from_json, record["tells"]))
+        known = tuple(map(Observation.from_json, record["known"]))
     except (ConfigError, TypeError) as error:
         raise damaged(segment.path, f"line 1: a tell of its decision: {error}") from error
     arms, tasks = record["arms"], record["tasks"]
@@ -87,6 +92,7 @@ def read_decision(segment: Segment) -> Decision:
         wall_s=float(record["wall_s"]),
         metrics=record["metrics"],
         search=record["search"],
+        known=known,
     )
 
 
@@ -98,7 +104,14 @@ def _is_column(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(one, int | float | None) for one in values)
 
 
-_LEFT_OUT = {"number": 0, "tasks": None, "wall_s": 0.0, "metrics": None, "search": None}
+_LEFT_OUT: dict[str, Any] = {
+    "number": 0,
+    "tasks": None,
+    "wall_s": 0.0,
+    "metrics": None,
+    "search": None,
+    "known": [],
+}
 """What a decision means that lacks a key; without ``tasks`` every pull is of all tasks."""
 
 _FORMS: dict[str, Callable[[Any], bool]] = {
@@ -106,6 +119,7 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "number": lambda number: isinstance(number, int),
     "arms": _are_texts,
     "tells": lambda tells: isinstance(tells, list),
+    "known": lambda known: isinstance(known, list),
     "tasks": lambda tasks: (
         tasks is None or (isinstance(tasks, list) and all(map(_are_texts, tasks)))
     ),

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.search import as_decided, try_search
 from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, read_settings
-from hpc_toolkit.campaign.tables import BUDGETS, ROUNDS
+from hpc_toolkit.campaign.tables import BUDGETS
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.files import replace_file
@@ -43,7 +44,7 @@ def make_campaign_run(
     Its workloads are imported from the directories ``path``; ``file`` names the settings in error
     messages. Raises ConfigError if the search cannot work.
     """
-    campaign = campaign.asked_in(ROUNDS)
+    campaign = replace(campaign.with_pending(), path=path)
     try_search(campaign, file)
     stages = campaign.stages(path)
     for stage in stages:
@@ -62,7 +63,8 @@ def campaign_of(run: Run) -> Campaign:
     if run.manifest.campaign is None:
         message = f"{run.root} is not a campaign"
         raise RunError(message, hint="'hpctk campaign run CAMPAIGN.toml' creates one")
-    return read_settings(run.paths, run.manifest.campaign)
+    settings = read_settings(run.paths, run.manifest.campaign)
+    return replace(settings, path=run.manifest.stages[-1].workload.path)
 
 
 def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "campaign") -> None:
@@ -75,7 +77,7 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     stage.poll_log()
     decisions = read_decisions(stage.log.segments.values())
     known = as_decided(campaign_of(run), decisions)
-    campaign = campaign.asked_in(known.search.asks)
+    campaign = campaign.with_pending(known.search)
     changed = changed_keys(known.to_json(), campaign.to_json())
     if not changed:
         return

@@ -9,36 +9,47 @@ import math
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, ask_within, make_policy
+from hpc_toolkit.bandit import (
+    Arm,
+    ArmTable,
+    Observation,
+    Pull,
+    StopRules,
+    TaskSet,
+    ask_within,
+    make_policy,
+)
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, METRIC_PREFIX, geometry_features, with_metrics
 from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
+from hpc_toolkit.bandit.rules.own import OwnRule
+from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
+from hpc_toolkit.campaign.known import by_arm_and_task, known_rows
+from hpc_toolkit.campaign.settings import METRICS, TASKS
 from hpc_toolkit.campaign.tables import BUDGETS, search_table, without_retired
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.system.quantities import HOUR_S
+from hpc_toolkit.worker.loading import load_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hpc_toolkit.bandit import Observation, Policy, Proposal
+    from hpc_toolkit.bandit import Policy, Proposal
+    from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.results.tables import Row
 
 
 def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTable:
-    """The campaign's arms; their features are the geometry and the given metrics."""
+    """The campaign's arms; their features are the geometry, or their keys, and given metrics."""
+    names, features = _features(campaign)
     table = ArmTable(
         arms=tuple(
-            Arm(
-                id=arm.id,
-                group=arm.checkpoint,
-                features=geometry_features(
-                    size=arm.model.size, step=arm.step, layer=arm.layer, layers=arm.model.layers
-                ),
-            )
-            for arm in campaign.arms()
+            Arm(id=arm.id, group=arm.group, features=numbers, keys=arm.keys)
+            for arm, numbers in zip(campaign.arms(), features, strict=True)
         ),
-        feature_names=GEOMETRY_NAMES,
+        feature_names=names,
     )
     if not metrics:
         return table
@@ -50,6 +61,20 @@ def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTa
         for index, arm in enumerate(table.ids)
     }
     return with_metrics(table, rows, list(metrics))
+
+
+def _features(campaign: Campaign) -> tuple[tuple[str, ...], list[tuple[float, ...]]]:
+    """Names of the arms' own features, and for each arm its numbers."""
+    if campaign.rows is None:
+        return GEOMETRY_NAMES, [
+            geometry_features(size=model.size, step=step, layer=layer, layers=model.layers)
+            for model in campaign.models
+            for step, layer in model.points()
+        ]
+    found = campaign.rows.columns()
+    columns = [numbers for column in found for numbers in column.numbers]
+    rows = list(zip(*(column.values for column in columns), strict=True))
+    return tuple(column.name for column in columns), rows or [()] * len(campaign.rows.rows)
 
 
 def recorded_search(campaign: Campaign) -> dict[str, Any]:
@@ -90,7 +115,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
     table = make_arms(campaign)
     found: dict[str, dict[str, float | None]] = {arm: {} for arm in table.ids}
     for row in rows:
-        arm = f"{row['item'].get('checkpoint')}/layer{row['item'].get('layer')}"
+        arm = arm_id(row["item"])
         if arm in found and row["value"] is not None:
             found[arm].update((name, number(value)) for name, value in row["value"].items())
     fix = "fix search.metrics, then run 'hpctk campaign run FILE --update'"
@@ -114,8 +139,12 @@ def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
     """The campaign's policy, before any tell. Raises ConfigError for an unknown name or option."""
     search = campaign.search
     options = dict(search.options)
-    if search.in_rounds and search.policy not in TASK_RULES:
-        options = round_options(search.policy, options, search.pending)
+    policy: str | Rule = search.policy
+    if search.is_own:
+        make = load_object(search.policy, campaign.path)
+        policy, options = OwnRule(called=search.policy, make=make, options=options), {}
+    elif search.in_rounds and search.policy not in TASK_RULES:
+        options = round_options(search.policy, options, search.most_pending)
     stop = StopRules(
         pulls=search.budget,
         evaluations=search.evaluations,
@@ -124,7 +153,7 @@ def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
         win_probability=search.win_probability,
     )
     return make_policy(
-        search.policy,
+        policy,
         arms,
         campaign.seed,
         tasks=make_tasks(campaign),
@@ -138,14 +167,24 @@ def try_search(campaign: Campaign, file: str) -> None:
     """Make the policy and ask it once, so that a ConfigError comes before anything runs."""
     search = campaign.search
     try:
-        # The metrics are not measured yet; zeros are good enough for this check.
-        zeros: list[float | None] = [0.0 for _ in campaign.arms()]
-        arms = make_arms(campaign, dict.fromkeys(search.metrics, zeros))
-        policy_of(campaign, arms).ask(1)
+        # Metrics that are not measured yet are zero in this check.
+        columns: MetricColumns = {name: [0.0 for _ in campaign.arms()] for name in search.metrics}
+        if search.metrics and campaign.metrics is not None and campaign.metrics.known:
+            columns = metric_columns(campaign, known_metrics(campaign))
+        arms = make_arms(campaign, columns)
+        known = known_results(campaign)
+        first, again = (CampaignSearch(campaign, arms, known).again(2) for _ in range(2))
     except ConfigError as error:
         message = f"{file}: search: {error.message}"
         raise ConfigError(message, hint=error.hint) from error
-    if search.metrics and search.options.get("features", "geometry") == "geometry":
+    if first != again:
+        message = f"{file}: search: policy {search.policy!r} asks differently when asked again"
+        raise ConfigError(message, hint="draw random numbers from a generator of the seed only")
+    if (
+        search.metrics
+        and not search.is_own
+        and search.options.get("features", "geometry") == "geometry"
+    ):
         message = f"{file}: search: metrics: nothing uses them"
         hint = "options = { features = 'all' }, for a policy that has this option"
         raise ConfigError(message, hint=hint)
@@ -154,8 +193,12 @@ def try_search(campaign: Campaign, file: str) -> None:
 class CampaignSearch:
     """The policy of a campaign, with its asks and tells."""
 
-    def __init__(self, campaign: Campaign, arms: ArmTable) -> None:
+    def __init__(
+        self, campaign: Campaign, arms: ArmTable, known: Sequence[Observation] = ()
+    ) -> None:
         self.arms = arms
+        self.known = tuple(known)
+        """Results from before the campaign."""
         self.decisions = Decisions()
         self.fresh: list[Observation] = []
         """Observations told since the last decision."""
@@ -164,8 +207,21 @@ class CampaignSearch:
         self._search = campaign.search
         self._tasks = frozenset(campaign.tasks.names)
         self._policy = policy_of(campaign, arms)
+        self._open: dict[str, tuple[str, ...]] = {}
+        """Tasks to evaluate of the arms that have known results."""
+        for observation in self.known:
+            self._policy.tell(observation)
+            told = {*observation.scores, *observation.failed}
+            self._open[observation.arm] = tuple(
+                name for name in campaign.tasks.names if name not in told
+            )
         self._together = self._search.in_rounds or self._search.policy in TASK_RULES
         # A rule over tasks waits for its complete rung, so a window would only delay the next one.
+
+    @property
+    def known_pulls(self) -> list[Pull]:
+        """The evaluations whose results were known."""
+        return [Pull(one.arm, (*one.scores, *one.failed)) for one in self.known]
 
     def tell(self, tells: Iterable[Observation]) -> None:
         """Tell the policy results, in the order of their asks."""
@@ -188,7 +244,7 @@ class CampaignSearch:
         if self._together:
             return waiting
         # Only the oldest, even if others are back: a decision must not depend on speed.
-        return waiting[:1] if len(waiting) >= self._search.pending else []
+        return waiting[:1] if len(waiting) >= self._search.most_pending else []
 
     def advance(
         self,
@@ -221,13 +277,12 @@ class CampaignSearch:
     def _most(self) -> int:
         if self._search.policy in TASK_RULES:
             return len(self.arms.arms)
-        return self._search.pending if self._together or not self.decisions.asked else 1
+        return self._search.most_pending if self._together or not self.decisions.asked else 1
 
     def _pulls(self, proposals: Sequence[Proposal]) -> list[Pull]:
         """The pulls in one form that can be compared: empty ``tasks`` for all tasks."""
-        return [
-            Pull(one.arm, () if self._tasks <= set(one.tasks) else one.tasks) for one in proposals
-        ]
+        pulls = [Pull(one.arm, one.tasks or self._open.get(one.arm, ())) for one in proposals]
+        return [Pull(arm, () if self._tasks <= set(tasks) else tasks) for arm, tasks in pulls]
 
 
 def expected_seconds(campaign: Campaign, told: Iterable[Observation]) -> dict[str, float]:
@@ -241,3 +296,49 @@ def expected_seconds(campaign: Campaign, told: Iterable[Observation]) -> dict[st
         task: math.fsum(found) / len(found) if found else given.get(task, math.inf)
         for task, found in seconds.items()
     }
+
+
+def known_metrics(campaign: Campaign) -> list[Row]:
+    """The rows of the metrics that [metrics] names with ``from``."""
+    sources = campaign.metrics.known if campaign.metrics else ()
+    return known_rows(sources, METRICS, _keys(campaign)) if sources else []
+
+
+def known_results(campaign: Campaign) -> list[Observation]:
+    """The evaluations that [tasks] names with ``from``, of arms and tasks of this campaign."""
+    if not campaign.tasks.known:
+        return []
+    rows = known_rows(campaign.tasks.known, TASKS, [*_keys(campaign), TASK])
+    scored = [row for row in rows if score_of(row) is not None]
+    arms = [arm.id for arm in campaign.arms()]
+    found = by_arm_and_task(scored, arms, campaign.tasks.names)
+    return [observe(arm, found[arm]) for arm in arms if arm in found]
+
+
+def _keys(campaign: Campaign) -> list[str]:
+    return list(dict.fromkeys(key for arm in campaign.arms() for key in arm.keys))
+
+
+def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
+    """The observation from an arm's rows of the tasks stage; a task without a score has failed."""
+    scores, stderrs, seconds, failed = {}, {}, {}, []
+    for row in sorted(rows, key=lambda row: str(row["item"]["task"])):
+        task = row["item"]["task"]
+        score = score_of(row)
+        seconds[task] = row["seconds"]  # failures take time as well
+        if score is None:
+            failed.append(task)
+            continue
+        scores[task] = score
+        stderr = number(row["value"].get("stderr"))
+        if stderr is not None and stderr >= 0:
+            stderrs[task] = stderr
+    return Observation(arm, scores, stderrs, seconds, tuple(failed))
+
+
+def score_of(row: dict[str, Any]) -> float | None:
+    """The score of a row of the tasks stage; None if it is not a number.
+
+    A done item is never run again, so an unreadable score must not end the search.
+    """
+    return number(row["value"].get("score")) if row["state"] == "done" else None

@@ -7,18 +7,20 @@ summary read the same facts.
 from __future__ import annotations
 
 import json
-import math
 import os
 import tomllib
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.campaign.armtable import arms_table, with_rows
+from hpc_toolkit.campaign.models import FROM_0, Model, models_list
 from hpc_toolkit.campaign.tables import (
     ROUNDS,
     WINDOW,
     Search,
     Work,
-    a_list,
     metrics_table,
     prepare_table,
     read_table,
@@ -29,36 +31,21 @@ from hpc_toolkit.campaign.tables import (
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir.files import read_fresh
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
-from hpc_toolkit.system.tomltable import count, number_from, text, word
+from hpc_toolkit.system.tomltable import word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+    from hpc_toolkit.campaign.arms import ArmRows, CampaignArm
     from hpc_toolkit.campaign.tables import Converter
     from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.system.tomltable import Key
+
+MOST_PENDING = 24
+"""Most arms under evaluation at once, unless the campaign says so."""
 
 PREPARE, METRICS, TASKS = "prepare", "metrics", "tasks"
 """The stages of a campaign, in their order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """One model with a series of checkpoints."""
-
-    name: str
-    """Name of the series."""
-    layers: int
-    """Number of blocks; arms have the layers 0 (embeddings) to this one."""
-    size: float
-    """Number of parameters, or the width; the same one of the two for all models."""
-    steps: tuple[int, ...]
-    """Training steps that have a checkpoint."""
-    checkpoint: str = "{name}/step{step}"
-    """Name of a checkpoint, a directory below the workload's root or ``hub/name@revision``."""
-
-    def checkpoint_at(self, step: int) -> str:
-        return self.checkpoint.replace("{name}", self.name).replace("{step}", str(step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,32 +54,46 @@ class Campaign:
 
     name: str
     """Name; by default the run is ``runs/<name>``."""
-    models: tuple[Model, ...]
-    """Models whose checkpoints and layers are the arms."""
-    metrics: Work
-    """Measures every (checkpoint, layer)."""
     tasks: Work
-    """Scores one (checkpoint, layer) on one evaluation task."""
+    """Scores one arm on one evaluation task."""
     search: Search
     """Settings of the bandit."""
+    models: tuple[Model, ...] = ()
+    """Models whose checkpoints and layers are the arms; empty: ``rows`` has the arms."""
+    rows: ArmRows | None = None
+    """Arms that the campaign names itself; None: those of ``models``."""
+    metrics: Work | None = None
+    """Measures every arm."""
     seed: int = 0
     """Seed of the policy."""
     prepare: Work | None = None
     """Work to do first, such as training the checkpoints."""
+    path: tuple[str, ...] = field(default=(), compare=False)
+    """Directories in which code of the campaign is looked for; not among the settings of a run."""
 
-    def arms(self) -> Iterator[ArmFacts]:
-        """Every (checkpoint, layer), in the order that breaks ties."""
-        for model in self.models:
-            for step in model.steps:
-                for layer in range(model.layers + 1):
-                    yield ArmFacts(model=model, step=step, layer=layer)
+    @property
+    def group_by(self) -> str | None:
+        """The key by which the queue groups items."""
+        return "checkpoint" if self.rows is None else self.rows.group_by
+
+    @property
+    def baseline(self) -> str:
+        """What people call the best arm of the baseline; empty if there is none."""
+        if self.rows is None:
+            return "best last layer"
+        return "baseline" if self.rows.baseline else ""
+
+    def arms(self) -> Iterator[CampaignArm]:
+        """Every arm, in the order that breaks ties."""
+        for source in self.models if self.rows is None else (self.rows,):
+            yield from source.arms()
 
     def stages(self, path: tuple[str, ...]) -> tuple[StageSpec, ...]:
         """The stages of the campaign's run; its code is imported from ``path``."""
         parts: list[tuple[str, Work | None, str | None]] = [
             (PREPARE, self.prepare, None),
-            (METRICS, self.metrics, "checkpoint"),
-            (TASKS, self.tasks, "checkpoint"),
+            (METRICS, self.metrics, self.group_by),
+            (TASKS, self.tasks, self.group_by),
         ]
         return tuple(
             StageSpec(
@@ -103,27 +104,56 @@ class Campaign:
                 timeout_s=work.timeout_s,
             )
             for name, work, group_by in parts
-            if work is not None
+            if work is not None and work.workload
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The settings under the keys of the TOML file; None where a key is not given."""
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        del record["path"]
+        if (rows := record.pop("rows")) is not None:
+            record["arms"] = rows
+        for name in (METRICS, TASKS):
+            if record[name] is not None and (known := record[name].pop("known")):
+                record[name]["from"] = known
         return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any], file: str = "campaign") -> Campaign:
         """Read the output of :meth:`to_json`; AttributeError or ConfigError if it is not valid."""
-        table = _given(record)
+        table = _given(record, "models")
+        if "arms" in table:
+            table["arms"] = _given(table["arms"])
+        if "models" in table:
+            table["models"] = [_given(model, "chosen") for model in table["models"]]
         for name in {PREPARE, METRICS, TASKS} & table.keys():
-            table[name] = _given(table[name], "items", "names", "kinds", "seconds")
+            empty = ("workload", "items", "names", "kinds", "seconds", "known")
+            table[name] = _given(table[name], *empty)
         # Runs from before rounds existed record no ``asks``; their search used a window.
         if "search" in table:
             table["search"] = {"asks": WINDOW, **without_retired(_given(table["search"]))}
         return parse_campaign(table, file)
 
-    def asked_in(self, asks: str | None) -> Campaign:
-        """The campaign with ``asks``, or else rounds, if its ``search.asks`` is not set."""
-        return replace(self, search=replace(self.search, asks=self.search.asks or asks or ROUNDS))
+    def with_pending(self, known: Search | None = None) -> Campaign:
+        """The campaign with ``asks`` and ``pending``, as in ``known`` if the file leaves them out.
+
+        Without ``known``, asks are in rounds of an eighth of the arms that the budget allows: large
+        enough for many workers, and small enough to learn from.
+        """
+        search, names = self.search, self.tasks.names
+        if known is None:
+            arms = sum(1 for _ in self.arms())
+            within = [
+                search.budget or arms,
+                (search.evaluations or arms * len(names)) // len(names),
+            ]
+            known = Search(
+                asks=ROUNDS, pending=max(1, min(MOST_PENDING, *(n // 8 for n in within)))
+            )
+        search = replace(
+            search, asks=search.asks or known.asks, pending=search.pending or known.pending
+        )
+        return replace(self, search=search)
 
 
 def _given(record: dict[str, Any], *lists: str) -> dict[str, Any]:
@@ -131,33 +161,11 @@ def _given(record: dict[str, Any], *lists: str) -> dict[str, Any]:
     return {k: v for k, v in record.items() if v is not None and not (k in lists and not v)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmFacts:
-    """One (checkpoint, layer)."""
-
-    model: Model
-    step: int
-    layer: int
-
-    @property
-    def checkpoint(self) -> str:
-        return self.model.checkpoint_at(self.step)
-
-    @property
-    def id(self) -> str:
-        return f"{self.checkpoint}/layer{self.layer}"
-
-    @property
-    def is_last_layer(self) -> bool:
-        return self.layer == self.model.layers
-
-    def item(self) -> dict[str, Any]:
-        """The item of the metrics stage; with a ``task`` it is one of the tasks stage."""
-        return {"checkpoint": self.checkpoint, "layer": self.layer}
-
-
 def read_campaign(path: Path) -> Campaign:
-    """Read a campaign's TOML file; a ConfigError names the file and the key."""
+    """Read a campaign's TOML file; a ConfigError names the file and the key.
+
+    Code and tables that it names are looked for beside it, and then in the current directory.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -166,7 +174,14 @@ def read_campaign(path: Path) -> Campaign:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message) from error
-    return parse_campaign(table, str(path))
+    if isinstance(arms := table.get("arms"), dict):
+        table["arms"] = with_rows(arms, f"{path}: arms", code_path(path))
+    return replace(parse_campaign(table, str(path)), path=code_path(path))
+
+
+def code_path(file: Path) -> tuple[str, ...]:
+    """The directories in which the code that a campaign's file names is looked for."""
+    return tuple(dict.fromkeys([str(file.absolute().parent), str(Path.cwd())]))
 
 
 def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
@@ -190,11 +205,18 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
 
 def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     """Parse a campaign from its TOML table; ``file`` names it in error messages."""
+    if ("models" in table) == ("arms" in table):
+        message = f"{file}: {'both' if 'arms' in table else 'neither'} [[models]] and [arms]"
+        raise ConfigError(message, hint="docs/how-to/campaign.md shows complete files")
     campaign = read_table(Campaign, table, file, _CAMPAIGN)
     arms = [arm.id for arm in campaign.arms()]
     if len(set(arms)) < len(arms):
-        message = f"{file}: models: two arms have one name"
-        raise ConfigError(message, hint="give every model a name and every step once")
+        name = next(name for name, times in Counter(arms).items() if times > 1)
+        message = f"{file}: two arms are called {name}"
+        hint = "give every model a name and every step once"
+        if campaign.rows is not None:
+            hint = "remove one, or give them a key that tells them apart"
+        raise ConfigError(message, hint=hint)
     budget = campaign.search.budget
     if budget is not None and budget > len(arms):
         message = f"{file}: search.budget: {budget}, but there are {len(arms)} arms"
@@ -202,23 +224,11 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     return campaign
 
 
-_FROM_0 = number_from(0, math.inf, "a whole number from 0", whole=True)
-
-_MODEL: dict[str, Converter] = {
+_CAMPAIGN: dict[str, Converter | Key] = {
     "name": word,
-    "layers": count,
-    "size": number_from(1e-9, 1e30, "a positive number"),
-    "steps": a_list(_FROM_0, "a list of training steps"),
-    "checkpoint": text,
-}
-
-_CAMPAIGN: dict[str, Converter] = {
-    "name": word,
-    "seed": _FROM_0,
-    "models": a_list(
-        lambda value, where: read_table(Model, value, where, _MODEL),
-        "one or more [[models]] tables",
-    ),
+    "seed": FROM_0,
+    "models": models_list,
+    "arms": ("rows", arms_table),
     "prepare": prepare_table,
     "metrics": metrics_table,
     "tasks": tasks_table,

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import make_policy
 from hpc_toolkit.bandit.rewards import WORDS, rewards_of
 from hpc_toolkit.bandit.rule import TaskResults
-from hpc_toolkit.campaign.coordinator import arm_of, observe, score_of
+from hpc_toolkit.campaign.arms import TASK
+from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, read_decisions
-from hpc_toolkit.campaign.search import CampaignSearch, as_decided, make_arms, make_tasks, policy_of
+from hpc_toolkit.campaign.search import (
+    CampaignSearch,
+    as_decided,
+    make_arms,
+    make_tasks,
+    observe,
+    policy_of,
+    score_of,
+)
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.system.quantities import HOUR_S, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hpc_toolkit.bandit import ArmTable, Observation, Pull, Recommendation
     from hpc_toolkit.bandit.rewards import Reward
     from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.results.tables import Row
 
 Rows = dict[str, dict[str, dict[str, Any]]]
 """Finished rows of the tasks stage by arm and task."""
@@ -36,6 +47,8 @@ class Found:
     """One arm and its reward."""
 
     arm: str
+    keys: dict[str, Any]
+    """Keys and values of the arm."""
     score: float
     """Its reward: what the scalariser makes of its scores, by default their mean."""
     stderr: float | None
@@ -66,9 +79,11 @@ class Summary:
     """Tasks on which it was compared; fewer than all if the policy needed no more."""
     ties: list[str]
     """Other evaluated arms within the noise of ``best`` (2 combined standard errors)."""
-    last_layer: Found | None
-    """The best last layer over the same tasks, among all arms with results of these tasks, whether
-    or not the policy chose them."""
+    baseline: Found | None
+    """The best arm of the baseline over the same tasks, among all arms with results of these tasks,
+    whether or not the policy chose them."""
+    baseline_name: str
+    """What people call it."""
     exhaustive: Found | None
     """The best of all arms over all tasks; None unless all were evaluated."""
     exhaustive_ties: list[str]
@@ -98,6 +113,8 @@ class _Evaluations:
     campaign: Campaign
     arms: ArmTable
     rows: Rows
+    known: tuple[Observation, ...] = ()
+    """Results from before the campaign, which are among ``rows`` too."""
 
     @property
     def total(self) -> int:
@@ -116,6 +133,10 @@ class _Evaluations:
         """The rows without a score, of arms that have results of all tasks."""
         arms = [one for one in self.rows.values() if len(one) == len(self.campaign.tasks.names)]
         return [row for found in arms for row in found.values() if score_of(row) is None]
+
+    def found(self, arm: str, by: Reward | Recommendation) -> Found:
+        keys = dict(self.arms.arms[self.arms.index(arm)].keys)
+        return Found(arm=arm, keys=keys, score=by.mean, stderr=by.stderr)
 
     def best(self) -> Recommendation | None:
         search = self.campaign.search
@@ -146,11 +167,22 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     log = view.stages[TASKS].log
     decisions = read_decisions(log.segments.values())
     campaign = as_decided(campaign, decisions)
+    policy = campaign.search.policy
+    if campaign.search.is_own:
+        # The code of the policy is not needed to compare results, and reading a run executes none.
+        search = replace(campaign.search, policy="random", options={})
+        campaign = replace(campaign, search=search)
     arms = make_arms(campaign, decisions[0].metrics if decisions else None)
-    found = _Evaluations(campaign, arms, rows)
+    known = decisions[0].known if decisions else ()
+    for observation in known:
+        keys = arms.arms[arms.index(observation.arm)].keys
+        rows.setdefault(observation.arm, {}).update(_known_rows(observation, keys))
+    found = _Evaluations(campaign, arms, rows, known)
     pulls = [pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls]
     searched = {pull: some for pull in pulls if (some := found.rows_of(pull)) is not None}
     judge = policy_of(campaign, arms)
+    for observation in known:
+        judge.tell(observation)
     for pull, some in searched.items():
         judge.tell(observe(pull.arm, some))
     best = judge.best()
@@ -159,7 +191,7 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     over = _compared(best, campaign)
     failures = found.failures()
     return Summary(
-        policy=campaign.search.policy,
+        policy=policy,
         scalariser=WORDS[campaign.search.scalariser],
         ended=_ended(found, decisions, sealed=log.sealed),
         arms=len(arms.arms),
@@ -167,10 +199,11 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
         evaluations=sum(map(len, searched.values())),
         all_evaluations=found.total,
         gpu_s=_seconds(searched.values()),
-        best=_found(best.arm, best) if best else None,
+        best=found.found(best.arm, best) if best else None,
         tasks=over,
         ties=list(best.ties) if best else [],
-        last_layer=_last_layer(found, over),
+        baseline=_baseline(found, over),
+        baseline_name=campaign.baseline,
         **_exhaustive(found, best),
         sequence=list(dict.fromkeys(pull.arm for pull in pulls)),
         failed_tasks=len(failures),
@@ -193,17 +226,32 @@ def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
     return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
 
 
-def _last_layer(found: _Evaluations, over: list[str]) -> Found | None:
-    """The best last layer over these tasks."""
-    last = found.rewards([arm.id for arm in found.campaign.arms() if arm.is_last_layer], over)
-    return max((_found(*one) for one in last.items()), key=attrgetter("score"), default=None)
+def _known_rows(known: Observation, keys: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
+    for task, score in known.scores.items():
+        yield (
+            task,
+            {
+                "item": {**keys, TASK: task},
+                "state": "done",
+                "value": {"score": score, "stderr": known.stderrs.get(task)},
+                "error": None,
+                "seconds": known.seconds.get(task, 0.0),
+            },
+        )
+
+
+def _baseline(found: _Evaluations, over: list[str]) -> Found | None:
+    """The best arm of the baseline over these tasks."""
+    rewards = found.rewards([arm.id for arm in found.campaign.arms() if arm.baseline], over)
+    known = (found.found(*one) for one in rewards.items())
+    return max(known, key=attrgetter("score"), default=None)
 
 
 def _exhaustive(found: _Evaluations, best: Recommendation | None) -> dict[str, Any]:
     """The fields of a summary that are known once all arms have been evaluated on all tasks."""
     everything = found.best() if found.complete else None
     return {
-        "exhaustive": _found(everything.arm, everything) if everything else None,
+        "exhaustive": found.found(everything.arm, everything) if everything else None,
         "exhaustive_ties": list(everything.ties) if everything else [],
         "verified": _verified(best, found) if everything else None,
         "exhaustive_gpu_s": _seconds(map(dict.values, found.rows.values()))
@@ -215,7 +263,7 @@ def _exhaustive(found: _Evaluations, best: Recommendation | None) -> dict[str, A
 def _verified(best: Recommendation | None, found: _Evaluations) -> Found | None:
     """The reward of ``best`` over all tasks, also if the search compared it by fewer."""
     rewards = found.rewards(found.arms.ids, found.campaign.tasks.names)
-    return _found(best.arm, rewards[best.arm]) if best and best.arm in rewards else None
+    return found.found(best.arm, rewards[best.arm]) if best and best.arm in rewards else None
 
 
 def _seconds(rows: Iterable[Iterable[dict[str, Any]]]) -> float:
@@ -228,13 +276,9 @@ def _said(row: dict[str, Any]) -> str:
     return f"{arm_of(row['item'])} on {row['item']['task']}: {str(gave)[:120]}"
 
 
-def _found(arm: str, by: Reward | Recommendation) -> Found:
-    return Found(arm=arm, score=by.mean, stderr=by.stderr)
-
-
 def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> str | None:
     """Why the search ended, found by the same steps that the coordinator takes."""
-    search = CampaignSearch(found.campaign, found.arms)
+    search = CampaignSearch(found.campaign, found.arms, found.known)
     last_s, over = 0.0, sealed
     for decision in decisions:
         if decision.why == EXHAUSTIVE:
@@ -261,6 +305,9 @@ def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> s
 
 
 def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
+    """Checkpoints of which all arms have the same metrics."""
+    if METRICS not in view.stages or campaign.rows is not None:
+        return []
     layers: dict[str, dict[int, list[tuple[str, float]]]] = {}
     for row in gather(view, METRICS, partial=True).rows:
         # Whole numbers, such as counts, may agree by chance.
@@ -272,8 +319,7 @@ def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
         if numbers:
             layers.setdefault(row["item"]["checkpoint"], {})[row["item"]["layer"]] = numbers
     alike: dict[str, list[str]] = {}
-    counts = {arm.checkpoint: arm.model.layers + 1 for arm in campaign.arms()}
-    for checkpoint, count in counts.items():
+    for checkpoint, count in Counter(arm.group for arm in campaign.arms()).items():
         found = layers.get(checkpoint, {})
         if len(found) == count:
             alike.setdefault(repr(sorted(found.items())), []).append(checkpoint)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
@@ -20,7 +21,9 @@ from hpc_toolkit.system.tomltable import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from hpc_toolkit.system.tomltable import Key
 
     Converter = Callable[[Any, str], Any]
     """Takes a value and its place in the file; raises ConfigError."""
@@ -33,7 +36,13 @@ ROUNDS, WINDOW = "rounds", "window"
 BUDGETS = ("budget", "evaluations", "gpu_hours", "wall_hours", "win_probability")
 """The keys that end a search; they change no ask."""
 
-NO_OPTIONS = ("name", "arms", "seed", "tasks", "scalariser", "stop")
+ONE_TASK = "score"
+"""The task of a campaign that names none."""
+
+MTEB = "hpc_toolkit.science.workloads.mteb_tasks:MtebTasks"
+"""The workload of a campaign that names tasks but no workload."""
+
+NO_OPTIONS = ("policy", "arms", "seed", "tasks", "scalariser", "stop")
 """Arguments of every policy; other keys of the file set them, so options of a policy cannot."""
 
 
@@ -41,8 +50,8 @@ NO_OPTIONS = ("name", "arms", "seed", "tasks", "scalariser", "stop")
 class Work:
     """The workload of one stage."""
 
-    workload: str
-    """``module:name``."""
+    workload: str = ""
+    """``module:name``; empty: the results are known."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of a class workload."""
     items: tuple[dict[str, Any], ...] = ()
@@ -53,6 +62,8 @@ class Work:
     """Kind of each task, for a mean over kinds; empty: not given."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Expected duration of each task in seconds; empty: not given."""
+    known: tuple[str, ...] = ()
+    """Runs and tables that have results already."""
     max_attempts: int = 3
     """Failed attempts after which an item is failed."""
     timeout_s: float | None = None
@@ -63,14 +74,15 @@ def read_table(
     kind: Callable[..., Made],
     value: object,
     where: str,
-    keys: dict[str, Converter],
+    keys: Mapping[str, Converter | Key],
     required: tuple[str, ...] = (),
 ) -> Made:
-    """Convert a TOML table into a dataclass with the same names.
+    """Convert a TOML table into a dataclass; a converter alone sets the field of the same name.
 
     Fields without a default are required, and so are those in ``required``.
     """
-    given = convert(a_table(value, where), {key: (key, one) for key, one in keys.items()}, where)
+    fields = {key: one if isinstance(one, tuple) else (key, one) for key, one in keys.items()}
+    given = convert(a_table(value, where), fields, where)
     for name, parameter in signature(kind).parameters.items():
         if name not in given and (parameter.default is Parameter.empty or name in required):
             message = f"{where}: the key {name!r} is missing"
@@ -97,8 +109,14 @@ def a_list(convert_one: Converter, wanted: str) -> Converter:
 
 def _names(value: object, where: str) -> tuple[str, ...]:
     if isinstance(value, list) and value and len(set(map(str, value))) == len(value):
-        return tuple(word(name, where) for name in value)
+        return tuple(_name(name, where) for name in value)
     raise wrong(where, value, "a list of different names")
+
+
+def _name(value: object, where: str) -> str:
+    if name := text(value, where).strip():
+        return name
+    raise wrong(where, value, "a name")
 
 
 def _by_task(convert_one: Converter) -> Converter:
@@ -117,22 +135,44 @@ _WORK: dict[str, Converter] = {
 }
 
 
+def _sources(value: object, where: str) -> tuple[str, ...]:
+    names = value if isinstance(value, list) and value else [value]
+    return tuple(str(Path(text(name, where)).absolute()) for name in names)
+
+
 def metrics_table(value: object, where: str) -> Work:
-    return read_table(Work, value, where, _WORK)
+    work = read_table(Work, value, where, {**_WORK, "from": ("known", _sources)})
+    if bool(work.workload) == bool(work.known):
+        message = f"{where}: {'both' if work.known else 'neither'} 'workload' and 'from'"
+        hint = "give the workload that measures, or a run or table with the metrics"
+        raise ConfigError(message, hint=hint)
+    return work
 
 
 def prepare_table(value: object, where: str) -> Work:
     items = a_list(a_table, "a list of tables")
-    return read_table(Work, value, where, {**_WORK, "items": items}, ("items",))
+    return read_table(Work, value, where, {**_WORK, "items": items}, ("workload", "items"))
 
 
 def tasks_table(value: object, where: str) -> Work:
     facts = {"kinds": _by_task(word), "seconds": _by_task(duration_s)}
-    work = read_table(Work, value, where, {**_WORK, "names": _names, **facts}, ("names",))
+    own: dict[str, Converter | Key] = {"names": _names, "from": ("known", _sources), **facts}
+    work = read_table(Work, value, where, {**_WORK, **own})
+    if not work.workload and not work.names:
+        message = f"{where}: neither 'workload' nor 'names'"
+        raise ConfigError(message, hint="docs/how-to/campaign.md shows a complete file")
+    work = replace(work, names=work.names or (ONE_TASK,)) if work.workload else _of_mteb(work)
     for key in facts:
         if given := getattr(work, key):
             _complete(given, work.names, f"{where}: {key}")
     return work
+
+
+def _of_mteb(work: Work) -> Work:
+    """Tasks without a workload are those of mteb; ``module:Class`` is a class of the user's."""
+    own = sorted({name.partition(":")[0] for name in work.names if ":" in name})
+    options = {"own_tasks": own, **work.options} if own else work.options
+    return replace(work, workload=MTEB, options=options)
 
 
 def _complete(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
@@ -163,8 +203,9 @@ class Search:
     """Hours during which a coordinator was searching."""
     win_probability: float | None = None
     """The search ends when no open arm beats the best with a higher probability than this."""
-    pending: int = 1
-    """Arms under evaluation at once."""
+    pending: int | None = None
+    """Arms under evaluation at once. None: as in the existing run, or, in a new one, an eighth of
+    the arms that the budget allows, at most 24."""
     asks: str | None = None
     """``rounds``: the policy is asked for ``pending`` arms, and for the next ones when all of these
     are told. ``window``: it is asked for one arm when the oldest of ``pending`` is told, whether or
@@ -178,6 +219,15 @@ class Search:
     """Columns of the metrics table that become features of the arms."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the policy."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the policy is a user's class."""
+        return ":" in self.policy
+
+    @property
+    def most_pending(self) -> int:
+        return self.pending or 1
 
     @property
     def in_rounds(self) -> bool:
@@ -199,10 +249,14 @@ def search_table(value: object, where: str, *, ends: bool = True) -> Search:
         # This imports numpy, and most campaigns have a budget and do not need it.
         from hpc_toolkit.bandit.registry import TASK_RULES
 
-        if search.policy not in TASK_RULES:
+        if search.policy not in TASK_RULES and not search.is_own:
             message = f"{where}: no budget is set"
             raise ConfigError(message, hint=f"give one of: {', '.join(BUDGETS)}")
     return search
+
+
+def _policy(value: object, where: str) -> str:
+    return text(value, where) if isinstance(value, str) and ":" in value else word(value, where)
 
 
 def _asks(value: object, where: str) -> str:
@@ -222,7 +276,7 @@ def _options(value: object, where: str) -> dict[str, Any]:
 
 
 _SEARCH: dict[str, Converter] = {
-    "policy": word,
+    "policy": _policy,
     "budget": count,
     "evaluations": number_from(1, 2**31, "a whole number from 1", whole=True),
     "gpu_hours": duration_h,

@@ -1,4 +1,4 @@
-"""Commands of campaigns: run, status, coordinate."""
+"""Commands of campaigns: plan, run, status, coordinate."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.cli.statusview import status_lines
 from hpc_toolkit.cli.working import check_code, with_progress
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.gpus import visible_gpus
+from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     import typer
 
+    from hpc_toolkit.campaign.dryrun import DryRun
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Found, Summary
 
@@ -37,17 +40,84 @@ _NO_BEST = "best arm        none: no arm has a reward"
 
 def register(app: typer.Typer) -> None:
     group = Commands(
-        help="""Find the best checkpoint and layer within a budget.
+        help="""Find the best of many candidates within a budget.
 
         Examples:
+            hpctk campaign plan campaign.toml
             hpctk campaign run campaign.toml
             hpctk campaign status runs/my-campaign
         """
     )
+    group.command()(plan)
     group.command("run")(run_campaign)
     group.command()(status)
     group.command(hidden=True)(coordinate)
     app.add_typer(group, name="campaign", rich_help_panel=SEARCH)
+
+
+def plan(
+    campaign: Annotated[Path, argument("CAMPAIGN.toml", "Campaign file.")],
+    workers: Annotated[int | None, value("N", "Workers that will run, for the hours.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a campaign and show what it would do; starts and downloads nothing.
+
+    Examples:
+        hpctk campaign plan campaign.toml
+        hpctk campaign plan campaign.toml --workers 32
+    """
+    from hpc_toolkit.campaign.dryrun import dry_run
+    from hpc_toolkit.campaign.settings import read_campaign
+
+    if workers is not None and workers < 1:
+        message = f"--workers: {workers} workers"
+        raise ConfigError(message, hint="give the number of ranks: one per GPU")
+    found = dry_run(read_campaign(campaign), str(campaign))
+    show(found.to_json(), plan_lines(found, workers), as_json=as_json)
+
+
+def plan_lines(found: DryRun, workers: int | None) -> list[str]:
+    tasks = f"{len(found.tasks)} tasks" if len(found.tasks) > 1 else "1 task"
+    evaluations = f"{found.evaluations:,} evaluations in all"
+    kinds = ", ".join(f"{key} ({kind})" for key, kind in found.features.items())
+    lines = [
+        f"campaign        {found.name}: {found.arms:,} arms, {tasks}, {evaluations}",
+        f"features        {kinds or 'none: only random and racing can search'}",
+    ]
+    if found.unused:
+        lines.append(f"  not used      {', '.join(found.unused)}")
+    if found.baseline:
+        lines.append(f"{found.baseline_name:15} {found.baseline:,} arms to compare with")
+    if found.measured:
+        lines.append(f"metrics         {found.measured:,} items first")
+    if found.known:
+        lines.append(f"known           {found.known:,} evaluations")
+    for model, count in found.checkpoints.items():
+        where = "checkpoints from the hub, sizes unknown" if found.from_hub else "checkpoints"
+        lines.append(f"  {model:13} {count:,} {where}")
+    return [*lines, *_search_lines(found, workers)]
+
+
+def _search_lines(found: DryRun, workers: int | None) -> list[str]:
+    most = "no limit on evaluations"
+    if found.most_evaluations is not None:
+        share = found.most_evaluations / found.evaluations
+        most = f"at most {found.most_evaluations:,} evaluations ({share:.1%})"
+    time = "unknown; [tasks] seconds gives the expected duration of each task"
+    if found.seconds is not None:
+        time = f"{format_duration(found.seconds)} of one worker"
+        if workers is not None:
+            least = format_duration(found.seconds / min(workers, found.at_once))
+            time += f", at least {least} with {workers}"
+    lines = [
+        f"search          {found.policy}: {most}",
+        f"  at once       {found.pending:,} arms, {found.at_once:,} items for the workers",
+        f"  time          {time}",
+    ]
+    if workers is not None and (idle := workers - found.at_once) > 0:
+        fix = "raise [search] pending"
+        lines.append(f"warning         {idle:,} of {workers:,} workers would be idle: {fix}")
+    return lines
 
 
 def run_campaign(
@@ -89,14 +159,10 @@ def run_campaign(
 
 
 def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
-    """Make the run of the campaign that ``file`` describes.
-
-    Its workloads are looked for beside the file, and then in the current directory.
-    """
+    """Make the run of the campaign that ``file`` describes."""
     from hpc_toolkit.campaign.local import make_campaign_run
 
-    path = dict.fromkeys([str(file.absolute().parent), str(Path.cwd())])
-    return make_campaign_run(root, campaign, tuple(path), str(file))
+    return make_campaign_run(root, campaign, campaign.path, str(file))
 
 
 def _outcome(run: Run) -> Summary | None:
@@ -132,9 +198,12 @@ def _best_lines(summary: Summary, best: Found) -> list[str]:
     if summary.ties:
         shown = ", ".join(summary.ties[:4]) + (", ..." if len(summary.ties) > 4 else "")
         lines.append(f"  ties          {len(summary.ties)} that noise cannot tell from it: {shown}")
-    if summary.last_layer is not None:
-        gain = best.score - summary.last_layer.score
-        lines.append(f"best last layer {_line(summary.last_layer)}: {gain:+.4f} against it")
+    if summary.baseline is not None:
+        gain = best.score - summary.baseline.score
+        against = f"{_line(summary.baseline)}: {gain:+.4f} against it"
+        lines.append(f"{summary.baseline_name:15} {against}")
+    elif summary.baseline_name:
+        lines.append(f"{summary.baseline_name:15} not evaluated")
     if summary.exhaustive is not None:
         own = summary.verified or best
         behind = summary.exhaustive.score - own.score

@@ -226,7 +226,9 @@ def _to_come(
     decisions = read_decisions(view.stages[TASKS].log.segments.values())
     campaign = as_decided(campaign, decisions)
     items: dict[str, list[Item]] = {}
-    whole = {METRICS: [arm.item() for arm in campaign.arms()]}
+    whole: dict[str, list[Item]] = {}
+    if METRICS in view.stages:
+        whole[METRICS] = [arm.item() for arm in campaign.arms()]
     if campaign.prepare is not None:
         whole[PREPARE] = list(campaign.prepare.items)
     for name, all_items in whole.items():
@@ -241,7 +243,7 @@ def _to_come(
     items[TASKS] = [
         {**facts[pull.arm].item(), "task": task} for pull in found for task in pull.tasks or names
     ]
-    most = None if campaign.search.exhaustive else campaign.search.pending * len(names)
+    most = None if campaign.search.exhaustive else campaign.search.most_pending * len(names)
     return items, most, (said,)
 
 
@@ -266,7 +268,7 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
     taken = [fresh[number * len(fresh) // count] for number in range(count)]
     said = (
         f"The search may ask for {count:,} more arms on {len(names)} tasks, at most"
-        f" {search.pending} at once; it is taken to ask for all of them, spread evenly over"
+        f" {search.most_pending} at once; it is taken to ask for all of them, spread evenly over"
         " those that are left, and never to wait for the last of a round."
     )
     return taken, said

@@ -66,7 +66,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 
         return CommandWorkload(spec.command)
     assert spec.function is not None
-    found = _import(spec.function, spec.path)
+    found = load_object(spec.function, spec.path)
     if isinstance(found, type):
         try:
             workload: Any = found(**spec.options)
@@ -112,7 +112,11 @@ def check_stage(stage: StageSpec) -> None:
     load_workload(work)
 
 
-def _import(name: object, path: tuple[str, ...]) -> Any:
+def load_object(name: object, path: tuple[str, ...]) -> Any:
+    """Import what ``module:name`` names, from the directories ``path`` or installed packages.
+
+    Raises WorkloadError: there is no such module or name, or its import failed.
+    """
     if not isinstance(name, str) or name.startswith("__main__:"):
         message = f"workload {name!r} cannot be imported: workers import code from files"
         own = name.partition(":")[2] if isinstance(name, str) else getattr(name, "__name__", "NAME")

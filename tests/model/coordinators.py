@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.bandit import Observation, Pull
 from hpc_toolkit.campaign.decisions import SEARCH
+from hpc_toolkit.campaign.models import Model
 from hpc_toolkit.campaign.search import make_arms
-from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign, Model
+from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.campaign.tables import ROUNDS, WINDOW, Search, Work
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import SEALED
@@ -349,7 +350,7 @@ class Checks:
             assert decision["number"] == number, f"R14: ask {number} is called another"
             asked += decision["arms"]
             waiting = len(asked) - len(told)
-            assert waiting <= search.pending or decision["why"] != SEARCH, "R14: too many asks"
+            assert waiting <= search.most_pending or decision["why"] != SEARCH, "R14: too many asks"
         searched = [arm for one in decisions if one["why"] == SEARCH for arm in one["arms"]]
         assert len(searched) <= self._model.world.budget, "R14: more asks than the budget"
         return asked

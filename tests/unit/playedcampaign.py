@@ -119,7 +119,7 @@ class Played:
         """What each wait takes."""
         self.dies_after: int | None = None
         """Waits that the next coordinator survives."""
-        make_campaign_run(root, campaign, ())
+        make_campaign_run(root, campaign, campaign.path)
         patch.setattr(hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=self._sleep))
         patch.setattr(hpc_toolkit.campaign.coordinator, "monotonic", lambda: self.clock)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUDGET = {"budget": 6, "pending": 2}
+MODEL = {"name": "s", "layers": 3, "size": 1000, "steps": [0]}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_search_may_change_until_its_first_decision(
         resume_campaign(run, toy({**BUDGET, "options": {"x": 1}}), update=True, file="toy.toml")
     resume_campaign(run, fixed, update=True)
 
-    assert campaign_of(Run.open(played.root)) == fixed.asked_in("rounds")
+    assert campaign_of(Run.open(played.root)) == fixed.with_pending()
     assert len(played.coordinate(campaign_of(run))) == 3
 
 
@@ -241,6 +242,6 @@ def test_settings_that_are_no_table_are_refused() -> None:
     table = {"name": "toy", "models": [], "search": 3}
 
     with pytest.raises(ConfigError, match=r"toy\.toml: search: 3 is not a table"):
-        parse_campaign({"search": 3}, "toy.toml")
+        parse_campaign({**table, "models": [MODEL]}, "toy.toml")
     with pytest.raises(AttributeError):
         Campaign.from_json(table)

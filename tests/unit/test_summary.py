@@ -66,8 +66,8 @@ def test_summary_of_a_search_by_arms(fast_dir: Path, monkeypatch: pytest.MonkeyP
     assert found.exhaustive.arm == f"{best[0]}/layer{best[1]}"
     assert found.verified == found.best
     assert found.tasks == ["a", "b", "c"]
-    assert found.last_layer is not None
-    assert found.last_layer.arm == "m/step16/layer3"
+    assert found.baseline is not None
+    assert found.baseline.arm == "m/step16/layer3"
     assert found.ended == "asked for 6 arms, the budget is 6"
     assert len(found.sequence) == 6
     lines = "\n".join(summary_lines(found))
@@ -89,9 +89,9 @@ def test_summary_of_a_race_is_of_the_tasks_that_it_needed(
     assert found.gpu_s == 20 * 3.0
     assert best_of(found).arm == "m/step16/layer2"
     # Over the same two tasks, though nothing was evaluated on all.
-    assert found.last_layer is not None
+    assert found.baseline is not None
     parts = [score({"checkpoint": "m/step16", "layer": 3, "task": task}) for task in "ab"]
-    assert found.last_layer.score == sum(parts) / 2
+    assert found.baseline.score == sum(parts) / 2
     assert found.exhaustive is None
     assert found.ended == "the policy asked for nothing more"
     assert "layer2  1.2" in summary_lines(found)[2]

@@ -45,6 +45,20 @@ SIZES = {
 """Number of blocks L of each size by the name that the hub uses; hidden states are numbered from 0
 (embeddings) to L."""
 
+WIDTHS = {
+    "14m": 128,
+    "31m": 256,
+    "70m": 512,
+    "160m": 768,
+    "410m": 1024,
+    "1b": 2048,
+    "1.4b": 2048,
+    "2.8b": 2560,
+    "6.9b": 4096,
+    "12b": 5120,
+}
+"""Numbers in a hidden state of each size."""
+
 _NOT_DEDUPED = {"14m", "31m"}
 """Sizes without a twin model trained on the deduplicated Pile."""
 
@@ -111,23 +125,27 @@ def pythia_items(
     Raises ConfigError: a size, a layer or a deduplicated twin does not exist, or ``checkpoint``
     lacks a field; raised by the call itself, before the first item.
     """
-    _require_template(checkpoint)
     chosen = {size: parse_layers(layers, size) for size in sizes}
-    for size in sizes:
-        if deduped and size in _NOT_DEDUPED:
-            msg = f"pythia-{size} has no deduplicated version"
-            known = ", ".join(name for name in SIZES if name not in _NOT_DEDUPED)
-            raise ConfigError(msg, hint=f"these have one: {known}")
-    names = {size: f"{size}-deduped" if deduped else size for size in sizes}
+    names = {size: checkpoint_of(size, deduped=deduped, checkpoint=checkpoint) for size in sizes}
     return (
-        {
-            "checkpoint": checkpoint.replace("{size}", names[size]).replace("{step}", str(step)),
-            "layer": layer,
-        }
+        {"checkpoint": names[size].replace("{step}", str(step)), "layer": layer}
         for size in sizes
         for step in steps
         for layer in chosen[size]
     )
+
+
+def checkpoint_of(size: str, *, deduped: bool = False, checkpoint: str = HUB) -> str:
+    """The name of a size's checkpoints, in which ``{step}`` is left.
+
+    Raises ConfigError: the size has no deduplicated twin, or ``checkpoint`` lacks a field.
+    """
+    _require_template(checkpoint)
+    if deduped and size in _NOT_DEDUPED:
+        msg = f"pythia-{size} has no deduplicated version"
+        known = ", ".join(name for name in SIZES if name not in _NOT_DEDUPED)
+        raise ConfigError(msg, hint=f"these have one: {known}")
+    return checkpoint.replace("{size}", f"{size}-deduped" if deduped else size)
 
 
 def parse_sizes(text: str) -> list[str]:
@@ -167,8 +185,9 @@ def parse_layers(text: str, size: str) -> list[int]:
     """Parse layers of a size; return them ascending, each once.
 
     ``blocks`` means 1 to L, the outputs of its L blocks; ``all`` 0 (embeddings) to L; ``last`` L.
-    Otherwise the text has numbers and ranges that include their end, such as ``0,4:12:4``. Raises
-    ConfigError: the size does not exist, or has no such layer.
+    Otherwise the text has numbers and ranges that include their end, such as ``0,4:12:4``; a range
+    without an end, such as ``1:``, goes to L. Raises ConfigError: the size does not exist, or has
+    no such layer.
     """
     last = _require_size(size)
     named = {"blocks": range(1, last + 1), "all": range(last + 1), "last": range(last, last + 1)}
@@ -179,7 +198,7 @@ def parse_layers(text: str, size: str) -> list[int]:
         if part.strip().isalpha():
             msg = f"layers {part.strip()!r}: not a number, a range, blocks, all or last"
             raise ConfigError(msg, hint=near_miss(part.strip(), list(named)))
-        layers = _range(part, "layers")
+        layers = _range(f"{part}{last}" if part.endswith(":") else part, "layers")
         if layers[-1] > last:
             msg = f"layers {part.strip()!r}: pythia-{size} has the layers 0 to {last}"
             raise ConfigError(msg, hint="give each size its own list, or say blocks")

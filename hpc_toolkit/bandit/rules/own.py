@@ -1,0 +1,70 @@
+"""A user's own policy: a class with the methods ``tell`` and ``ask``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rule import Rule
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hpc_toolkit.bandit.arms import Arm
+    from hpc_toolkit.bandit.rule import History
+
+
+class OwnPolicy(Protocol):
+    """What a user writes; the constructor takes the arms, a seed and the policy's options.
+
+    A new object is made for every ask. It is told all results so far, in the order of the arms.
+    With equal arguments and tells it must give equal asks: draw random numbers from the seed only.
+    """
+
+    def __init__(self, arms: Sequence[Arm], seed: int, **options: Any) -> None: ...
+
+    def tell(self, arm: str, reward: float | None) -> None:
+        """Take the reward of an arm, higher is better; None: its evaluation failed."""
+        ...
+
+    def ask(self, pending: Sequence[str]) -> str | None:
+        """The id of the next arm, neither told nor ``pending``; None: wait, or stop if none is
+        pending. Called once for each arm of a round, with the arms before it among ``pending``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRule(Rule):
+    """Picks arms with a user's class."""
+
+    name: ClassVar[str] = "own"
+    called: str = ""
+    """``module:Class``."""
+    make: Callable[..., OwnPolicy] = field(default=OwnPolicy)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def choose(self, history: History, n: int) -> list[Proposal]:
+        table, ids = history.table, history.table.ids
+        try:
+            policy = self.make(table.arms, history.seed, **self.options)
+            told = dict.fromkeys(history.failed) | dict(
+                zip(history.scored, history.rewards.tolist(), strict=True)
+            )
+            for index in sorted(told):
+                policy.tell(ids[index], told[index])
+            pending = [ids[index] for index in history.pending]
+            asked: list[Proposal] = []
+            while len(asked) < n and (arm := policy.ask(pending)) is not None:
+                if table.index(arm) in told or arm in pending:
+                    message = f"policy {self.called!r} asked again for arm {arm!r}"
+                    raise ConfigError(message, hint="ask for arms neither told nor pending")
+                asked.append(Proposal(arm, None, "own policy"))
+                pending = [*pending, arm]
+        except ConfigError:
+            raise
+        except Exception as error:
+            message = f"policy {self.called!r} failed: {type(error).__name__}: {error}"
+            raise ConfigError(message, hint="docs/how-to/policies.md has an example") from error
+        return asked

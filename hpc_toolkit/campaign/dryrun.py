@@ -1,0 +1,107 @@
+"""What a campaign would do, from its file alone: nothing is created, downloaded or run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.bandit.features import NONE
+from hpc_toolkit.bandit.registry import TASK_RULES
+from hpc_toolkit.campaign.search import known_results, try_search
+
+if TYPE_CHECKING:
+    from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.campaign.tables import Search
+
+GEOMETRY = {"size": "log", "step": "log", "layer": "share of the model's layers"}
+"""How the features of [[models]] are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """What a campaign would ask for; None where nothing limits or states it."""
+
+    name: str
+    policy: str
+    arms: int
+    tasks: tuple[str, ...]
+    features: dict[str, str]
+    """How each key of the arms becomes features."""
+    unused: tuple[str, ...]
+    """Keys that do not."""
+    baseline: int
+    """Arms of the baseline."""
+    baseline_name: str
+    measured: int
+    """Items of the metrics stage."""
+    evaluations: int
+    """Evaluations if every arm is evaluated on every task."""
+    known: int
+    """Evaluations whose results are known."""
+    most_arms: int | None
+    most_evaluations: int | None
+    """Evaluations that the search makes at most."""
+    pending: int
+    """Arms that are evaluated at once."""
+    seconds: float | None
+    """Expected duration of these evaluations on one worker."""
+    checkpoints: dict[str, int]
+    """Checkpoints to load, by model."""
+    from_hub: bool
+    """Whether checkpoints are names on a hub."""
+
+    @property
+    def at_once(self) -> int:
+        """Most items that workers find at the same time."""
+        return self.pending * len(self.tasks)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def dry_run(campaign: Campaign, file: str) -> DryRun:
+    """Check the campaign as its start would, and count. Raises what its start would raise."""
+    campaign = campaign.with_pending()
+    try_search(campaign, file)
+    search, tasks = campaign.search, campaign.tasks
+    arms = list(campaign.arms())
+    known = sum(len(one.scores) + len(one.failed) for one in known_results(campaign))
+    most = _most_evaluations(search, len(arms), len(tasks.names))
+    # A race pays for cheap tasks first, so a mean over all tasks would mislead.
+    timed = tasks.seconds and search.policy not in TASK_RULES
+    columns = campaign.rows.columns() if campaign.rows is not None else []
+    features = {
+        column.key: column.kind if isinstance(column.kind, str) else "ordered"
+        for column in columns
+        if column.kind != NONE
+    }
+    everything = search.exhaustive or most is None
+    count = len(arms) * len(tasks.names) if everything else most
+    return DryRun(
+        name=campaign.name,
+        policy=search.policy,
+        arms=len(arms),
+        tasks=tasks.names,
+        features=GEOMETRY if campaign.rows is None else features,
+        unused=tuple(column.key for column in columns if column.kind == NONE),
+        baseline=sum(arm.baseline for arm in arms),
+        baseline_name=campaign.baseline,
+        measured=len(arms) if campaign.metrics and campaign.metrics.workload else 0,
+        evaluations=len(arms) * len(tasks.names),
+        known=known,
+        most_arms=search.budget,
+        most_evaluations=most,
+        pending=len(arms) if search.policy in TASK_RULES else search.most_pending,
+        seconds=sum(tasks.seconds.values()) * count / len(tasks.names)
+        if timed and count is not None
+        else None,
+        checkpoints=dict(Counter(model.name for model in campaign.models for step in model.steps)),
+        from_hub=any("@" in model.checkpoint for model in campaign.models),
+    )
+
+
+def _most_evaluations(search: Search, arms: int, tasks: int) -> int | None:
+    limits = [] if search.budget is None else [search.budget * tasks]
+    limits += [] if search.evaluations is None else [search.evaluations]
+    return min(*limits, arms * tasks) if limits else None

@@ -1,0 +1,347 @@
+"""Campaigns over any arms: their names, features and filters, a user's policy, known results."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.bandit.features import kind_of
+from hpc_toolkit.campaign.arms import arm_id
+from hpc_toolkit.campaign.local import campaign_of, make_campaign_run
+from hpc_toolkit.campaign.search import make_arms
+from hpc_toolkit.campaign.settings import Campaign, read_campaign
+from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.results.gather import gather
+from hpc_toolkit.results.tables import write_table
+from hpc_toolkit.run import Run
+from tests.unit.playedcampaign import NOOP, Played
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GRID = "grid = { lr = [0.001, 0.01, 0.1], depth = [2, 4, 6, 8], model = ['a', 'b'] }"
+
+
+def campaign(directory: Path, arms: str, search: str = "budget = 6", **more: str) -> Campaign:
+    """A campaign over ``arms``, read from a file as a user would write it."""
+    tables = {"tasks": f"workload = '{NOOP}'", **more}
+    text = f"name = 'own'\n[arms]\n{arms}\n[search]\n{search}\n"
+    text += "".join(f"[{name}]\n{keys}\n" for name, keys in tables.items())
+    directory.mkdir(exist_ok=True)
+    (directory / "own.toml").write_text(text)
+    return read_campaign(directory / "own.toml")
+
+
+def score(item: dict[str, Any]) -> float:
+    """Best at lr 0.01, depth 6 and model b."""
+    far: float = (math.log10(item["lr"]) + 2) ** 2 + (item["depth"] - 6) ** 2 / 8
+    return 1 - far / 10 + 0.05 * int(item["model"] == "b")
+
+
+def value_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"score": score(item), "stderr": 0.01}
+
+
+def test_arms_are_named_by_their_keys_and_layers_as_they_always_were() -> None:
+    assert arm_id({"checkpoint": "s/step16", "layer": 3, "task": "a"}) == "s/step16/layer3"
+    assert arm_id({"lr": 0.1, "depth": 2, "on": True}) == "depth=2,lr=0.1,on=true"
+
+
+def test_arms_come_from_a_grid_a_file_or_a_function(tmp_path: Path) -> None:
+    (tmp_path / "two.csv").write_text("lr,depth\n0.1,2\n0.01,4\n")
+    code = "def arms():\n    return ({'lr': 10.0**-k, 'depth': 2 * k} for k in (1, 2))\n"
+    (tmp_path / "twoarms.py").write_text(code)
+    grids = "grid = [{ lr = [0.1], depth = '2:2' }, { lr = [0.01], depth = [4] }]"
+
+    found = [
+        [arm.id for arm in campaign(tmp_path, arms, "budget = 1").arms()]
+        for arms in ("file = 'two.csv'", "generate = 'twoarms:arms'", grids)
+    ]
+
+    assert found == [["depth=2,lr=0.1", "depth=4,lr=0.01"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("condition", "left"),
+    [
+        ("lr < 0.05 and depth > 2", 12),
+        ("not (model == 'a' or depth in [2, 4]) and lr", 6),
+        ("0.001 < lr <= 0.1 and depth * 100 * lr < 30", 10),
+        ("extra < 3 or model in ('b',)", 13),
+    ],
+)
+def test_a_condition_filters_arms(tmp_path: Path, condition: str, left: int) -> None:
+    grids = GRID.replace("{ lr", "[{ extra = [1] }, { lr") + "]"
+
+    found = campaign(tmp_path, f'{grids}\nwhere = "{condition}"')
+
+    assert len(list(found.arms())) == left
+
+
+@pytest.mark.parametrize(
+    ("arms", "says"),
+    [
+        ("", "arms: nothing names the arms"),
+        (f"{GRID}\nfile = 'x.csv'", "arms: file and grid names the arms"),
+        ("file = 'x.csv'", "arms: file: cannot read .*x.csv: No such file"),
+        ("grid = { lr = [] }", r"arms: grid.lr: \[\] is not a list of values"),
+        ("grid = {}", "arms: rows: .* is not a list of tables with at least one arm"),
+        ("rows = [{ task = 1 }]", r"arms: rows\[0\]: an arm has the key 'task'"),
+        ("rows = [{ lr = nan }]", r"arms: rows\[0\]: .*not JSON compliant"),
+        ("rows = [{ lr = 1e200 }]", r"arms: rows\[0\]: .* is not a table of names and values"),
+        ("rows = [{ at = 2026-01-01 }]", r"arms: rows\[0\]: .*not JSON serializable"),
+        ("rows = [{ lr = 1 }, { lr = 1 }]", "two arms are called lr=1"),
+        (f"{GRID}\nbaseline = {{ lr = 3 }}", "arms: baseline: no arm has lr=3"),
+        (f"{GRID}\nbaseline = {{ rl = 3 }}", "arms: no arm has the key 'rl'"),
+        (f"{GRID}\ngroup_by = 'modell'", "arms: no arm has the key 'modell'"),
+        (f"{GRID}\nfeatures = {{ lr = 'logg' }}", "arms: features.lr: 'logg' is not one of"),
+        (f"{GRID}\nwhere = 'lr <'", "arms: where: 'lr <' is not a condition"),
+        (f"{GRID}\nwhere = 'rate < 1'", "arms: where: no arm has the key 'rate'"),
+        (f"{GRID}\nwhere = 'model < 1'", "arms: where: 'model < 1': .* not supported between"),
+        (f"{GRID}\nwhere = 'lr > 9'", "arms: where: no arm of 24 fulfils"),
+        (f"{GRID}\nwhere = 'open(model)'", "arms: where: no arm has the key 'open'"),
+        (f"{GRID}\nwhere = 'model.upper()'", r"arms: where: .*'model.upper\(\)' is not a compari"),
+        (f"{GRID}\nwhere = 'depth ** 9 > 1'", r"arms: where: .*'depth \*\* 9' is not a compari"),
+        ("generate = 'absent:arms'", "no module named 'absent'"),
+    ],
+)
+def test_arms_that_are_wrong_are_refused_by_place(tmp_path: Path, arms: str, says: str) -> None:
+    with pytest.raises(Exception, match=says) as refused:
+        campaign(tmp_path, arms, "budget = 1")
+    assert hasattr(refused.value, "hint")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0.001, 0.01, 0.1], "log"),
+        ([16, 32, 64, 128], "log"),
+        ([2, 4, 6, 8], "linear"),
+        ([0.1, 0.2, 0.3, 0.4], "linear"),
+        ([0, 1, 10, 100], "linear"),
+        ([True, False], "linear"),
+        (["a", "b", None], "categories"),
+        ([1, "a"], "categories"),
+        ([f"name-{k}" for k in range(13)], "none"),
+        ([5, 5, 5], "none"),
+    ],
+)
+def test_values_of_a_key_become_features_by_their_kind(values: list[Any], kind: str) -> None:
+    assert kind_of(values) == kind
+
+
+def test_a_campaign_may_say_what_its_features_are(tmp_path: Path) -> None:
+    rows = "rows = [{ size = 's', lr = 1, on = 1 }, { size = 'l', lr = 4 }, { size = 'm', lr = 2 }]"
+    features = "features = { size = ['s', 'm', 'l'], lr = 'linear', on = 'none' }"
+    found = make_arms(campaign(tmp_path, f"{rows}\n{features}", "budget = 1"))
+
+    assert found.feature_names == ("size", "lr")
+    assert [arm.features for arm in found.arms] == [(0.0, 1.0), (2.0, 4.0), (1.0, 2.0)]
+
+    with pytest.raises(ConfigError, match=r"features\.size: the value m is not in the list"):
+        make_arms(campaign(tmp_path, f"{rows}\nfeatures = {{ size = ['s', 'l'] }}", "budget = 1"))
+
+
+def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = f"{GRID}\nbaseline = {{ lr = 0.1, depth = 2 }}"
+    own = campaign(tmp_path, arms, "budget = 12\npending = 3")
+    played = Played(fast_dir / "r", own, monkeypatch, value_of)
+    played.coordinate()
+
+    run = Run.open(played.root)
+    assert list(run.view.stages) == ["tasks"]
+    found = summarize(run.view, campaign_of(run))
+    assert found is not None
+    assert found.best is not None
+    assert found.best.keys == {"lr": 0.01, "depth": 6, "model": "b"}
+    assert found.best.arm == "depth=6,lr=0.01,model=b"
+    assert found.baseline is None or found.baseline.keys["depth"] == 2
+    row = run.results()[0]
+    assert row["item"].keys() == {"lr", "depth", "model", "task"}
+    assert row["item"]["task"] == "score"
+
+
+def test_new_campaigns_evaluate_an_eighth_of_their_budget_at_once(tmp_path: Path) -> None:
+    grid = "grid = { a = '0:999' }"
+    for search, pending in (("budget = 30", 3), ("budget = 900", 24), ("evaluations = 4", 1)):
+        own = campaign(tmp_path, grid, search)
+        assert own.search.pending is None
+        assert own.with_pending().search.pending == pending
+        run = make_campaign_run(tmp_path / f"r{pending}", own, own.path)
+        assert campaign_of(run).search.pending == pending
+
+
+OWN_POLICY = """
+import random
+
+class Cheapest:
+    def __init__(self, arms, seed, key="depth"):
+        self.order = sorted(arms, key=lambda arm: (arm.keys[key], arm.id))
+        self.told = {}
+    def tell(self, arm, reward):
+        self.told[arm] = reward
+    def ask(self, pending):
+        open_arms = [arm.id for arm in self.order if arm.id not in {*self.told, *pending}]
+        return open_arms[0] if open_arms else None
+
+class Random(Cheapest):
+    def ask(self, pending):
+        return random.choice(self.order).id
+
+class Repeats(Cheapest):
+    def ask(self, pending):
+        return self.order[0].id
+
+class Breaks(Cheapest):
+    def ask(self, pending):
+        return 1 / 0
+"""
+
+
+def test_a_users_policy_asks_and_a_restart_repeats_it(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ownpolicy.py").write_text(OWN_POLICY)
+    search = "policy = 'ownpolicy:Cheapest'\nbudget = 5\npending = 2\noptions = { key = 'lr' }"
+    own = campaign(tmp_path, GRID, search)
+    played = Played(fast_dir / "r", own, monkeypatch, value_of)
+    assert played.killed(1)
+    decisions = played.coordinate(campaign_of(Run.open(played.root)))
+
+    asked = [pull.arm for one in decisions for pull in one.pulls]
+    assert asked == sorted(arm.id for arm in own.arms() if arm.keys["lr"] == 0.001)[:5]
+    monkeypatch.setattr("hpc_toolkit.campaign.search.load_object", None)
+    found = summarize(Run.open(played.root).view, campaign_of(Run.open(played.root)))
+    assert found is not None
+    assert found.policy == "ownpolicy:Cheapest"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Random", "asks differently when asked again"),
+        ("Repeats", "asked again for arm 'depth=2,lr=0.001,model=a'"),
+        ("Breaks", "failed: ZeroDivisionError"),
+        ("Absent", "has no 'Absent'"),
+    ],
+)
+def test_a_users_policy_that_cannot_work_is_refused_at_once(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    (tmp_path / "badpolicy.py").write_text(OWN_POLICY)
+    own = campaign(tmp_path, GRID, f"policy = 'badpolicy:{name}'\nbudget = 5")
+
+    with pytest.raises(Exception, match=says):
+        make_campaign_run(tmp_path / "r", own, own.path)
+    assert not (tmp_path / "r").exists()
+
+
+def test_pythia_models_are_named_by_size_and_steps_by_ranges(tmp_path: Path) -> None:
+    text = """
+name = "pythia"
+[[models]]
+pythia = ["14m", "70m", "410m"]
+steps = "0,1000:143000:1000"
+layers = "1:"
+[tasks]
+names = ["STSBenchmark", "headlines:HeadlineTopic"]
+[search]
+budget = 200
+"""
+    (tmp_path / "p.toml").write_text(text)
+    found = read_campaign(tmp_path / "p.toml")
+    arms = list(found.arms())
+
+    assert len(arms) == 144 * (6 + 6 + 24)
+    assert arms[0].item() == {"checkpoint": "EleutherAI/pythia-14m@step0", "layer": 1}
+    assert [model.size for model in found.models] == [128, 512, 1024]
+    assert found.tasks.workload.endswith(":MtebTasks")
+    assert found.tasks.options == {"own_tasks": ["headlines"]}
+    recorded = found.with_pending()
+    assert Campaign.from_json(recorded.to_json()) == recorded
+
+
+def test_metrics_of_an_earlier_run_or_table_are_features(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"lr": lr, "depth": depth, "model": model, "entropy": lr * depth}
+        for lr in (0.001, 0.01, 0.1)
+        for depth in (2, 4, 6, 8)
+        for model in "ab"
+    ]
+    table = tmp_path / "measured.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    search = "budget = 6\nmetrics = ['entropy']\noptions = { features = 'all' }"
+    own = campaign(tmp_path, GRID, search, metrics=f"from = '{table}'")
+    played = Played(fast_dir / "r", own, monkeypatch, value_of)
+    decisions = played.coordinate()
+
+    assert list(Run.open(played.root).view.stages) == ["tasks"]
+    assert decisions[0].metrics == {"entropy": [row["entropy"] for row in rows]}
+
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    with pytest.raises(ConfigError, match="only 3 of 24 arms have 'entropy'"):
+        make_campaign_run(tmp_path / "few", own, own.path)
+    assert not (tmp_path / "few").exists()
+
+
+def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More arms, another task and a larger budget: nothing that is known is evaluated again."""
+    one = "workload = '" + NOOP + "'\nnames = ['a']"
+    first = Played(
+        fast_dir / "first", campaign(tmp_path, GRID, "budget = 6", tasks=one), monkeypatch, value_of
+    )
+    first.coordinate()
+    known = gather(Run.open(first.root).view, "tasks").rows
+    write_table(tmp_path / "first.csv", known)
+
+    larger = GRID.replace("[2, 4, 6, 8]", "[2, 4, 6, 8, 10]")
+    for source in (str(first.root), str(tmp_path / "first.csv")):
+        tasks = f"workload = '{NOOP}'\nnames = ['a', 'b']\nfrom = '{source}'"
+        own = campaign(tmp_path, larger, "budget = 10\nexhaustive = true", tasks=tasks)
+        second = Played(fast_dir / f"r{len(source)}", own, monkeypatch, value_of)
+        assert second.killed(2)
+        second.coordinate(campaign_of(Run.open(second.root)))
+
+        rows = gather(Run.open(second.root).view, "tasks").rows
+        assert len(rows) == 30 * 2 - 6
+        found = summarize(Run.open(second.root).view, campaign_of(Run.open(second.root)))
+        assert found is not None
+        assert found.ended == "asked for 10 arms, the budget is 10"
+        assert found.exhaustive is not None
+        assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}
+
+
+@pytest.mark.slow
+def test_extensions_that_are_killed_at_any_moment_choose_the_same_arms(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three searches: the second adds arms and a task, the third a task and budget."""
+    grids = [GRID, *[GRID.replace("8]", "8, 10, 12]")] * 2]
+    chosen: list[set[str]] = [set(), set(), set()]
+    moments = 0
+    for dies_every in (None, 1, 2, 3):
+        known = ""
+        for place, (names, budget) in enumerate(((["a"], 8), (["a", "b"], 14), (["b", "c"], 24))):
+            tasks = f"workload = '{NOOP}'\nnames = {names}\n{known}"
+            own = campaign(tmp_path, grids[place], f"budget = {budget}\npending = 1", tasks=tasks)
+            played = Played(fast_dir / f"{dies_every}-{place}", own, monkeypatch, value_of)
+            settings = campaign_of(Run.open(played.root))
+            while dies_every is not None and played.killed(dies_every):
+                moments += 1
+            decisions = played.coordinate(settings)
+            pulls = [(pull.arm, pull.tasks) for one in decisions for pull in one.pulls]
+            chosen[place].add(json.dumps(pulls))
+            known = f"from = '{played.root}'"
+
+    assert moments >= 30
+    assert [len(found) for found in chosen] == [1, 1, 1]

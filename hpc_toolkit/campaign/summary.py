@@ -160,14 +160,28 @@ class _Evaluations:
         return {arms.ids[index]: reward for index, reward in rewards.items()}
 
 
-def summarize(view: RunView, campaign: Campaign) -> Summary | None:
-    """Summarize what is finished so far; None while no arm has a reward and the search goes on."""
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """What a search has found, from its decisions and the rows that are finished."""
+
+    campaign: Campaign
+    decisions: list[Decision]
+    found: _Evaluations
+    rows: dict[Pull, list[Row]]
+    """The rows of each pull that is finished."""
+    best: Recommendation | None
+
+    @property
+    def pulls(self) -> list[Pull]:
+        """All that the policy asked for."""
+        return [pull for one in self.decisions if one.why != EXHAUSTIVE for pull in one.pulls]
+
+
+def _searched(view: RunView, campaign: Campaign) -> _Searched:
     # This reads the log, which the decisions are in.
     rows = _rows(view)
-    log = view.stages[TASKS].log
-    decisions = read_decisions(log.segments.values())
+    decisions = read_decisions(view.stages[TASKS].log.segments.values())
     campaign = as_decided(campaign, decisions)
-    policy = campaign.search.policy
     if campaign.search.is_own:
         # The code of the policy is not needed to compare results, and reading a run executes none.
         search = replace(campaign.search, policy="random", options={})
@@ -178,34 +192,53 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
         keys = arms.arms[arms.index(observation.arm)].keys
         rows.setdefault(observation.arm, {}).update(_known_rows(observation, keys))
     found = _Evaluations(campaign, arms, rows, known)
-    pulls = [pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls]
-    searched = {pull: some for pull in pulls if (some := found.rows_of(pull)) is not None}
     judge = policy_of(campaign, arms)
     for observation in known:
         judge.tell(observation)
-    for pull, some in searched.items():
-        judge.tell(observe(pull.arm, some))
-    best = judge.best()
-    if best is None and not log.sealed:
+    searched = _Searched(campaign, decisions, found, {}, None)
+    for pull in searched.pulls:
+        if (some := found.rows_of(pull)) is not None:
+            searched.rows[pull] = some
+            judge.tell(observe(pull.arm, some))
+    return replace(searched, best=judge.best())
+
+
+def best_so_far(view: RunView, campaign: Campaign) -> dict[str, Any] | None:
+    """The best arm that the search has found; None while no arm has a reward."""
+    searched = _searched(view, campaign)
+    if searched.best is None:
+        return None
+    told = {pull.arm for pull in searched.rows} | {one.arm for one in searched.found.known}
+    found = searched.found.found(searched.best.arm, searched.best)
+    return {**asdict(found), "evaluated": len(told), "arms": len(searched.found.arms.arms)}
+
+
+def summarize(view: RunView, campaign: Campaign) -> Summary | None:
+    """Summarize what is finished so far; None while no arm has a reward and the search goes on."""
+    searched = _searched(view, campaign)
+    policy = as_decided(campaign, searched.decisions).search.policy
+    campaign, found, best = searched.campaign, searched.found, searched.best
+    sealed = view.stages[TASKS].log.sealed
+    if best is None and not sealed:
         return None
     over = _compared(best, campaign)
     failures = found.failures()
     return Summary(
         policy=policy,
         scalariser=WORDS[campaign.search.scalariser],
-        ended=_ended(found, decisions, sealed=log.sealed),
-        arms=len(arms.arms),
-        evaluated=len({pull.arm for pull in searched}),
-        evaluations=sum(map(len, searched.values())),
+        ended=_ended(found, searched.decisions, sealed=sealed),
+        arms=len(found.arms.arms),
+        evaluated=len({pull.arm for pull in searched.rows}),
+        evaluations=sum(map(len, searched.rows.values())),
         all_evaluations=found.total,
-        gpu_s=_seconds(searched.values()),
+        gpu_s=_seconds(searched.rows.values()),
         best=found.found(best.arm, best) if best else None,
         tasks=over,
         ties=list(best.ties) if best else [],
         baseline=_baseline(found, over),
         baseline_name=campaign.baseline,
         **_exhaustive(found, best),
-        sequence=list(dict.fromkeys(pull.arm for pull in pulls)),
+        sequence=list(dict.fromkeys(pull.arm for pull in searched.pulls)),
         failed_tasks=len(failures),
         failure=_said(failures[0]) if failures else None,
         same_metrics=_same_metrics(view, campaign),

@@ -30,7 +30,7 @@ PANELS: Panels = {
     "Options": (
         Option(
             "table",
-            "Scores (.csv, .csv.gz), or synthetic[:SEED].",
+            "A campaign's run, scores (.csv, .csv.gz), or synthetic[:SEED].",
             "FILE",
             default="synthetic",
         ),
@@ -109,9 +109,27 @@ def _read(given: str) -> ScoreTable:
         from hpc_toolkit.bandit.bench.synthetic import score_table
 
         return score_table(int(seed or "0"))
+    path = Path(given)
+    if path.is_dir():
+        from hpc_toolkit.campaign.recorded import scores_of_run
+
+        return scores_of_run(path)
+    if path.suffix == ".csv" and _is_gathered(path):
+        from hpc_toolkit.campaign.recorded import scores_of_table
+
+        return scores_of_table(path)
     from hpc_toolkit.results.scoretable import read_score_table
 
-    return read_score_table(Path(given))
+    return read_score_table(path)
+
+
+def _is_gathered(path: Path) -> bool:
+    """Whether 'hpctk gather' wrote a table, from the scores of a campaign."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return "value.score" in file.readline().rstrip().split(",")
+    except OSError:
+        return False  # the reader of other tables reports it
 
 
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,14 +81,16 @@ def plan_lines(found: DryRun, workers: int | None) -> list[str]:
     tasks = f"{len(found.tasks)} tasks" if len(found.tasks) > 1 else "1 task"
     evaluations = f"{found.evaluations:,} evaluations in all"
     kinds = ", ".join(f"{key} ({kind})" for key, kind in found.features.items())
+    kinds = kinds or "none: only random and racing can search"
     lines = [
         f"campaign        {found.name}: {found.arms:,} arms, {tasks}, {evaluations}",
-        f"features        {kinds or 'none: only random and racing can search'}",
+        *textwrap.wrap(f"features        {kinds}", 80, subsequent_indent=" " * 16),
     ]
     if found.unused:
         lines.append(f"  not used      {', '.join(found.unused)}")
     if found.baseline:
-        lines.append(f"{found.baseline_name:15} {found.baseline:,} arms to compare with")
+        arms = "1 arm" if found.baseline == 1 else f"{found.baseline:,} arms"
+        lines.append(f"{found.baseline_name:15} {arms} to compare with")
     if found.measured:
         lines.append(f"metrics         {found.measured:,} items first")
     if found.known:

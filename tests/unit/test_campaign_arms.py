@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from hpc_toolkit.bandit.features import kind_of
 from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.local import campaign_of, make_campaign_run
+from hpc_toolkit.campaign.recorded import scores_of_run, scores_of_table
 from hpc_toolkit.campaign.search import make_arms
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
-from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.campaign.summary import best_so_far, summarize
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import write_table
@@ -157,10 +159,12 @@ def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
     run = Run.open(played.root)
     assert list(run.view.stages) == ["tasks"]
     found = summarize(run.view, campaign_of(run))
+    best = best_so_far(Run.open(played.root).view, campaign_of(run))
     assert found is not None
     assert found.best is not None
     assert found.best.keys == {"lr": 0.01, "depth": 6, "model": "b"}
     assert found.best.arm == "depth=6,lr=0.01,model=b"
+    assert best == {**asdict(found.best), "evaluated": 12, "arms": 24}
     assert found.baseline is None or found.baseline.keys["depth"] == 2
     row = run.results()[0]
     assert row["item"].keys() == {"lr", "depth", "model", "task"}
@@ -319,6 +323,31 @@ def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
         assert found.ended == "asked for 10 arms, the budget is 10"
         assert found.exhaustive is not None
         assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}
+
+
+def test_scores_of_a_campaign_are_a_table_to_replay_searches_on(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = campaign(tmp_path, GRID, "budget = 6\nexhaustive = true")
+    played = Played(fast_dir / "r", own, monkeypatch, value_of)
+    played.coordinate()
+    write_table(tmp_path / "scores.csv", gather(Run.open(played.root).view, "tasks").rows)
+
+    run, table = scores_of_run(played.root), scores_of_table(tmp_path / "scores.csv")
+
+    wanted = {arm.id: score(arm.keys) for arm in own.arms()}
+    for found in (run, table):
+        assert dict(zip(found.arms.ids, found.means.tolist(), strict=True)) == wanted
+        assert found.arms.feature_names == ("lr", "depth", "model=a", "model=b")
+        assert found.stderrs is not None
+        assert set(found.stderrs.ravel().tolist()) == {0.01}
+
+    partial = Played(
+        fast_dir / "p", campaign(tmp_path, GRID, "budget = 1\npending = 1"), monkeypatch, value_of
+    )
+    partial.coordinate()
+    with pytest.raises(ConfigError, match="1 of 24 arms have a score on every task"):
+        scores_of_run(partial.root)
 
 
 @pytest.mark.slow

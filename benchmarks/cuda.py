@@ -29,7 +29,7 @@ from resultsfile import RESULTS, facts, table, write_section
 
 from hpc_toolkit.science.metrics import METRICS, STANDARD
 from hpc_toolkit.science.workloads.checkpoints import LoadedModel, quiet_transformers
-from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers
+from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers, require_metrics
 from hpc_toolkit.science.workloads.onepass import BatchSize, forward
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def nobody(*_: object) -> None:
 
 
 def values(loaded: LoadedModel, ids: list[list[int]], size: BatchSize) -> list[dict[str, float]]:
-    measured = MeasuredLayers(loaded, ids, STANDARD, size=size)
+    measured = MeasuredLayers(loaded, ids, require_metrics(STANDARD), size=size)
     return [measured.values(layer) for layer in range(measured.layers)]
 
 

@@ -48,7 +48,7 @@ from hpc_toolkit.science.workloads.checkpoints import (
     quiet_transformers,
 )
 from hpc_toolkit.science.workloads.embeddings import mean_pool, pooled
-from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers
+from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers, require_metrics
 from hpc_toolkit.science.workloads.onepass import BatchSize, tokenize
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def compared(
 ) -> list[list[str]]:
     warm = load_checkpoint(directory.parent, directory.name)
     ids = tokenize(warm, prompts, chosen.max_tokens)
-    MeasuredLayers(warm, ids[:2], STANDARD, size=BatchSize(2)).values(0)
+    MeasuredLayers(warm, ids[:2], require_metrics(STANDARD), size=BatchSize(2)).values(0)
     del warm
     rows = []
     for what, ways, reference in (
@@ -209,7 +209,9 @@ def resident(name: str) -> int:
 
 def one_pass(directory: Path, ids: list[list[int]]) -> tuple[int, Values]:
     loaded = load_checkpoint(directory.parent, directory.name)
-    measured = MeasuredLayers(loaded, ids, STANDARD, size=BatchSize(16), final_norm="paper")
+    measured = MeasuredLayers(
+        loaded, ids, require_metrics(STANDARD), size=BatchSize(16), final_norm="paper"
+    )
     return 1, [measured.values(layer) for layer in range(measured.layers)]
 
 

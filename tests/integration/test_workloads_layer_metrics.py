@@ -461,3 +461,42 @@ def test_tokenizer_of_another_model_is_permanent(root: str, tmp_path: Path) -> N
 
     with pytest.raises(PermanentError, match="the tokenizer gives id"):
         workload(str(tmp_path)).load(NAME)
+
+
+OWN = """
+from hpc_toolkit.science.metrics import Metric
+
+def spread(means):
+    "Largest norm of a prompt's mean."
+    return means.norm(dim=-1).max()
+
+length = Metric("prompt", lambda states, lengths: lengths.double(), "mean tokens of a prompt")
+anisotropy = spread
+tokens = Metric("tokens", spread, "")
+number = 3
+"""
+
+
+def test_metrics_of_the_users_own_see_the_states_of_the_one_pass(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ownmetrics.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ["rankme", "ownmetrics:spread", "ownmetrics:length"]
+    metrics = workload(root, metrics=names, prompts=MORE)
+
+    (value,) = measure(metrics, [2])
+
+    assert list(value) == ["layer", "rankme", "spread", "length"]
+    assert value["spread"] > 0
+    assert value["length"] >= 3
+    assert metrics.forwards == 1
+    for name, says in (
+        ("ownmetrics:anisotropy", "second metric 'anisotropy'"),
+        ("ownmetrics:tokens", "for anisotropy only"),
+        ("ownmetrics:number", "is a int"),
+        ("ownmetrics:absent", "has no attribute 'absent'"),
+        ("absentmodule:x", "No module named"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            workload(root, metrics=["anisotropy", name])

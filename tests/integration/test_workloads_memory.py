@@ -8,7 +8,7 @@ import pytest
 
 from hpc_toolkit.science.metrics import STANDARD
 from hpc_toolkit.science.workloads.architectures import anatomy
-from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers
+from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers, require_metrics
 from hpc_toolkit.science.workloads.onepass import BatchSize
 from tests.tinymodels import tiny
 
@@ -30,7 +30,7 @@ def passing(blocks: int, prompts: int, *, tokens: int | None = None) -> tuple[in
     assert len(set(map(tuple, ids))) == prompts
     size = BatchSize(TEXTS if tokens is None else 10**6, tokens)
     with LiveBytes() as live:
-        measured = MeasuredLayers(loaded, ids, STANDARD, size=size)
+        measured = MeasuredLayers(loaded, ids, require_metrics(STANDARD), size=size)
     assert measured.layers == blocks + 1
     return live.peak, live.now
 

@@ -8,6 +8,7 @@ host.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import random
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
-from hpc_toolkit.science.metrics import METRICS, STANDARD, masked_mean
+from hpc_toolkit.science.metrics import METRICS, STANDARD, Metric, masked_mean
 from hpc_toolkit.science.metrics.geometry import anisotropy_of_sum, unit_row_sum
 from hpc_toolkit.science.workloads.checkpoints import require_layer, require_positive
 from hpc_toolkit.science.workloads.onepass import (
@@ -29,7 +30,7 @@ from hpc_toolkit.science.workloads.onepass import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -114,6 +115,8 @@ class LayerMetrics(OfCheckpoints):
             max_prompts: use only this many prompts, from the first.
             metrics: names in `METRICS`; `STANDARD` by default. A metric of views costs a forward
                 pass over each view; a metric of layers compares each layer with the last.
+                ``module:name`` is a metric of the user's: a `Metric`, or a function of the prompts'
+                means, shape (prompts, features), that returns a number.
             views: number of augmentations of each prompt, for the metrics that compare them.
             view_seed: seed of the augmentations.
 
@@ -121,7 +124,7 @@ class LayerMetrics(OfCheckpoints):
         positive.
         """
         super().__init__(max_tokens=max_tokens, batch_size=batch_size, **options)
-        self._metrics = _require_metrics(STANDARD if metrics is None else metrics)
+        self._metrics = require_metrics(STANDARD if metrics is None else metrics)
         self._prompts = prompts
         if max_prompts is not None:
             require_positive("max_prompts", max_prompts)
@@ -172,7 +175,7 @@ class LayerMetrics(OfCheckpoints):
     def _require_views(self, views: int) -> int:
         """Return the number of views to make: 0 if no metric compares views."""
         require_positive("views", views)
-        comparing = [name for name in self._metrics if METRICS[name].scope == "views"]
+        comparing = [name for name, one in self._metrics.items() if one.scope == "views"]
         if comparing and views < 2:
             msg = f"views: {views}, but {comparing[0]} compares at least 2"
             raise ConfigError(msg)
@@ -180,8 +183,8 @@ class LayerMetrics(OfCheckpoints):
 
     def _tokenize(self, loaded: LoadedModel, prompts: list[str]) -> list[list[int]]:
         ids = tokenize(loaded, prompts, self._max_tokens)
-        for name in filter(_of_tokens, self._metrics):
-            fewest = METRICS[name].fewest
+        for name, metric in self._metrics.items():
+            fewest = metric.fewest if _of_tokens(metric) else 0
             for row, tokens in enumerate(ids):
                 if len(tokens) < fewest:
                     msg = f"prompt {row + 1} has {len(tokens)} token(s): {prompts[row][:40]!r}"
@@ -203,27 +206,56 @@ class LayerMetrics(OfCheckpoints):
             msg = f"{where}: {len(prompts)} prompt(s), at least 2 are needed"
             raise PermanentError(msg)
         different = len(set(prompts))
-        for name in self._metrics:
-            fewest = METRICS[name].fewest
-            if different < fewest and not _of_tokens(name):
+        for name, metric in self._metrics.items():
+            fewest = metric.fewest
+            if different < fewest and not _of_tokens(metric):
                 msg = f"{where}: {different} different prompt(s), but {name} needs {fewest}"
                 raise PermanentError(msg, hint="remove it from metrics, or give more prompts")
         return prompts
 
 
-def _require_metrics(names: Sequence[str]) -> list[str]:
+def require_metrics(names: Sequence[str]) -> dict[str, Metric]:
+    """The metrics by their names in results."""
     if isinstance(names, str) or not names:
         msg = f"metrics: {names!r} is not a list of names"
         raise ConfigError(msg, hint=f"such as {json.dumps(STANDARD[:2])}")
+    found: dict[str, Metric] = {}
     for name in names:
-        if name not in METRICS:
+        own = str(name).rpartition(":")[2]
+        if own != name:
+            if own in METRICS or own in found:
+                msg = f"metrics: {name!r} would be a second metric {own!r} in the results"
+                raise ConfigError(msg, hint="rename the function")
+            found[own] = _own_metric(name)
+        elif name not in METRICS:
             msg = f"metrics: unknown metric {name!r}"
             raise ConfigError(msg, hint=near_miss(name, list(METRICS)))
-    return list(names)
+        else:
+            found[name] = METRICS[name]
+    return found
 
 
-def _of_tokens(name: str) -> bool:
-    return METRICS[name].scope in ("prompt", "tokens")
+def _own_metric(name: str) -> Metric:
+    module, _, attribute = name.partition(":")
+    try:
+        own = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        msg = f"metrics: {name!r}: {error}"
+        raise ConfigError(msg, hint="write module:function, in a module beside the run") from error
+    if isinstance(own, Metric) and own.scope != "tokens":
+        return own
+    if isinstance(own, Metric):
+        # Tokens are never kept together: the anisotropy of all prompts is computed from sums.
+        msg = f"metrics: {name!r} has the scope 'tokens', which is for anisotropy only"
+        raise ConfigError(msg, hint="use 'prompt' or 'dataset'")
+    if not callable(own):
+        msg = f"metrics: {name!r} is a {type(own).__name__}"
+        raise ConfigError(msg, hint="name a function of the prompts' means, or a Metric")
+    return Metric("dataset", own, own.__doc__ or name)
+
+
+def _of_tokens(metric: Metric) -> bool:
+    return metric.scope in ("prompt", "tokens")
 
 
 class MeasuredLayers:
@@ -233,7 +265,7 @@ class MeasuredLayers:
         self,
         loaded: LoadedModel,
         ids: list[list[int]],
-        metrics: Sequence[str],
+        metrics: Mapping[str, Metric],
         *,
         size: BatchSize,
         final_norm: FinalNorm = "raw",
@@ -286,7 +318,7 @@ class MeasuredLayers:
     def _value(self, name: str, layer: int) -> float:
         import torch
 
-        metric, sums = METRICS[name], self._sums[layer]
+        metric, sums = self._metrics[name], self._sums[layer]
         match metric.scope:
             case "prompt" | "tokens":
                 return sums.of_tokens(name)
@@ -320,15 +352,15 @@ def _means(
 class _LayerSums:
     """The data that the metrics of one layer need from the batches so far."""
 
-    def __init__(self, metrics: Sequence[str]) -> None:
-        self._scopes = {name: METRICS[name].scope for name in metrics}
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = metrics
         self._per_prompt: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._directions: list[tuple[Tensor, Tensor]] = []
         self._means: list[Tensor] = []
 
     def add(self, states: Tensor, lengths: Tensor, times: Tensor) -> None:
         """Add the states of texts, each of which counts ``times`` times."""
-        scopes = set(self._scopes.values())
+        scopes = {metric.scope for metric in self._metrics.values()}
         if scopes & {"dataset", "layers"}:
             self._means.append(masked_mean(states, lengths).cpu().repeat_interleave(times, dim=0))
         times = times.to(states.device)
@@ -336,9 +368,10 @@ class _LayerSums:
             total, count = unit_row_sum(states, lengths)
             weighted = total * times.unsqueeze(-1)
             self._directions.append((weighted.sum(0), (count * times).sum(0)))
-        for name in [name for name, scope in self._scopes.items() if scope == "prompt"]:
-            values = METRICS[name].function(states, lengths).repeat_interleave(times)
-            self._per_prompt[name].append(values)
+        for name, metric in self._metrics.items():
+            if metric.scope == "prompt":
+                values = metric.function(states, lengths).repeat_interleave(times)
+                self._per_prompt[name].append(values)
 
     def rows(self) -> Tensor:
         """Return the prompts' means ``(n, d)``."""

@@ -35,9 +35,11 @@ names = {names}
 [search]
 policy = "gp-ucb"
 budget = {asks}
+pending = 1
 """
 LAYERS = 2
-_MEET_S = 60.0
+_MEET_S = 300.0
+"""Longer than a busy machine needs; a worker that never comes must not block the run for ever."""
 
 
 class Arms:

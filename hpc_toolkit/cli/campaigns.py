@@ -96,7 +96,9 @@ def plan_lines(found: DryRun, workers: int | None) -> list[str]:
     if found.known:
         lines.append(f"known           {found.known:,} evaluations")
     for model, count in found.checkpoints.items():
-        where = "checkpoints from the hub, sizes unknown" if found.from_hub else "checkpoints"
+        where = "checkpoints"
+        if found.from_hub:
+            where += " from the hub; 'hpctk items fetch' shows sizes"
         lines.append(f"  {model:13} {count:,} {where}")
     return [*lines, *_search_lines(found, workers)]
 

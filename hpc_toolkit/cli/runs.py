@@ -1,4 +1,4 @@
-"""Commands that make a run, list its items and try its code: init, items, try."""
+"""Commands before a run works: init, items pythia, items fetch, try."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,30 +14,39 @@ from hpc_toolkit.cli.arguments import (
     ITEM_HELP,
     GivenRun,
     RunArgument,
+    argument,
     open_run,
     switch,
     value,
 )
 from hpc_toolkit.cli.help import LIST, Commands, add_table_command
-from hpc_toolkit.cli.lists import PANELS, make_items, read_settings
+from hpc_toolkit.cli.lists import PANELS, make_items, read_items, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec, check_trust
 from hpc_toolkit.system.options import spelled
+from hpc_toolkit.system.quantities import format_size
 from hpc_toolkit.system.terminal import note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MOST_JOBS = 64
 
 
 def register(app: typer.Typer) -> None:
     add_table_command(app, init, PANELS, panel=LIST)
     app.command("try", rich_help_panel=LIST)(try_)
     group = Commands(
-        help="""Print lists of items for 'hpctk init --items -'.
+        help="""Print lists of items, and download the checkpoints that they name.
 
         Examples:
             hpctk items pythia --sizes 14m,70m --steps 0:143000 > items.jsonl
+            hpctk items fetch items.jsonl
         """
     )
-    group.command("pythia")(pythia)
+    group.command()(pythia)
+    group.command()(fetch)
     app.add_typer(group, name="items", rich_help_panel=LIST, hidden=True)
 
 
@@ -182,3 +191,49 @@ def pythia(
     if not deduped:
         for line in suspects(chosen_sizes, chosen_steps):
             note(line, "warning")
+
+
+def fetch(
+    items: Annotated[str, argument("FILE", "Items, a campaign (.toml), or - for stdin.")],
+    jobs: Annotated[int, value("N", "Checkpoints to download at once.")] = 4,
+    dry_run: Annotated[bool, switch("--dry-run", "Only show the sizes.")] = False,
+) -> None:
+    """Download the checkpoints of items into the cache of the hub.
+
+    Shows the sizes first. Repeat the command to continue a download that was interrupted.
+
+    Examples:
+        hpctk items fetch campaign.toml
+        hpctk items pythia --sizes 14m --steps 0 | hpctk items fetch -
+    """
+    from hpc_toolkit.science.workloads.fetching import download, needs, on_hub
+
+    if not 1 <= jobs <= _MOST_JOBS:
+        message = f"--jobs: {jobs} downloads at once"
+        raise ConfigError(message, hint=f"give 1 to {_MOST_JOBS}")
+    names = on_hub(_items_of(items))
+    found = needs(names, jobs)
+    for name, error in found.errors.items():
+        note(f"{name}: {error}", "warning")
+    total, free = format_size(found.total), format_size(found.free)
+    print(f"{len(found.checkpoints)} checkpoints to download, {total}; {found.cached} in the cache")
+    print(f"{found.cache}: {free} free")
+    found.check_space()
+    failed = len(found.errors)
+    wanted = () if dry_run else found.checkpoints
+    for number, (name, fault) in enumerate(download(wanted, jobs), start=1):
+        failed += fault is not None
+        what = f"failed: {fault}" if fault else format_size(found.sizes[name])
+        print(f"{number} of {len(found.checkpoints)}: {name}  {what}", flush=True)
+    if failed:
+        message = f"{failed} of {len(names)} checkpoints are missing"
+        raise HpcToolkitError(message, hint="repeat the command to try them again")
+
+
+def _items_of(source: str) -> Iterable[dict[str, Any]]:
+    """The items of a list, or those of a campaign's arms."""
+    if not source.endswith(".toml"):
+        return read_items(source)
+    from hpc_toolkit.campaign.settings import read_campaign
+
+    return (arm.item() for arm in read_campaign(Path(source)).arms())

@@ -92,6 +92,7 @@ PANELS: Panels = {
         many("env", "Export this variable", "NAME=VALUE"),
         many("setup", "Run this command before the work starts", "COMMAND"),
         flag("plain", "Use only srun and torchrun, without hpctk."),
+        _rare("node_cache", "Copy checkpoints to this local disk, e.g. $SLURM_TMPDIR.", "DIR"),
         _rare("idle_exit", "How long a rank waits for work. [default: 10min]", "DURATION"),
         _rare("lease", "Silence after which a rank counts as dead. [default: 3min]", "DURATION"),
         _rare("python", "Interpreter on the nodes. [default: this one]", "FILE"),
@@ -249,6 +250,11 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
         values["modules"] = values.pop("module")
     if "env" in values:
         values["env"] = tuple(map(read_variable, values["env"]))
+    if (cache := values.pop("node_cache", None)) is not None:
+        if not cache.startswith(("/", "$")):
+            msg = f"--node-cache: {cache!r} is not an absolute path"
+            raise ConfigError(msg, hint="name a local disk, or a variable such as '$SLURM_TMPDIR'")
+        values["env"] = (*values.get("env", ()), ("HPCTK_NODE_CACHE", cache))
     if "gpus_per_node" in values:
         values |= _gpus(values["gpus_per_node"])
     return values

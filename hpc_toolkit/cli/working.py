@@ -46,6 +46,9 @@ PANELS: Panels = {
         ),
         Option("lease", "Silence after which a remote worker is dead.", "DURATION", hidden=True),
         Option("grace", "Time to finish an item when asked to exit.", "DURATION", hidden=True),
+        Option(
+            "node_cache", "Copy checkpoints to this local disk.", "DIR", variable="HPCTK_NODE_CACHE"
+        ),
         flag("strict_code", "Fail if the code has changed since init."),
         Option("engine", "Start processes or actors of Ray.", "processes|ray", default="processes"),
     ),
@@ -102,6 +105,8 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
 
     found = Run.open(find_run(run))
     check_code(found, strict=bool(given["strict_code"]))
+    if given["node_cache"]:
+        os.environ["HPCTK_NODE_CACHE"] = given["node_cache"]  # read where a checkpoint is loaded
     options = worker_options(*(given[name] for name in ("deadline", "idle_exit", "lease", "grace")))
     rank, on_ray = RankInfo.from_environ(), given["engine"] == "ray"
     if on_ray:

@@ -271,7 +271,8 @@ def test_files_that_change_while_they_are_copied_are_not_kept(
     ("broken", "why"),
     [
         ("shared", r"HPCTK_NODE_CACHE: .*/cache is on .*, not a local disk"),
-        ("relative", r"HPCTK_NODE_CACHE: '\$SLURM_TMPDIR/cache' is not an absolute path"),
+        ("relative", r"HPCTK_NODE_CACHE: 'cache' is not an absolute path"),
+        ("unset", r"HPCTK_NODE_CACHE: \$SLURM_TMPDIR is not set on this node"),
         ("open to all", r"HPCTK_NODE_CACHE: .*/node must be owned by you"),
         ("of another", r"HPCTK_NODE_CACHE: .*/node must be owned by you"),
         ("copies of another", r".*/hpctk-checkpoints-1 must be owned by you"),
@@ -324,9 +325,11 @@ def break_cache(broken: str, node: Path, base: Path, monkeypatch: pytest.MonkeyP
     root = node.parent
     named = {
         "shared": str(base / "shared" / "cache"),
-        "relative": "$SLURM_TMPDIR/cache",
+        "relative": "cache",
+        "unset": "$SLURM_TMPDIR/cache",
         "below a file": str(root / "cache"),
     }
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
     monkeypatch.setenv("HPCTK_NODE_CACHE", named.get(broken, str(root)))
     monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "much" if broken == "no size" else "1G")
     if broken in {"a file", "below a file"}:
@@ -608,3 +611,14 @@ def test_prefetching_what_is_not_there_says_nothing(
 
     monkeypatch.setattr(checkpoints, "locate", refuse)
     prefetch_checkpoint("anywhere", "step1")
+
+
+def test_a_variable_in_its_name_is_replaced_on_the_node(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = shared()
+    monkeypatch.setenv("SLURM_TMPDIR", str(node.parent.parent))
+    monkeypatch.setenv("HPCTK_NODE_CACHE", f"$SLURM_TMPDIR/{node.parent.name}")
+
+    with local_copy(source) as copy:
+        assert copy.parent == node

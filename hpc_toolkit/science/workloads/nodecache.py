@@ -253,9 +253,11 @@ def local_copy(directory: Path) -> Iterator[Path]:
 
 
 def _copied(directory: Path, stack: contextlib.ExitStack) -> Path | None:
-    root = os.environ.get("HPCTK_NODE_CACHE")
-    if not root:
+    given = os.environ.get("HPCTK_NODE_CACHE")
+    if not given:
         return None
+    # A job script contains $SLURM_TMPDIR as it is, since its value differs from node to node.
+    root = os.path.expandvars(given)
     listed = checkpoint_files(directory)
     if all(files.is_local(directory / one.name) for one in listed):  # links may lead elsewhere
         return None
@@ -281,9 +283,12 @@ def _home_below(root: Path) -> Path:
     users can write there and so replace the files that are loaded. Raises OSError: the directory
     cannot be created.
     """
+    if str(root).startswith("$"):
+        msg = f"HPCTK_NODE_CACHE: {root.parts[0]} is not set on this node"
+        raise ConfigError(msg, hint="name another directory of a local disk")
     if not root.is_absolute():
         msg = f"HPCTK_NODE_CACHE: '{root}' is not an absolute path"
-        raise ConfigError(msg, hint="a variable in it may be unset")
+        raise ConfigError(msg)
     home = root / _HOME
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _require_private(root, root.stat(), stat.S_IWOTH)

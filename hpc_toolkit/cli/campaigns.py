@@ -6,6 +6,7 @@ import json
 import sys
 import textwrap
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.summary import Found, Summary
 
 _MEAN = "mean over tasks"
+_LONG = 30
+"""Characters of the name of an arm that is too long to show several."""
 _NO_BEST = "best arm        none: no arm has a reward"
 
 
@@ -201,8 +204,10 @@ def _best_lines(summary: Summary, best: Found) -> list[str]:
     partly = f" over {done} of {tasks} tasks" if done < tasks else ""
     lines = [f"best arm        {_line(best)}{partly}"]
     if summary.ties:
-        shown = ", ".join(summary.ties[:4]) + (", ..." if len(summary.ties) > 4 else "")
-        lines.append(f"  ties          {len(summary.ties)} that noise cannot tell from it: {shown}")
+        shown = ", ".join(islice(summary.ties, 4 if len(summary.ties[0]) < _LONG else 1))
+        more = ", ..." if len(summary.ties) > shown.count(", ") + 1 else ""
+        count = len(summary.ties)
+        lines.append(f"  ties          {count} that noise cannot tell from it: {shown}{more}")
     if summary.baseline is not None:
         gain = best.score - summary.baseline.score
         against = f"{_line(summary.baseline)}: {gain:+.4f} against it"

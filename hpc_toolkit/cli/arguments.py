@@ -94,10 +94,15 @@ def find_cluster(given: str | None) -> Cluster:
 def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) -> None:
     """Refuse options that were given, are not ``allowed`` and would have no effect."""
     for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        if one.name not in allowed and source is not None and source.name == "COMMANDLINE":
+        if one.name not in allowed and was_given(context, one.name or ""):
             message = f"{max(one.opts, key=len)} {why}"
             raise ConfigError(message, hint="leave it out")
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has an option, rather than its default being used."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def show(record: object, lines: Iterable[str], *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -21,6 +22,7 @@ from hpc_toolkit.cli.arguments import (
     outputs,
     refuse_given,
     value,
+    was_given,
     write_outputs,
 )
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
@@ -80,6 +82,7 @@ PANELS: Panels = {
 _PRICES = (
     many("out", "Write .md, .json or .svg", "FILE")._replace(short="-o"),
     flag("json", "Print JSON."),
+    Option("samples", "Show time and cost of N samples. [default: 1000]", "N", least=1),
     Option("cluster", "For its prices. [default: measured]", "NAME", complete=complete_cluster),
     Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
     Option("min_efficiency", "Exit with 1 if a world size is less efficient.", "NUMBER", least=0),
@@ -111,7 +114,11 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     *,
+    program: Annotated[
+        list[str] | None, argument("[-- SCRIPT ARGS...]", "Your own training, for this machine.")
+    ] = None,
     out: Annotated[Path, value("DIR", "Directory for records and logs.", "--out", "-o")],
     world_sizes: Annotated[str, value("N,N", "Numbers of ranks.")] = "1,2,4",
     **given: Any,
@@ -119,14 +126,20 @@ def run(
     """Measure a training at several world sizes, here or on Slurm.
 
     Prints DIR, or the job ids with --slurm. 'hpctk scaling analyze DIR' compares the results.
+    After -- it measures your own training, which records its speed in three lines.
 
     Examples:
         hpctk scaling run -o scaling --world-sizes 1,2,4
+        hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
         hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
     from hpc_toolkit.training.scaling.launches import ScalingRun
     from hpc_toolkit.training.scaling.records import DIRECTORY
 
+    if program:
+        sizes = parse_counts(world_sizes, "--world-sizes", most=_MOST_RANKS)
+        _own(context, out.absolute(), program, sorted(sizes), given)
+        return
     values = {name: given.pop(name) for name in by_name({"": OPTIONS})}
     wanted = ScalingRun(
         directory=out.absolute(),
@@ -147,6 +160,43 @@ def run(
     jobs = submissions(wanted, given, given.pop("ranks_per_node", None), dry_run=dry_run)
     if not dry_run:
         submit(wanted, jobs, force=force)
+
+
+def _own(
+    context: typer.Context,
+    out: Path,
+    program: list[str],
+    world_sizes: list[int],
+    given: dict[str, Any],
+) -> None:
+    """Measure a user's training on this machine."""
+    from hpc_toolkit.training.scaling.launches import measure_own, prepare
+    from hpc_toolkit.training.scaling.records import read_records
+
+    allowed = {"program", "out", "world_sizes", "repeats", "weak", "threads", "backend"}
+    refuse_given(context, {*allowed, "resume", "dry_run"}, "is for the built-in training")
+    weak = given["weak"] if was_given(context, "weak") else None
+    threads = given["threads"] or max(1, len(os.sched_getaffinity(0)) // max(world_sizes))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    known = {(one["world_size"], one["repeat"]) for one in read_records(out)}
+    if known and not given["resume"]:
+        message = f"{out} already contains measurements"
+        raise ConfigError(message, hint="--resume measures what is missing; or name another DIR")
+    if not given["dry_run"]:
+        prepare(out)
+    # One repeat of all sizes after the other spreads the disturbance by other programs.
+    for repeat in range(given["repeats"]):
+        for size in world_sizes:
+            if (size, repeat) in known:
+                continue
+            if given["dry_run"]:
+                print(f"world size {size}, repeat {repeat}: {shlex.join(program)}")
+                continue
+            began = time.monotonic()
+            measure_own(out, program, size, repeat, weak=weak, backend=given["backend"])
+            spent = format_duration(time.monotonic() - began)
+            print(f"world size {size}, repeat {repeat}: {spent}", file=sys.stderr)
+    print(out)
 
 
 def _here(run: ScalingRun, given: dict[str, Any], *, dry_run: bool) -> None:
@@ -243,17 +293,18 @@ def analyze(
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
     from hpc_toolkit.training.scaling.page import as_data, as_markdown, scaling_svg
     from hpc_toolkit.training.scaling.records import read_source
-    from hpc_toolkit.training.scaling.series import priced
+    from hpc_toolkit.training.scaling.series import of_samples, priced
 
     out, as_json = outputs(given.pop("out"), (".md", ".json", ".svg")), given.pop("json")
     min_efficiency = given.pop("min_efficiency")
     minimum = FAIR if min_efficiency is None else min_efficiency
     judged: list[Judged] = []
     notes: list[str] = []
+    samples = given.pop("samples")
     for path in source:
         found, left_out = read_source(path)
         notes += left_out
-        compared = [compare(priced(series, **given)) for series in found]
+        compared = [compare(priced(of_samples(one, samples), **given)) for one in found]
         judged += [(one, judge(one, minimum)) for one in compared]
     data = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
     page = as_markdown(judged, notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from hpc_toolkit.errors import PASSING, ConfigError, RunError
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.submit.jobs import JobStates, read_jobs
-from hpc_toolkit.training.scaling.records import DIRECTORY
+from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
 from hpc_toolkit.training.scaling.settings import cases
 
 if TYPE_CHECKING:
@@ -107,9 +108,17 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
 
 
 def launch_module(
-    module: str, words: Sequence[str], ranks: int, run_dir: Path, *, backend: str | None
+    script: str,
+    words: Sequence[str],
+    ranks: int,
+    run_dir: Path,
+    *,
+    backend: str | None,
+    module: bool = True,
 ) -> int:
-    """Run a module on this machine's ranks, with output to files; return the exit code.
+    """Run a module, or else a file, on this machine's ranks, with output to files.
+
+    Return the exit code.
 
     Raises HpcToolkitError if a rank failed, or could not be started.
     """
@@ -118,9 +127,9 @@ def launch_module(
 
     outcome = launcher.launch(
         Request(
-            script=module,
+            script=script,
             arguments=tuple(words),
-            options={"nproc_per_node": ranks, "module": True, "redirects": "3"},
+            options={"nproc_per_node": ranks, "module": module, "redirects": "3"},
             backend=backend,
             run_dir=run_dir,
         )
@@ -128,6 +137,49 @@ def launch_module(
     if outcome.error is not None:
         raise outcome.error
     return outcome.code
+
+
+def measure_own(
+    directory: Path,
+    program: Sequence[str],
+    world_size: int,
+    repeat: int,
+    *,
+    weak: bool | None,
+    backend: str | None = None,
+) -> None:
+    """Run a user's training on this machine's ranks, and keep its record as one of ``directory``.
+
+    ``program`` is a script or ``-m MODULE``, with its arguments. Without a `Recorder` in it, the
+    last line of rank 0 that has ``samples_per_s`` is taken, whose batch is for each rank if
+    ``weak`` is set. Raises ConfigError: there is neither, or ``weak`` is None; and what a launch
+    raises.
+    """
+    from hpc_toolkit.training.scaling.recorder import RECORDS, REPEAT, printed
+
+    path = directory / DIRECTORY / f"world-{world_size}.jsonl"
+    before = path.stat().st_size if path.exists() else 0
+    environ = {RECORDS: str(path), REPEAT: str(repeat)}
+    os.environ.update(environ)
+    module = program[0] == "-m"
+    script, *arguments = program[1:] if module else program
+    code = launch_module(script, arguments, world_size, directory, backend=backend, module=module)
+    if code:
+        message = f"{script} ended with exit code {code} on {world_size} ranks"
+        raise RunError(message, hint=f"{directory}/logs has the output of the ranks")
+    if path.exists() and path.stat().st_size > before:
+        return
+    (log,) = sorted(directory.glob("logs/*/rank-0.*.out"), key=os.path.getmtime)[-1:]
+    record = printed(read_text(log), world_size, weak=bool(weak), name=os.path.basename(script))
+    if record is None:
+        message = f"{script} recorded no speed on {world_size} ranks"
+        hint = "use hpc_toolkit.training.scaling.recorder.Recorder, or print a line of JSON"
+        raise ConfigError(message, hint=f'{hint} such as {{"samples_per_s": 123.4}}')
+    if weak is None:
+        message = f"{script} printed its speed, but not what its batch is"
+        raise ConfigError(message, hint="add --weak (batch of each rank) or --strong (of all)")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def job_request(

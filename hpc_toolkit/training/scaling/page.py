@@ -10,7 +10,7 @@ from hpc_toolkit.report import figures
 from hpc_toolkit.report.figures import DASHED, DOTTED, LEFT, STEP_X, Axis, Panel
 from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.training.scaling.comparison import POSSIBLE
-from hpc_toolkit.training.scaling.series import money
+from hpc_toolkit.training.scaling.series import THOUSAND, money
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +25,12 @@ Column = tuple[str, str, "Callable[[Any], str]"]
 
 def results_columns(series: Series) -> list[Column]:
     spent = f"GPU-hours of {series.work}"
-    rates: list[Column] = [(f"time of {series.work}", "seconds", format_duration)]
+    time: Column = (f"time of {series.work}", "seconds", format_duration)
+    rates = [time]
     if series.work_samples == series.work_size:
         rates = [("samples/s", "rate_per_s", digits), ("tokens/s", "tokens_per_s", digits)]
+        # Without a wish, the work is too small for a time that means anything.
+        rates += [] if series.work_size == THOUSAND else [time]
 
     def cost(amount: float) -> str:
         return money(digits(amount), series.currency)

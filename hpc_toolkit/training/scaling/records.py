@@ -80,18 +80,21 @@ def records_in(text: str, where: str) -> Iterator[Record]:
         yield record
 
 
-def objects_in(text: str, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and JSON object of each line that has one of this kind, prefixed or not."""
+def objects_in(text: str, kind: str, key: str = "kind") -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and JSON object of each line that has one of this kind, prefixed or not.
+
+    With another ``key``, objects of any kind that have it.
+    """
     decoder = json.JSONDecoder()
     for number, line in enumerate(text.splitlines(), start=1):
-        start = line.find("{") if kind in line else -1
+        start = line.find("{") if (kind or key) in line else -1
         if start < 0:
             continue
         try:
             value, _ = decoder.raw_decode(line, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and value.get("kind") == kind:
+        if isinstance(value, dict) and key in value and kind in ("", value[key]):
             yield number, value
 
 
@@ -198,6 +201,8 @@ def _notes(records: list[Record]) -> Iterator[str]:
     )
     for size, cpus in shared:
         yield f"{size} ranks shared {cpus} CPUs of a node: they had to take turns"
+    for count in sorted({one.get("trained_parameters") or 0 for one in records} - {0}):
+        yield f"{count:,} trained parameters"
     threads = sorted({one.get("threads", 0) for one in machines})
     if len(threads) > 1:
         told = " and ".join(map(str, threads))

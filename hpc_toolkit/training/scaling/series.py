@@ -110,6 +110,14 @@ class Series:
         return replace(self, points=tuple(points))
 
 
+def of_samples(series: Series, samples: int | None) -> Series:
+    """Return the series with the work of N samples; as it is if that is not known."""
+    if samples is None or series.work_samples is None:
+        return series
+    size = series.work_size * samples / series.work_samples
+    return replace(series, work=f"{samples:,} samples", work_size=size, work_samples=float(samples))
+
+
 def priced(
     series: Series, *, price_per_gpu_hour: float | None = None, cluster: str | None = None
 ) -> Series:

@@ -1,0 +1,173 @@
+"""Record the speed of any training, for ``hpctk scaling``; imports nothing heavy.
+
+::
+
+    recorder = Recorder(batch_per_rank=32, model=model)   # or batch_global=256
+    for inputs, labels in loader:
+        ...
+        recorder.step(loss=loss)
+    recorder.finish()
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.ranks import host_name
+from hpc_toolkit.training.scaling.records import FORMAT, KIND, Record, is_number, objects_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RECORDS = "HPCTK_SCALING_RECORDS"
+"""Variable with the file to which a measurement is appended; without it, it is printed."""
+REPEAT = "HPCTK_SCALING_REPEAT"
+"""Variable with the number of the measurement, from 0."""
+
+
+class Recorder:
+    """Times the steps of a training, and records samples per second at its end.
+
+    Every rank makes one; rank 0 writes. A step lasts from the end of the step before to the call of
+    :meth:`step`, on rank 0, after its GPU has finished, with everything in the loop: loading,
+    evaluation, checkpoints. The first ``warmup`` steps are not counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_per_rank: int | None = None,
+        batch_global: int | None = None,
+        tokens_per_sample: int = 1,
+        warmup: int = 5,
+        model: Any = None,
+    ) -> None:
+        """Give the samples of a step either for each rank or for all ranks together.
+
+        ``model`` is a torch module, to record the number of its trained parameters. Raises
+        ConfigError: both batch sizes are given, or neither.
+        """
+        given = [one for one in (batch_per_rank, batch_global) if one is not None]
+        if len(given) != 1 or given[0] < 1:
+            message = f"batch_per_rank={batch_per_rank}, batch_global={batch_global}"
+            raise ConfigError(message, hint="give one of them, at least 1")
+        self._world_size = int(os.environ.get("WORLD_SIZE") or 1)
+        self._weak = batch_per_rank is not None
+        self._batch = given[0]
+        self._tokens = tokens_per_sample
+        self._warmup = warmup
+        self._parameters = None
+        if model is not None:
+            self._parameters = sum(one.numel() for one in model.parameters() if one.requires_grad)
+        self._loss: float | None = None
+        self._ends: list[float] = []
+
+    def step(self, *, loss: Any = None) -> None:
+        """Count a step that has ended; ``loss`` is a number or a tensor with one."""
+        _wait_for_gpu()
+        self._loss = None if loss is None else float(loss)
+        self._ends.append(time.perf_counter())
+
+    def finish(self) -> Record | None:
+        """Write the record on rank 0 and return it; None on other ranks.
+
+        Raises ConfigError: there were no steps after the warm-up.
+        """
+        if int(os.environ.get("RANK") or 0):
+            return None
+        counted = self._ends[self._warmup :]
+        if len(counted) < 2:
+            message = f"{len(self._ends)} steps were recorded, and {self._warmup} are warm-up"
+            raise ConfigError(message, hint="train longer, or set warmup to a smaller number")
+        times = [after - before for before, after in pairwise(counted)]
+        samples = self._batch * self._world_size if self._weak else self._batch
+        rate = samples * len(times) / (counted[-1] - counted[0])
+        p90 = quantiles(times, n=10)[-1] if len(times) > 1 else times[0]
+        record = blank(self._world_size, weak=self._weak, batch=self._batch) | {
+            "samples_per_s": rate,
+            "tokens_per_s": rate * self._tokens,
+            "step_s": {"median": median(times), "p90": p90},
+            "loss": self._loss,
+            "trained_parameters": self._parameters,
+        }
+        write(record)
+        return record
+
+
+def blank(world_size: int, *, weak: bool, batch: int | None = None) -> Record:
+    """A record without numbers of its own, of this process and machine."""
+    torch = sys.modules.get("torch")
+    cuda = torch is not None and torch.cuda.is_available()
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "world_size": world_size,
+        "nodes": max(1, world_size // int(os.environ.get("LOCAL_WORLD_SIZE") or world_size)),
+        "repeat": int(os.environ.get(REPEAT) or 0),
+        "variation": {},
+        "settings": {"model": Path(sys.argv[0]).name, "weak": weak, "batch_size": batch},
+        "shares": {},
+        "communication": {},
+        "memory": {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
+        "machine": {
+            "host": host_name(),
+            "device": torch.cuda.get_device_name() if torch is not None and cuda else "cpu",
+            "cpus": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+        },
+        "at": time.time(),
+    }
+
+
+def write(record: Mapping[str, Any]) -> None:
+    line = json.dumps(record, allow_nan=False) + "\n"
+    if not (path := os.environ.get(RECORDS)):
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        return
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def printed(text: str, world_size: int, *, weak: bool, name: str) -> Record | None:
+    """A record from the last line of a log that has ``samples_per_s``; None without one.
+
+    So a training that prints its speed as JSON needs no recorder.
+    """
+    found = None
+    for _, line in objects_in(text, "", "samples_per_s"):
+        if _is_positive(line["samples_per_s"]):
+            found = line
+    if found is None:
+        return None
+    tokens = found.get("tokens_per_s")
+    record = blank(world_size, weak=weak)
+    record["settings"]["model"] = name
+    rate = found["samples_per_s"]
+    return record | {
+        "samples_per_s": rate,
+        "tokens_per_s": tokens if _is_positive(tokens) else rate,
+        "step_s": {},
+        "loss": found.get("loss"),
+        "trained_parameters": found.get("trained_parameters"),
+    }
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and is_number(value) and value > 0
+
+
+def _wait_for_gpu() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,98 @@
+"""'hpctk scaling run -- train.py' measures a user's own training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.training.scaling.recorder import Recorder
+
+pytest.importorskip("torch", reason="the extra torch is not installed")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORDED = """
+import time
+from hpc_toolkit.training.scaling.recorder import Recorder
+
+recorder = Recorder(batch_per_rank=4, warmup=1)
+for step in range(6):
+    time.sleep(0.02)
+    recorder.step(loss=1 / (step + 1))
+recorder.finish()
+"""
+PRINTED = """
+import json, os, sys
+if os.environ["RANK"] == "0":
+    print("epoch 1", json.dumps({"samples_per_s": 100.0 * int(os.environ["WORLD_SIZE"])}))
+"""
+
+
+def scaling(tmp_path: Path, *words: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", "hpc_toolkit", "scaling", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def test_training_that_records_its_steps_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RECORDED)
+    own = ("--world-sizes", "1,2", "--repeats", "2", "--", "train.py")
+    done = scaling(tmp_path, "run", "-o", "out", *own)
+    assert done.returncode == 0, done
+    again = scaling(tmp_path, "run", "-o", "out", "--resume", *own)
+    assert (again.returncode, again.stderr) == (0, ""), again
+
+    found = scaling(tmp_path, "analyze", "out", "--json", "--samples", "1000000")
+
+    assert '"law": "weak"' in found.stdout
+    assert '"work": "1,000,000 samples"' in found.stdout
+    lines = (tmp_path / "out/records/world-2.jsonl").read_text().splitlines()
+    assert [json.loads(line)["repeat"] for line in lines] == [0, 1]
+    # Two ranks of 4 samples each, in at least 20 ms.
+    assert all(0 < json.loads(line)["samples_per_s"] <= 2 * 4 / 0.02 for line in lines)
+    assert json.loads(lines[0])["loss"] == pytest.approx(1 / 6)
+
+
+def test_training_that_prints_its_speed_needs_no_recorder_but_the_kind_of_batch(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PRINTED)
+    asked = ("run", "--world-sizes", "1", "--repeats", "1")
+
+    unclear = scaling(tmp_path, *asked, "-o", "a", "--", "train.py")
+    done = scaling(tmp_path, *asked, "-o", "b", "--strong", "--", "train.py")
+
+    assert "add --weak (batch of each rank) or --strong (of all)" in unclear.stderr
+    assert done.returncode == 0, done
+    (record,) = map(json.loads, (tmp_path / "b/records/world-1.jsonl").read_text().splitlines())
+    assert (record["samples_per_s"], record["settings"]["weak"]) == (100.0, False)
+
+    (tmp_path / "train.py").write_text("print('no numbers')")
+    silent = scaling(tmp_path, *asked, "-o", "c", "--", "train.py")
+    assert "train.py recorded no speed on 1 ranks" in silent.stderr
+    refused = scaling(tmp_path, *asked, "-o", "d", "--model", "x", "--", "train.py")
+    assert "--model is for the built-in training" in refused.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_batch_of_a_step_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ({}, {"batch_per_rank": 1, "batch_global": 1}, {"batch_global": 0}):
+        with pytest.raises(ConfigError, match="batch_per_rank="):
+            Recorder(**given)
+
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    recorder = Recorder(batch_global=8, warmup=5)
+    recorder.step()
+    with pytest.raises(ConfigError, match="1 steps were recorded, and 5 are warm-up"):
+        recorder.finish()

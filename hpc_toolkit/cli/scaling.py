@@ -26,7 +26,6 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import format_duration, parse_counts
@@ -200,7 +199,6 @@ def submissions(
 
 def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
-    from hpc_toolkit.submit.jobs import record_job
     from hpc_toolkit.submit.send import send
     from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
 
@@ -211,7 +209,6 @@ def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None
     try:
         for size, submission in jobs.items():
             for job in send(submission):
-                record_job(RunPaths(run.directory), job)
                 print(job.job, flush=True)
             left.remove(size)
     except (HpcToolkitError, KeyboardInterrupt):

@@ -42,6 +42,7 @@ from hpc_toolkit.training.scaling.settings import (
 if TYPE_CHECKING:
     from hpc_toolkit.submit.submission import Submission
     from hpc_toolkit.training.scaling.launches import ScalingRun
+    from hpc_toolkit.training.scaling.loaders import LoaderAdvice
     from hpc_toolkit.training.scaling.page import Judged
 
 _TRAINING = "Training"
@@ -231,13 +232,15 @@ def analyze(
 ) -> None:
     """Compare world sizes by speed, efficiency and cost.
 
-    Also fits a scaling law and recommends a world size.
+    Also fits a scaling law and recommends a world size, and a number of loader workers if several
+    were measured (--vary loader-workers=0,1,2,4).
 
     Examples:
         hpctk scaling analyze scaling
         hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
     """
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
+    from hpc_toolkit.training.scaling.loaders import advise_loaders
     from hpc_toolkit.training.scaling.page import as_data, as_markdown, scaling_svg
     from hpc_toolkit.training.scaling.records import read_source
     from hpc_toolkit.training.scaling.series import priced
@@ -247,13 +250,15 @@ def analyze(
     minimum = FAIR if min_efficiency is None else min_efficiency
     judged: list[Judged] = []
     notes: list[str] = []
+    loaders: list[LoaderAdvice] = []
     for path in source:
         found, left_out = read_source(path)
         notes += left_out
+        loaders += advise_loaders(found)
         compared = [compare(priced(series, **given)) for series in found]
         judged += [(one, judge(one, minimum)) for one in compared]
-    data = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
-    page = as_markdown(judged, notes)
+    data = json.dumps(as_data(judged, notes, loaders), allow_nan=False) + "\n"
+    page = as_markdown(judged, notes, loaders)
     sys.stdout.write(data if as_json else printable_lines(page))
     forms = {
         ".json": lambda: data,

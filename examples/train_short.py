@@ -44,7 +44,7 @@ def main(epochs: int = 20, batch: int = 64, log_every: int = 20, save_every: int
                 step, taken = step + 1, taken + len(x) * info.world_size
                 sampler.took(len(x) * info.world_size)
                 if step % log_every == 0:
-                    mean, now = distributed.all_reduce(loss, "average"), time.perf_counter()
+                    mean, now = distributed.all_reduce(loss, "average").item(), time.perf_counter()
                     rate, taken, began = taken / (now - began), 0, now
                     if info.is_main:
                         print(f"epoch {epoch} step {step} loss {mean:.9g} samples/s {rate:.0f}")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import RunPaths
 
 
 def register(app: typer.Typer) -> None:
@@ -95,15 +96,16 @@ def logs(
 ) -> None:
     """Print the output of workers, of one item or of a Slurm job.
 
-    --job prints the log that Slurm wrote: the script's own output, and errors at its start.
+    RUN may be the directory of a training: this prints the log of its latest job, else the output
+    of its ranks. --job prints the log that Slurm wrote: the script's own output, and errors at
+    its start.
 
     Examples:
         hpctk logs runs/eval
         hpctk logs runs/eval --item 17
         hpctk logs runs/eval --job 4711
     """
-    found = open_run(run)
-    for part in _log_parts(found, worker, item) if job is None else _job_logs(found, job):
+    for part in _chosen_logs(run, worker, item, job):
         data = part.path.read_bytes()[part.start : part.end]
         if as_json:
             print(json.dumps({"log": part.title, "text": data.decode(errors="replace")}))
@@ -118,6 +120,24 @@ class _LogPart(NamedTuple):
     title: str
     start: int = 0
     end: int | None = None
+
+
+def _chosen_logs(
+    given: str | None, worker: str | None, item: str | None, job: str | None
+) -> Iterator[_LogPart]:
+    from hpc_toolkit.rundir.layout import RunPaths, find_run
+    from hpc_toolkit.training.progress import is_training, training_logs
+
+    root = find_run(given)
+    if not is_training(root):
+        run = open_run(given)
+        return _job_logs(run.paths, job) if job is not None else _log_parts(run, worker, item)
+    if worker is not None or item is not None:
+        message = f"{root} is the directory of a training, which has no workers and no items"
+        raise ConfigError(message, hint="leave out --worker and --item")
+    if job is not None:
+        return _job_logs(RunPaths(root), job)
+    return (_LogPart(path, str(path)) for path in training_logs(root))
 
 
 def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogPart]:
@@ -139,15 +159,15 @@ def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogP
     yield from (_LogPart(path, path.stem) for path in chosen)
 
 
-def _job_logs(run: Run, job: str) -> Iterator[_LogPart]:
+def _job_logs(run: RunPaths, job: str) -> Iterator[_LogPart]:
     from hpc_toolkit.submit.jobs import known_jobs, log_files
 
-    known = [one.job for one in known_jobs(run.paths)]
+    known = [one.job for one in known_jobs(run)]
     if job not in known and job.partition("_")[0] not in known:
         message = f"no job of {run.root} has the id {job!r}"
         hint = f"known jobs: {', '.join(known[-10:])}" if known else "none is known"
         raise ConfigError(message, hint=hint)
-    paths = log_files(run.paths, job)
+    paths = log_files(run, job)
     if not paths:
         message = f"job {job} has not written a log yet"
         raise ConfigError(message, hint="Slurm creates the log when the job starts")

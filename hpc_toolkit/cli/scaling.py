@@ -28,7 +28,6 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import format_duration, parse_counts
@@ -45,6 +44,7 @@ from hpc_toolkit.training.scaling.settings import (
 if TYPE_CHECKING:
     from hpc_toolkit.submit.submission import Submission
     from hpc_toolkit.training.scaling.launches import ScalingRun
+    from hpc_toolkit.training.scaling.loaders import LoaderAdvice
     from hpc_toolkit.training.scaling.page import Judged
 
 _TRAINING = "Training"
@@ -250,7 +250,6 @@ def submissions(
 
 def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
-    from hpc_toolkit.submit.jobs import record_job
     from hpc_toolkit.submit.send import send
     from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
 
@@ -261,7 +260,6 @@ def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None
     try:
         for size, submission in jobs.items():
             for job in send(submission):
-                record_job(RunPaths(run.directory), job)
                 print(job.job, flush=True)
             left.remove(size)
     except (HpcToolkitError, KeyboardInterrupt):
@@ -284,13 +282,15 @@ def analyze(
 ) -> None:
     """Compare world sizes by speed, efficiency and cost.
 
-    Also fits a scaling law and recommends a world size.
+    Also fits a scaling law and recommends a world size, and a number of loader workers if several
+    were measured (--vary loader-workers=0,1,2,4).
 
     Examples:
         hpctk scaling analyze scaling
         hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
     """
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
+    from hpc_toolkit.training.scaling.loaders import advise_loaders
     from hpc_toolkit.training.scaling.page import as_data, as_markdown, scaling_svg
     from hpc_toolkit.training.scaling.records import read_source
     from hpc_toolkit.training.scaling.series import of_samples, priced
@@ -301,13 +301,15 @@ def analyze(
     judged: list[Judged] = []
     notes: list[str] = []
     samples = given.pop("samples")
+    loaders: list[LoaderAdvice] = []
     for path in source:
         found, left_out = read_source(path)
         notes += left_out
+        loaders += advise_loaders(found)
         compared = [compare(priced(of_samples(one, samples), **given)) for one in found]
         judged += [(one, judge(one, minimum)) for one in compared]
-    data = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
-    page = as_markdown(judged, notes)
+    data = json.dumps(as_data(judged, notes, loaders), allow_nan=False) + "\n"
+    page = as_markdown(judged, notes, loaders)
     sys.stdout.write(data if as_json else printable_lines(page))
     forms = {
         ".json": lambda: data,

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.system.options import Panels
+    from hpc_toolkit.training.progress import Progress, Training
 
 _WATCH_S = 2.0
 _EXAMPLE_CHARS = 80
+_OUTPUT_CHARS = 160
 _SHOWN = 8
 _DAY_S = 86400
 _INDENT = 11
@@ -58,8 +60,9 @@ def register(app: typer.Typer) -> None:
 def status(run: str | None, **given: Any) -> None:
     """Show progress, workers, failures and time left.
 
-    If nothing is happening, the output says why. The state of jobs is unknown if Slurm does not
-    answer within 5 s. Without RUN, and with several runs below ./runs, prints one line per run.
+    RUN may be the directory of a training: this shows its jobs, last output and last checkpoint. If
+    nothing is happening, the output says why. The state of jobs is unknown if Slurm does not answer
+    within 5 s. Without RUN, and with several runs below ./runs, prints one line per run.
 
     Examples:
         hpctk status
@@ -72,10 +75,71 @@ def status(run: str | None, **given: Any) -> None:
         troubled = _overview(runs, as_json=as_json, verbose=verbose)
     else:
         screen = watch and not as_json and sys.stdout.isatty()
-        show = partial(_show, as_json=as_json, screen=screen, verbose=verbose)
-        troubled = _follow(Run.open(find_run(run)), show, watch=watch, slurm=given["slurm"])
+        opened = _opened(find_run(run))
+        if isinstance(opened, Run):
+            show = partial(_show, as_json=as_json, screen=screen, verbose=verbose)
+            troubled = _follow(opened, show, watch=watch, slurm=given["slurm"])
+        else:
+            shown = partial(_show_training, as_json=as_json, screen=screen)
+            troubled = _follow_training(opened, shown, watch=watch, slurm=given["slurm"])
     if given["check"] and troubled:
         sys.exit(1)
+
+
+def _opened(root: Path) -> Run | Training:
+    try:
+        return Run.open(root)
+    except RunError:
+        # Only here, so that the status of a run imports and reads no more than it needs.
+        from hpc_toolkit.training.progress import Training, is_training
+
+        if is_training(root):
+            return Training(root)
+        raise
+
+
+def _follow_training(
+    training: Training, show: Callable[[Progress], None], *, watch: bool, slurm: bool
+) -> bool:
+    """Show a training, with ``watch`` until its jobs have ended; whether the last one failed."""
+    while True:
+        now = training.progress(ask=slurm)
+        show(now)
+        if not watch or now.ended or not now.jobs:
+            return now.failed
+        time.sleep(_WATCH_S)
+
+
+def _show_training(now: Progress, *, as_json: bool, screen: bool) -> None:
+    if as_json:
+        print(json.dumps(now.to_json()), flush=True)
+    else:
+        _print(training_lines(now), [], screen=screen)
+
+
+def training_lines(now: Progress) -> list[str]:
+    """The status of a training as people read it."""
+    lines = [f"{now.directory}: {now.jobs[-1].state if now.jobs else 'no job is known'}"]
+    lines += job_lines(now.jobs)
+    if now.rank_restarts:
+        times = "once" if now.rank_restarts == 1 else f"{now.rank_restarts} times"
+        lines.append(f"  restarts      the ranks of the latest launch were restarted {times}")
+    if now.output is None:
+        lines.append("  output        none yet")
+    else:
+        text = now.output.text
+        text = text if len(text) <= _OUTPUT_CHARS else f"{text[: _OUTPUT_CHARS - 3]}..."
+        lines.append(f"  output        {_ago(now.output.at)}: {text}")
+    if now.checkpoint is None:
+        lines.append(f"  checkpoint    none in {now.directory}/checkpoints")
+    else:
+        saved = now.checkpoint
+        lines.append(f"  checkpoint    step {saved.step}, {_ago(saved.at)}: {saved.path}")
+    return lines
+
+
+def _ago(at: float) -> str:
+    return f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
 def _follow(
@@ -153,8 +217,11 @@ def _show(
         records = [{key: getattr(job, key) for key in keys} for job in jobs]
         print(json.dumps({**now.to_json(), "jobs": records}), flush=True)
         return
-    parts = status_parts(now, jobs, verbose=verbose)
-    lines, errors = (list(map(printable, part)) for part in parts)
+    _print(*status_parts(now, jobs, verbose=verbose), screen=screen)
+
+
+def _print(found: list[str], wrong: list[str], *, screen: bool) -> None:
+    lines, errors = (list(map(printable, part)) for part in (found, wrong))
     if not screen:
         print("\n".join(lines + errors), flush=True)
         return

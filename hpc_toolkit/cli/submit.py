@@ -119,7 +119,7 @@ def _send(submission: Submission) -> None:
         if taken or unsure:
             words = [f"{len(taken)} of {total} were taken" + f": {', '.join(taken)}" * bool(taken)]
             words += ["'squeue --me' shows whether one more was accepted"] * unsure
-            back = f"hpctk cancel {submission.run.root}" if submission.run else "scancel"
+            back = f"hpctk cancel {submission.records.root}" if submission.records else "scancel"
             words += [f"'{back}' cancels them"] * bool(taken)
             note("; ".join(words))
         raise
@@ -186,7 +186,8 @@ def _of_script(
         if header is not None:
             check_template(header.template, run)
         check_run(run, force=force)
-    submission = of_script(path, text, run=run, cwd=Path.cwd())
+    training = _training(header) if run is None else None
+    submission = of_script(path, text, run=run, cwd=Path.cwd(), training=training)
     if inside and not given.get("run"):
         submission = replace(submission, arguments=())
     if given.get("dependency"):
@@ -210,6 +211,17 @@ def _header(path: Path, text: str, *, needed: bool) -> Header | None:
             return None
         hint = "render the script again, or name the run with --run"
         raise RenderError(error.message, hint=hint) from error
+
+
+def _training(header: Header | None) -> str | None:
+    """The directory of the training that a script starts; None if it starts none of ours."""
+    from hpc_toolkit.slurm.render.kinds import TRAININGS
+    from hpc_toolkit.slurm.render.training import training_directory
+
+    if header is None or header.template not in TRAININGS or header.request.get("plain"):
+        return None
+    name = header.request.get("job_name") or header.template
+    return training_directory(header.request.get("run_dir"), name)
 
 
 def _site(header: Header | None) -> Cluster:
@@ -261,15 +273,18 @@ def cancel(
 ) -> None:
     """Cancel the jobs of a run, and print their ids.
 
-    Exits with 1 if the queue has no jobs of the run.
+    RUN may be the directory of a training. Exits with 1 if the queue has no jobs of the run.
 
     Examples:
         hpctk cancel runs/eval
         hpctk cancel runs/eval --job 4711 --yes
     """
+    from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.submit.cancellation import cancel_jobs, cancelable_jobs
+    from hpc_toolkit.training.progress import is_training
 
-    queued = cancelable_jobs(open_run(run).paths, only=job)
+    paths = RunPaths(Path(run)) if is_training(Path(run)) else open_run(run).paths
+    queued = cancelable_jobs(paths, only=job)
     for one in queued:
         if one.foreign:
             note(f"job {one.record.id} was not cancelled: {one.foreign}")

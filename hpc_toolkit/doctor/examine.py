@@ -11,7 +11,7 @@ from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
 from hpc_toolkit.doctor.filesystem.locks import waiting_for_server
 from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
-from hpc_toolkit.doctor.node import check_gpus, check_script, check_slurm, check_variables
+from hpc_toolkit.doctor.node import check_devices, check_script, check_slurm, check_variables
 from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, helper
 from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.doctor.run.repairs import plan_repairs
@@ -51,7 +51,7 @@ def examine(
         clock: gives the wall time of the stored result, for people.
         other: the same directory through another mount of this machine.
         step: the step of this task, which leads; the other task calls ``join_step``.
-        around: whether to examine Slurm, GPUs and templates as well.
+        around: whether to examine Slurm, GPUs, InfiniBand ports and templates as well.
 
     Raises:
         ConfigError: ``other`` is another directory.
@@ -79,9 +79,9 @@ def examine(
                 found.append(_check_sides(pair, paired=paired, local=local))
                 _check_pair(report, pair, mount)
                 if around:
-                    # Two tasks on one node see the same GPUs.
+                    # Two tasks on one node see the same devices.
                     nodes = step is not None and pair.here.host != pair.there.host
-                    around_it += check_gpus(pair, nodes=nodes)
+                    around_it += check_devices(pair, nodes=nodes)
         finally:
             remove_area(area)
     of_directory = list(found)

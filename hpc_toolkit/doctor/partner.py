@@ -68,7 +68,7 @@ class Partner:
             "hold": self._hold,
             "let_go": self._let_go,
             "try": lambda name: locks.try_lock(self._area / name),
-            "gpus": node.look_here,
+            "devices": node.look_here,
             BYE: os.getpid,
         }
         try:

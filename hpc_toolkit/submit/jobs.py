@@ -1,4 +1,4 @@
-"""The Slurm jobs of a run: records of what was submitted, and the jobs' states.
+"""The Slurm jobs of a run or a training: records of what was submitted, and the jobs' states.
 
 The records are annotations in the run directory; no decision about items depends on them.
 """
@@ -107,7 +107,8 @@ def script_copy(paths: RunPaths, name: str, script: str) -> Path:
 
 def keep_script(paths: RunPaths, name: str, script: str) -> Path:
     path = script_copy(paths, name, script)
-    paths.jobs.mkdir(exist_ok=True)
+    # The directory of a training may not exist yet.
+    paths.jobs.mkdir(parents=True, exist_ok=True)
     if files.read_fresh(path) != script.encode():
         files.replace_file(path, [script.encode()])
     return path

@@ -1,7 +1,8 @@
 """Check a submission, exclude nodes that failed, send it to Slurm, and record its jobs.
 
-The run keeps a copy of the script, and sbatch gets that copy. A crash between sbatch and the job's
-record loses only the record: the job's workers name their job themselves.
+The run, or the directory of a training, keeps a copy of the script, and sbatch gets that copy. A
+crash between sbatch and the job's record loses only the record: the job's workers name their job
+themselves.
 
 A node that returns after a failure often fails again, and Slurm allocates it at once. The same is
 true of a sick node, on which items fail that other nodes finish.
@@ -142,7 +143,6 @@ def _make_log_directory(submission: Submission) -> None:
 
 
 def _send_one(submission: Submission, script: Script, before: str) -> RunJob:
-    run = submission.run
     _write(submission, script)
     argv = submission.argv(script, before)
     accepted = slurm.sbatch(argv)
@@ -159,21 +159,22 @@ def _send_one(submission: Submission, script: Script, before: str) -> RunJob:
         submitted=round(time.time(), 3),
         by=own_login(),
     )
-    if run is not None:
-        record_job(run.paths, job)
+    if submission.records is not None:
+        record_job(submission.records, job)
     sys.stderr.writelines(f"{printable(line)}\n" for line in accepted.said)
     return job
 
 
 def _write(submission: Submission, script: Script) -> None:
-    if submission.run is None:
+    records = submission.records
+    if records is None:
         if not script.path.exists() or script.path.read_text(encoding="utf-8") != script.text:
             write_script(script.path, script.text)
         return
     try:
-        keep_script(submission.run.paths, submission.name, script.text)
+        keep_script(records, submission.name, script.text)
     except OSError as error:
-        message = f"cannot keep the script in {submission.run.paths.jobs}: {error.strerror}"
+        message = f"cannot keep the script in {records.jobs}: {error.strerror}"
         raise RunError(message, hint="check its permissions and the free space") from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import RenderError
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import script_options
@@ -29,7 +30,7 @@ _MOST_CHUNKS = 1000
 class Script:
     text: str
     path: Path
-    """Its absolute path; the script is written there if no run keeps a copy."""
+    """Its absolute path; it is written there if neither a run nor a training keeps a copy."""
     array: str | None = None
     """Its value of ``--array``."""
 
@@ -44,6 +45,8 @@ class Submission:
     """The jobs' directory, absolute."""
     run: Run | None = None
     """The run that the jobs work on; None for a program of its own."""
+    training: Path | None = None
+    """The directory of a training, absolute, which keeps its scripts and jobs as a run does."""
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     """Options of sbatch; they override the scripts' directives."""
@@ -53,10 +56,17 @@ class Submission:
     """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def records(self) -> RunPaths | None:
+        """Where scripts and jobs are recorded: in the run, or in the training's directory."""
+        if self.run is not None:
+            return self.run.paths
+        return RunPaths(self.training) if self.training is not None else None
+
     def place(self, script: Script) -> Path:
-        if self.run is None:
+        if self.records is None:
             return script.path
-        return script_copy(self.run.paths, self.name, script.text).absolute()
+        return script_copy(self.records, self.name, script.text).absolute()
 
     def argv(self, script: Script, before: str = "") -> list[str]:
         """The command that submits ``script`` as the next one after job ``before``."""
@@ -75,6 +85,7 @@ def of_request(
     Raises RenderError: the cluster cannot provide it.
     """
     from hpc_toolkit.slurm.render.script import render_script
+    from hpc_toolkit.slurm.render.training import training_directory
 
     folder, notes = cwd / "slurm", []
     chunks, limit = [Chunk(spec.array or "", 0)], None
@@ -94,12 +105,15 @@ def of_request(
             f"{limit - 1} here{each}"
         )
     works_in = Path(spec.chdir) if spec.chdir else cwd
+    trains = template in TRAININGS and not spec.plain
+    directory = works_in / training_directory(spec.run_dir, spec.job_name)
     return Submission(
         name=spec.job_name,
         scripts=tuple(scripts),
         log=log_pattern(spec),
         cwd=works_in,
         run=run,
+        training=directory if trains else None,
         notes=(*notes, *_missing(spec, template, works_in)),
     )
 
@@ -112,20 +126,27 @@ def _missing(spec: ScriptSpec, template: str, folder: Path) -> list[str]:
     return [] if os.path.exists(path) else [f"{path} does not exist, and the job would start it"]
 
 
-def of_script(path: Path, text: str, *, run: Run | None, cwd: Path) -> Submission:
-    """A submission of a script as it is; its argument is ``run``, absolute if it sets ``chdir``."""
+def of_script(
+    path: Path, text: str, *, run: Run | None, cwd: Path, training: str | None = None
+) -> Submission:
+    """A submission of a script as it is; its argument is ``run``, absolute if it sets ``chdir``.
+
+    ``training`` is the directory of the training that it starts, relative to the job's directory.
+    """
     found = script_options(text)
     root = ""
     if run is not None:
         root = str(run.root.absolute() if "chdir" in found else run.root)
     name = found.get("job-name") or path.name  # as sbatch names it
     plain = "slurm-%A_%a.out" if "array" in found else "slurm-%j.out"
+    works_in = cwd / found.get("chdir", "")
     return Submission(
         name=name,
         scripts=(Script(text, path.absolute(), found.get("array")),),
         log=found.get("output", plain),
-        cwd=cwd / found.get("chdir", ""),
+        cwd=works_in,
         run=run,
+        training=works_in / training if training is not None else None,
         # To sbatch, a word ":" begins the next component of a heterogeneous job.
         arguments=(f"./{root}" if root == ":" else root,) if root else (),
     )

@@ -1,4 +1,4 @@
-"""What jobs find beside a directory: Slurm, as programs of the test play it, and the templates."""
+"""What jobs find beside a directory: Slurm and ports as the test plays them, and templates."""
 
 from __future__ import annotations
 
@@ -115,3 +115,63 @@ def test_a_cluster_that_cannot_be_loaded_is_a_fault_with_its_hint(
     assert found.verdict is Verdict.UNSAFE
     assert "kilarney" in found.found
     assert "killarney" in found.fix
+
+
+def port(
+    root: Path, name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)"
+) -> None:
+    """Make the files of one port, as the kernel shows them in /sys/class/infiniband."""
+    device, _, number = name.partition(":")
+    path = root / device / "ports" / number
+    path.mkdir(parents=True)
+    for key, text in (("state", state), ("rate", rate), ("link_layer", "InfiniBand")):
+        (path / key).write_text(f"{text}\n")
+
+
+def ports(root: Path) -> Finding:
+    return node.judge_ports(node.read_ports(root))
+
+
+def test_a_node_without_ports_may_do_without(tmp_path: Path) -> None:
+    found = ports(tmp_path / "infiniband")
+
+    assert (found.check, found.verdict) == ("infiniband", Verdict.SKIPPED)
+
+
+def test_ports_of_one_speed_are_fine_and_named_in_order(tmp_path: Path) -> None:
+    for name in ("mlx5_10:1", "mlx5_9:1"):
+        port(tmp_path, name)
+
+    found = ports(tmp_path)
+
+    assert found.verdict is Verdict.FINE
+    assert found.found == "mlx5_9:1, mlx5_10:1: ACTIVE at 400 Gb/sec (4X NDR)"
+
+
+def test_a_port_that_is_down_or_slower_than_its_neighbours_is_named(tmp_path: Path) -> None:
+    port(tmp_path, "mlx5_0:1")
+    port(tmp_path, "mlx5_1:1", rate="200 Gb/sec (2X NDR)")
+    port(tmp_path, "mlx5_2:1", state="1: DOWN", rate="800 Gb/sec (8X NDR)")
+
+    found = ports(tmp_path)
+
+    assert found.verdict is Verdict.SLOWER
+    assert "mlx5_2:1: DOWN" in found.found
+    assert "mlx5_1:1 is slower than mlx5_0:1 (400 Gb/sec (4X NDR))" in found.means
+    assert "mlx5_2:1 is not active" in found.means
+    assert found.fix.endswith("NCCL_IB_HCA=^=mlx5_1:1,mlx5_2:1")
+
+
+def test_roce_and_infiniband_ports_are_not_compared(tmp_path: Path) -> None:
+    port(tmp_path, "mlx5_0:1")
+    port(tmp_path, "mlx5_bond_0:1", rate="25 Gb/sec (1X EDR)")
+    (tmp_path / "mlx5_bond_0/ports/1/link_layer").write_text("Ethernet\n")
+
+    assert ports(tmp_path).verdict is Verdict.FINE
+
+
+def test_ports_that_do_not_answer_are_unknown() -> None:
+    found = node.judge_ports({"error": "no answer within 10 s"})
+
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.found.endswith("no answer within 10 s")

@@ -114,7 +114,7 @@ def words_of(told: list[dict[str, str]]) -> list[tuple[str, str, str]]:
 
 
 def test_gpus_that_answer_and_compute_are_fine(here: dict[str, Any]) -> None:
-    told = node.look_here()
+    told = node.look_at_gpus()
 
     assert words_of(told) == [
         (
@@ -145,7 +145,7 @@ def test_without_a_gpu_that_works_torch_is_not_imported(
 ) -> None:
     here["driver"] = driver
 
-    told = node.look_here()
+    told = node.look_at_gpus()
 
     ((check, found_verdict, found),) = words_of(told)
     assert (check, found_verdict) == ("gpus", verdict)
@@ -158,14 +158,14 @@ def test_a_process_to_which_no_gpu_is_granted_looks_at_none(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
-    assert [one[:2] for one in words_of(node.look_here())] == [("gpus", "skipped")]
+    assert [one[:2] for one in words_of(node.look_at_gpus())] == [("gpus", "skipped")]
     assert here["asked"] == ["driver"]
 
 
 def test_gpus_without_torch_say_that_it_is_not_installed(here: dict[str, Any]) -> None:
     here["spec"] = None
 
-    told = node.look_here()
+    told = node.look_at_gpus()
 
     assert words_of(told)[1][:2] == ("torch", "skipped")
     assert here["asked"] == ["driver"]
@@ -185,7 +185,7 @@ def test_what_torch_cannot_do_is_told(
 ) -> None:
     here["torch"] = {**TORCH, **changes}
 
-    told = node.look_here()
+    told = node.look_at_gpus()
 
     assert words_of(told)[1][1] == verdict
     assert words in words_of(told)[1][2]
@@ -194,7 +194,7 @@ def test_what_torch_cannot_do_is_told(
 def test_a_torch_that_does_not_come_back_is_unknown(here: dict[str, Any]) -> None:
     here["torch"] = {"error": "no answer within 60 s"}
 
-    ((_, verdict, found),) = words_of(node.look_here())[1:]
+    ((_, verdict, found),) = words_of(node.look_at_gpus())[1:]
 
     assert verdict == "unknown"
     assert found.endswith("no answer within 60 s")
@@ -227,7 +227,7 @@ def test_two_nodes_are_both_looked_at(tmp_path: Path, monkeypatch: pytest.Monkey
     area = make_area(tmp_path, "t", LEAD)
     with helper(tmp_path, area):
         pair = Pair(area, arrival_s=10.0)
-        found = node.check_gpus(pair, nodes=True)
+        found = node.check_devices(pair, nodes=True)
         pair.close()
     remove_area(area)
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import RunJob
+from hpc_toolkit.submit.jobs import RunJob, record_job
 from hpc_toolkit.training.scaling.collectives import record_of
 from tests.scripttext import batch_program
 
@@ -306,7 +306,10 @@ def test_jobs_that_are_there_already_are_named_and_not_sent_twice(
 
     def send(submission: Submission) -> Iterator[RunJob]:
         sent.append(submission.name)
-        yield RunJob(job=str(100 + len(sent)), name=submission.name)
+        job = RunJob(job=str(100 + len(sent)), name=submission.name)
+        assert submission.records is not None
+        record_job(submission.records, job)
+        yield job
 
     monkeypatch.setattr("hpc_toolkit.submit.send.send", send)
     states = {"101": "PENDING", "102": "COMPLETED"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.collectives import expected_s, record_of
 from hpc_toolkit.training.scaling.comparison import compare, fit, judge
+from hpc_toolkit.training.scaling.loaders import LoaderAdvice, advise_loaders
 from hpc_toolkit.training.scaling.page import as_markdown, headline
 from hpc_toolkit.training.scaling.program import over_ranks
 from hpc_toolkit.training.scaling.series import Law, Point, Series
@@ -297,3 +299,47 @@ def test_the_overview_advises_no_world_size_where_one_alone_was_measured() -> No
 
     assert lines[4].startswith("| s | measure another | ")
     assert lines[5].startswith("| s | 2 | ")
+
+
+def loaders(rates: dict[int, tuple[float, ...]], loading: float = 0.0) -> LoaderAdvice:
+    """The advice of trainings that differ in their number of loader processes."""
+    (found,) = advise_loaders(
+        Series(
+            name=f"loader_workers={workers}",
+            points=(
+                Point(world_size=1, rates=(1.0,)),
+                Point(world_size=2, rates=repeats, shares={"loading": loading}),
+            ),
+            variation={"loader_workers": workers, "accumulate": 4},
+        )
+        for workers, repeats in rates.items()
+    )
+    return found
+
+
+def test_the_fewest_loaders_that_are_nearly_as_fast_as_the_fastest_are_advised() -> None:
+    found = loaders({4: (400.0,), 0: (100.0,), 2: (390.0,), 1: (370.0,)})
+
+    assert (found.workers, found.world_size, found.certain) == (2, 2, True)
+    assert str(found) == (
+        "**Use 2 loader workers per rank for accumulate=4** "
+        "(samples/s on 2 ranks: 100 with 0, 370 with 1, 390 with 2, 400 with 4)"
+    )
+
+
+def test_an_advice_on_loaders_names_its_doubts() -> None:
+    assert "repeats do not agree" in str(loaders({0: (100.0,), 1: (150.0, 200.0), 2: (180.0,)}))
+    most = str(loaders({0: (100.0,), 1: (200.0,)}, loading=0.25))
+    assert "ranks still wait for data in 25% of a step" in most
+    assert "more workers were not measured" in most
+
+
+def test_one_number_of_loaders_has_no_advice() -> None:
+    one = Series(name="s", points=(Point(world_size=1, rates=(1.0,)),))
+    with_loaders = replace(one, variation={"loader_workers": 2})
+    elsewhere = replace(
+        with_loaders, variation={"loader_workers": 4}, points=(Point(world_size=2, rates=(1.0,)),)
+    )
+
+    for found in ([one, one], [with_loaders], [with_loaders, elsewhere]):
+        assert list(advise_loaders(found)) == []

@@ -96,6 +96,18 @@ def test_what_varies_makes_series_of_their_own_in_the_order_of_its_values() -> N
     assert [one.points[1].rate for one in found] == [16.0, 17.0, 19.0]
 
 
+def test_what_varies_is_known_of_each_series() -> None:
+    records = [
+        record(1, 9.0, variation={"loader_workers": n}, settings={"loader_workers": n})
+        for n in (0, 2)
+    ]
+
+    assert [one.variation for one in series_of(records)] == [
+        {"loader_workers": 0},
+        {"loader_workers": 2},
+    ]
+
+
 def test_the_order_of_reading_changes_nothing_and_the_later_of_two_counts() -> None:
     records = [record(size, 10.0 * size, n) for size in (1, 2, 4) for n in range(3)]
     again = record(2, 5.0, 1, at=9.0)
@@ -141,6 +153,7 @@ def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() ->
         ({"shares": []}, r"shares is \[\]"),
         ({"shares": {"loading": None}}, "loading is None"),
         ({"machine": {"cpus": "2"}}, "cpus is '2'"),
+        ({"variation": {"loader_workers": "2"}}, "loader_workers is '2'"),
         ({"utilisation_of_ranks": 3}, "utilisation_of_ranks is 3"),
     ],
 )

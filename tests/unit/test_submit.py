@@ -772,3 +772,49 @@ def test_a_program_of_its_own_needs_no_run(programs: Programs) -> None:
     ((_, script),) = sent(programs)
     assert script == str(Path("slurm/command.sbatch").absolute())
     assert "'a b'" in Path(script).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "directory"),
+    [
+        (("--job-name", "gpt"), "runs/gpt"),
+        (("--run-dir", "runs/mine"), "runs/mine"),
+        (("--run-dir", "mine", "--sbatch", "chdir={here}/else"), "else/mine"),
+    ],
+)
+def test_a_training_notes_its_job_in_its_directory(
+    programs: Programs, words: tuple[str, ...], directory: str
+) -> None:
+    given = [word.format(here=Path.cwd()) for word in words]
+
+    result = call("train-single-gpu", "--time", "1:00:00", *given, "--", "train.py")
+
+    assert result.stdout == "101\n", repr(result.exception)
+    (job,) = read_jobs(RunPaths(Path(directory)))
+    ((_, script),) = sent(programs)
+    assert (job.job, Path(script)) == ("101", Path.cwd() / directory / job.script)
+    assert "train.py" in Path(script).read_text()
+
+
+def test_a_rendered_training_notes_its_job_in_the_directory_that_it_names(
+    programs: Programs,
+) -> None:
+    spec = ScriptSpec(
+        python="/py", job_name="gpt", run_dir="runs/mine", time=3600, command=("train.py",)
+    )
+    text = render_script(spec, load_cluster("generic"), "train-cpu")
+    Path("my.sbatch").write_text(text)
+
+    assert call("./my.sbatch").stdout == "101\n"
+
+    (job,) = read_jobs(RunPaths(Path("runs/mine")))
+    assert (job.job, job.name) == ("101", "gpt")
+
+
+def test_a_directory_that_cannot_keep_a_trainings_job_is_told_before(programs: Programs) -> None:
+    Path("mine").touch()
+
+    error = refused("train-cpu", "--time", "1:00:00", "--run-dir", "mine", "--", "train.py")
+
+    assert error.message == f"cannot keep the script in {Path.cwd()}/mine/jobs: Not a directory"
+    assert sent(programs) == []

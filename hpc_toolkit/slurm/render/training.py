@@ -51,7 +51,7 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
         "nproc_per_node": gpus or 1,
         "rank_restarts": 0 if by_rank else RANK_RESTARTS,
         "backend": cluster.gpu_backend if gpus else "gloo",
-        "run_dir": f"runs/{spec.job_name}",
+        "run_dir": training_directory(spec.run_dir, spec.job_name),
         "cpu_bind": None if spec.hint else _bound(template, by_rank=by_rank),
     }
     chosen = {name: value for name, value in standard.items() if getattr(spec, name) is None}
@@ -62,6 +62,11 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
     tasks = full.nproc_per_node or 1 if by_rank else 1
     cpus = _cpus(full, template, cluster, tasks)
     return replace(full, ntasks_per_node=tasks, cpus_per_gpu=None, cpus_per_task=cpus)
+
+
+def training_directory(run_dir: str | None, job_name: str) -> str:
+    """Return the directory of a training's rendezvous, logs and jobs, relative to its job's."""
+    return run_dir or f"runs/{job_name}"
 
 
 def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:

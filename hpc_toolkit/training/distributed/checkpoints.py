@@ -51,7 +51,8 @@ def set_generator_states(states: dict[str, Any]) -> None:
 FORMAT = "hpctk-training-1"
 """Format name in each file."""
 
-_NAME = re.compile(r"step-(\d{9})\.pt")
+CHECKPOINT_NAME = re.compile(r"step-(\d{9})\.pt")
+"""Names of checkpoints; they sort by step."""
 _log = logging.getLogger(LOGGER)
 
 
@@ -188,7 +189,7 @@ class Checkpoints:
 
     def _named(self) -> list[Path]:
         """Return the files that are named like checkpoints, the latest first."""
-        names = sorted(filter(_NAME.fullmatch, list_names(self._directory)), reverse=True)
+        names = sorted(filter(CHECKPOINT_NAME.fullmatch, list_names(self._directory)), reverse=True)
         return [self._directory / name for name in names]
 
     def _take_up(self, path: Path, content: dict[str, Any]) -> None:

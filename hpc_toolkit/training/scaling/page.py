@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hpc_toolkit.training.scaling.comparison import Comparison, Row, Verdict
+    from hpc_toolkit.training.scaling.loaders import LoaderAdvice
     from hpc_toolkit.training.scaling.series import Series
 
 Judged = tuple["Comparison", "Verdict"]
@@ -106,9 +107,13 @@ def digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:#.4g}".rstrip(".")
 
 
-def as_markdown(judged: Sequence[Judged], notes: Sequence[str] = ()) -> str:
+def as_markdown(
+    judged: Sequence[Judged], notes: Sequence[str] = (), loaders: Sequence[LoaderAdvice] = ()
+) -> str:
     """Return one section per series, after an overview table if there are several."""
     lines = ["# Scaling"]
+    for advice in loaders:
+        lines += ["", str(advice)]
     if len(judged) > 1:
         lines += ["", *_overview(judged)]
     for one in judged:
@@ -196,12 +201,15 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> Iterato
     yield ""
 
 
-def as_data(judged: Sequence[Judged], notes: Sequence[str] = ()) -> dict[str, Any]:
+def as_data(
+    judged: Sequence[Judged], notes: Sequence[str] = (), loaders: Sequence[LoaderAdvice] = ()
+) -> dict[str, Any]:
     """Return the content of the page as JSON values; an unknown number is null."""
     return {
         "format": 1,
         "kind": "hpctk.scaling.analysis",
         "series": [_data(*one) for one in judged],
+        "loaders": [asdict(one) for one in loaders],
         "notes": list(notes),
     }
 

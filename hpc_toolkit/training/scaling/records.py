@@ -59,6 +59,7 @@ def _checks(
     yield lambda group: isinstance(group, dict), record, _GROUPS
     yield lambda use: use is None or isinstance(use, dict), record, ("utilisation_of_ranks",)
     yield is_number, record["shares"], record["shares"]
+    yield is_number, record["variation"], record["variation"]
     # Records of other programs may lack these.
     machine = record["machine"]
     yield is_number, machine, machine.keys() & {"cpus", "threads", "load"}
@@ -138,6 +139,7 @@ def _series(name: str, records: list[Record]) -> Series:
     return Series(
         name=name,
         points=tuple(_point([one for one in records if one["world_size"] == n]) for n in sizes),
+        variation=records[0]["variation"],
         law="weak" if records[0]["settings"].get("weak") else "strong",
         notes=tuple(_notes(records)),
         device=" and ".join(_all(records, "device")),

@@ -61,6 +61,8 @@ class Series:
     name: str
     points: tuple[Point, ...]
     """Points in order of world size, each world size once."""
+    variation: Mapping[str, int] = field(default_factory=dict)
+    """Values of the settings that ``--vary`` compares; empty if none do."""
     law: Law = "strong"
     """Whether all ranks share a fixed batch, or each brings its own."""
     work: str = "1,000 samples"

@@ -1,0 +1,86 @@
+"""Advise a number of loader processes, from measurements of several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.training.scaling.comparison import NOTABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hpc_toolkit.training.scaling.series import Point, Series
+
+LOADERS = "loader_workers"
+ENOUGH = 0.95
+"""Share of the highest rate with which fewer loader processes are preferred."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderAdvice:
+    """The number of loader processes to use, of those that were compared."""
+
+    workers: int
+    """Processes per rank: the fewest that reach `ENOUGH` of the highest rate."""
+    world_size: int
+    """Largest number of ranks at which all were measured."""
+    rates: Mapping[int, float]
+    """Rate by number of processes, medians over repeats."""
+    loading: float
+    """Share of a step in which ranks wait for data, with the advised number."""
+    certain: bool
+    """Whether repeats of the advised number and of the fastest one agree within 1 - `ENOUGH`."""
+    others: Mapping[str, int]
+    """Values of the other settings that vary."""
+
+    def __str__(self) -> str:
+        """Return the advice with its numbers, for the page."""
+        where = ", ".join(f"{name}={value}" for name, value in self.others.items())
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        rates = ", ".join(f"{rate:,.4g} with {workers}" for workers, rate in self.rates.items())
+        words = f"**Use {self.workers} loader workers per rank{' for ' * bool(where)}{where}** "
+        words += f"(samples/s on {ranks}: {rates})"
+        if not self.certain:
+            words += "; but measure again: repeats do not agree"
+        if self.loading >= NOTABLE:
+            words += f"; ranks still wait for data in {self.loading:.0%} of a step"
+        if self.workers == max(self.rates):
+            words += "; more workers were not measured, and may be faster"
+        return words
+
+
+def advise_loaders(series: Iterable[Series]) -> Iterator[LoaderAdvice]:
+    """Advise a number of loader processes for each set of series that differ only in it."""
+    groups: dict[tuple[tuple[str, int], ...], dict[int, Series]] = {}
+    for one in series:
+        if (workers := one.variation.get(LOADERS)) is not None:
+            others = sorted(item for item in one.variation.items() if item[0] != LOADERS)
+            groups.setdefault(tuple(others), {})[workers] = one
+    for others_of_all, group in groups.items():
+        sizes = set.intersection(
+            *({point.world_size for point in one.points} for one in group.values())
+        )
+        if len(group) > 1 and sizes:
+            points = {
+                workers: next(
+                    point for point in group[workers].points if point.world_size == max(sizes)
+                )
+                for workers in sorted(group)
+            }
+            yield _advice(points, dict(others_of_all))
+
+
+def _advice(points: Mapping[int, Point], others: Mapping[str, int]) -> LoaderAdvice:
+    fastest = max(points, key=lambda workers: points[workers].rate)
+    enough = ENOUGH * points[fastest].rate
+    chosen = min(workers for workers, point in points.items() if point.rate >= enough)
+    compared = (points[chosen].rates, points[fastest].rates)
+    return LoaderAdvice(
+        workers=chosen,
+        world_size=points[chosen].world_size,
+        rates={workers: point.rate for workers, point in points.items()},
+        loading=points[chosen].shares.get("loading", 0.0),
+        certain=all(rates[0] >= ENOUGH * rates[-1] for rates in compared),
+        others=others,
+    )

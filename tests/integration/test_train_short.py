@@ -1,0 +1,76 @@
+"""The training to copy resumes in the middle of an epoch as if nothing had happened."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.integration.realrun import REPOSITORY, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.realrun import Ended, Hpctk
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+# 10 steps an epoch, and a checkpoint after steps 7, 14, 21 and 28. "hold" stops after step 16.
+SMALL = """
+import sys, time
+from examples import train_short
+
+def shown(line):
+    print(line, flush=True)
+    while "hold" in sys.argv and " step 16 " in line:
+        time.sleep(0.1)
+
+train_short.print = shown
+raise SystemExit(train_short.main(epochs=3, batch=100, log_every=1, save_every=7))
+"""
+
+
+def losses(printed: str) -> dict[int, str]:
+    """The loss of each step, with all digits of float32."""
+    return {int(step): loss for step, loss in re.findall(r" step (\d+) loss (\S+) ", printed)}
+
+
+def test_a_killed_training_resumes_within_an_epoch_with_the_same_losses(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+
+    def launch(run_dir: str) -> tuple[object, ...]:
+        options = ("--nproc-per-node", 2, "--backend", "gloo", "--run-dir", run_dir)
+        return ("launch", *options, "small.py")
+
+    def trained(ended: Ended) -> dict[int, str]:
+        assert ended.code == 0, ended.err
+        return losses(ended.out)
+
+    undisturbed = trained(hpctk(*launch("undisturbed")))
+    started = hpctk.start(*launch("killed"), "hold")
+    wait_until(lambda: 16 in losses(started.printed()), "step 16")
+    started.send(signal.SIGKILL)
+    killed = losses(started.ended().out)
+    resumed = trained(hpctk(*launch("killed")))
+
+    assert list(undisturbed) == list(range(1, 31))
+    assert killed == {step: undisturbed[step] for step in range(1, 17)}
+    assert resumed == {step: undisturbed[step] for step in range(15, 31)}
+
+
+def test_the_tutorial_quotes_the_script_as_it_is() -> None:
+    script = (REPOSITORY / "examples" / "train_short.py").read_text()
+    tutorial = (REPOSITORY / "docs" / "how-to" / "training.md").read_text()
+    [section] = re.findall(r"^## A training to copy$(.*?)^## ", tutorial, re.MULTILINE | re.DOTALL)
+    [table] = re.findall(r"^\| in the script \|(.*?)\n\n", section, re.MULTILINE | re.DOTALL)
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+
+    assert quoted
+    assert [text for text in quoted if text not in script] == []
+    assert f"has {len(script.splitlines())} lines" in section

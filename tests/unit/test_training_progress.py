@@ -1,0 +1,198 @@
+"""The directory of a training: its jobs, last output and last checkpoint, as the commands show."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from hpc_toolkit.cli import reading, statusview
+from hpc_toolkit.cli import submit as submit_commands
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.submit.jobs import RunJob, own_login, record_job
+from tests.fakeslurm import Programs, pending_line
+
+JOB = RunJob(job="7", name="gpt", log="slurm/%x-%j.out", submitted=100.0, by=own_login())
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a training below an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    root = Path("runs/gpt")
+    root.mkdir(parents=True)
+    return root
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return Programs(folder, monkeypatch)
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer()
+    statusview.register(app)
+    reading.register(app)
+    submit_commands.register(app)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def refused(*arguments: str) -> HpcToolkitError:
+    error = call(*arguments).exception
+    assert isinstance(error, HpcToolkitError), repr(error)
+    return error
+
+
+def write(path: Path, text: str, *, age_s: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    at = time.time() - age_s
+    os.utime(path, (at, at))
+
+
+def status_lines() -> list[str]:
+    """The lines of the training's status, without the ages in them."""
+    return re.sub(r"[0-9][0-9.a-z ]* ago", "AGO", call("status", "runs/gpt").stdout).splitlines()
+
+
+def note(root: Path, job: RunJob = JOB) -> None:
+    record_job(RunPaths(root), RunJob(**{**asdict(job), "cwd": str(Path.cwd())}))
+
+
+def running(programs: Programs, **cells: str) -> None:
+    line = {"Name": "gpt", "State": "RUNNING", "NodeList": "n[1-2]", "Reason": "None", **cells}
+    programs.answer("squeue", pending_line("7", **line))
+
+
+def test_status_shows_the_job_the_last_output_and_the_last_checkpoint(
+    root: Path, programs: Programs
+) -> None:
+    running(programs, RestartCnt="2", EndTime="N/A")
+    note(root)
+    launch = root / "logs" / "7.2.0"
+    write(root / "logs/7.1.0/rank-0.restart-3.out", "step 9\n", age_s=900)
+    write(launch / "rank-0.restart-0.out", "step 1\n", age_s=500)
+    write(launch / "rank-0.restart-1.out", "step 20\rstep 21\rstep 22\n\n", age_s=40)
+    write(launch / "rank-1.restart-1.err", "warning\n", age_s=80)
+    for step in (100, 50):
+        write(root / f"checkpoints/step-{step:09d}.pt", "", age_s=200 - step)
+    (root / "checkpoints/.step-000000150.pt.1.tmp").touch()
+
+    assert status_lines() == [
+        "runs/gpt: RUNNING",
+        "  job 7         RUNNING on n[1-2], 2 restarts",
+        "  restarts      the ranks of the latest launch were restarted once",
+        "  output        AGO: step 22",
+        "  checkpoint    step 100, AGO: runs/gpt/checkpoints/step-000000100.pt",
+    ]
+
+
+def test_the_json_of_a_training_has_what_the_text_has(root: Path, programs: Programs) -> None:
+    running(programs)
+    note(root)
+    write(root / "logs/7.0.0/rank-3.restart-0.err", "CUDA out of memory\n", age_s=5)
+
+    found = json.loads(call("status", "runs/gpt", "--json").stdout)
+
+    assert [(job["id"], job["state"]) for job in found["jobs"]] == [("7", "RUNNING")]
+    assert found["output"]["text"] == "CUDA out of memory"
+    assert found["output"]["path"].endswith("rank-3.restart-0.err")
+    assert (found["directory"], found["rank_restarts"], found["checkpoint"]) == (
+        "runs/gpt",
+        0,
+        None,
+    )
+
+
+@pytest.mark.parametrize(("state", "code"), [("FAILED", 1), ("COMPLETED", 0), ("RUNNING", 0)])
+def test_check_fails_after_a_job_that_did_not_complete(
+    root: Path, programs: Programs, state: str, code: int
+) -> None:
+    running(programs, State=state)
+    note(root)
+
+    assert call("status", "runs/gpt", "--check").exit_code == code
+
+
+def test_watching_ends_with_the_jobs(
+    root: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (
+        pending_line("7", Name="gpt", State=state) for state in ("RUNNING", "COMPLETED")
+    )
+    seen = f'if [ -e "$0.seen" ]; then echo "{second}"; else echo "{first}"; : >"$0.seen"; fi'
+    programs.add("squeue", seen)
+    note(root)
+    monkeypatch.setattr("hpc_toolkit.submit.jobs.ASKED_AGAIN_S", 0.0)
+    monkeypatch.setattr(statusview, "_WATCH_S", 0.0)
+
+    shown = call("status", "runs/gpt", "--watch").stdout
+
+    assert [line for line in shown.splitlines() if line.startswith("runs")] == [
+        "runs/gpt: RUNNING",
+        "runs/gpt: COMPLETED",
+    ]
+
+
+def test_logs_prints_the_log_of_the_latest_job_that_wrote_one(
+    root: Path, programs: Programs
+) -> None:
+    note(root)
+    note(root, RunJob(**{**asdict(JOB), "job": "8", "submitted": 200.0}))
+    write(Path("slurm/gpt-7.out"), "[rank 0] step 1\n", age_s=5)
+
+    assert call("logs", "runs/gpt").stdout == "[rank 0] step 1\n"
+    assert call("logs", "runs/gpt", "--job", "7").stdout == "[rank 0] step 1\n"
+    assert refused("logs", "runs/gpt", "--job", "8").message == "job 8 has not written a log yet"
+    assert "no job of runs/gpt has the id '9'" in refused("logs", "runs/gpt", "--job", "9").message
+    assert "has no workers and no items" in refused("logs", "runs/gpt", "--item", "0").message
+
+
+def test_a_training_on_this_machine_shows_the_output_of_its_ranks(root: Path) -> None:
+    for rank in (10, 9):
+        write(root / f"logs/local-1/rank-{rank}.restart-0.out", f"I am {rank}\n", age_s=rank)
+
+    assert call("logs", "runs/gpt").stdout == "I am 9\nI am 10\n"
+    assert status_lines() == [
+        "runs/gpt: no job is known",
+        "  output        AGO: I am 9",
+        "  checkpoint    none in runs/gpt/checkpoints",
+    ]
+
+
+def test_a_training_that_has_not_begun_has_no_log(root: Path) -> None:
+    note(root)
+
+    assert refused("logs", "runs/gpt").message == "runs/gpt: the training has not written a log yet"
+
+
+def test_cancel_takes_the_jobs_of_a_training(root: Path, programs: Programs) -> None:
+    running(programs)
+    programs.answer("scancel", "")
+    note(root)
+
+    result = call("cancel", "runs/gpt", "--yes")
+
+    assert (result.exit_code, result.stdout) == (0, "7\n"), repr(result.exception)
+    assert programs.calls("scancel")[-1].endswith("7")
+
+
+@pytest.mark.parametrize("words", [("status",), ("logs",), ("cancel", "--yes")])
+def test_a_directory_of_neither_kind_is_refused_as_before(
+    root: Path, words: tuple[str, ...]
+) -> None:
+    (root / "logs").mkdir()
+
+    error = refused(*words, "runs/gpt")
+
+    assert error.message == "runs/gpt is not a run: it has no run.json"

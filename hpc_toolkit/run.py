@@ -73,6 +73,7 @@ class Run:
         group_by: str | None = None,
         max_attempts: int = 3,
         timeout_s: float | None = None,
+        no_retry: str | None = None,
         max_failures: str | None = None,
         open_end: bool = False,
     ) -> Run:
@@ -87,6 +88,7 @@ class Run:
             group_by: key of the items whose value is their group.
             max_attempts: failures after which an item is failed.
             timeout_s: seconds that one item may take.
+            no_retry: ``timeout``: an item that exceeds ``timeout_s`` fails for good.
             max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
             open_end: leave the run open for more items; otherwise it is sealed.
 
@@ -99,6 +101,7 @@ class Run:
             group_by=group_by,
             max_attempts=max_attempts,
             timeout_s=timeout_s,
+            no_retry=no_retry,
             max_failures=max_failures,
         )
         manifest = _checked(root, stage, items)

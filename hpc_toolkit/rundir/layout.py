@@ -112,6 +112,8 @@ class StageSpec:
     """An item that failed in this many generations is failed for good."""
     timeout_s: float | None = None
     """Seconds that one item may take; None: no limit."""
+    no_retry: str | None = None
+    """``timeout``: an item that exceeds ``timeout_s`` is failed for good; None: it is retried."""
     max_failures: str | None = None
     """Pause when more items than this failed: a count, or ``N%`` of all; None: the default rule."""
 
@@ -162,6 +164,7 @@ def _stage_record(stage: StageSpec) -> dict[str, Any]:
         "group_by": stage.group_by,
         "max_attempts": stage.max_attempts,
         "timeout_s": stage.timeout_s,
+        "no_retry": stage.no_retry,
         "max_failures": stage.max_failures,
     }
 
@@ -222,6 +225,7 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
             group_by=_expect(stage["group_by"], str, None),
             max_attempts=_expect(stage["max_attempts"], int),
             timeout_s=_expect(stage["timeout_s"], int, float, None),
+            no_retry=_expect(stage.get("no_retry"), str, None),  # absent in older runs
             max_failures=_expect(stage["max_failures"], str, None),
         )
         for stage in record["stages"]

@@ -107,6 +107,12 @@ def check_stage(stage: StageSpec) -> None:
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
         message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
         raise ConfigError(message)
+    if stage.no_retry not in (None, "timeout"):
+        message = f"no_retry must be 'timeout', got {stage.no_retry!r}"
+        raise ConfigError(message, hint="other failures: raise PermanentError in the workload")
+    if stage.no_retry is not None and stage.timeout_s is None:
+        message = f"no_retry = {stage.no_retry!r} needs a timeout"
+        raise ConfigError(message, hint="set the time limit of one item, such as --timeout 5min")
     if stage.max_failures is not None:
         parse_max_failures(stage.max_failures)
     load_workload(work)

@@ -143,6 +143,26 @@ def test_timeout_ends_the_item_and_not_its_worker(hpctk: Hpctk) -> None:
     assert not journal_lines(run, "death")
 
 
+def test_no_retry_timeout_gives_an_item_that_hangs_one_attempt_and_others_all(
+    hpctk: Hpctk,
+) -> None:
+    items = [{"how": "sleep 3600"}, {"how": "exit 3"}, {"how": "true"}]
+    (hpctk.cwd / "items.json").write_text(json.dumps(items))
+    words = ("--items", "items.json", "--command", "sh -c {how}", "--timeout", "1s")
+    assert hpctk("init", "run", *words, "--no-retry", "timeout").code == 0
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    rows = [json.loads(line) for line in hpctk("gather", "run", "-o", "-").out.splitlines()]
+    assert [(row["state"], row["attempts"]) for row in rows] == [
+        ("failed", 1),
+        ("failed", 3),
+        ("done", 1),
+    ]
+    assert rows[0]["error"] == "took longer than the timeout of 1.0 s"
+    assert hpctk("retry", "run", "--match", "timeout").err.startswith("1 items are pending again")
+
+
 def test_timeout_does_not_count_the_time_of_loading(hpctk: Hpctk, tmp_path: Path) -> None:
     (tmp_path / "slow_import.py").write_text(
         "import time\n"

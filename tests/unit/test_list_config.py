@@ -20,6 +20,7 @@ key = "seed"
 group_by = "seed"
 max_attempts = 2
 timeout = "5min"
+no_retry = "timeout"
 max_failures = "5%"
 open = true
 """
@@ -48,6 +49,7 @@ def test_a_file_has_all_options_of_a_list() -> None:
     assert items == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
     assert (stage.workload.command, stage.group_by) == ("echo {seed}", "seed")
     assert (stage.max_attempts, stage.timeout_s, stage.max_failures) == (2, 300.0, "5%")
+    assert stage.no_retry == "timeout"
     run.add([{"seed": 9}])
 
 
@@ -88,6 +90,23 @@ def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
     assert Run.open("grid").snapshot().items == [
         {"a": a, "b": b} for a in ("x", 2) for b in (0, 2, 4)
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--no-retry", "timeout"), "no_retry = 'timeout' needs a timeout"),
+        (("--no-retry", "oom", "--timeout", "1h"), "no_retry must be 'timeout', got 'oom'"),
+    ],
+)
+def test_a_failure_that_cannot_happen_or_is_unknown_is_not_excluded_from_retries(
+    words: tuple[str, ...], message: str
+) -> None:
+    error = init("--count", "3", "--command", "true", *words)
+
+    assert isinstance(error, ConfigError), repr(error)
+    assert error.message == message
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(

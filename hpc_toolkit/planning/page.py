@@ -138,7 +138,9 @@ def _sentences(plan: Plan) -> list[str]:
             f" about {plan.useful_workers:,} workers help little."
         )
         if plan.ungrouped:
-            said.append("A list without groups is cut into units of up to 1/64 of what is left.")
+            said.append(
+                "With 'hpctk init --items-per-claim 1', a list without groups has no larger."
+            )
     return said
 
 

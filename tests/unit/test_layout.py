@@ -35,6 +35,7 @@ FULL = Manifest(
             timeout_s=2.5,
             max_failures="5%",
             no_retry="timeout",
+            items_per_claim=4,
         ),
         StageSpec(name="more", workload=WorkloadSpec(command="echo {a}")),
     ),
@@ -61,7 +62,7 @@ def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_manifest_of_an_earlier_version_retries_timeouts(tmp_path: Path) -> None:
     record = json.loads(FULL.to_bytes())
     for stage in record["stages"]:
-        del stage["no_retry"]
+        del stage["no_retry"], stage["items_per_claim"]
 
     manifest = read_manifest(written(tmp_path, json.dumps(record).encode()))
 

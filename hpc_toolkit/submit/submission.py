@@ -52,6 +52,8 @@ class Submission:
     chain: bool = False
     """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
+    request: tuple[ScriptSpec, Cluster] | None = None
+    """The request of the scripts, and the cluster; None for a script that is sent as it is."""
 
     def place(self, script: Script) -> Path:
         if self.run is None:
@@ -101,6 +103,7 @@ def of_request(
         cwd=works_in,
         run=run,
         notes=(*notes, *_missing(spec, template, works_in)),
+        request=(spec, cluster),
     )
 
 

@@ -28,7 +28,7 @@ from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.quantities import parse_duration
-from hpc_toolkit.system.terminal import note
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
@@ -138,7 +138,7 @@ def _show_request(submission: Submission) -> None:
         said, warnings = left_lines(run, ask)
         lines += said
     for line in lines:
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
     for warning in warnings:
         note(warning, "warning")
 

@@ -85,7 +85,7 @@ def values(run: str) -> dict[int, tuple[float, float]]:
 
 
 @pytest.mark.slow
-def test_500_iterations_in_small_are_whole_and_resume_from_any_snapshot(hpctk: Hpctk) -> None:
+def test_500_iterations_in_small_are_complete_and_resume_from_any_snapshot(hpctk: Hpctk) -> None:
     (hpctk.cwd / "troubled.py").write_text(CODE)
     write_lines(hpctk.cwd / "items.jsonl", troubled_items(hpctk.cwd))
     made = hpctk(
@@ -104,7 +104,7 @@ def test_500_iterations_in_small_are_whole_and_resume_from_any_snapshot(hpctk: H
     verified = hpctk("gather", "run", "--check", *checks, *again, "--json")
     assert verified.code == 0, verified.out
     found = verified.json
-    assert (found["whole"], found["rows"], found["items"], found["recomputed"]) == (
+    assert (found["complete"], found["rows"], found["items"], found["recomputed"]) == (
         True,
         100,
         100,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.choices import SURE, Node, choose, price_of
 from hpc_toolkit.planning.page import counted, number, span
-from hpc_toolkit.results.status import living_workers
 from hpc_toolkit.slurm.clusters.partitions import Needs, named_site
 from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks
 from hpc_toolkit.system.clock import SystemClock
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+_MANY = 10_000
+"""With more items left, fewer draws: otherwise 'hpctk submit' would take seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,8 @@ def _too_short(forecaster: Forecaster, ask: Ask, choice: Choice) -> str:
 
 def _idle(run: Run, ask: Ask) -> list[str]:
     """Return a warning if at least one node would find no unit; the list is not open for more."""
+    from hpc_toolkit.results.status import living_workers  # a program of its own has no run
+
     view = run.view
     if not all(stage.log.sealed for stage in view.stages.values()):
         return []
@@ -158,12 +162,13 @@ def _forecaster(run: Run) -> tuple[Forecaster | None, int]:
     if not any(one.done for one in counts):
         return None, sum(one.pending + one.leased for one in counts)
     # Only here, because numpy costs more than the rest of 'hpctk submit'.
-    from hpc_toolkit.planning.forecast import Forecaster
+    from hpc_toolkit.planning.forecast import DRAWS, Forecaster
     from hpc_toolkit.planning.reading import read_work
 
     work = read_work(run.view, SystemClock(), given=str(run.root))
     known = work.left and all(stage.seen for stage in work.stages)
-    return Forecaster(work) if known else None, work.left
+    draws = DRAWS if work.left <= _MANY else DRAWS // 4
+    return Forecaster(work, draws=draws) if known else None, work.left
 
 
 def sized(run: Run, ask: Ask, within_s: float) -> tuple[int, int]:

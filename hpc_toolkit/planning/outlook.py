@@ -46,11 +46,6 @@ class Ask:
         """Nodes that work at once."""
         return self.needs.nodes * (1 if self.chain else self.jobs)
 
-    @property
-    def limit_s(self) -> int:
-        """Seconds that these nodes work."""
-        return self.needs.time_s * (self.jobs if self.chain else 1)
-
 
 def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = False) -> Ask:
     # Its indices may be more than one array can have; 'hpctk submit' sends several arrays then.
@@ -79,7 +74,8 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
         most_s=site.max_walltime_s,
         most_nodes=site.nodes,
         jobs=jobs,
-        chain=chain,
+        # Slurm starts jobs of one name one after another.
+        chain=chain or "singleton" in (spec.dependency or ""),
         array=spec.array is not None,
     )
 
@@ -106,7 +102,7 @@ def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:
     forecaster, left = _forecaster(run)
     said, warnings = [], []
     if forecaster is not None:
-        choice = choose(forecaster, ask.node, ask.nodes, limit_s=ask.limit_s)
+        choice = choose(forecaster, ask.node, ask.nodes, limit_s=ask.needs.time_s)
         took = format_duration(choice.forecast.time_s.median)
         running = run.status().workers.alive
         are = "is" if left == 1 else "are"
@@ -116,22 +112,20 @@ def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:
             + f"; the {counted(running)} running now will shorten that"
             * bool(running)
         )
-        if choice.in_a_row != 1:
+        if not 1 <= choice.in_a_row <= (ask.jobs if ask.chain else 1):
             warnings.append(_too_short(forecaster, ask, choice))
     warnings += _idle(run, ask)
     return said, warnings
 
 
 def _too_short(forecaster: Forecaster, ask: Ask, choice: Choice) -> str:
-    limit = format_walltime(ask.limit_s)
+    limit = format_walltime(ask.needs.time_s)
     if not choice.in_a_row:
         longest = format_duration(forecaster.longest_s)
         return f"{limit} is probably too short for the longest item, which may take {longest}"
     enough_s = choose(forecaster, ask.node, ask.nodes).ask_s
     if ask.most_s is not None and enough_s > ask.most_s:
-        return (
-            f"{limit} is too short for all items: up to {choice.in_a_row} times as long is needed"
-        )
+        return f"{limit} is too short for all items; {choice.in_a_row} jobs in a row are enough"
     return f"{limit} is too short for all items; --time {format_walltime(enough_s)} is enough"
 
 

@@ -99,10 +99,12 @@ def test_a_time_limit_that_is_too_short_is_named_with_one_that_is_enough(tmp_pat
     (short,) = left_lines(run, ask(3, hours=2))[1]
     (longest,) = left_lines(run, ask(3, hours=0.5))[1]
     chain = left_lines(run, ask(3, hours=2, jobs=9, chain=True))[1]
+    chained = left_lines(run, ask(3, hours=0.5, jobs=99, chain=True))[1]
 
     assert short.startswith("02:00:00 is too short for all items; --time 0")
     assert longest.startswith("00:30:00 is probably too short for the longest item")
     assert chain == []
+    assert chained == [longest]
 
 
 def test_nodes_without_a_unit_are_told_unless_items_may_follow(tmp_path: Path) -> None:
@@ -115,6 +117,22 @@ def test_nodes_without_a_unit_are_told_unless_items_may_follow(tmp_path: Path) -
     ]
     assert left_lines(run, two)[1] == left_lines(run, one)[1]
     assert left_lines(measured(tmp_path / "open", sealed=False), one)[1] == []
+
+
+def test_jobs_of_one_name_that_wait_for_each_other_count_once() -> None:
+    spec = ScriptSpec(python="/usr/bin/python3", nodes=2, time=60, dependency="singleton")
+
+    assert ask_of(spec, SITE, jobs=3).nodes == 2
+
+
+def test_a_chain_is_proposed_where_the_longest_job_is_too_short(tmp_path: Path) -> None:
+    site = replace(SITE, max_walltime_s=5 * 3600)
+
+    (warning,) = left_lines(measured(tmp_path), ask(1, hours=5, site=site))[1]
+
+    assert re.fullmatch(
+        r"05:00:00 is too short for all items; [2-9] jobs in a row are enough", warning
+    )
 
 
 def test_units_of_running_workers_are_not_counted_for_new_nodes(tmp_path: Path) -> None:

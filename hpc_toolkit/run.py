@@ -73,7 +73,9 @@ class Run:
         group_by: str | None = None,
         max_attempts: int = 3,
         timeout_s: float | None = None,
+        no_retry: str | None = None,
         max_failures: str | None = None,
+        items_per_claim: int | None = None,
         open_end: bool = False,
     ) -> Run:
         """Create a run from one list of items; a failure leaves nothing behind.
@@ -87,7 +89,9 @@ class Run:
             group_by: key of the items whose value is their group.
             max_attempts: failures after which an item is failed.
             timeout_s: seconds that one item may take.
+            no_retry: ``timeout``: an item that exceeds ``timeout_s`` fails for good.
             max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
+            items_per_claim: items that a worker claims at once; by default fewer towards the end.
             open_end: leave the run open for more items; otherwise it is sealed.
 
         Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
@@ -99,7 +103,9 @@ class Run:
             group_by=group_by,
             max_attempts=max_attempts,
             timeout_s=timeout_s,
+            no_retry=no_retry,
             max_failures=max_failures,
+            items_per_claim=items_per_claim,
         )
         manifest = _checked(root, stage, items)
         return create_run(Path(root), manifest, {"items": items}, sealed=not open_end)
@@ -144,7 +150,7 @@ class Run:
         spec = self.manifest.stage(stage)
         check_placeholders(items, spec.workload.command)
         with _writing(self.root):
-            _add_items(StageLog(self.paths.stage(stage)), items, spec.group_by)
+            _add_items(StageLog(self.paths.stage(stage)), items, spec)
 
     def seal(self) -> None:
         """Seal every stage: no more items can be added. RunError for a campaign."""
@@ -312,13 +318,18 @@ def _writing(root: Path) -> Iterator[None]:
         raise RunError(message, hint=hint, exit_code=exit_code) from error
 
 
-def _add_items(log: StageLog, items: list[Item], group_by: str | None) -> None:
+def _add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:
     added = False
     while not added:
         log.poll()
         lines = (line for segment in log.segments.values() for line in segment.items())
-        check_items(items, group_by=group_by, taken={canonical(json.loads(line)) for line in lines})
-        added = log.add_segment(encode_segment(items, group_by=group_by))
+        taken = {canonical(json.loads(line)) for line in lines}
+        check_items(items, group_by=stage.group_by, taken=taken)
+        added = log.add_segment(_segment(items, stage))
+
+
+def _segment(items: list[Item], stage: StageSpec) -> list[bytes]:
+    return encode_segment(items, group_by=stage.group_by, items_per_claim=stage.items_per_claim)
 
 
 def _checked(root: str | Path, stage: StageSpec, items: list[Item]) -> Manifest:
@@ -365,7 +376,7 @@ def create_run(
         for stage in manifest.stages:
             log = StageLog(paths.stage(stage.name))
             if items.get(stage.name):
-                log.add_segment(encode_segment(items[stage.name], group_by=stage.group_by))
+                log.add_segment(_segment(items[stage.name], stage))
             if sealed:
                 log.seal()
         if fill is not None:

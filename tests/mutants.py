@@ -141,7 +141,8 @@ MUTANTS = (
         "an interruption writes a failure",
         "worker/unitruns.py",
         '            if stream.end not in ("", wire.FAILING):\n',
-        '            if stream.end != "":\n                stream.lines.timed_out(left[0], 0.0)\n',
+        '            if stream.end != "":\n'
+        "                stream.lines.timed_out(left[0], 0.0, permanent=False)\n",
         ("test_unitruns.py",),
     ),
     Mutant(

@@ -190,7 +190,7 @@ def _show(
     counts = Counter(problem.kind for problem in problems)
     total = len(items) if items is not None else None
     record = {
-        "whole": not problems,
+        "complete": not problems,
         "rows": rows,
         "items": total,
         "recomputed": again,
@@ -198,7 +198,7 @@ def _show(
         "problems": [{"kind": one.kind, "what": one.what, "item": one.item} for one in problems],
     }
     counted = f"{rows} rows" + (f" of {total} items" if total is not None else "")
-    what = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "whole"
+    what = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "complete"
     lines = [f"{counted}, {again} computed again: {what}"]
     for one in problems[:_SHOWN]:
         what = f": {one.what}" if one.what else ""

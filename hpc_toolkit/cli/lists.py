@@ -44,6 +44,8 @@ SETTINGS: Panels = {
         Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
         Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
+        Option("no_retry", "Fail items that exceed --timeout for good.", "timeout"),
+        Option("items_per_claim", "Items that a worker claims at once.", "N"),
         Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
     )
 }
@@ -168,7 +170,9 @@ _KEYS: dict[str, t.Key] = {
     "group_by": ("group_by", t.text),
     "max_attempts": ("max_attempts", t.count),
     "timeout": ("timeout_s", _timeout_s),
+    "no_retry": ("no_retry", t.text),
     "max_failures": ("max_failures", t.text),
+    "items_per_claim": ("items_per_claim", t.count),
     "open": ("open", t.flag),
 }
 

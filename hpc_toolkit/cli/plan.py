@@ -173,6 +173,10 @@ def _said(found: Comparison) -> list[str]:
     span = f"{shown(found.low_s)} to {shown(found.high_s)}"
     on = f"on {counted(found.workers_predicted)}"
     lines = [f"predicted  {shown(found.predicted_s)} ({span}) {on}"]
+    if found.waited_s >= 1:
+        lines.append(
+            f"waited     {shown(found.waited_s)} for the first claim, which is not counted"
+        )
     if not found.complete:
         lines.append(f"so far     {shown(found.real_s)}, {found.left:,} items left")
         lines += ["later than 19 of 20 cases"] if found.inside is False else []

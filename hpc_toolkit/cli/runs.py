@@ -22,6 +22,7 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import LIST, Commands, add_table_command
 from hpc_toolkit.cli.lists import PANELS, make_items, read_items, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec, check_trust
 from hpc_toolkit.system.options import spelled
@@ -90,7 +91,7 @@ def init(
         _init_from(run, from_, settings, options, open_=open_)
         return
     made = Run.create(run, make_items(sources), options=options, open_end=open_, **settings)
-    print(made.root)
+    _show_made(made)
 
 
 def _init_from(
@@ -111,7 +112,19 @@ def _init_from(
     made = Run.restore(run, found, changes=changes, open_end=True if open_ else None)
     done = found.counts["done"]
     print(f"{done} of {len(found.items)} items are done already", file=sys.stderr)
-    print(made.root)
+    _show_made(made)
+
+
+def _show_made(run: Run) -> None:
+    """Print the run's directory, and on stderr how its items are divided into units."""
+    log = StageLog(run.paths.stage(run.manifest.stages[0].name))
+    log.poll()
+    sizes = [unit.count for segment in log.segments.values() for unit in segment.units]
+    each = str(min(sizes)) + (f" to {max(sizes)}" if min(sizes) < max(sizes) else "")
+    items = "1 item" if sum(sizes) == 1 else f"{sum(sizes)} items"
+    units = "1 unit" if len(sizes) == 1 else f"{len(sizes)} units"
+    print(run.root, flush=True)
+    print(f"{items} in {units} of {each}; one claim takes a unit", file=sys.stderr)
 
 
 def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:

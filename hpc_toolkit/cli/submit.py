@@ -27,9 +27,11 @@ from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
-from hpc_toolkit.system.terminal import note
+from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
+    from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
@@ -41,6 +43,7 @@ _MOST_JOBS = 1000
 PANELS: Panels = {
     "Options": (
         Option("jobs", "Submit N jobs; see --dependency.", "N", default=1, least=1),
+        Option("size_for", "Choose --nodes and --time to finish the run within this.", "DURATION"),
         flag("dry_run", "Show the script and the command; submit nothing."),
         flag(
             "exclude_failed/no-exclude-failed", "Exclude nodes on which this run failed today."
@@ -76,6 +79,10 @@ def submit(template: str | None, **given: Any) -> None:
         message = f"--jobs: {jobs} are more than {_MOST_JOBS}"
         raise ConfigError(message, hint="use --array for many jobs")
     how = {"force": bool(given.pop("force")), "exclude_failed": given.pop("exclude_failed")}
+    refuse_run(template)
+    size_for = given.pop("size_for")
+    if size_for is not None:
+        how["size_for_s"] = _size_for_s(template, size_for, {**given, "jobs": jobs > 1})
     for name in overriding_variables():
         if name == "SBATCH_JOB_NAME":
             continue  # the command names the job
@@ -87,9 +94,7 @@ def submit(template: str | None, **given: Any) -> None:
             message = "--dependency afterany: no job is named"
             hint = "write afterany:JOB, or add --jobs N for a chain of jobs"
             raise ConfigError(message, hint=hint)
-    refuse_run(template)
-    own = template is not None and ("/" in template or template.endswith(".sbatch"))
-    make = _of_script if own else _of_request
+    make = _of_script if _is_script(template) else _of_request
     found = make(template, given, **how)
     if jobs > 1 and any(script.array for script in found.scripts):
         message = "--jobs and --array exclude each other"
@@ -97,10 +102,45 @@ def submit(template: str | None, **given: Any) -> None:
     submission = replace(found, copies=jobs, chain=chain)
     for text in submission.notes:
         note(text)
+    _show_request(submission)
     if dry_run:
         _show(submission)
         return
     _send(submission)
+
+
+def _is_script(template: str | None) -> bool:
+    return template is not None and ("/" in template or template.endswith(".sbatch"))
+
+
+def _size_for_s(template: str | None, text: str, given: dict[str, Any]) -> float:
+    """Parse ``--size-for``; refuse it beside the options that it chooses, and for other jobs."""
+    for name in ("nodes", "time", "array", "jobs"):
+        if given.get(name):
+            message = f"--size-for and {option(name)} exclude each other"
+            raise ConfigError(message, hint="--size-for chooses the nodes and the time of one job")
+    if (template or DEFAULT_TEMPLATE) != DEFAULT_TEMPLATE:
+        message = f"--size-for: {template} has no list of items whose durations are known"
+        raise ConfigError(message, hint=f"it works with the template {DEFAULT_TEMPLATE}")
+    return parse_duration(text, where="--size-for")
+
+
+def _show_request(submission: Submission) -> None:
+    """Say on stderr what is asked for, and how it fits the items that are left."""
+    from hpc_toolkit.planning.outlook import ask_of, asked_line, left_lines
+
+    if submission.request is None:
+        return
+    ask = ask_of(*submission.request, jobs=submission.copies, chain=submission.chain)
+    lines, warnings = [asked_line(ask)], list[str]()
+    run = submission.run
+    if run is not None and run.manifest.campaign is None and not ask.array:
+        said, warnings = left_lines(run, ask)
+        lines += said
+    for line in lines:
+        print(printable(line), file=sys.stderr)
+    for warning in warnings:
+        note(warning, "warning")
 
 
 def _send(submission: Submission) -> None:
@@ -126,7 +166,12 @@ def _send(submission: Submission) -> None:
 
 
 def _of_request(
-    template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
+    template: str | None,
+    given: dict[str, Any],
+    *,
+    force: bool,
+    exclude_failed: bool,
+    size_for_s: float | None = None,
 ) -> Submission:
     from hpc_toolkit.slurm.render.kinds import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
@@ -152,10 +197,22 @@ def _of_request(
     check_directory(site, Path.cwd())
     if run is not None:
         check_run(run, force=force)
+    if run is not None and size_for_s is not None:
+        spec = _sized(spec, site, run, size_for_s)
     submission = of_request(spec, site, kind, run=run, cwd=Path.cwd())
     if not exclude_failed or spec.nodelist:
         return submission
     return without_failed_nodes(submission, exclude=spec.exclude)
+
+
+def _sized(spec: ScriptSpec, site: Cluster, run: Run, within_s: float) -> ScriptSpec:
+    from hpc_toolkit.planning.outlook import ask_of, sized
+
+    if run.manifest.campaign is not None:
+        message = f"--size-for: {run.root} is a campaign, which adds items as it goes"
+        raise ConfigError(message, hint="choose --nodes and --time; 'hpctk plan' estimates them")
+    nodes, time_s = sized(run, ask_of(spec, site), within_s)
+    return replace(spec, nodes=nodes, time=time_s)
 
 
 def _of_script(

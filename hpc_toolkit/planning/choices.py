@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.forecast import START_S
 from hpc_toolkit.slurm.clusters.partitions import for_partition
 from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, format_mem
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 _MARGIN = 1.1
 """Factor from the upper end of the interval to the walltime to request."""
-_SURE = 0.95
+SURE = 0.95
 """Probability of being done in time that a recommendation needs."""
 
 
@@ -78,10 +77,15 @@ def node_of(
         mem_mib=site.mem_per_node_mib,
         workers=workers,
         why=why,
-        price_per_hour=_sum(site.price_per_node_hour, site.price_per_gpu_hour, count),
+        price_per_hour=price_of(site, count),
         watts=_sum(site.watts_per_node, site.watts_per_gpu, count),
         currency=site.currency,
     )
+
+
+def price_of(site: Cluster, gpus: int) -> float | None:
+    """Return the price of a node with this many GPUs for one hour; None: not known."""
+    return _sum(site.price_per_node_hour, site.price_per_gpu_hour, gpus)
 
 
 def _sum(node: float | None, gpu: float | None, gpus: int) -> float | None:
@@ -167,6 +171,8 @@ def _in_jobs(
 
     The number of jobs is enough in 19 of 20 cases; it is 0 if no number is.
     """
+    from hpc_toolkit.planning.forecast import START_S  # numpy is slow to import
+
     forecast = forecaster.forecast(workers, within_s=within_s)
     ask_s = _round_up(forecast.time_s.high * _MARGIN + START_S)
     if limit_s is None or ask_s <= limit_s:
@@ -186,7 +192,7 @@ def recommended(choices: Sequence[Choice]) -> Choice | None:
     """Return the choice with the fewest node-hours that is done in time in 19 of 20 cases; None
     without such a choice, or if no time was given.
     """
-    able = [one for one in choices if one.in_a_row and (one.forecast.within or 0.0) >= _SURE]
+    able = [one for one in choices if one.in_a_row and (one.forecast.within or 0.0) >= SURE]
     return min(able, key=lambda one: (one.node_hours.median, one.nodes), default=None)
 
 

@@ -35,15 +35,15 @@ _TICKS = (
 )
 
 
-def counted(number: int, word: str = "worker") -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+def counted(count: int, word: str = "worker") -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _span(interval: Interval, shown: Any = format_duration) -> str:
+def span(interval: Interval, shown: Any = format_duration) -> str:
     return f"{shown(interval.low)} to {shown(interval.high)}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -54,7 +54,7 @@ def basis(plan: Plan) -> list[str]:
     said += plan.assumed
     if not plan.sealed:
         said.append("The list is open: items that come later are not in these numbers.")
-    length = f"{format_duration(plan.item_s.median)} ({_span(plan.item_s)})"
+    length = f"{format_duration(plan.item_s.median)} ({span(plan.item_s)})"
     if plan.guessed:
         said.append(f"An item takes {length} by your guess alone: no item has ended yet.")
     else:
@@ -84,11 +84,11 @@ def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
     for one in plan.choices:
         found = one.forecast
         row = [str(one.nodes), str(found.workers), format_duration(found.time_s.median)]
-        row += [_span(found.time_s), _number(one.node_hours.median)]
-        row += [_number(x.median) for x in (one.gpu_hours, one.cost, one.energy_kwh) if x]
+        row += [span(found.time_s), number(one.node_hours.median)]
+        row += [number(x.median) for x in (one.gpu_hours, one.cost, one.energy_kwh) if x]
         row.append(_asked(one))
         if found.within is not None and found.share is not None:
-            row += [f"{found.within:.0%}", _span(found.share, lambda share: f"{share:.0%}")]
+            row += [f"{found.within:.0%}", span(found.share, lambda share: f"{share:.0%}")]
         rows.append(row)
     return head, rows
 
@@ -114,8 +114,8 @@ def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
         if way.in_a_row == 0:
             rows.append([way.partition, limit, nodes, "too short for an item", "", "", ""])
             continue
-        took = f"{format_duration(way.time_s.median)} ({_span(way.time_s)})"
-        lost = _number(way.lost_node_hours)
+        took = f"{format_duration(way.time_s.median)} ({span(way.time_s)})"
+        lost = number(way.lost_node_hours)
         rows.append([way.partition, limit, nodes, took, str(way.in_a_row), str(way.jobs), lost])
     return head, rows
 
@@ -138,7 +138,9 @@ def _sentences(plan: Plan) -> list[str]:
             f" about {plan.useful_workers:,} workers help little."
         )
         if plan.ungrouped:
-            said.append("A list without groups is cut into units of up to 1/64 of what is left.")
+            said.append(
+                "With 'hpctk init --items-per-claim 1', a list without groups has no larger."
+            )
     return said
 
 
@@ -152,11 +154,11 @@ def advised(plan: Plan) -> list[str]:
         near = max(plan.choices, key=lambda one: (one.forecast.within or 0.0, one.nodes))
         chance = f"{near.forecast.within or 0.0:.0%} on {counted(near.nodes, 'node')}"
         return [f"No row is done {by} in 19 of 20 cases; the likeliest is {chance}."]
-    costs = [f"{_number(best.node_hours.median)} node-hours"]
+    costs = [f"{number(best.node_hours.median)} node-hours"]
     if best.gpu_hours:
-        costs.append(f"{_number(best.gpu_hours.median)} GPU-hours")
+        costs.append(f"{number(best.gpu_hours.median)} GPU-hours")
     if best.cost:
-        costs.append(f"{plan.node.currency or 'price'} {_number(best.cost.median)}")
+        costs.append(f"{plan.node.currency or 'price'} {number(best.cost.median)}")
     asked = f"{counted(best.nodes, 'node')} and --time={_asked(best)}"
     return [
         f"Ask for {asked}: done {by} in {best.forecast.within:.0%} of cases, {', '.join(costs)}."
@@ -179,7 +181,7 @@ def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list
     lines = [*advised(plan), *basis(plan)]
     if plan.now is not None:
         now = plan.now
-        text = f"{format_duration(now.time_s.median)} ({_span(now.time_s)})"
+        text = f"{format_duration(now.time_s.median)} ({span(now.time_s)})"
         if now.within is not None:
             text += f"; {now.within:.0%} to be done within the limit"
         lines += ["", f"As it goes on now, on {counted(now.workers)}: {text}"]

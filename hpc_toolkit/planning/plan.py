@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.choices import choose, ways
 from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
-from hpc_toolkit.planning.reading import last_attempts
+from hpc_toolkit.planning.reading import work_since
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +77,8 @@ class Kept:
 
     If workers were running, it is the forecast for them alone.
     """
+    working: bool
+    """Whether workers were running."""
 
 
 def read_plan(path: Path) -> Kept:
@@ -98,6 +100,7 @@ def read_plan(path: Path) -> Kept:
                 (int(one["workers"]), Interval(**{k: float(s) for k, s in one["time_s"].items()}))
                 for one in forecasts
             ),
+            working=bool(now),
         )
     except OSError as error:
         message = f"{path}: {error.strerror}"
@@ -183,7 +186,12 @@ class Comparison:
     predicted_s: float
     high_s: float
     real_s: float
-    """Seconds from the plan to the last attempt that ended, or to now while the run goes on."""
+    """Seconds of work until the last attempt that ended, or until now while the run goes on.
+
+    They count from the plan if workers were running then, else from the first claim after it.
+    """
+    waited_s: float
+    """Seconds from the plan to the first claim, for example in Slurm's queue."""
     complete: bool
     left: int
     error: float | None
@@ -202,11 +210,13 @@ def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
     if not plan.run or not plan.forecasts:
         message = "the plan was made without a run, or has no forecast"
         raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
-    ends = last_attempts(view)
+    ends, began = work_since(view, plan.at)
+    if plan.working:
+        began = plan.at
     workers = sum(end > plan.at for end in ends)
     predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - workers))
     end = max(ends, default=0.0) if view.complete else clock.wall()
-    real_s = max(0.0, end - plan.at)
+    real_s = 0.0 if began is None else max(0.0, end - began)
     error, inside = None, None
     if view.complete:
         error = (time.median - real_s) / real_s if real_s > 0 else 0.0
@@ -220,6 +230,7 @@ def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
         predicted_s=time.median,
         high_s=time.high,
         real_s=real_s,
+        waited_s=max(0.0, (clock.wall() if began is None else began) - plan.at),
         complete=view.complete,
         left=sum(
             len(stage.state.pending(unit))

@@ -201,14 +201,29 @@ def _held(
     return replace(batch, holder=holder, age_s=ages[holder], loading=loading)
 
 
-def last_attempts(view: RunView) -> list[float]:
-    """Return when each worker's last attempt ended: epoch seconds by its own clock."""
+def work_since(view: RunView, at: float) -> tuple[list[float], float | None]:
+    """Return when each worker's last attempt ended, and when the first unit after ``at`` was begun.
+
+    None: no unit was claimed since. Times are epoch seconds by the workers' own clocks.
+    """
+    view.poll_claims()
     view.poll()
-    ends = (
-        [record["at"] for record in records_of(view, worker) if record["type"] in ATTEMPTS]
-        for worker in view.readers
-    )
-    return [max(times) for times in ends if times]
+    stages = view.stages.values()
+    holders = {worker for stage in stages for worker in stage.holders(stage.state.open)}
+    ends, begins = [], []
+    for worker in {*view.readers, *holders}:
+        lines = [
+            (record["at"], record["seconds"], record["type"])
+            for record in records_of(view, worker)
+            if record["type"] in (*ATTEMPTS, "release")
+        ]
+        if attempts := [end for end, _, kind in lines if kind in ATTEMPTS]:
+            ends.append(max(attempts))
+        begins += [max(at, end - seconds) for end, seconds, _ in lines if end > at]
+        presence = read_presence(view.paths.worker(worker)) if worker in holders else None
+        if presence is not None:  # it may load for long before its first line
+            begins.append(max([presence.started, *(end for end, _, _ in lines)]))
+    return ends, min((begin for begin in begins if begin >= at), default=None)
 
 
 def _to_come(

@@ -93,15 +93,19 @@ def encode_segment(
     group_by: str | None,
     decision: dict[str, Any] | None = None,
     unit_size: int = MAX_UNIT,
+    items_per_claim: int | None = None,
     kinds: Sequence[str] | None = None,
 ) -> list[bytes]:
     """The lines of a segment: a header, then the items, with items of one group next to each other.
 
-    ``unit_size``: maximum items per unit, 1 to :data:`MAX_UNIT`. ``kinds``: the kind of each item,
-    if kinds that appear first should be begun first; items of one kind are then next to each other
-    in their group. The header's ``units`` are [first item, count, byte offset after the header,
-    group]; ``order``, present if items were moved, is the given position of each item.
+    ``unit_size``: maximum items per unit, 1 to :data:`MAX_UNIT`. ``items_per_claim``: the items of
+    every unit except the last of a list or group; None: units get smaller towards the end.
+    ``kinds``: the kind of each item, if kinds that appear first should be begun first; items of one
+    kind are then next to each other in their group. The header's ``units`` are [first item, count,
+    byte offset after the header, group]; ``order``, present if items were moved, is the given
+    position of each item.
     """
+    unit_size = items_per_claim or unit_size
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
     of_kind = [numbers[kind] for kind in kinds or ()]
     groups, labels, order = _arrange(items, group_by, of_kind or [0] * len(items))
@@ -117,7 +121,9 @@ def encode_segment(
         "groups": labels,
         "units": [
             [first, count, offsets[first], groups[first] if groups is not None else -1]
-            for first, count in plan_units(groups, len(items), unit_size=unit_size)
+            for first, count in plan_units(
+                groups, len(items), unit_size=unit_size, taper=items_per_claim is None
+            )
         ],
     }
     if order != list(range(len(items))):

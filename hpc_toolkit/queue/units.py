@@ -13,6 +13,11 @@ MAX_UNIT = 256
 _SHARES = 64
 # A unit gets at most 1/64 of the items left, so the last units are single items and workers finish
 # together.
+_SHORT = 4096
+_SHORT_SHARES = 256
+# The items of a short list may take hours. With 1/64, 500 items on 100 workers would take as long
+# as 8 items one after another; with 1/256, as long as 5. A group keeps larger units: some workloads
+# compute all its items at once.
 _MAX_GROUP_UNITS = 8192
 # With more groups, several complete groups share a unit, or claims would need too many inodes.
 
@@ -40,20 +45,23 @@ class Unit:
 
 
 def plan_units(
-    groups: Sequence[int] | None, count: int, *, unit_size: int = MAX_UNIT
+    groups: Sequence[int] | None, count: int, *, unit_size: int = MAX_UNIT, taper: bool = True
 ) -> list[tuple[int, int]]:
     """Cut ``count`` items into units: (first, count) of each, in order, without a gap.
 
-    ``groups`` are the group index of each item, non-decreasing; None without groups.
+    ``groups`` are the group index of each item, non-decreasing; None without groups. Without
+    ``taper``, units have ``unit_size`` items up to the end of the list or of a group.
     """
     spans = _runs(groups) if groups is not None else [(0, count)]
     if groups is not None and len(spans) > _MAX_GROUP_UNITS:
         return _pack(spans, unit_size, -(-len(spans) // _MAX_GROUP_UNITS))
+    shares = _SHORT_SHARES if groups is None and count <= _SHORT else _SHARES
     units = []
     for first, length in spans:
         at, stop = first, first + length
         while at < stop:
-            size = min(unit_size, max(1, -(-(count - at) // _SHARES)), stop - at)
+            share = -(-(count - at) // shares) if taper else unit_size
+            size = min(unit_size, share, stop - at)
             units.append((at, size))
             at += size
     return units

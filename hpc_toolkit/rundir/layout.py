@@ -112,8 +112,12 @@ class StageSpec:
     """An item that failed in this many generations is failed for good."""
     timeout_s: float | None = None
     """Seconds that one item may take; None: no limit."""
+    no_retry: str | None = None
+    """``timeout``: an item that exceeds ``timeout_s`` is failed for good; None: it is retried."""
     max_failures: str | None = None
     """Pause when more items than this failed: a count, or ``N%`` of all; None: the default rule."""
+    items_per_claim: int | None = None
+    """Items of each unit; None: units get smaller towards the end of the list."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a name that is not valid as a directory of the run."""
@@ -162,7 +166,9 @@ def _stage_record(stage: StageSpec) -> dict[str, Any]:
         "group_by": stage.group_by,
         "max_attempts": stage.max_attempts,
         "timeout_s": stage.timeout_s,
+        "no_retry": stage.no_retry,
         "max_failures": stage.max_failures,
+        "items_per_claim": stage.items_per_claim,
     }
 
 
@@ -223,6 +229,9 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
             max_attempts=_expect(stage["max_attempts"], int),
             timeout_s=_expect(stage["timeout_s"], int, float, None),
             max_failures=_expect(stage["max_failures"], str, None),
+            # Absent in older runs.
+            no_retry=_expect(stage.get("no_retry"), str, None),
+            items_per_claim=_expect(stage.get("items_per_claim"), int, None),
         )
         for stage in record["stages"]
     )

@@ -55,6 +55,8 @@ class Submission:
     chain: bool = False
     """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
+    request: tuple[ScriptSpec, Cluster] | None = None
+    """The request of the scripts, and the cluster; None for a script that is sent as it is."""
 
     @property
     def records(self) -> RunPaths | None:
@@ -115,6 +117,7 @@ def of_request(
         run=run,
         training=directory if trains else None,
         notes=(*notes, *_missing(spec, template, works_in)),
+        request=(spec, cluster),
     )
 
 

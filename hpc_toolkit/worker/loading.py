@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, near_miss
+from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.worker.pausing import parse_max_failures
 
 if TYPE_CHECKING:
@@ -107,6 +108,15 @@ def check_stage(stage: StageSpec) -> None:
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
         message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
         raise ConfigError(message)
+    if stage.no_retry not in (None, "timeout"):
+        message = f"no_retry must be 'timeout', got {stage.no_retry!r}"
+        raise ConfigError(message, hint="other failures: raise PermanentError in the workload")
+    if stage.no_retry is not None and stage.timeout_s is None:
+        message = f"no_retry = {stage.no_retry!r} needs a timeout"
+        raise ConfigError(message, hint="set the time limit of one item, such as --timeout 5min")
+    if stage.items_per_claim is not None and not 1 <= stage.items_per_claim <= MAX_UNIT:
+        message = f"items_per_claim must be 1 to {MAX_UNIT}, got {stage.items_per_claim}"
+        raise ConfigError(message, hint="long items: 1; leave it out for items of seconds")
     if stage.max_failures is not None:
         parse_max_failures(stage.max_failures)
     load_workload(work)

@@ -99,10 +99,10 @@ class UnitLines:
             error += f", last: {last.evidence} on {last.host}"
         self._failure("permanent", item, error, 0.0)
 
-    def timed_out(self, item: int, limit_s: float) -> None:
+    def timed_out(self, item: int, limit_s: float, *, permanent: bool) -> None:
         self.tally.failed += 1
         error = f"took longer than the timeout of {format_duration(limit_s)}"
-        self._failure("failed", item, error, limit_s)
+        self._failure("permanent" if permanent else "failed", item, error, limit_s)
 
     def _failure(self, kind: str, item: int, error: str, seconds: float) -> None:
         record = {

@@ -198,8 +198,11 @@ class UnitRunner:
             return Outcome.OVERTAKEN
         outcome = None
         if how == "timeout" and left:
-            stream.lines.timed_out(left.pop(0), assignment.stage.spec.timeout_s or 0.0)
-            self.failures.note_failure(stream.weight)
+            spec = assignment.stage.spec
+            permanent = spec.no_retry == "timeout"
+            stream.lines.timed_out(left.pop(0), spec.timeout_s or 0.0, permanent=permanent)
+            if not permanent:
+                self.failures.note_failure(stream.weight)
         elif how == "aborted" or stream.end is not None:
             if stream.end not in ("", wire.FAILING):
                 return self._stopped

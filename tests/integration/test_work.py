@@ -18,8 +18,8 @@ from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_unt
 ROOT = Path(__file__).parents[2]
 
 
-def units_of_4(special: dict[str, Any], *, at: list[int]) -> list[dict[str, Any]]:
-    """So many items that the first units hold four each; those at ``at`` are special."""
+def special_items(special: dict[str, Any], *, at: list[int]) -> list[dict[str, Any]]:
+    """200 items; those at ``at`` are special."""
     items: list[dict[str, Any]] = [{} for _ in range(200)]
     for number in at:
         items[number].update(special)
@@ -98,7 +98,7 @@ def test_item_without_memory_fails_with_an_attempt_and_says_so(hpctk: Hpctk) -> 
 
 
 def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpctk: Hpctk) -> None:
-    run = hpctk.make(units_of_4({"how": "abort"}, at=[1]))
+    run = hpctk.make(special_items({"how": "abort"}, at=[1]), items_per_claim=4)
 
     assert hpctk("work", "run", "--workers", 1).code == 0
 
@@ -119,7 +119,7 @@ def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpct
 
 
 def test_two_killers_in_one_unit_are_both_failed(hpctk: Hpctk) -> None:
-    run = hpctk.make(units_of_4({"how": "abort"}, at=[0, 2]))
+    run = hpctk.make(special_items({"how": "abort"}, at=[0, 2]), items_per_claim=4)
 
     assert hpctk("work", "run", "--workers", 1).code == 0
 
@@ -141,6 +141,26 @@ def test_timeout_ends_the_item_and_not_its_worker(hpctk: Hpctk) -> None:
     assert rows[1]["attempts"] == 2
     assert len(workers_of(run)) == 1
     assert not journal_lines(run, "death")
+
+
+def test_no_retry_timeout_gives_an_item_that_hangs_one_attempt_and_others_all(
+    hpctk: Hpctk,
+) -> None:
+    items = [{"how": "sleep 3600"}, {"how": "exit 3"}, {"how": "true"}]
+    (hpctk.cwd / "items.json").write_text(json.dumps(items))
+    words = ("--items", "items.json", "--command", "sh -c {how}", "--timeout", "1s")
+    assert hpctk("init", "run", *words, "--no-retry", "timeout").code == 0
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    rows = [json.loads(line) for line in hpctk("gather", "run", "-o", "-").out.splitlines()]
+    assert [(row["state"], row["attempts"]) for row in rows] == [
+        ("failed", 1),
+        ("failed", 3),
+        ("done", 1),
+    ]
+    assert rows[0]["error"] == "took longer than the timeout of 1.0 s"
+    assert hpctk("retry", "run", "--match", "timeout").err.startswith("1 items are pending again")
 
 
 def test_timeout_does_not_count_the_time_of_loading(hpctk: Hpctk, tmp_path: Path) -> None:
@@ -220,7 +240,9 @@ def test_class_loads_once_per_group_and_executor(hpctk: Hpctk) -> None:
 
 def test_results_of_a_unit_are_journaled_one_by_one(hpctk: Hpctk, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    items = [{"g": 1, **item} for item in units_of_4({"gate": str(gate)}, at=list(range(1, 200)))]
+    items = [
+        {"g": 1, **item} for item in special_items({"gate": str(gate)}, at=list(range(1, 200)))
+    ]
     run = hpctk.make(items, "sample_workloads:Grouped", group_by="g")
     work = hpctk.start("work", "run")
 

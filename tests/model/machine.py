@@ -469,7 +469,7 @@ class Model:
             stage.log.seal()
         elif what == "add":
             with units_of(self.config.units[0]):
-                _add_items(StageLog(self.paths.stage("items")), [{"id": "new"}], self.spec.group_by)
+                _add_items(StageLog(self.paths.stage("items")), [{"id": "new"}], self.spec)
         elif what in ("slurm", "rumour"):
             self._give_notices(state, wait=what == "slurm")
         else:

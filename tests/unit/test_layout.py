@@ -34,6 +34,8 @@ FULL = Manifest(
             max_attempts=7,
             timeout_s=2.5,
             max_failures="5%",
+            no_retry="timeout",
+            items_per_claim=4,
         ),
         StageSpec(name="more", workload=WorkloadSpec(command="echo {a}")),
     ),
@@ -55,6 +57,16 @@ def changed(**keys: Any) -> bytes:
 
 def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_manifest(written(tmp_path, FULL.to_bytes())) == FULL
+
+
+def test_a_manifest_of_an_earlier_version_retries_timeouts(tmp_path: Path) -> None:
+    record = json.loads(FULL.to_bytes())
+    for stage in record["stages"]:
+        del stage["no_retry"], stage["items_per_claim"]
+
+    manifest = read_manifest(written(tmp_path, json.dumps(record).encode()))
+
+    assert [stage.no_retry for stage in manifest.stages] == [None, None]
 
 
 def test_a_directory_without_run_json_is_not_a_run(tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ key = "seed"
 group_by = "seed"
 max_attempts = 2
 timeout = "5min"
+no_retry = "timeout"
 max_failures = "5%"
 open = true
+items_per_claim = 2
 """
 
 
@@ -48,7 +50,30 @@ def test_a_file_has_all_options_of_a_list() -> None:
     assert items == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
     assert (stage.workload.command, stage.group_by) == ("echo {seed}", "seed")
     assert (stage.max_attempts, stage.timeout_s, stage.max_failures) == (2, 300.0, "5%")
+    assert (stage.no_retry, stage.items_per_claim) == ("timeout", 2)
     run.add([{"seed": 9}])
+
+
+def test_items_per_claim_sizes_the_units_also_of_items_that_are_added() -> None:
+    words = ("--count", "7", "--command", "true", "--items-per-claim", "3", "--open")
+    ended = CliRunner().invoke(load_commands("init"), ["init", "run", *words])
+
+    run = Run.open("run")
+    run.add([{"index": 7 + number} for number in range(4)])
+
+    assert ended.stdout == "run\n"
+    assert ended.stderr == "7 items in 3 units of 1 to 3; one claim takes a unit\n"
+    run.view.poll()
+    segments = run.view.stages["items"].log.segments.values()
+    assert [[unit.count for unit in one.units] for one in segments] == [[3, 3, 1], [3, 1]]
+
+
+@pytest.mark.parametrize("number", ["0", "257"])
+def test_items_per_claim_has_limits(number: str) -> None:
+    error = init("--count", "3", "--command", "true", "--items-per-claim", number)
+
+    assert isinstance(error, ConfigError), repr(error)
+    assert error.message == f"items_per_claim must be 1 to 256, got {number}"
 
 
 def test_options_override_the_file() -> None:
@@ -88,6 +113,23 @@ def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
     assert Run.open("grid").snapshot().items == [
         {"a": a, "b": b} for a in ("x", 2) for b in (0, 2, 4)
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--no-retry", "timeout"), "no_retry = 'timeout' needs a timeout"),
+        (("--no-retry", "oom", "--timeout", "1h"), "no_retry must be 'timeout', got 'oom'"),
+    ],
+)
+def test_a_failure_that_cannot_happen_or_is_unknown_is_not_excluded_from_retries(
+    words: tuple[str, ...], message: str
+) -> None:
+    error = init("--count", "3", "--command", "true", *words)
+
+    assert isinstance(error, ConfigError), repr(error)
+    assert error.message == message
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -16,7 +17,7 @@ from hpc_toolkit.planning.choices import Worker, choose, node_of, recommended, w
 from hpc_toolkit.planning.forecast import Forecaster, Interval
 from hpc_toolkit.planning.lengths import Guess
 from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
-from hpc_toolkit.planning.plan import compare, make_plan, read_plan
+from hpc_toolkit.planning.plan import Kept, compare, make_plan, read_plan
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.work import Work, typed_work
 from hpc_toolkit.slurm.clusters.facts import load_cluster, parse_cluster
@@ -341,6 +342,29 @@ def test_a_plan_is_compared_with_what_came(tmp_path: Path) -> None:
     assert found.inside == (found.low_s <= 100.0 <= found.high_s)
 
 
+def test_the_time_before_the_first_claim_is_no_work(tmp_path: Path) -> None:
+    """Days in Slurm's queue, say; a worker that loads has claimed, and written nothing."""
+    toy = ToyRun(tmp_path / "run", 4, unit=2)
+    plan = Kept("run", 1_000.0, ((1, Interval(90.0, 100.0, 110.0)),), working=False)
+    unclaimed = compare(toy.view(), ManualClock(50_000.0), plan)
+    worker = toy.worker("w1", host="far", boot="other", started=60_000.0, at=60_010.0)
+    worker.claim(toy.unit_name(0))
+    loading = compare(toy.view(), ManualClock(60_030.0), plan)
+    worker.attempt(0, at=60_050.0, seconds=5.0)
+    worker.attempt(1, at=60_055.0, seconds=5.0)
+    worker.release(at=60_055.0, seconds=54.0)
+    worker.claim(toy.unit_name(2))
+    worker.attempt(2, at=60_060.0, seconds=5.0)
+    worker.attempt(3, at=60_101.0, seconds=41.0)
+    worker.release(at=60_101.0, seconds=46.0)
+
+    found = compare(toy.view(), ManualClock(9e9), plan)
+
+    assert (unclaimed.waited_s, unclaimed.real_s, unclaimed.inside) == (49_000.0, 0.0, None)
+    assert (loading.waited_s, loading.real_s, loading.inside) == (59_000.0, 30.0, None)
+    assert (found.waited_s, found.real_s, found.inside) == (59_001.0, 100.0, True)
+
+
 FORECAST: dict[str, Any] = {"workers": 1, "time_s": {"low": 1, "median": 1.5, "high": 2}}
 KEPT: dict[str, Any] = {"format": 1, "run": "r", "at": 0.0, "choices": [{"forecast": FORECAST}]}
 DAMAGED: list[dict[str, Any]] = [
@@ -430,3 +454,16 @@ def test_a_comparison_before_the_end_says_try_again(tmp_path: Path) -> None:
 
     assert found.exit_code == 75
     assert "5 items left" in found.stdout
+
+
+def test_a_comparison_shows_the_wait_before_the_first_claim(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 4, unit=2)
+    work = read_work(toy.view(), ManualClock(time.time()), given=str(toy.root))
+    record = make_plan(work, SURE, [1], SITE, NODE, draws=8).to_json()
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({**record, "at": record["at"] - 7_200.0}))
+
+    found = call(str(toy.root), "--check", str(path))
+
+    assert "waited     2 h 00 min for the first claim, which is not counted" in found.stdout
+    assert "4 items left" in found.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.queue import units as units_module
-from hpc_toolkit.queue.units import MAX_UNIT, plan_units
+from hpc_toolkit.queue.affinity import FreshUnits
+from hpc_toolkit.queue.units import MAX_UNIT, Unit, plan_units
 
 
 @st.composite
@@ -62,6 +64,50 @@ def test_units_taper_to_single_items_at_the_end() -> None:
     assert sizes[-20:] == [1] * 20
     assert all(later <= size for size, later in itertools.pairwise(sizes))
     assert len(sizes) < 1000
+
+
+@pytest.mark.parametrize(("count", "workers"), [(200, 100), (500, 100), (1000, 100), (4000, 100)])
+@pytest.mark.parametrize("ranks", [True, False])
+def test_long_items_of_a_short_list_end_after_the_least_number_of_rounds(
+    count: int, workers: int, *, ranks: bool
+) -> None:
+    """If all items take 1 s; ranks of one step begin with their own share of the units."""
+    units = [Unit(1, first, size, -1) for first, size in plan_units(None, count)]
+    fresh = [FreshUnits(str(r), r if ranks else 0, workers if ranks else 1) for r in range(workers)]
+    for one in fresh:
+        one.add(units, lambda _: None)
+    claimed: set[str] = set()
+    free = [(0, rank) for rank in range(workers)]
+    rounds = 0
+    while free:
+        at, rank = heapq.heappop(free)
+        while (unit := fresh[rank].choose(None, lambda _: 1.0)) and unit.name in claimed:
+            pass
+        rounds = max(rounds, at)
+        if unit is not None:
+            claimed.add(unit.name)
+            heapq.heappush(free, (at + unit.count, rank))
+
+    assert rounds == -(-count // workers)
+
+
+@given(st.integers(1, 3000), st.integers(1, MAX_UNIT))
+def test_a_given_number_of_items_per_claim_is_the_size_of_all_units_but_the_last(
+    count: int, size: int
+) -> None:
+    *sizes, last = [n for _, n in plan_units(None, count, unit_size=size, taper=False)]
+
+    assert set(sizes) <= {size}
+    assert last == count - size * len(sizes)
+    assert 1 <= last <= size
+
+
+def test_a_given_number_of_items_per_claim_ends_at_the_border_of_a_group() -> None:
+    groups = [0] * 5 + [1] * 4
+
+    units = plan_units(groups, 9, unit_size=2, taper=False)
+
+    assert units == [(0, 2), (2, 2), (4, 1), (5, 2), (7, 2)]
 
 
 def test_a_million_items_and_a_million_groups_stay_few_units() -> None:

@@ -449,6 +449,22 @@ def test_an_item_beyond_its_time_fails_and_the_rest_is_asked_for_anew(
     stage.close()
 
 
+def test_i9_an_item_beyond_its_time_fails_for_good_in_a_stage_without_retries_of_timeouts(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(fast_dir / "r", timeout_s=10.0, no_retry="timeout")
+    stage = Stage(toy, monkeypatch)
+
+    def hang() -> None:
+        stage.clock.advance(11.0)
+
+    outcome = stage.run("failed", hang, "done", "done", "end")
+
+    assert outcome is Outcome.COMPLETE
+    assert stage.journal()[:2] == [("failed", 1, 0), ("permanent", 1, 1)]
+    stage.close()
+
+
 def test_loading_a_context_is_not_timed_as_an_item(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

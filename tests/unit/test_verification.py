@@ -1,4 +1,4 @@
-"""Whether results are whole, and what is said where they are not."""
+"""Whether results are complete, and what is said where they are not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def found(rows: list[dict[str, Any]], **how: Any) -> list[tuple[str, Any, str]]:
     return [(one.kind, one.item["seed"], one.what) for one in problems]
 
 
-def test_whole_results_have_no_problem() -> None:
+def test_complete_results_have_no_problem() -> None:
     rows = [row(seed) for seed in range(4)]
 
     assert found(rows, ranges=(Range(name="mean", least=0, most=0.75),), unique=("seed",)) == []
@@ -274,7 +274,7 @@ def test_what_code_prints_is_no_part_of_the_answer(
     check_results(path, {**given, "range": [], "unique": [], "ignore": []})
 
     out, err = capfd.readouterr()
-    assert json.loads(out)["whole"]
+    assert json.loads(out)["complete"]
     assert {"a word", "another"} <= set(err.split("\n"))
 
 

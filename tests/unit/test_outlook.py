@@ -1,0 +1,245 @@
+"""What 'hpctk submit' says of a job: its request, its cost, and the items left of its run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from hpc_toolkit.cli import submit as submit_commands
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.planning.outlook import Ask, ask_of, asked_line, left_lines, sized
+from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.slurm.render.spec import ScriptSpec
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.run import Run
+
+SITE = Cluster(
+    name="site",
+    file="site.toml",
+    nodes=64,
+    gpus_per_node=4,
+    price_per_gpu_hour=2.0,
+    currency="USD",
+    max_walltime_s=24 * 3600,
+)
+FACTS = """\
+description = "a site"
+nodes = 64
+gpus_per_node = 4
+price_per_gpu_hour = 2.0
+currency = "USD"
+"""
+
+
+def ask(nodes: int, *, hours: float = 4, site: Cluster = SITE, **more: Any) -> Ask:
+    spec = ScriptSpec(
+        python="/usr/bin/python3",
+        nodes=nodes,
+        gpus_per_node=site.gpus_per_node or 0,
+        ntasks_per_node=4,
+        time=int(hours * 3600),
+    )
+    return ask_of(spec, site, **more)
+
+
+def measured(root: Path, *, items: int = 136, done: int = 100, sealed: bool = True) -> Run:
+    """A run whose first items took an hour each, by a worker that has left."""
+    toy = ToyRun(root / "run", items, unit=1, sealed=sealed)
+    worker = toy.worker("w1")
+    for item in range(done):
+        worker.claim(toy.unit_name(item))
+        worker.attempt(item, seconds=3600.0)
+        worker.release(seconds=3600.0)
+    worker.finish()
+    return toy.reopen()
+
+
+def test_the_request_is_shown_with_the_cost_of_all_of_its_time() -> None:
+    plain = Cluster(name="plain", file="plain.toml")
+
+    assert asked_line(ask(8)) == (
+        "asks for 8 nodes with 4 GPUs for 04:00:00: up to 128 GPU-hours, 256 USD"
+    )
+    assert asked_line(ask(1, hours=0.5, site=plain, jobs=3)) == (
+        "each of 3 jobs asks for 1 node for 00:30:00: up to 0.50 node-hours"
+    )
+
+
+def test_without_a_result_there_is_no_forecast(tmp_path: Path) -> None:
+    assert left_lines(measured(tmp_path, done=0), ask(8)) == ([], [])
+
+
+def test_the_items_left_are_forecast_from_measured_durations(tmp_path: Path) -> None:
+    said, warnings = left_lines(measured(tmp_path), ask(9, hours=12))
+
+    (line,) = said
+    assert line.startswith("36 items are left: 1 h 0")
+    assert " on 36 workers, " in line
+    cost = float(line.split()[-2])
+    assert 60.0 < cost < 100.0  # 36 GPUs for about an hour, at 2 USD
+    assert line.endswith(" USD")
+    assert warnings == []
+
+
+def test_a_time_limit_that_is_too_short_is_named_with_one_that_is_enough(tmp_path: Path) -> None:
+    run = measured(tmp_path)
+
+    (short,) = left_lines(run, ask(3, hours=2))[1]
+    (longest,) = left_lines(run, ask(3, hours=0.5))[1]
+    chain = left_lines(run, ask(3, hours=2, jobs=9, chain=True))[1]
+    chained = left_lines(run, ask(3, hours=0.5, jobs=99, chain=True))[1]
+
+    assert short.startswith("02:00:00 is too short for all items; --time 0")
+    assert longest.startswith("00:30:00 is probably too short for the longest item")
+    assert chain == []
+    assert chained == [longest]
+
+
+def test_nodes_without_a_unit_are_told_unless_items_may_follow(tmp_path: Path) -> None:
+    run = measured(tmp_path)
+
+    one, two = ask(10, hours=12), ask(5, hours=12, jobs=2)
+
+    assert left_lines(run, one)[1] == [
+        "nodes will be idle: 36 units for 40 workers; 9 nodes are enough"
+    ]
+    assert left_lines(run, two)[1] == left_lines(run, one)[1]
+    assert left_lines(measured(tmp_path / "open", sealed=False), one)[1] == []
+
+
+def test_jobs_of_one_name_that_wait_for_each_other_count_once() -> None:
+    spec = ScriptSpec(python="/usr/bin/python3", nodes=2, time=60, dependency="singleton")
+
+    assert ask_of(spec, SITE, jobs=3).nodes == 2
+
+
+def test_a_chain_is_proposed_where_the_longest_job_is_too_short(tmp_path: Path) -> None:
+    site = replace(SITE, max_walltime_s=5 * 3600)
+
+    (warning,) = left_lines(measured(tmp_path), ask(1, hours=5, site=site))[1]
+
+    assert re.fullmatch(
+        r"05:00:00 is too short for all items; [2-9] jobs in a row are enough", warning
+    )
+
+
+def test_units_of_running_workers_are_not_counted_for_new_nodes(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 8, unit=1)
+    worker = toy.worker("w1", host="far", boot="other", at=time.time())
+    for item in range(4):
+        worker.claim(toy.unit_name(item))
+
+    (warning,) = left_lines(toy.reopen(), ask(2))[1]
+
+    assert warning == "nodes will be idle: 4 units for 8 workers; 1 node is enough"
+
+
+def test_the_fewest_nodes_that_finish_in_time_are_chosen(tmp_path: Path) -> None:
+    nodes, time_s = sized(measured(tmp_path), ask(1), 8 * 3600)
+
+    assert 2 <= nodes <= 3  # 36 items of an hour are 9 on each worker of one node
+    assert 5 * 3600 <= time_s <= 10 * 3600
+
+
+@pytest.mark.parametrize(
+    ("done", "hours", "message"),
+    [
+        (0, 6.0, "has a result, so durations are unknown"),
+        (100, 0.5, "--size-for 30 min 00 s: 36 items are left, and 9 nodes may take "),
+    ],
+)
+def test_a_time_for_which_no_size_is_known_is_refused(
+    tmp_path: Path, done: int, hours: float, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sized(measured(tmp_path, done=done), ask(1), hours * 3600)
+
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+def test_the_most_nodes_of_a_cluster_are_not_exceeded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="1 node may take"):
+        sized(measured(tmp_path), replace(ask(1), most_nodes=1), 8 * 3600)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HPCTK_RUN", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without Slurm
+    (tmp_path / "site.toml").write_text(FACTS)
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    app = typer.Typer()
+    submit_commands.register(app)
+    given = ["submit", "--cluster", "./site.toml", "--gpus-per-node", "4", "--dry-run", *words]
+    return CliRunner().invoke(app, given)
+
+
+def test_submit_shows_the_request_before_it_sends(here: Path) -> None:
+    measured(here)
+
+    found = call("--run", "run", "--nodes", "10", "--time", "4:00:00")
+
+    lines = found.stderr.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("asks for 10 nodes"))
+    assert lines[first + 1].startswith("36 items are left: ")
+    assert lines[first + 2].startswith("warning: 04:00:00 is too short for all items")
+    assert lines[first + 3].startswith("warning: nodes will be idle")
+    assert lines[first + 4].startswith("would run: sbatch")
+
+
+def test_submit_sizes_the_job(here: Path) -> None:
+    measured(here)
+
+    found = call("--run", "run", "--size-for", "8h")
+
+    assert found.exit_code == 0, found.exception
+    assert re.search(r"#SBATCH --nodes=[23]\n", found.stdout)
+    assert "#SBATCH --time=0" in found.stdout
+    assert "too short" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--nodes", "2"), "--size-for and --nodes exclude each other"),
+        (("--time", "1h"), "--size-for and --time exclude each other"),
+        (("--array", "0-3"), "--size-for and --array exclude each other"),
+        (("--jobs", "2"), "--size-for and --jobs exclude each other"),
+        (("command", "--", "true"), "--size-for: command has no list of items"),
+    ],
+)
+def test_a_size_is_chosen_alone_and_for_a_list(
+    here: Path, words: tuple[str, ...], message: str
+) -> None:
+    measured(here)
+
+    error = call("--size-for", "6h", *words).exception
+
+    assert isinstance(error, ConfigError), repr(error)
+    assert message in error.message
+
+
+def test_without_measured_durations_numpy_is_not_loaded() -> None:
+    """It would take longer than everything else that 'hpctk submit' does."""
+    code = "import sys, hpc_toolkit.planning.outlook; print('numpy' in sys.modules)"
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ended.stdout == "False\n"

@@ -15,7 +15,9 @@ import typer
 from typer.core import TyperArgument
 
 from hpc_toolkit.cli.help import TRAIN, add_table_command
+from hpc_toolkit.cli.working import monitored
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.options import (
     Option,
     Panels,
@@ -25,6 +27,7 @@ from hpc_toolkit.system.options import (
     without_separator,
 )
 from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.training.launch import plan
 
@@ -44,6 +47,7 @@ PANELS: Panels = {
         Option("run_dir", "Shared directory; required for several nodes.", "DIR"),
         Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
         Option("start_timeout", "Time to wait for all nodes.", "DURATION", default=_START_TIMEOUT),
+        Option("monitor", "Log the load of this node in --run-dir.", "", variable="HPCTK_MONITOR"),
         flag("dry_run", "Show the commands for this node; start nothing."),
         flag("json", "Print JSON, with --dry-run."),
     ),
@@ -106,6 +110,10 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         hint = f"hpctk launch {word} ... {shlex.quote(script)}; options of the script go after --"
         raise ConfigError(message, hint=hint)
     run_dir, backend = given.pop("run_dir"), given.pop("backend")
+    monitor = bool(given.pop("monitor"))
+    if monitor and run_dir is None:
+        message = "--monitor needs --run-dir"
+        raise ConfigError(message, hint="it writes below DIR/logs/")
     start_timeout, dry_run, as_json = (given.pop(x) for x in ("start_timeout", "dry_run", "json"))
     of_torchrun = only_given(given)
     if "shutdown_timeout" in of_torchrun:
@@ -129,7 +137,9 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         return
     from hpc_toolkit.training.launch import launcher
 
-    outcome = launcher.launch(request, replace=True)
+    paths = RunPaths(request.run_dir or Path())
+    with monitored(paths, RankInfo.from_environ(), None, wanted=monitor):
+        outcome = launcher.launch(request, replace=True)
     if outcome.error is not None:
         if sys.stdout is not None:  # closed by the caller: >&-
             sys.stdout.flush()

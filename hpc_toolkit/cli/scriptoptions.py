@@ -92,6 +92,7 @@ PANELS: Panels = {
         many("env", "Export this variable", "NAME=VALUE"),
         many("setup", "Run this command before the work starts", "COMMAND"),
         flag("plain", "Use only srun and torchrun, without hpctk."),
+        flag("monitor", "Log the load of each node in the run's directory."),
         _rare("node_cache", "Copy checkpoints to this local disk, e.g. $SLURM_TMPDIR.", "DIR"),
         _rare("idle_exit", "How long a rank waits for work. [default: 10min]", "DURATION"),
         _rare("lease", "Silence after which a rank counts as dead. [default: 3min]", "DURATION"),
@@ -250,6 +251,8 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
         values["modules"] = values.pop("module")
     if "env" in values:
         values["env"] = tuple(map(read_variable, values["env"]))
+    if values.pop("monitor", False):
+        values["env"] = (*values.get("env", ()), ("HPCTK_MONITOR", "1"))
     if (cache := values.pop("node_cache", None)) is not None:
         if not cache.startswith(("/", "$")):
             msg = f"--node-cache: {cache!r} is not an absolute path"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.engines.ray.settings import RaySettings
     from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.options import Panels
     from hpc_toolkit.system.ranks import RankInfo
@@ -132,7 +133,7 @@ def _work(
 ) -> int:
     workers = given["workers"]
     with (
-        monitored(run, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
+        monitored(run.paths, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
         with_snapshots(run, rank, given["snapshot"], given["snapshot_every"]) as look,
     ):
         if on_ray is not None:
@@ -263,7 +264,9 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
 
 
 @contextmanager
-def monitored(run: Run, rank: RankInfo, interval: str | None, *, wanted: bool) -> Iterator[None]:
+def monitored(
+    paths: RunPaths, rank: RankInfo, interval: str | None, *, wanted: bool
+) -> Iterator[None]:
     """Sample this host beside the block; under Slurm one rank of each node does."""
     if interval is not None and not wanted:
         message = "--monitor-interval is for --monitor"
@@ -275,7 +278,9 @@ def monitored(run: Run, rank: RankInfo, interval: str | None, *, wanted: bool) -
     from hpc_toolkit.system.ranks import host_name
     from hpc_toolkit.training.monitor import watching
 
-    with watching(run.paths.monitor_log(host_name(), os.getpid()), interval_s):
+    log = paths.monitor_log(host_name(), os.getpid())
+    log.parent.mkdir(parents=True, exist_ok=True)  # the directory of a training may be new
+    with watching(log, interval_s):
         yield
 
 

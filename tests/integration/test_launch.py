@@ -268,3 +268,16 @@ def test_what_would_start_is_told_and_nothing_is_started(hpctk: Hpctk, plain: Pa
     assert told["command"][1:] == ["-u", str(plain), "--lr", "9"]
     assert told["environment"]["HPCTK_RUN_DIR"] == str(hpctk.cwd / "run")
     assert not (hpctk.cwd / "run").exists()
+
+
+def test_the_load_of_a_node_is_logged_once_beside_its_ranks(hpctk: Hpctk, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("print('done')")
+    words = ("launch", "--monitor", "--nproc-per-node", 2)
+
+    found = hpctk(*words, "--run-dir", "run", tmp_path / "short.py")
+    nowhere = hpctk(*words, tmp_path / "short.py")
+
+    assert found.code == 0
+    (log,) = (hpctk.cwd / "run/logs").glob("monitor-*.jsonl")
+    assert json.loads(log.read_text().splitlines()[0])["type"] == "header"
+    assert (nowhere.code, "--monitor needs --run-dir" in nowhere.err) == (1, True)

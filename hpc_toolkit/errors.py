@@ -96,9 +96,16 @@ class CommandInterruptedError(Exception):
     """A signal from outside ended an item's command; the item has not failed."""
 
 
+_MOST_NAMES = 60
+"""Most names that a hint lists."""
+
+
 def near_miss(word: str, known: list[str]) -> str:
-    """A hint that names the closest of ``known``, or all of them if none is close."""
+    """A hint that names the closest of ``known``, or some of them if none is close."""
     import difflib
 
     close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return f"known: {', '.join(sorted(known)[:_MOST_NAMES])}{more}"

@@ -73,8 +73,12 @@ def kind_of(values: Iterable[Any]) -> str:
         return NONE
     if not all(isinstance(value, int | float) for value in known.values()):
         return CATEGORIES if len(known) <= MOST_CATEGORIES else NONE
-    numbers = sorted(map(float, known.values()))
+    numbers = sorted(set(map(float, known.values())))
+    if len(numbers) < 2:
+        return NONE
     if numbers[0] <= 0 or len(numbers) < 3:
+        return LINEAR
+    if len(set(map(math.log, numbers))) < len(numbers):
         return LINEAR
     return LOG if _unevenness(list(map(math.log, numbers))) < _unevenness(numbers) else LINEAR
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 TASK = "task"
 """The key that an item of the tasks stage has besides those of its arm."""
 
+MOST_ARMS = 200_000
+"""More arms than this are taken for a mistake; run.json contains those of [arms]."""
+
 
 def arm_id(keys: Mapping[str, Any]) -> str:
     """The name of an arm, from its keys or from one of its items of the tasks stage.

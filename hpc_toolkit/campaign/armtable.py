@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.features import KINDS
-from hpc_toolkit.campaign.arms import TASK, ArmRows, arm_id
+from hpc_toolkit.campaign.arms import MOST_ARMS, TASK, ArmRows, arm_id
 from hpc_toolkit.campaign.tables import a_list, a_table, read_table
 from hpc_toolkit.errors import ConfigError, ItemsError, near_miss
 from hpc_toolkit.queue.lists import combinations, parse_values, read_list
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hpc_toolkit.campaign.tables import Converter
-
-MOST_ARMS = 200_000
-"""More arms than this are taken for a mistake; run.json contains all of them."""
 
 _SOURCES = ("file", "grid", "generate", "rows")
 
@@ -61,6 +58,9 @@ def arms_table(value: object, where: str) -> ArmRows:
         if key not in keys:
             message = f"{where}: no arm has the key {key!r}"
             raise ConfigError(message, hint=near_miss(key, keys))
+    if found.group_by is not None and not all(found.group_by in row for row in found.rows):
+        message = f"{where}: group_by: some arms have no key {found.group_by!r}"
+        raise ConfigError(message, hint="name a key of all arms")
     if found.baseline and not any(map(found.is_baseline, found.rows)):
         message = f"{where}: baseline: no arm has {arm_id(found.baseline)}"
         raise ConfigError(message, hint="give keys and values of one or more arms")
@@ -108,7 +108,7 @@ def _generated(name: str, where: str, path: Sequence[str]) -> Iterable[Any]:
     make = load_object(name, tuple(path))
     try:
         return list(make())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"{where}: {name}() failed: {type(error).__name__}: {error}"
         hint = "it takes no arguments and returns one dictionary for each arm"
         raise ConfigError(message, hint=hint) from error
@@ -121,21 +121,26 @@ def _row(value: object, where: str) -> dict[str, Any]:
     if TASK in row:
         message = f"{where}: an arm has the key {TASK!r}"
         raise ConfigError(message, hint="rename it: items use this key for the evaluation task")
-    try:
-        copy: dict[str, Any] = json.loads(json.dumps(row, allow_nan=False))
-        # A policy computes with squares of features.
-        good = all(abs(one) <= 1e100 for one in copy.values() if isinstance(one, int | float))
-    except (TypeError, ValueError, RecursionError) as error:
-        message = f"{where}: {error}"
-        raise ConfigError(message, hint="use numbers, texts, true, false, lists, tables") from error
+    copy = _as_json(row, where)
+    # A policy computes with squares of features.
+    good = all(abs(one) <= 1e100 for one in copy.values() if isinstance(one, int | float))
     if not good or copy.keys() != row.keys():
         raise wrong(where, row, "a table of names and values, with numbers up to 1e100")
     return copy
 
 
+def _as_json(table: dict[str, Any], where: str) -> dict[str, Any]:
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(table, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"{where}: {error}"
+        raise ConfigError(message, hint="use numbers, texts, true, false, lists, tables") from error
+    return copy
+
+
 def _kind(value: Any, where: str) -> Any:
     if isinstance(value, list) and value:
-        return tuple(value)
+        return tuple(_as_json({"": value}, where)[""])
     if value in KINDS:
         return value
     raise wrong(where, value, f"one of {', '.join(KINDS)} or a list of values in their order")
@@ -146,16 +151,20 @@ _ARMS: dict[str, Converter] = {
     "features": lambda value, where: {
         key: _kind(one, f"{where}.{key}") for key, one in a_table(value, where).items()
     },
-    "baseline": a_table,
+    "baseline": lambda value, where: _as_json(a_table(value, where), where),
     "group_by": text,
 }
 
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+_ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
+}
+"""Of numbers as floats: a product of integers or texts could take all memory."""
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.Not: operator.not_,
     ast.Eq: operator.eq,
@@ -182,12 +191,12 @@ def _filtered(rows: list[Any], condition: str, where: str) -> list[Any]:
         raise ConfigError(message, hint='such as "depth > 2 and lr < 0.1"') from error
     known = {key for row in rows for key in row}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id not in known:
+        if isinstance(node, ast.Name) and node.id not in {*known, "true", "false"}:
             message = f"{where}: no arm has the key {node.id!r}"
             raise ConfigError(message, hint=near_miss(node.id, sorted(known)))
     try:
         kept = [row for row in rows if _value(tree, row)]
-    except (ArithmeticError, TypeError, KeyError) as error:
+    except (ArithmeticError, TypeError, KeyError, RecursionError) as error:
         message = f"{where}: {condition!r}: {error}"
         raise ConfigError(message, hint="compare numbers with numbers, texts with texts") from error
     if not kept:
@@ -201,14 +210,20 @@ def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
     match node:
         case ast.Constant(found):
             pass
+        case ast.Name("true" | "false" as name) if name not in row:
+            found = name == "true"
         case ast.Name(name):
             found = row.get(name)
         case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
             found = [_value(one, row) for one in elements]
         case ast.UnaryOp(sign, operand) if type(sign) in _OPERATORS:
             found = _OPERATORS[type(sign)](_value(operand, row))
-        case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
-            found = _OPERATORS[type(sign)](_value(left, row), _value(right, row))
+        case ast.BinOp(left, sign, right) if type(sign) in _ARITHMETIC:
+            one, other = _value(left, row), _value(right, row)
+            if isinstance(one, str) or isinstance(other, str):
+                message = "arithmetic needs numbers"
+                raise TypeError(message)
+            found = _ARITHMETIC[type(sign)](float(one), float(other))
         case ast.BoolOp(sign, parts):
             all_or_any = all if isinstance(sign, ast.And) else any
             found = all_or_any(_value(one, row) for one in parts)

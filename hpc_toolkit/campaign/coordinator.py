@@ -102,7 +102,7 @@ class Coordinator:
         """
         if self._campaign.prepare is not None:
             self._finish(PREPARE, list(self._campaign.prepare.items))
-        rows = known_metrics(self._campaign)
+        rows: list[dict[str, Any]] | None = None
         if METRICS in self._view.stages:
             rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
         self._replay(rows)
@@ -143,7 +143,7 @@ class Coordinator:
                 self._write_trials()
             time.sleep(pause_s)
 
-    def _replay(self, rows: list[dict[str, Any]]) -> None:
+    def _replay(self, rows: list[dict[str, Any]] | None) -> None:
         self._stage.log.hold_head()
         self._stage.poll_log()
         decisions = self._recorded()
@@ -153,7 +153,9 @@ class Coordinator:
         first = decisions[0] if decisions else None
         if self._campaign.search.metrics:
             recorded = first.metrics if first else None
-            self._metrics = recorded or metric_columns(self._campaign, rows)
+            if recorded is None and rows is None:
+                rows = known_metrics(self._campaign)
+            self._metrics = recorded or metric_columns(self._campaign, rows or [])
         arms = make_arms(self._campaign, self._metrics)
         self._search = CampaignSearch(
             self._campaign, arms, first.known if first else known_results(self._campaign)
@@ -182,6 +184,8 @@ class Coordinator:
             was, now = _said(decision.pulls), _said(again)
             message = f"decision {decision.number} was {was}; the policy says {now} now"
             hint = "continue with the version and settings that started this campaign"
+            if self._campaign.search.is_own:
+                hint += "; a policy of your own may depend only on its arguments and tells"
             raise RunError(message, hint=hint)
 
     def _decide(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.bandit.features import NONE
 from hpc_toolkit.bandit.registry import TASK_RULES
 from hpc_toolkit.campaign.search import known_results, try_search
+from hpc_toolkit.worker.loading import check_stage
 
 if TYPE_CHECKING:
     from hpc_toolkit.campaign.settings import Campaign
@@ -64,10 +65,12 @@ def dry_run(campaign: Campaign, file: str) -> DryRun:
     """Check the campaign as its start would, and count. Raises what its start would raise."""
     campaign = campaign.with_pending()
     try_search(campaign, file)
+    for stage in campaign.stages(campaign.path):
+        check_stage(stage)
     search, tasks = campaign.search, campaign.tasks
     arms = list(campaign.arms())
     known = sum(len(one.scores) + len(one.failed) for one in known_results(campaign))
-    most = _most_evaluations(search, len(arms), len(tasks.names))
+    most = _most_evaluations(search, len(arms), len(tasks.names), known)
     # A race pays for cheap tasks first, so a mean over all tasks would mislead.
     timed = tasks.seconds and search.policy not in TASK_RULES
     columns = campaign.rows.columns() if campaign.rows is not None else []
@@ -77,7 +80,7 @@ def dry_run(campaign: Campaign, file: str) -> DryRun:
         if column.kind != NONE
     }
     everything = search.exhaustive or most is None
-    count = len(arms) * len(tasks.names) if everything else most
+    count = len(arms) * len(tasks.names) - known if everything else most
     return DryRun(
         name=campaign.name,
         policy=search.policy,
@@ -101,7 +104,8 @@ def dry_run(campaign: Campaign, file: str) -> DryRun:
     )
 
 
-def _most_evaluations(search: Search, arms: int, tasks: int) -> int | None:
+def _most_evaluations(search: Search, arms: int, tasks: int, known: int) -> int | None:
+    """Known evaluations count towards the limits."""
     limits = [] if search.budget is None else [search.budget * tasks]
     limits += [] if search.evaluations is None else [search.evaluations]
-    return min(*limits, arms * tasks) if limits else None
+    return max(0, min(*limits, arms * tasks) - known) if limits else None

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.campaign.arms import TASK, arm_id
+from hpc_toolkit.campaign.decisions import read_decisions
+from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
 from hpc_toolkit.errors import ConfigError, ItemsError
 from hpc_toolkit.queue.lists import read_list
 from hpc_toolkit.results.gather import gather
@@ -13,7 +15,9 @@ from hpc_toolkit.results.tables import OWN, Row, check_rows
 from hpc_toolkit.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hpc_toolkit.bandit import Observation
 
 _VALUE = "value."
 """Prefix of the columns of a result in a table of 'hpctk gather'."""
@@ -35,10 +39,28 @@ def known_rows(sources: Sequence[str], stage: str, keys: Sequence[str]) -> list[
 
 def _of_run(path: Path, stage: str) -> list[Row]:
     run = Run.open(path)
-    name = stage if stage in run.view.stages else run.manifest.stages[-1].name
+    name = stage
+    if stage not in run.view.stages:
+        name = run.manifest.stages[-1].name
+        if stage == METRICS and run.manifest.campaign is not None:
+            message = f"{path} has no stage {METRICS!r}"
+            raise ConfigError(message, hint="name the run that measured, or a table")
     rows = gather(run.view, name, partial=True).rows
     check_rows(rows)
-    return rows
+    if stage != TASKS or run.manifest.campaign is None:
+        return rows
+    decisions = read_decisions(run.view.stages[TASKS].log.segments.values())
+    known = decisions[0].known if decisions else ()
+    arms = {arm.id: arm.keys for arm in read_settings(run.paths, run.manifest.campaign).arms()}
+    return [*(row for one in known for _, row in rows_of(one, arms[one.arm])), *rows]
+
+
+def rows_of(known: Observation, keys: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
+    """Task and row of each evaluation that was known before a campaign."""
+    for task, score in known.scores.items():
+        value = {"score": score, "stderr": known.stderrs.get(task)}
+        row = {"item": {**keys, TASK: task}, "state": "done", "value": value, "error": None}
+        yield task, {**row, "seconds": known.seconds.get(task, 0.0)}
 
 
 def _of_table(path: Path, keys: Sequence[str]) -> Iterator[Row]:
@@ -49,19 +71,26 @@ def _of_table(path: Path, keys: Sequence[str]) -> Iterator[Row]:
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, hint="name a run directory or a table") from error
-    for place, cells in enumerate(table, 1):
-        for key in keys:
-            if key not in cells:
-                message = f"{path}: row {place} has no column {key!r}"
-                raise ConfigError(message, hint=f"a row needs: {', '.join(keys)}")
+    for cells in table:
+        if isinstance(cells.get("item"), dict) and "value" in cells:  # .json and .jsonl of gather
+            yield cells
+            continue
         values = {key: one for key, one in cells.items() if key.startswith(_VALUE)}
         own = values or {key: one for key, one in cells.items() if key not in (*keys, *OWN)}
         yield {
-            "item": {key: cells[key] for key in keys},
-            "state": cells.get("state", "done"),
+            # Empty cells are keys of other arms.
+            "item": {key: cells[key] for key in keys if cells.get(key, "") != ""},
+            "state": _own(cells, "state", "done"),
             "value": {key.removeprefix(_VALUE): one for key, one in own.items() if one != ""},
-            "seconds": seconds if isinstance(seconds := cells.get("seconds"), int | float) else 0.0,
+            "seconds": seconds
+            if isinstance(seconds := _own(cells, "seconds", 0.0), int | float)
+            else 0.0,
         }
+
+
+def _own(cells: Mapping[str, Any], name: str, missing: Any) -> Any:
+    """A column that describes a row; it has a prefix if items have a key of its name."""
+    return cells.get(f"hpctk.{name}", cells.get(name, missing))
 
 
 def by_arm_and_task(

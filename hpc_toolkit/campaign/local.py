@@ -79,6 +79,9 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     known = as_decided(campaign_of(run), decisions)
     campaign = campaign.with_pending(known.search)
     changed = changed_keys(known.to_json(), campaign.to_json())
+    if decisions:
+        # What was read from there is in the first decision.
+        changed = [key for key in changed if not key.endswith(".from")]
     if not changed:
         return
     message = f"{run.root} was created with other settings: {', '.join(changed)}"
@@ -91,7 +94,8 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
         raise ConfigError(message, hint=f"{hint}; give --run another directory")
     if not update:
         raise ConfigError(message, hint="--update takes it over")
-    try_search(campaign, file)
+    if not decisions:
+        try_search(campaign, file)
     replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.campaign.arms import CampaignArm, arm_id
+from hpc_toolkit.campaign.arms import MOST_ARMS, CampaignArm, arm_id
 from hpc_toolkit.campaign.tables import a_list, a_table, read_table
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.science.workloads.pythia import (
@@ -85,6 +85,10 @@ def models_list(value: Any, where: str) -> tuple[Model, ...]:
             message = f"{here}: chosen: the model has no layer {max(model.chosen)}"
             raise ConfigError(message, hint=f"its layers are 0 to {model.layers}")
         found.append(model)
+    arms = sum(len(one.steps) * (len(one.chosen) or one.layers + 1) for one in found)
+    if arms > MOST_ARMS:
+        message = f"{where}: {arms} arms"
+        raise ConfigError(message, hint=f"use at most {MOST_ARMS}")
     return tuple(found)
 
 

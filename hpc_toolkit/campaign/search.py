@@ -173,10 +173,15 @@ def try_search(campaign: Campaign, file: str) -> None:
             columns = metric_columns(campaign, known_metrics(campaign))
         arms = make_arms(campaign, columns)
         known = known_results(campaign)
-        first, again = (CampaignSearch(campaign, arms, known).again(2) for _ in range(2))
+        first, again = (_first_asks(CampaignSearch(campaign, arms, known)) for _ in range(2))
     except ConfigError as error:
         message = f"{file}: search: {error.message}"
         raise ConfigError(message, hint=error.hint) from error
+    if not first[0]:
+        ended = CampaignSearch(campaign, arms, known)
+        ended.advance(lambda _: None, lambda: 0.0)
+        message = f"{file}: search: nothing would be evaluated: {ended.ended}"
+        raise ConfigError(message, hint="raise the limits, or add arms or tasks")
     if first != again:
         message = f"{file}: search: policy {search.policy!r} asks differently when asked again"
         raise ConfigError(message, hint="draw random numbers from a generator of the seed only")
@@ -188,6 +193,16 @@ def try_search(campaign: Campaign, file: str) -> None:
         message = f"{file}: search: metrics: nothing uses them"
         hint = "options = { features = 'all' }, for a policy that has this option"
         raise ConfigError(message, hint=hint)
+
+
+def _first_asks(search: CampaignSearch) -> list[list[Pull]]:
+    """The first ask, and one more after made-up results: two searches must agree on both."""
+    asks = [search.advance(lambda _: [], lambda: 0.0)]
+    for place, pull in enumerate(asks[0][:3]):
+        scores = {task: float(place) for task in pull.tasks or search.tasks}
+        search.tell([Observation(pull.arm, scores)])
+    asks.append(search.again(2))
+    return asks
 
 
 class CampaignSearch:
@@ -205,7 +220,7 @@ class CampaignSearch:
         self.ended: str | None = None
         """Why the search has ended; None while it goes on."""
         self._search = campaign.search
-        self._tasks = frozenset(campaign.tasks.names)
+        self.tasks = campaign.tasks.names
         self._policy = policy_of(campaign, arms)
         self._open: dict[str, tuple[str, ...]] = {}
         """Tasks to evaluate of the arms that have known results."""
@@ -282,7 +297,7 @@ class CampaignSearch:
     def _pulls(self, proposals: Sequence[Proposal]) -> list[Pull]:
         """The pulls in one form that can be compared: empty ``tasks`` for all tasks."""
         pulls = [Pull(one.arm, one.tasks or self._open.get(one.arm, ())) for one in proposals]
-        return [Pull(arm, () if self._tasks <= set(tasks) else tasks) for arm, tasks in pulls]
+        return [Pull(arm, () if set(self.tasks) <= set(tasks) else tasks) for arm, tasks in pulls]
 
 
 def expected_seconds(campaign: Campaign, told: Iterable[Observation]) -> dict[str, float]:
@@ -312,6 +327,9 @@ def known_results(campaign: Campaign) -> list[Observation]:
     scored = [row for row in rows if score_of(row) is not None]
     arms = [arm.id for arm in campaign.arms()]
     found = by_arm_and_task(scored, arms, campaign.tasks.names)
+    if not found:
+        message = f"tasks: from: none of {len(rows)} results is of an arm and task of this campaign"
+        raise ConfigError(message, hint=f"sources: {', '.join(campaign.tasks.known)}")
     return [observe(arm, found[arm]) for arm in arms if arm in found]
 
 

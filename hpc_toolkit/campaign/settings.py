@@ -174,9 +174,23 @@ def read_campaign(path: Path) -> Campaign:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message) from error
+    for name in (METRICS, TASKS):
+        _resolve_sources(table.get(name), path)
     if isinstance(arms := table.get("arms"), dict):
         table["arms"] = with_rows(arms, f"{path}: arms", code_path(path))
     return replace(parse_campaign(table, str(path)), path=code_path(path))
+
+
+def _resolve_sources(table: object, file: Path) -> None:
+    """Make the sources of [metrics] and [tasks] that are beside ``file`` paths from here."""
+    if not isinstance(table, dict) or "from" not in table:
+        return
+    given = table["from"] if isinstance(table["from"], list) else [table["from"]]
+    beside = [
+        str(file.parent / one) if isinstance(one, str) and (file.parent / one).exists() else one
+        for one in given
+    ]
+    table["from"] = beside
 
 
 def code_path(file: Path) -> tuple[str, ...]:

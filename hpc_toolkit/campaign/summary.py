@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.bandit import make_policy
 from hpc_toolkit.bandit.rewards import WORDS, rewards_of
 from hpc_toolkit.bandit.rule import TaskResults
-from hpc_toolkit.campaign.arms import TASK
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, read_decisions
+from hpc_toolkit.campaign.known import rows_of
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
     as_decided,
@@ -30,7 +30,7 @@ from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.system.quantities import HOUR_S, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from hpc_toolkit.bandit import ArmTable, Observation, Pull, Recommendation
     from hpc_toolkit.bandit.rewards import Reward
@@ -67,12 +67,15 @@ class Summary:
     arms: int
     """Number of arms of the campaign."""
     evaluated: int
-    """Arms that the policy chose and that have results, though perhaps not of all tasks."""
+    """Arms that the policy chose or that were known before, and that have results, though perhaps
+    not of all tasks."""
     evaluations: int
-    """Evaluations of an arm on a task that the search made."""
+    """Evaluations of an arm on a task that the search made, or that were known before."""
+    known: int
+    """Evaluations that were known before."""
     all_evaluations: int
     gpu_s: float
-    """Duration of the search's evaluations, in seconds of one worker."""
+    """Duration of these evaluations, in seconds of one worker."""
     best: Found | None
     """The best evaluated arm, by the policy; None if the search ended and no arm has a reward."""
     tasks: list[str]
@@ -172,6 +175,11 @@ class _Searched:
     best: Recommendation | None
 
     @property
+    def arms(self) -> set[str]:
+        """The arms with results, also those that were known before."""
+        return {pull.arm for pull in self.rows} | {one.arm for one in self.found.known}
+
+    @property
     def pulls(self) -> list[Pull]:
         """All that the policy asked for."""
         return [pull for one in self.decisions if one.why != EXHAUSTIVE for pull in one.pulls]
@@ -190,7 +198,7 @@ def _searched(view: RunView, campaign: Campaign) -> _Searched:
     known = decisions[0].known if decisions else ()
     for observation in known:
         keys = arms.arms[arms.index(observation.arm)].keys
-        rows.setdefault(observation.arm, {}).update(_known_rows(observation, keys))
+        rows.setdefault(observation.arm, {}).update(rows_of(observation, keys))
     found = _Evaluations(campaign, arms, rows, known)
     judge = policy_of(campaign, arms)
     for observation in known:
@@ -208,9 +216,8 @@ def best_so_far(view: RunView, campaign: Campaign) -> dict[str, Any] | None:
     searched = _searched(view, campaign)
     if searched.best is None:
         return None
-    told = {pull.arm for pull in searched.rows} | {one.arm for one in searched.found.known}
     found = searched.found.found(searched.best.arm, searched.best)
-    return {**asdict(found), "evaluated": len(told), "arms": len(searched.found.arms.arms)}
+    return {**asdict(found), "evaluated": len(searched.arms), "arms": len(searched.found.arms.arms)}
 
 
 def summarize(view: RunView, campaign: Campaign) -> Summary | None:
@@ -223,15 +230,18 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
         return None
     over = _compared(best, campaign)
     failures = found.failures()
+    known = sum(len(one.scores) for one in found.known)
     return Summary(
         policy=policy,
         scalariser=WORDS[campaign.search.scalariser],
         ended=_ended(found, searched.decisions, sealed=sealed),
         arms=len(found.arms.arms),
-        evaluated=len({pull.arm for pull in searched.rows}),
-        evaluations=sum(map(len, searched.rows.values())),
+        evaluated=len(searched.arms),
+        evaluations=sum(map(len, searched.rows.values())) + known,
+        known=known,
         all_evaluations=found.total,
-        gpu_s=_seconds(searched.rows.values()),
+        gpu_s=_seconds(searched.rows.values())
+        + math.fsum(second for one in found.known for second in one.seconds.values()),
         best=found.found(best.arm, best) if best else None,
         tasks=over,
         ties=list(best.ties) if best else [],
@@ -257,20 +267,6 @@ def _rows(view: RunView) -> Rows:
 def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
     names = campaign.tasks.names
     return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
-
-
-def _known_rows(known: Observation, keys: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
-    for task, score in known.scores.items():
-        yield (
-            task,
-            {
-                "item": {**keys, TASK: task},
-                "state": "done",
-                "value": {"score": score, "stderr": known.stderrs.get(task)},
-                "error": None,
-                "seconds": known.seconds.get(task, 0.0),
-            },
-        )
 
 
 def _baseline(found: _Evaluations, over: list[str]) -> Found | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from pathlib import Path
@@ -272,6 +273,11 @@ def _options(value: object, where: str) -> dict[str, Any]:
         if name in NO_OPTIONS:
             message = f"{where}.{name}: not an option of a policy"
             raise ConfigError(message, hint="docs/how-to/campaign.md says which key it is, if any")
+    try:
+        json.dumps(table, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"{where}: {error}"
+        raise ConfigError(message, hint="use numbers, texts, true, false, lists") from error
     return table
 
 

@@ -162,7 +162,8 @@ def run_campaign(
     if not as_json:
         print("\n".join(map(printable, status_lines(found.status()))))
     if summary is not None:
-        print(json.dumps(summary.to_json()) if as_json else "\n".join(summary_lines(summary)))
+        lines = [json.dumps(summary.to_json())] if as_json else summary_lines(summary)
+        print("\n".join(map(printable, lines)))
     sys.exit(code)
 
 
@@ -182,9 +183,9 @@ def _outcome(run: Run) -> Summary | None:
 
 def summary_lines(summary: Summary) -> list[str]:
     spent = f"{summary.evaluations} of {summary.all_evaluations} evaluations"
-    lines = [
-        f"policy          {summary.policy}: {summary.evaluated} of {summary.arms} arms, {spent}"
-    ]
+    before = f" ({summary.known} known before)" if summary.known else ""
+    arms = f"{summary.evaluated} of {summary.arms} arms"
+    lines = [f"policy          {summary.policy}: {arms}, {spent}{before}"]
     if summary.ended is not None:
         lines.append(f"  ended         {summary.ended}")
     if summary.scalariser != _MEAN:

@@ -178,7 +178,14 @@ def _own(
     weak = given["weak"] if was_given(context, "weak") else None
     threads = given["threads"] or max(1, len(os.sched_getaffinity(0)) // max(world_sizes))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    known = {(one["world_size"], one["repeat"]) for one in read_records(out)}
+    records = read_records(out)
+    words = program[2:] if program[0] == "-m" else program[1:]
+    if given["resume"] and any(
+        one["settings"].get("arguments") != shlex.join(words) for one in records
+    ):
+        message = f"{out} has measurements of another command"
+        raise ConfigError(message, hint="give the same arguments, or name another DIR")
+    known = {(one["world_size"], one["repeat"]) for one in records}
     if known and not given["resume"]:
         message = f"{out} already contains measurements"
         raise ConfigError(message, hint="--resume measures what is missing; or name another DIR")

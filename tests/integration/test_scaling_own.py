@@ -84,6 +84,8 @@ def test_training_that_prints_its_speed_needs_no_recorder_but_the_kind_of_batch(
     refused = scaling(tmp_path, *asked, "-o", "d", "--model", "x", "--", "train.py")
     assert "--model is for the built-in training" in refused.stderr
     assert not (tmp_path / "d").exists()
+    other = scaling(tmp_path, *asked, "-o", "b", "--resume", "--", "train.py", "--lr", "9")
+    assert "b has measurements of another command" in other.stderr
 
 
 def test_batch_of_a_step_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +95,6 @@ def test_batch_of_a_step_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setenv("WORLD_SIZE", "4")
     recorder = Recorder(batch_global=8, warmup=5)
-    recorder.step()
+    recorder.step(loss=float("nan"))
     with pytest.raises(ConfigError, match="1 steps were recorded, and 5 are warm-up"):
         recorder.finish()

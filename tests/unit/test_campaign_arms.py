@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import NOOP, Played
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GRID = "grid = { lr = [0.001, 0.01, 0.1], depth = [2, 4, 6, 8], model = ['a', 'b'] }"
 
@@ -107,6 +105,10 @@ def test_a_condition_filters_arms(tmp_path: Path, condition: str, left: int) -> 
         (f"{GRID}\nwhere = 'lr > 9'", "arms: where: no arm of 24 fulfils"),
         (f"{GRID}\nwhere = 'open(model)'", "arms: where: no arm has the key 'open'"),
         (f"{GRID}\nwhere = 'model.upper()'", r"arms: where: .*'model.upper\(\)' is not a compari"),
+        (f"{GRID}\nwhere = 'model * 999999999999 > 1'", "where: .*arithmetic needs numbers"),
+        (f"{GRID}\nbaseline = {{ lr = 2026-01-01 }}", "arms: baseline: .*not JSON serializable"),
+        (f"{GRID}\nfeatures = {{ lr = [2026-01-01] }}", "features.lr: .*not JSON serializable"),
+        ("grid = [{ a = [1] }, { b = [1] }]\ngroup_by = 'a'", "some arms have no key 'a'"),
         (f"{GRID}\nwhere = 'depth ** 9 > 1'", r"arms: where: .*'depth \*\* 9' is not a compari"),
         ("generate = 'absent:arms'", "no module named 'absent'"),
     ],
@@ -130,6 +132,8 @@ def test_arms_that_are_wrong_are_refused_by_place(tmp_path: Path, arms: str, say
         ([1, "a"], "categories"),
         ([f"name-{k}" for k in range(13)], "none"),
         ([5, 5, 5], "none"),
+        ([1, 1.0, True], "none"),
+        ([1700000000000000000, 1700000000000000001, 1700000000000000512], "linear"),
     ],
 )
 def test_values_of_a_key_become_features_by_their_kind(values: list[Any], kind: str) -> None:
@@ -198,6 +202,28 @@ class Random(Cheapest):
     def ask(self, pending):
         return random.choice(self.order).id
 
+class Later(Cheapest):
+    def ask(self, pending):
+        return random.choice(self.order).id if self.told else super().ask(pending)
+
+class Stranger(Cheapest):
+    def ask(self, pending):
+        return "depth=99"
+
+class Nothing(Cheapest):
+    def ask(self, pending):
+        return None
+
+class Leaves(Cheapest):
+    def ask(self, pending):
+        raise SystemExit
+
+class Changes(Cheapest):
+    def __init__(self, arms, seed):
+        super().__init__(arms, seed)
+        for arm in arms:
+            arm.keys.clear()
+
 class Repeats(Cheapest):
     def ask(self, pending):
         return self.order[0].id
@@ -229,7 +255,11 @@ def test_a_users_policy_asks_and_a_restart_repeats_it(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Random", "asks differently when asked again"),
+        ("Random", "asks differently when asked again|asked again for arm"),
+        ("Later", "asks differently when asked again|asked again for arm"),
+        ("Stranger", "asked for 'depth=99', which is no arm"),
+        ("Nothing", "nothing would be evaluated: the policy asked for nothing more"),
+        ("Leaves", "failed: SystemExit"),
         ("Repeats", "asked again for arm 'depth=2,lr=0.001,model=a'"),
         ("Breaks", "failed: ZeroDivisionError"),
         ("Absent", "has no 'Absent'"),
@@ -244,6 +274,19 @@ def test_a_users_policy_that_cannot_work_is_refused_at_once(
     with pytest.raises(Exception, match=says):
         make_campaign_run(tmp_path / "r", own, own.path)
     assert not (tmp_path / "r").exists()
+
+
+def test_a_users_policy_cannot_change_what_is_evaluated(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "changing.py").write_text(OWN_POLICY)
+    own = campaign(tmp_path, GRID, "policy = 'changing:Changes'\nbudget = 2")
+    played = Played(fast_dir / "r", own, monkeypatch, value_of)
+    played.coordinate()
+
+    assert [row["item"].keys() for row in Run.open(played.root).results()] == [
+        {"lr", "depth", "model", "task"}
+    ] * 2
 
 
 def test_pythia_models_are_named_by_size_and_steps_by_ranges(tmp_path: Path) -> None:
@@ -309,10 +352,11 @@ def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
     write_table(tmp_path / "first.csv", known)
 
     larger = GRID.replace("[2, 4, 6, 8]", "[2, 4, 6, 8, 10]")
-    for source in (str(first.root), str(tmp_path / "first.csv")):
+    write_table(tmp_path / "first.jsonl", known)
+    for source in (str(first.root), f"{tmp_path}/first.csv", f"{tmp_path}/first.jsonl"):
         tasks = f"workload = '{NOOP}'\nnames = ['a', 'b']\nfrom = '{source}'"
         own = campaign(tmp_path, larger, "budget = 10\nexhaustive = true", tasks=tasks)
-        second = Played(fast_dir / f"r{len(source)}", own, monkeypatch, value_of)
+        second = Played(fast_dir / f"r-{Path(source).suffix}", own, monkeypatch, value_of)
         assert second.killed(2)
         second.coordinate(campaign_of(Run.open(second.root)))
 
@@ -348,6 +392,39 @@ def test_scores_of_a_campaign_are_a_table_to_replay_searches_on(
     partial.coordinate()
     with pytest.raises(ConfigError, match="1 of 24 arms have a score on every task"):
         scores_of_run(partial.root)
+
+
+def test_an_extension_needs_its_source_only_at_its_start_and_can_be_extended_itself(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extended(place: int, budget: int, source: Path | None, names: str = "['a']") -> Played:
+        known = "" if source is None else f"\nfrom = '{source}'"
+        tasks = f"workload = '{NOOP}'\nnames = {names}{known}"
+        own = campaign(tmp_path, GRID, f"budget = {budget}\npending = 1", tasks=tasks)
+        return Played(fast_dir / f"r{place}", own, monkeypatch, value_of)
+
+    first = extended(0, 4, None)
+    first.coordinate()
+    second = extended(1, 8, first.root)
+    assert second.killed(2)
+    first.root.rename(fast_dir / "gone")
+    second.coordinate(campaign_of(Run.open(second.root)))
+    assert len(Run.open(second.root).results()) == 4
+
+    third = extended(2, 10, second.root)
+    third.coordinate()
+    assert len(Run.open(third.root).results()) == 2
+    found = summarize(Run.open(third.root).view, campaign_of(Run.open(third.root)))
+    assert found is not None
+    assert (found.evaluated, found.evaluations, found.known) == (10, 10, 8)
+
+    for budget, source, names, says in (
+        (10, third.root, "['a']", "nothing would be evaluated: asked for 10 arms"),
+        (12, third.root, "['b']", "none of 10 results is of an arm and task of this campaign"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            extended(3, budget, source, names)
+    assert not (fast_dir / "r3").exists()
 
 
 @pytest.mark.slow

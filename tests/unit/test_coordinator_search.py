@@ -128,7 +128,9 @@ def test_race_over_a_window_is_not_asked_after_each_result(
 
     monkeypatch.setattr(hpc_toolkit.campaign.search, "ask_within", counted)
     campaign = toy({**FAMILIES["racing"], "asks": "window"}, tasks={"seconds": SECONDS})
-    decisions = Played(fast_dir / "r", campaign, monkeypatch).coordinate()
+    played = Played(fast_dir / "r", campaign, monkeypatch)
+    asked.clear()
+    decisions = played.coordinate()
 
     assert asked == [20] * (len(decisions) + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class OwnPolicy(Protocol):
     """What a user writes; the constructor takes the arms, a seed and the policy's options.
 
-    A new object is made for every ask. It is told all results so far, in the order of the arms.
+    A new object, with copies of the arms, is made for every ask. It is told all results so far, in
+    the order of the arms.
     With equal arguments and tells it must give equal asks: draw random numbers from the seed only.
     """
 
@@ -48,15 +50,19 @@ class OwnRule(Rule):
     def choose(self, history: History, n: int) -> list[Proposal]:
         table, ids = history.table, history.table.ids
         try:
-            policy = self.make(table.arms, history.seed, **self.options)
+            policy = self.make(copy.deepcopy(table.arms), history.seed, **self.options)
             told = dict.fromkeys(history.failed) | dict(
                 zip(history.scored, history.rewards.tolist(), strict=True)
             )
             for index in sorted(told):
                 policy.tell(ids[index], told[index])
             pending = [ids[index] for index in history.pending]
+            known = set(ids)
             asked: list[Proposal] = []
             while len(asked) < n and (arm := policy.ask(pending)) is not None:
+                if arm not in known:
+                    message = f"policy {self.called!r} asked for {str(arm)[:80]!r}, which is no arm"
+                    raise ConfigError(message, hint="return the id of an arm, or None")
                 if table.index(arm) in told or arm in pending:
                     message = f"policy {self.called!r} asked again for arm {arm!r}"
                     raise ConfigError(message, hint="ask for arms neither told nor pending")
@@ -64,7 +70,7 @@ class OwnRule(Rule):
                 pending = [*pending, arm]
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             message = f"policy {self.called!r} failed: {type(error).__name__}: {error}"
             raise ConfigError(message, hint="docs/how-to/policies.md has an example") from error
         return asked

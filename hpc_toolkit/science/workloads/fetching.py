@@ -115,6 +115,9 @@ def _size(checkpoint: str) -> int:
     files = {one.rfilename: one.size or 0 for one in info.siblings or ()}
     weights = WEIGHTS if any(fnmatchcase(one, WEIGHTS[0]) for one in files) else PICKLED_WEIGHTS
     wanted = [one for one in files if any(fnmatchcase(one, p) for p in (*SETTINGS, *weights))]
+    if not wanted:
+        message = f"{checkpoint} has no files that a model is loaded from"
+        raise ConfigError(message)
     return sum(
         files[one]
         for one in wanted

@@ -170,7 +170,8 @@ def measure_own(
     if path.exists() and path.stat().st_size > before:
         return
     (log,) = sorted(directory.glob("logs/*/rank-0.*.out"), key=os.path.getmtime)[-1:]
-    record = printed(read_text(log), world_size, weak=bool(weak), name=os.path.basename(script))
+    name = os.path.basename(script)
+    record = printed(read_text(log), world_size, weak=bool(weak), name=name, arguments=arguments)
     if record is None:
         message = f"{script} recorded no speed on {world_size} ranks"
         hint = "use hpc_toolkit.training.scaling.recorder.Recorder, or print a line of JSON"
@@ -179,7 +180,7 @@ def measure_own(
         message = f"{script} printed its speed, but not what its batch is"
         raise ConfigError(message, hint="add --weak (batch of each rank) or --strong (of all)")
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
 def job_request(

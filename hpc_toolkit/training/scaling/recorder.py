@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import resource
+import shlex
 import sys
 import time
 from itertools import pairwise
@@ -27,7 +28,7 @@ from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.scaling.records import FORMAT, KIND, Record, is_number, objects_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 RECORDS = "HPCTK_SCALING_RECORDS"
 """Variable with the file to which a measurement is appended; without it, it is printed."""
@@ -75,7 +76,8 @@ class Recorder:
     def step(self, *, loss: Any = None) -> None:
         """Count a step that has ended; ``loss`` is a number or a tensor with one."""
         _wait_for_gpu()
-        self._loss = None if loss is None else float(loss)
+        number = None if loss is None else float(loss)
+        self._loss = number if is_number(number) else None
         self._ends.append(time.perf_counter())
 
     def finish(self) -> Record | None:
@@ -115,7 +117,12 @@ def blank(world_size: int, *, weak: bool, batch: int | None = None) -> Record:
         "nodes": max(1, world_size // int(os.environ.get("LOCAL_WORLD_SIZE") or world_size)),
         "repeat": int(os.environ.get(REPEAT) or 0),
         "variation": {},
-        "settings": {"model": Path(sys.argv[0]).name, "weak": weak, "batch_size": batch},
+        "settings": {
+            "model": Path(sys.argv[0]).name,
+            "arguments": shlex.join(sys.argv[1:]),
+            "weak": weak,
+            "batch_size": batch,
+        },
         "shares": {},
         "communication": {},
         "memory": {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
@@ -139,7 +146,9 @@ def write(record: Mapping[str, Any]) -> None:
         file.write(line)
 
 
-def printed(text: str, world_size: int, *, weak: bool, name: str) -> Record | None:
+def printed(
+    text: str, world_size: int, *, weak: bool, name: str, arguments: Sequence[str]
+) -> Record | None:
     """A record from the last line of a log that has ``samples_per_s``; None without one.
 
     So a training that prints its speed as JSON needs no recorder.
@@ -152,19 +161,20 @@ def printed(text: str, world_size: int, *, weak: bool, name: str) -> Record | No
         return None
     tokens = found.get("tokens_per_s")
     record = blank(world_size, weak=weak)
-    record["settings"]["model"] = name
+    record["settings"] |= {"model": name, "arguments": shlex.join(arguments)}
+    record["memory"] = {}  # this process is not one of the ranks
     rate = found["samples_per_s"]
     return record | {
         "samples_per_s": rate,
         "tokens_per_s": tokens if _is_positive(tokens) else rate,
         "step_s": {},
-        "loss": found.get("loss"),
-        "trained_parameters": found.get("trained_parameters"),
+        "loss": loss if is_number(loss := found.get("loss")) else None,
+        "trained_parameters": count if type(count := found.get("trained_parameters")) is int else 0,
     }
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and is_number(value) and value > 0
+    return isinstance(value, int | float) and is_number(value) and value > 1e-100
 
 
 def _wait_for_gpu() -> None:

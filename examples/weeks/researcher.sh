@@ -39,6 +39,8 @@ hpctk bandit bench --table runs/all --policies random,gp-ucb --seeds 5
 # Wednesday. The real one. The run keeps the settings; look at the job before it is sent.
 hpctk init runs/pythia --campaign "$CAMPAIGN"
 hpctk submit campaign --run runs/pythia --nodes "$NODES" --gpus-per-node "$GPUS" --time 8:00:00 --dry-run
+# Compute nodes often have no network: download the checkpoints here first.
+[ "$CAMPAIGN" = rehearsal.toml ] || hpctk items fetch "$CAMPAIGN"
 # Without a Slurm the campaign runs here.
 if sinfo >/dev/null 2>&1; then
     hpctk submit campaign --run runs/pythia --nodes "$NODES" --gpus-per-node "$GPUS" --time 8:00:00

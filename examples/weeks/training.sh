@@ -57,15 +57,13 @@ launch=$!
 while kill -0 $launch && ! ls runs/here/checkpoints/*.pt >/dev/null 2>&1; do sleep 0.1; done
 kill -9 "$(pgrep -P $launch | tail -n 1)"
 wait $launch
-# Where does it stand, and what did the ranks print?
+# Where does it stand, and what did the ranks print? docs/how-to/training-troubles.md goes by symptoms.
 hpctk status runs/here
 hpctk logs runs/here
 
 # Wednesday. The job script for two nodes, and what a cluster without hpctk would get.
 hpctk render train-multi-node --nodes "$NODES" --nproc-per-node "$RANKS" --run-dir runs/there -- train.py "$STEPS"
 hpctk render train-multi-node --nodes "$NODES" --nproc-per-node "$RANKS" --plain -o plain.sbatch -- train.py "$STEPS"
-# Trouble with GPUs, InfiniBand or variables shows here; docs/how-to/training-troubles.md goes by symptoms.
-hpctk doctor .
 
 # Thursday. Rehearse the job on a Slurm of my own; without Slurm's programs the week ends here.
 command -v slurmctld >/dev/null || exit 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,8 +66,8 @@ def test_a_search_is_rehearsed_run_and_extended_by_a_task(shell: Shell) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_a_scaling_has_an_advice_and_scripts(shell: Shell) -> None:
-    pytest.importorskip("torch")
     small = {"SIZES": 1, "MODEL": "decoder-1x32", "TOKENS": 16, "STEPS": 2, "REPEATS": 1}
 
     printed = run_week(shell, "scaling", **small)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,9 +44,8 @@ def test_a_learner_runs_two_jobs_on_a_lab(own_lab: Shell) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_a_training_goes_on_after_a_killed_rank_and_a_requeue(own_lab: Shell) -> None:
-    pytest.importorskip("torch")
-
     printed = run_week(own_lab, "training", NODES=1, RANKS=1)
 
     for status in ("runs/here: no job is known", "runs/there: COMPLETED"):

@@ -43,10 +43,11 @@ def test_a_learner_runs_two_jobs_on_a_lab(own_lab: Shell) -> None:
     assert "best arm        depth=4,lr=0.1  1.0000" in printed
 
 
+@pytest.mark.soak  # test_training.py has the same events; this is the script at its full size
 @pytest.mark.torch
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_a_training_goes_on_after_a_killed_rank_and_a_requeue(own_lab: Shell) -> None:
-    printed = run_week(own_lab, "training", NODES=1, RANKS=1)
+    printed = run_week(own_lab, "training")
 
     for status in ("runs/here: no job is known", "runs/there: COMPLETED"):
         assert "checkpoint    step 3000" in printed.partition(status)[2].partition("\n---")[0]

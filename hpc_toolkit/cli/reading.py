@@ -221,7 +221,8 @@ def retry(
     """
     found = open_run(run)
     count = found.retry(match=match, item=item)
-    print(f"{count} items are pending again", file=sys.stderr)
+    counted = "1 item is" if count == 1 else f"{count} items are"
+    print(f"{counted} pending again", file=sys.stderr)
     if count and not found.status().workers.alive:
         print("no worker is alive: start some with 'hpctk work' or 'hpctk submit'", file=sys.stderr)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.doctor.children import ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.advice import harmful
@@ -43,7 +43,6 @@ _PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 _ANSWER_S = 10.0
 _GRACE_S = 30
 """Seconds that a worker needs from a warning to its end: 25 for its item, the rest to leave."""
-_NOT_SET_UP = "Could not establish a configuration source"
 
 
 def look_here() -> list[dict[str, Any]]:
@@ -271,8 +270,8 @@ def check_slurm() -> Finding:
     try:
         config = slurm_config(timeout_s=_ANSWER_S)
     except SlurmError as error:
-        if _NOT_SET_UP in error.message:
-            return _no_slurm("installed, but not set up on this machine (no slurm.conf)")
+        if NOT_SET_UP in error.message:
+            return _no_slurm(f"installed, but {NOT_SET_UP}")
         return _silent_slurm(error.message, error.hint)
     version = config.get("SLURM_VERSION", "of an unknown version")
     found = f"{version} of cluster {config.get('ClusterName', '?')} answered in "

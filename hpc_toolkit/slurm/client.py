@@ -155,11 +155,19 @@ def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
     return done.stdout
 
 
+# What Slurm's programs print where they find no slurm.conf.
+_NO_CONFIGURATION = "Could not establish a configuration source"
+NOT_SET_UP = "not set up on this machine (no slurm.conf)"
+
+
 def failure(argv: Sequence[str], done: Finished) -> SlurmError:
     import shlex
 
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     words = "; ".join(said[:5]) or f"exit code {done.code}"
+    if _NO_CONFIGURATION in words:
+        hint = "run it on a login node, or try it on a Slurm of your own: 'hpctk lab up'"
+        return SlurmError(f"{argv[0]}: {NOT_SET_UP}", hint=hint)
     hints = [hint for what, hint in _REFUSALS.items() if what in words]
     hint = "; ".join([*hints, f"the command was: {shlex.join(argv)}"])
     return SlurmError(f"{argv[0]}: {words}", hint=hint)

@@ -113,7 +113,7 @@ def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpct
     assert error in life
     assert len(hpctk.noted("start", "1")) == 5
     assert len(hpctk.noted("start", "0")) == len(hpctk.noted("start", "2")) == 1
-    assert hpctk("retry", "run").err.startswith("1 items are pending again")
+    assert hpctk("retry", "run").err.startswith("1 item is pending again")
     assert hpctk("work", "run", "--workers", 1).code == 0
     assert len(hpctk.noted("start", "1")) == 10
 

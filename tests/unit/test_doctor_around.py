@@ -80,7 +80,8 @@ def test_a_controller_that_is_silent_is_unknown_and_says_why(path: Path) -> None
 
 def test_a_slurm_that_is_not_set_up_is_none(path: Path) -> None:
     install(path)
-    install(path, f"echo 'fatal: {node._NOT_SET_UP}' >&2; exit 1", "scontrol")
+    said = "fatal: Could not establish a configuration source"
+    install(path, f"echo '{said}' >&2; exit 1", "scontrol")
 
     found = node.check_slurm()
 

@@ -24,6 +24,10 @@ from hpc_toolkit.submit.jobs import RunJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun, empty_campaign
 
+NO_SLURM_CONF = (
+    "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+    "sbatch: fatal: Could not establish a configuration source"
+)
 # Counts its jobs from 101, says what a site's wrapper says, and keeps what it was called with.
 SBATCH = """\
 n=$(( $(cat "$0.count" 2>/dev/null || echo 100) + 1 )); echo $n > "$0.count"
@@ -107,6 +111,17 @@ def test_without_a_run_nothing_is_submitted(programs: Programs) -> None:
     assert "no run is named" in refused().message
     assert "is not a run" in refused("--run", "runs/missing").message
     assert sent(programs) == []
+
+
+def test_where_slurm_is_not_set_up_the_error_says_so_instead_of_quoting_dns(
+    run: ToyRun, programs: Programs
+) -> None:
+    programs.add("sbatch", f"""echo "{NO_SLURM_CONF}" >&2; exit 1""")
+
+    assert "Slurm: sbatch: not set up on this machine (no slurm.conf)\n" in call("--dry-run").stderr
+    error = refused()
+    assert error.message == "sbatch: not set up on this machine (no slurm.conf)"
+    assert "hpctk lab up" in error.hint
 
 
 def test_a_dry_run_shows_all_and_leaves_nothing(run: ToyRun, programs: Programs) -> None:

@@ -1,0 +1,48 @@
+#!/bin/bash
+# The week of somebody who wants to know how many GPUs a training is worth.
+set -eu
+SIZES=${SIZES:-1,2} MODEL=${MODEL:-decoder-4x128} TOKENS=${TOKENS:-128} STEPS=${STEPS:-20} REPEATS=${REPEATS:-3}
+
+# Monday. Look at what would be measured, then measure it on this machine, also with gradients that are
+# exchanged less often, and see which size is worth its price.
+hpctk scaling run -o runs/scaling --world-sizes "$SIZES" --model "$MODEL" --seq-length "$TOKENS" \
+    --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4 --dry-run
+hpctk scaling run -o runs/scaling --world-sizes "$SIZES" --model "$MODEL" --seq-length "$TOKENS" \
+    --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4
+hpctk scaling analyze runs/scaling --price-per-gpu-hour 2 -o scaling.md -o scaling.json -o scaling.svg # first result
+
+# Tuesday. My own training: a recorder in its loop measures it. This one is a stand-in that only waits.
+cat >mytrain.py <<'END'
+import time
+
+from hpc_toolkit.training.scaling.recorder import Recorder
+
+recorder = Recorder(batch_per_rank=32)
+for step in range(20):
+    time.sleep(0.01)  # load, forward, backward, optimizer
+    recorder.step(loss=1 / (step + 1))
+recorder.finish()
+END
+hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" -- mytrain.py
+hpctk scaling analyze runs/mine --samples 1000000 --price-per-gpu-hour 1.5
+
+# Wednesday. Somebody else's numbers, from a table in a paper.
+cat >paper.csv <<'END'
+world_size,seconds
+1,480
+2,245
+4,128
+8,68
+END
+hpctk scaling analyze paper.csv --price-per-gpu-hour 3.06 --min-efficiency 0.85
+
+# Thursday. What the trainings of the paper cost: 60 of 8 hours each on GPUs at 2 per hour, due in a week.
+hpctk plan --items 60 --item-time 8h --cluster killarney --nodes 1,2,4,8 --within 7d --price-per-gpu-hour 2
+
+# Friday. The same on a cluster, one job for each size; without a Slurm the week ends here.
+hpctk scaling run -o runs/cluster --world-sizes 1,2 --slurm --ranks-per-node 1 --model "$MODEL" \
+    --seq-length "$TOKENS" --max-steps "$STEPS" --repeats "$REPEATS" --dry-run
+sinfo >/dev/null 2>&1 || exit 0
+hpctk scaling run -o runs/cluster --world-sizes 1,2 --slurm --ranks-per-node 1 --model "$MODEL" \
+    --seq-length "$TOKENS" --max-steps "$STEPS" --repeats "$REPEATS"
+# When the jobs have ended (squeue --me): hpctk scaling analyze runs/cluster

@@ -22,11 +22,11 @@ from hpc_toolkit.science.workloads.corpora import evaluation_articles, evaluatio
 def texts(task: str) -> tuple[list[str], list[str]]:
     """The texts of a task and their labels."""
     if task == "tweet-sentiment":
-        labels, found = zip(*evaluation_tweets(), strict=True)
-        return list(found), list(labels)
+        tweets = evaluation_tweets()
+        return [text for _, text in tweets], [sentiment for sentiment, _ in tweets]
     articles = evaluation_articles()
     found = [one.headline if task == "headline-topic" else one.lead for one in articles]
-    return list(found), [one.topic for one in articles]
+    return found, [one.topic for one in articles]
 
 
 def score(item: dict[str, Any]) -> dict[str, float]:

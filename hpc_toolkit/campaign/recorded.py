@@ -21,6 +21,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.lists import read_list
 from hpc_toolkit.results.tables import OWN
 from hpc_toolkit.run import Run
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +83,9 @@ def _table(path: Path, arms: ArmTable, tasks: Sequence[str], rows: Sequence[Row]
     if len(kept) < 2:
         message = f"{path}: {len(kept)} of {len(arms.arms)} arms have a score on every task"
         raise ConfigError(message, hint="set exhaustive = true in [search], and run it to its end")
+    if len(kept) < len(arms.arms):
+        left_out = f"{path}: {len(arms.arms) - len(kept)} of {len(arms.arms)} arms are left out"
+        note(f"{left_out}: they lack the score of a task", "warning")
     told = [observe(arm.id, found[arm.id]) for arm in kept]
 
     def matrix(of: str) -> np.ndarray[Any, np.dtype[np.float64]]:

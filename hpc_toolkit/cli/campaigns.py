@@ -81,7 +81,7 @@ def plan(
 
 
 def plan_lines(found: DryRun, workers: int | None) -> list[str]:
-    tasks = f"{len(found.tasks)} tasks" if len(found.tasks) > 1 else "1 task"
+    tasks = _count(len(found.tasks), "task")
     evaluations = f"{found.evaluations:,} evaluations in all"
     kinds = ", ".join(f"{key} ({kind})" for key, kind in found.features.items())
     kinds = kinds or "none: only random and racing can search"
@@ -92,7 +92,7 @@ def plan_lines(found: DryRun, workers: int | None) -> list[str]:
     if found.unused:
         lines.append(f"  not used      {', '.join(found.unused)}")
     if found.baseline:
-        arms = "1 arm" if found.baseline == 1 else f"{found.baseline:,} arms"
+        arms = _count(found.baseline, "arm")
         lines.append(f"{found.baseline_name:15} {arms} to compare with")
     if found.measured:
         lines.append(f"metrics         {found.measured:,} items first")
@@ -106,6 +106,10 @@ def plan_lines(found: DryRun, workers: int | None) -> list[str]:
     return [*lines, *_search_lines(found, workers)]
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def _search_lines(found: DryRun, workers: int | None) -> list[str]:
     most = "no limit on evaluations"
     if found.most_evaluations is not None:
@@ -117,9 +121,10 @@ def _search_lines(found: DryRun, workers: int | None) -> list[str]:
         if workers is not None:
             least = format_duration(found.seconds / min(workers, found.at_once))
             time += f", at least {least} with {workers}"
+    items = _count(found.at_once, "item")
     lines = [
         f"search          {found.policy}: {most}",
-        f"  at once       {found.pending:,} arms, {found.at_once:,} items for the workers",
+        f"  at once       {_count(found.pending, 'arm')}, {items} for the workers",
         f"  time          {time}",
     ]
     if workers is not None and (idle := workers - found.at_once) > 0:

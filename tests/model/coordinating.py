@@ -158,7 +158,7 @@ class _InMemory(Coordinator):
     files: _Files
     replayed = 0
 
-    def _replay(self, rows: list[dict[str, Any]]) -> None:
+    def _replay(self, rows: list[dict[str, Any]] | None) -> None:
         self.files.deciding = True
         super()._replay(rows)
         self.replayed = self._search.decisions.entries

@@ -71,23 +71,15 @@ def dry_run(campaign: Campaign, file: str) -> DryRun:
     arms = list(campaign.arms())
     known = sum(len(one.scores) + len(one.failed) for one in known_results(campaign))
     most = _most_evaluations(search, len(arms), len(tasks.names), known)
-    # A race pays for cheap tasks first, so a mean over all tasks would mislead.
-    timed = tasks.seconds and search.policy not in TASK_RULES
-    columns = campaign.rows.columns() if campaign.rows is not None else []
-    features = {
-        column.key: column.kind if isinstance(column.kind, str) else "ordered"
-        for column in columns
-        if column.kind != NONE
-    }
-    everything = search.exhaustive or most is None
-    count = len(arms) * len(tasks.names) - known if everything else most
+    features, unused = _features(campaign)
+    everything = len(arms) * len(tasks.names) - known
     return DryRun(
         name=campaign.name,
         policy=search.policy,
         arms=len(arms),
         tasks=tasks.names,
-        features=GEOMETRY if campaign.rows is None else features,
-        unused=tuple(column.key for column in columns if column.kind == NONE),
+        features=features,
+        unused=unused,
         baseline=sum(arm.baseline for arm in arms),
         baseline_name=campaign.baseline,
         measured=len(arms) if campaign.metrics and campaign.metrics.workload else 0,
@@ -96,12 +88,32 @@ def dry_run(campaign: Campaign, file: str) -> DryRun:
         most_arms=search.budget,
         most_evaluations=most,
         pending=len(arms) if search.policy in TASK_RULES else search.most_pending,
-        seconds=sum(tasks.seconds.values()) * count / len(tasks.names)
-        if timed and count is not None
-        else None,
+        seconds=_seconds(campaign, everything if search.exhaustive or most is None else most),
         checkpoints=dict(Counter(model.name for model in campaign.models for step in model.steps)),
         from_hub=any("@" in model.checkpoint for model in campaign.models),
     )
+
+
+def _features(campaign: Campaign) -> tuple[dict[str, str], tuple[str, ...]]:
+    """How each key becomes features, and the keys that do not."""
+    if campaign.rows is None:
+        return GEOMETRY, ()
+    columns = campaign.rows.columns()
+    used = {
+        column.key: column.kind if isinstance(column.kind, str) else "ordered"
+        for column in columns
+        if column.kind != NONE
+    }
+    return used, tuple(column.key for column in columns if column.kind == NONE)
+
+
+def _seconds(campaign: Campaign, evaluations: int) -> float | None:
+    """Expected duration of evaluations; None if it is not known."""
+    tasks = campaign.tasks
+    # A race pays for cheap tasks first, so a mean over all tasks would mislead.
+    if not tasks.seconds or campaign.search.policy in TASK_RULES:
+        return None
+    return sum(tasks.seconds.values()) / len(tasks.names) * evaluations
 
 
 def _most_evaluations(search: Search, arms: int, tasks: int, known: int) -> int | None:

@@ -257,7 +257,7 @@ def test_a_users_policy_asks_and_a_restart_repeats_it(
     [
         ("Random", "asks differently when asked again|asked again for arm"),
         ("Later", "asks differently when asked again|asked again for arm"),
-        ("Stranger", "asked for 'depth=99', which is no arm"),
+        ("Stranger", "asked for 'depth=99', an unknown arm"),
         ("Nothing", "nothing would be evaluated: the policy asked for nothing more"),
         ("Leaves", "failed: SystemExit"),
         ("Repeats", "asked again for arm 'depth=2,lr=0.001,model=a'"),

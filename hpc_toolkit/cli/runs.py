@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -226,8 +227,10 @@ def fetch(
         raise ConfigError(message, hint=f"give 1 to {_MOST_JOBS}")
     names = on_hub(_items_of(items))
     found = needs(names, jobs)
-    for name, error in found.errors.items():
-        note(f"{name}: {error}", "warning")
+    for error, times in Counter(found.errors.values()).items():
+        first = next(name for name, one in found.errors.items() if one == error)
+        more = f" and {times - 1} more" if times > 1 else ""
+        note(f"{first}{more}: {error}", "warning")
     total, free = format_size(found.total), format_size(found.free)
     print(f"{len(found.checkpoints)} checkpoints to download, {total}; {found.cached} in the cache")
     print(f"{found.cache}: {free} free")

@@ -9,7 +9,7 @@ from hpc_toolkit.bandit.asktell import Policy
 from hpc_toolkit.bandit.policy import TaskSet, look_up
 from hpc_toolkit.bandit.rewards import check_scalariser
 from hpc_toolkit.bandit.rule import RandomOrder, Rule
-from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb
+from hpc_toolkit.bandit.rules.gp import EACH, GpEi, GpTs, GpUcb
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Halving, Racing
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -84,6 +84,16 @@ def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str,
     """
     initial: Any = getattr(rule_of(name), "__dataclass_fields__", {}).get("initial")
     return {**({"initial": max(initial.default, size)} if initial else {}), **options}
+
+
+def scale_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a policy for arms whose features are settings of different kinds.
+
+    Unless ``scales`` is given, a rule that has this option fits one for each feature: some settings
+    matter more than others. Raises ConfigError for an unknown policy.
+    """
+    known = getattr(rule_of(name), "__dataclass_fields__", {})
+    return {**({"scales": EACH} if "scales" in known else {}), **options}
 
 
 def rule_of(name: str) -> type[Rule]:

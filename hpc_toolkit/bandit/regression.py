@@ -139,6 +139,46 @@ def fit(x: Floats, y: Floats) -> Hyperparameters:
     return grid[first_best(np.round(found, LIKELIHOOD_DECIMALS))]
 
 
+STRETCHES = (0.25, 0.5, 2.0, 4.0)
+"""Factors by which the scale of one column is changed at a time."""
+
+MOST_STRETCHED = 16.0
+"""No column counts more than this many times as much, or as little, as at first."""
+
+PENALTY = 1.0
+"""Log likelihood that a change of one column's scale by a factor of 2 must gain.
+
+Without it, the first few rewards would single out columns by chance: on recorded scores of layers
+the number of arms until the best rose from 10 to 16.
+"""
+
+
+def column_scales(x: Floats, y: Floats) -> Floats:
+    """Return a factor for each column of ``x``: how much its differences count.
+
+    Coordinate ascent from 1, in two sweeps over the columns, on the marginal likelihood with the
+    noise of :func:`fit` and the best length scale, less :data:`PENALTY`. Ties go to the first.
+    """
+    noise = fit(x, y).noise
+    hyper = [Hyperparameters(length_scale, noise) for length_scale in LENGTH_SCALES]
+
+    def value(scales: Floats) -> float:
+        gain = log_marginal_likelihoods(x * scales, y, hyper).max()
+        return round(float(gain - PENALTY * np.abs(np.log2(scales)).sum()), LIKELIHOOD_DECIMALS)
+
+    scales = np.ones(x.shape[1])
+    best = value(scales)
+    for column in (*range(len(scales)), *range(len(scales))):
+        for stretch in STRETCHES:
+            tried = scales.copy()
+            tried[column] *= stretch
+            if 1 / MOST_STRETCHED <= tried[column] <= MOST_STRETCHED:
+                found = value(tried)
+                if found > best:
+                    best, scales = found, tried
+    return scales
+
+
 class Surfaces:
     """Joint draws over the open arms, from the state of a posterior at construction.
 

@@ -21,7 +21,7 @@ from hpc_toolkit.bandit import (
 )
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, METRIC_PREFIX, geometry_features, with_metrics
 from hpc_toolkit.bandit.policy import number
-from hpc_toolkit.bandit.registry import TASK_RULES, round_options
+from hpc_toolkit.bandit.registry import TASK_RULES, round_options, scale_options
 from hpc_toolkit.bandit.rules.own import OwnRule
 from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
@@ -145,6 +145,8 @@ def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
         policy, options = OwnRule(called=search.policy, make=make, options=options), {}
     elif search.in_rounds and search.policy not in TASK_RULES:
         options = round_options(search.policy, options, search.most_pending)
+    if campaign.rows is not None and not search.is_own:
+        options = scale_options(search.policy, options)
     stop = StopRules(
         pulls=search.budget,
         evaluations=search.evaluations,

@@ -13,6 +13,7 @@ from hpc_toolkit.bandit.regression import (
     Posterior,
     Surfaces,
     cholesky,
+    column_scales,
     fit,
     log_marginal_likelihoods,
     matern52,
@@ -180,3 +181,16 @@ def test_posterior_variance_is_never_negative_without_noise() -> None:
     for index in range(3):
         posterior.believe(index)
     assert posterior.variance.min() >= 0.0
+
+
+def test_columns_that_matter_count_more_if_rewards_clearly_say_so() -> None:
+    draws = np.random.default_rng(0)
+    x = draws.standard_normal((60, 3))
+    y = np.sin(3 * x[:, 0]) + 0.01 * draws.standard_normal(60)
+
+    scales = column_scales(x, (y - y.mean()) / y.std())
+
+    assert scales[0] > 2 * max(scales[1], scales[2])
+    assert column_scales(x[:, ::-1], (y - y.mean()) / y.std())[::-1] == pytest.approx(scales)
+    # Six rewards without a pattern single nothing out.
+    assert column_scales(x[:6], draws.standard_normal(6)) == pytest.approx(np.ones(3))

@@ -14,7 +14,7 @@ from hpc_toolkit.bandit.features import kind_of
 from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.local import campaign_of, make_campaign_run
 from hpc_toolkit.campaign.recorded import scores_of_run, scores_of_table
-from hpc_toolkit.campaign.search import make_arms
+from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import best_so_far, summarize
 from hpc_toolkit.errors import ConfigError
@@ -157,6 +157,7 @@ def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
 ) -> None:
     arms = f"{GRID}\nbaseline = {{ lr = 0.1, depth = 2 }}"
     own = campaign(tmp_path, arms, "budget = 12\npending = 3")
+    assert asdict(policy_of(own, make_arms(own)).rule)["scales"] == "each"
     played = Played(fast_dir / "r", own, monkeypatch, value_of)
     played.coordinate()
 

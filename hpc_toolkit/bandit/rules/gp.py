@@ -12,11 +12,16 @@ import numpy as np
 
 from hpc_toolkit.bandit.arms import FEATURES, columns
 from hpc_toolkit.bandit.policy import Bools, Floats, Proposal
-from hpc_toolkit.bandit.regression import Posterior, Surfaces, fit
+from hpc_toolkit.bandit.regression import Posterior, Surfaces, column_scales, fit
 from hpc_toolkit.bandit.rule import Rule, Stream, drawn, first_best, number_option, word_option
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.rule import History
+
+
+EACH = "each"
+SCALES = ("one", EACH)
+"""What has a length scale of its own: all columns together, or each."""
 
 
 def space_filling_order(points: Floats, seed: int, n: int) -> list[int]:
@@ -134,6 +139,9 @@ class GpRule(Guided):
     smooth in the features needs far fewer pulls than arms. Arms without a reward are no evidence.
     """
 
+    scales: str = word_option("one", SCALES)
+    """Whether one length scale is fitted for all columns, or "each" column counts for itself."""
+
     believes: ClassVar[bool] = True
     """Whether pending arms, and those chosen earlier in an ask, lower the uncertainty around them
     (kriging believer)."""
@@ -145,6 +153,9 @@ class GpRule(Guided):
         # The spread of one reward, or of equal rewards, is rounding error.
         spread = 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread
         x, y = points[list(history.scored)], (history.rewards - centre) / spread
+        if self.scales == EACH:
+            scales = column_scales(x, y)
+            x, points = x * scales, points * scales
         posterior = Posterior(x, y, points, fit(x, y))
         if self.believes:
             for index in sorted((*history.pending, *opening)):

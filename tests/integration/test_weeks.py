@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -80,13 +79,3 @@ def test_a_scaling_has_an_advice_and_scripts(shell: Shell) -> None:
     assert "efficiency, at least 85% wanted" in mine.partition("\n- ")[0]
     assert "**Use 8** (fair on 8: 88.2% efficiency, at least 85% wanted)" in printed
     assert printed.count("\n#SBATCH --job-name=scaling-") == 2
-
-
-@pytest.mark.skipif(shutil.which("slurmctld") is not None, reason="run by tests/slurm")
-def test_a_learner_finds_the_best_and_reads_a_plain_script(shell: Shell) -> None:
-    printed = run_week(shell, "learner", COUNT=5)
-
-    squares = [row["value.square"] for row in rows(shell.root / "squares.csv")]
-    assert squares == ["0", "1", "4", "9", "16"]
-    assert "best arm        depth=4,lr=0.1  1.0000" in printed
-    assert "hpctk" not in (shell.root / "hello.sbatch").read_text().partition("srun")[2]

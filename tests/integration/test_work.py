@@ -160,7 +160,7 @@ def test_no_retry_timeout_gives_an_item_that_hangs_one_attempt_and_others_all(
         ("done", 1),
     ]
     assert rows[0]["error"] == "took longer than the timeout of 1.0 s"
-    assert hpctk("retry", "run", "--match", "timeout").err.startswith("1 items are pending again")
+    assert hpctk("retry", "run", "--match", "timeout").err.startswith("1 item is pending again")
 
 
 def test_timeout_does_not_count_the_time_of_loading(hpctk: Hpctk, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def test_a_world_size_of_two_nodes_is_measured_by_one_job(
 
     assert again.returncode == 1
     assert f"it has jobs in the queue: {job} (PENDING, world size 2)" in again.stderr
-    assert " render train-multi-node " in (tmp_path / "slurm" / "scaling-2.sbatch").read_text()
+    (script,) = (tmp_path / "s" / "jobs").glob("*.sbatch")
+    assert " render train-multi-node " in script.read_text()
     line = (tmp_path / "s" / "records" / "world-2.jsonl").read_text()
     found = json.loads(line)
     assert (found["world_size"], found["nodes"]) == (2, 2), lab.output(record)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import TRY_AGAIN, ConfigError, RunError, exit_code_of
+from hpc_toolkit.errors import TRY_AGAIN, ConfigError, RunError
 from hpc_toolkit.queue.control import ask_to_drain
-from hpc_toolkit.queue.items import canonical, check_items, encode_segment
+from hpc_toolkit.queue.creation import create_directory, segment_of
+from hpc_toolkit.queue.items import canonical, check_items
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
@@ -32,6 +32,7 @@ from hpc_toolkit.system.gpus import rank_environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hpc_toolkit.planning.timeleft import Countdown
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.gather import Table
     from hpc_toolkit.results.snapshots import Snapshot
@@ -52,6 +53,7 @@ class Run:
         self.paths = RunPaths(root)
         self.manifest = manifest
         self._view: RunView | None = None
+        self._countdown: Countdown | None = None
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
@@ -201,15 +203,27 @@ class Run:
         )
         return pool.run(on_tick)
 
-    def status(self) -> Status:
-        """Read the run's current status; writes nothing."""
+    def status(self, *, forecast: bool = True) -> Status:
+        """Read the run's current status; writes nothing.
+
+        Without a ``forecast`` of the time left it takes less time.
+        """
         from hpc_toolkit.results.status import read_status
 
-        campaign = self.manifest.campaign is not None
-        return read_status(self.view, SystemClock(), given=str(self.root), campaign=campaign)
+        given, campaign = str(self.root), self.manifest.campaign
+        is_campaign = campaign is not None
+        if not forecast:
+            return read_status(self.view, SystemClock(), given=given, campaign=is_campaign)
+        from hpc_toolkit.planning.timeleft import Countdown
+
+        self._countdown = self._countdown or Countdown(self.view, campaign, given)
+        read = self._countdown.read
+        return read_status(
+            self.view, SystemClock(), given=given, campaign=is_campaign, forecast=read
+        )
 
     def _repr_html_(self) -> str:
-        from hpc_toolkit.results.progress import status_html
+        from hpc_toolkit.report.notebook import status_html
 
         return status_html(self.status())
 
@@ -325,11 +339,7 @@ def _add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:
         lines = (line for segment in log.segments.values() for line in segment.items())
         taken = {canonical(json.loads(line)) for line in lines}
         check_items(items, group_by=stage.group_by, taken=taken)
-        added = log.add_segment(_segment(items, stage))
-
-
-def _segment(items: list[Item], stage: StageSpec) -> list[bytes]:
-    return encode_segment(items, group_by=stage.group_by, items_per_claim=stage.items_per_claim)
+        added = log.add_segment(segment_of(items, stage))
 
 
 def _checked(root: str | Path, stage: StageSpec, items: list[Item]) -> Manifest:
@@ -352,45 +362,6 @@ def create_run(
     sealed: bool,
     fill: Callable[[RunPaths], None] | None = None,
 ) -> Run:
-    """Create a run directory completely, or not at all.
-
-    ``items`` are the initial items by stage, already checked. ``fill`` adds files before the
-    directory gets its name, while no other process knows it. Raises RunError if the directory
-    exists or cannot be made, or if its filesystem has no symlinks.
-    """
-    hint = "continue it with 'hpctk work', add items with 'hpctk add', or use another name"
-    exists = RunError(f"{root} exists", hint=hint)
-    if root.is_symlink() or root.exists():
-        raise exists
-    parent = root.absolute().parent
-    staging = parent / f".{root.name}.{os.urandom(4).hex()}.tmp"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        staging.mkdir(mode=0o775)
-        refusal = files.symlink_refusal(staging)
-        if refusal:
-            message = f"{parent}: symbolic links do not work on this filesystem ({refusal})"
-            raise RunError(message, hint="choose a directory on another filesystem")
-        paths = RunPaths(staging)
-        paths.make([stage.name for stage in manifest.stages])
-        for stage in manifest.stages:
-            log = StageLog(paths.stage(stage.name))
-            if items.get(stage.name):
-                log.add_segment(_segment(items[stage.name], stage))
-            if sealed:
-                log.seal()
-        if fill is not None:
-            fill(paths)
-        files.write_new(paths.manifest, [manifest.to_bytes()])
-        # Whatever the umask: a run that everybody can write to would be refused.
-        paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
-        files.publish_directory(staging, root)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
-            raise exists from error  # another process was faster
-        message = f"cannot make {root}: {error.strerror}"
-        hint = "check the path, its permissions and the free space"
-        raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
-    finally:
-        files.remove_tree(staging)
+    """Create a run as :func:`hpc_toolkit.queue.creation.create_directory` does."""
+    create_directory(root, manifest, items, sealed=sealed, fill=fill)
     return Run(root, manifest)

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit import Observation, Pull
     from hpc_toolkit.campaign.decisions import MetricColumns
     from hpc_toolkit.queue.view import RunView, StageView
-    from hpc_toolkit.run import Run
 
 _SHORT_S = 0.1
 """Seconds of waiting before the copy for people is written; a shorter wait skips it."""
@@ -73,14 +72,13 @@ def unit_size(items: int) -> int:
 class Coordinator:
     """Runs the stages of one campaign to their end; restartable at any point."""
 
-    def __init__(self, run: Run, campaign: Campaign) -> None:
+    def __init__(self, view: RunView, campaign: Campaign) -> None:
         policy_of(campaign, make_arms(campaign))  # so that invalid settings are reported at once
-        self._run = run
-        self._view: RunView = run.view
+        self._view = view
         self._campaign = campaign
         self._facts = {arm.id: arm for arm in campaign.arms()}
         self._stage: StageView = self._view.stages[TASKS]
-        local = is_local(run.paths.root)
+        local = is_local(view.paths.root)
         if not local:
             self._view.probes.limit_s = LIMIT_S
         self._follower = Follower(self._view, local=local)
@@ -148,7 +146,7 @@ class Coordinator:
         self._stage.poll_log()
         decisions = self._recorded()
         # The stages before may have taken days, and the settings may have been updated meanwhile.
-        updated = read_settings(self._run.paths, self._campaign.with_pending().to_json())
+        updated = read_settings(self._view.paths, self._campaign.with_pending().to_json())
         self._campaign = as_decided(replace(updated, path=self._campaign.path), decisions)
         first = decisions[0] if decisions else None
         if self._campaign.search.metrics:
@@ -229,7 +227,7 @@ class Coordinator:
                 break
             self._refuse_rival()
         else:
-            message = f"another coordinator has finished the search of {self._run.root}"
+            message = f"another coordinator has finished the search of {self._view.paths.root}"
             hint = "only one coordinator runs at a time; this one exits"
             raise TryAgainLaterError(message, hint=hint)
         self._search.take(decision)
@@ -258,7 +256,7 @@ class Coordinator:
         if len(self._decision_entries()) > self._search.decisions.entries:
             # A process that was frozen while it wrote the copy may have restored an older one.
             self._write_trials()
-            message = f"another coordinator is running for {self._run.root}"
+            message = f"another coordinator is running for {self._view.paths.root}"
             hint = "only one coordinator runs at a time; this one exits"
             raise TryAgainLaterError(message, hint=hint)
 
@@ -299,7 +297,7 @@ class Coordinator:
             shown = {key: record[key] for key in ("why", "arms", "tasks") if key in record}
             lines.append({"type": "ask", **shown})
         self._untold = False
-        path = self._run.paths.trials
+        path = self._view.paths.trials
         replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
 
 

@@ -10,9 +10,10 @@ from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
 from hpc_toolkit.errors import ConfigError, ItemsError
 from hpc_toolkit.queue.lists import read_list
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import OWN, Row, check_rows
-from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,20 +39,21 @@ def known_rows(sources: Sequence[str], stage: str, keys: Sequence[str]) -> list[
 
 
 def _of_run(path: Path, stage: str) -> list[Row]:
-    run = Run.open(path)
+    manifest = read_manifest(path)
+    view = RunView(RunPaths(path), manifest)
     name = stage
-    if stage not in run.view.stages:
-        name = run.manifest.stages[-1].name
-        if stage == METRICS and run.manifest.campaign is not None:
+    if stage not in view.stages:
+        name = manifest.stages[-1].name
+        if stage == METRICS and manifest.campaign is not None:
             message = f"{path} has no stage {METRICS!r}"
             raise ConfigError(message, hint="name the run that measured, or a table")
-    rows = gather(run.view, name, partial=True).rows
+    rows = gather(view, name, partial=True).rows
     check_rows(rows)
-    if stage != TASKS or run.manifest.campaign is None:
+    if stage != TASKS or manifest.campaign is None:
         return rows
-    decisions = read_decisions(run.view.stages[TASKS].log.segments.values())
+    decisions = read_decisions(view.stages[TASKS].log.segments.values())
     known = decisions[0].known if decisions else ()
-    arms = {arm.id: arm.keys for arm in read_settings(run.paths, run.manifest.campaign).arms()}
+    arms = {arm.id: arm.keys for arm in read_settings(view.paths, manifest.campaign).arms()}
     return [*(row for one in known for _, row in rows_of(one, arms[one.arm])), *rows]
 
 

@@ -14,13 +14,13 @@ from hpc_toolkit.bandit.features import columns_of
 from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.known import by_arm_and_task, known_rows
-from hpc_toolkit.campaign.local import campaign_of
 from hpc_toolkit.campaign.search import make_arms, observe, score_of
-from hpc_toolkit.campaign.settings import TASKS
+from hpc_toolkit.campaign.settings import TASKS, settings_of
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.lists import read_list
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.tables import OWN
-from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ _STEP = re.compile(r"^(.*?)[^0-9A-Za-z]*step([0-9]{1,15})$")
 
 def scores_of_run(path: Path) -> ScoreTable:
     """The scores of a campaign's run, with its own features. Raises ConfigError, RunError."""
-    run = Run.open(path)
-    campaign = campaign_of(run)
+    manifest = read_manifest(path)
+    view = RunView(RunPaths(path), manifest)
+    campaign = settings_of(view.paths, manifest)
     rows = known_rows([str(path)], TASKS, ())
-    decisions = read_decisions(run.view.stages[TASKS].log.segments.values())
+    decisions = read_decisions(view.stages[TASKS].log.segments.values())
     arms = make_arms(campaign, decisions[0].metrics if decisions else None)
     return _table(path, arms, campaign.tasks.names, rows)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.campaign.arms import ArmRows, CampaignArm
     from hpc_toolkit.campaign.tables import Converter
-    from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.rundir.layout import Manifest, RunPaths
     from hpc_toolkit.system.tomltable import Key
 
 MOST_PENDING = 24
@@ -215,6 +215,15 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
             again = "until 'hpctk campaign run FILE --update'"
             hint = f"move it away: the settings in run.json hold then, {again}"
         raise RunError(message, hint=hint) from error
+
+
+def settings_of(paths: RunPaths, manifest: Manifest) -> Campaign:
+    """The current settings of a run's campaign; RunError for a plain list of items."""
+    if manifest.campaign is None:
+        message = f"{paths.root} is not a campaign"
+        raise RunError(message, hint="'hpctk campaign run CAMPAIGN.toml' creates one")
+    settings = read_settings(paths, manifest.campaign)
+    return replace(settings, path=manifest.stages[-1].workload.path)
 
 
 def parse_campaign(table: dict[str, Any], file: str) -> Campaign:

@@ -134,7 +134,7 @@ def _is_gathered(path: Path) -> bool:
 
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     """Print first: what cannot be written is not lost then."""
-    from hpc_toolkit.bandit.bench.report import as_csv, as_lines, regret_svg
+    from hpc_toolkit.report.policies import as_csv, as_lines, regret_svg
 
     show(report, as_lines(report), as_json=as_json)
     if report["left_out"]:

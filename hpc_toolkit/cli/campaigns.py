@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     import typer
 
     from hpc_toolkit.campaign.dryrun import DryRun
+    from hpc_toolkit.campaign.evaluations import Found
     from hpc_toolkit.campaign.settings import Campaign
-    from hpc_toolkit.campaign.summary import Found, Summary
+    from hpc_toolkit.campaign.summary import Summary
 
 _MEAN = "mean over tasks"
 _LONG = 30
@@ -148,8 +149,8 @@ def run_campaign(
         hpctk campaign run campaign.toml
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
-    from hpc_toolkit.campaign.local import LocalWorkers, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
+    from hpc_toolkit.engines.localcampaign import LocalWorkers, resume_campaign
     from hpc_toolkit.worker.worker import WorkerOptions
 
     wanted = read_campaign(campaign)
@@ -174,14 +175,14 @@ def run_campaign(
 
 def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
     """Make the run of the campaign that ``file`` describes."""
-    from hpc_toolkit.campaign.local import make_campaign_run
+    from hpc_toolkit.engines.localcampaign import make_campaign_run
 
     return make_campaign_run(root, campaign, campaign.path, str(file))
 
 
 def _outcome(run: Run) -> Summary | None:
-    from hpc_toolkit.campaign.local import campaign_of
     from hpc_toolkit.campaign.summary import summarize
+    from hpc_toolkit.engines.localcampaign import campaign_of
 
     return summarize(run.view, campaign_of(run))
 
@@ -270,11 +271,11 @@ def coordinate(
         hpctk campaign coordinate runs/my-campaign
     """
     from hpc_toolkit.campaign.coordinator import Coordinator
-    from hpc_toolkit.campaign.local import campaign_of
+    from hpc_toolkit.engines.localcampaign import campaign_of
 
     found = open_run(run)
     check_trust(found.root)
-    Coordinator(found, campaign_of(found)).run()
+    Coordinator(found.view, campaign_of(found)).run()
     outcome = _outcome(found) if summary else None
     if outcome is not None:
         lines = [*status_lines(found.status()), *summary_lines(outcome)]

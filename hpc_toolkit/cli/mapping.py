@@ -63,7 +63,7 @@ def map_(workload: str | None, **given: Any) -> None:
         check_out(Path(out), (Path(out).suffix,))
     run = _the_run(workload, root, given)
     print(run.root, flush=True)
-    if not run.status().complete:
+    if not run.status(forecast=False).complete:
         _work_here(run, workers)
     rows = run.results()
     problems = verify(rows, run.snapshot().items)

@@ -223,7 +223,7 @@ def retry(
     count = found.retry(match=match, item=item)
     counted = "1 item is" if count == 1 else f"{count} items are"
     print(f"{counted} pending again", file=sys.stderr)
-    if count and not found.status().workers.alive:
+    if count and not found.status(forecast=False).workers.alive:
         print("no worker is alive: start some with 'hpctk work' or 'hpctk submit'", file=sys.stderr)
 
 

@@ -127,7 +127,7 @@ def _size_for_s(template: str | None, text: str, given: dict[str, Any]) -> float
 
 def _show_request(submission: Submission) -> None:
     """Say on stderr what is asked for, and how it fits the items that are left."""
-    from hpc_toolkit.planning.outlook import ask_of, asked_line, left_lines
+    from hpc_toolkit.submit.outlook import ask_of, asked_line, left_lines
 
     if submission.request is None:
         return
@@ -206,7 +206,7 @@ def _of_request(
 
 
 def _sized(spec: ScriptSpec, site: Cluster, run: Run, within_s: float) -> ScriptSpec:
-    from hpc_toolkit.planning.outlook import ask_of, sized
+    from hpc_toolkit.submit.outlook import ask_of, sized
 
     if run.manifest.campaign is not None:
         message = f"--size-for: {run.root} is a campaign, which adds items as it goes"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
-from hpc_toolkit.system.terminal import note
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _IDLE_EXIT_IN_SLURM_S = 600.0
 _LEAVE_BEFORE_END_S = 30.0
-_REFRESH_S = 0.5
 
 PANELS: Panels = {
     "Options": (
@@ -164,32 +163,17 @@ def with_progress(
     work_on: Callable[[Callable[[], None] | None], int],
     look: Callable[[], None] | None = None,
 ) -> int:
-    """Work, and meanwhile call ``look`` and keep a line on a terminal up to date."""
-    if not sys.stderr.isatty():
-        return work_on(look)
-    from shutil import get_terminal_size
+    """Work, and meanwhile call ``look`` and keep a line on a terminal up to date.
 
-    from hpc_toolkit.results.progress import status_line
+    The last line says what happened and what to do next.
+    """
+    from hpc_toolkit.cli.progressline import progress_line
+    from hpc_toolkit.report.panel import closing
 
-    shown_at = -math.inf
-
-    def draw() -> None:
-        nonlocal shown_at
-        shown_at = time.monotonic()
-        line = status_line(run.status())[: get_terminal_size().columns - 1]
-        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def on_tick() -> None:
-        if time.monotonic() - shown_at >= _REFRESH_S:
-            draw()
-        if look is not None:
-            look()
-
-    try:
-        return work_on(on_tick)
-    finally:
-        draw()
-        print(file=sys.stderr)
+    with progress_line(run.root):
+        code = work_on(look)
+    print(printable(closing(run.status(forecast=False))), file=sys.stderr)
+    return code
 
 
 def check_code(run: Run, *, strict: bool) -> None:

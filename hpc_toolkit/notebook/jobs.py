@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.results.progress import StatusDisplay, status_html
+from hpc_toolkit.report.notebook import StatusDisplay, status_html
 from hpc_toolkit.results.status import living_workers
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm

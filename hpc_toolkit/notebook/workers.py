@@ -93,7 +93,7 @@ def submit_workers(
     warning = check_trust(run.root)
     if warning:
         sys.stderr.write(f"warning: {warning}\n")
-    if run.status().complete:
+    if run.status(forecast=False).complete:
         msg = f"{run.root} is complete: no items are left"
         raise RunError(msg, hint="run.retry() makes failed items pending")
     if type(n) is not int or not 1 <= n <= MAX_RANKS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,13 @@ import numpy as np
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.lengths import GuessedLengths, LearnedLengths
-from hpc_toolkit.planning.schedule import jobs_of, schedule
+from hpc_toolkit.planning.schedule import phases_of, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.planning.lengths import Guess, Lengths
-    from hpc_toolkit.planning.schedule import Course, Job
+    from hpc_toolkit.planning.schedule import Course, Phase
     from hpc_toolkit.planning.traits import Floats
     from hpc_toolkit.planning.work import StageWork, Work
 
@@ -30,6 +31,9 @@ START_S = 120.0
 _MOST_LOST = 0.9
 """Largest share of a job that is lost at its end. Without this bound, a draw in which items are
 longer than jobs would never finish."""
+_CHOICE, _FIRST_CHOICE = 0.1, 0.3
+"""How much longer or shorter a search's next arms may be than its last ones: standard deviation of
+a logarithm after many rounds, and what is added after the first one."""
 _DRIFT = 0.05
 """How much everything together may run slower or faster from now on: other jobs on the network, a
 warmer node, and effects that the model does not know. Standard deviation of a logarithm."""
@@ -93,16 +97,19 @@ class Forecaster:
         self.guessed = [stage.name for stage in work.stages if not stage.seen]
         """Stages for which nothing but the guess is known."""
         self._known: dict[int | None, list[Course]] = {}
-        self._anew: list[list[list[Job]]] = []
-        self._going_on: list[list[list[Job]]] = []
+        self._anew: list[list[Phase]] = []
+        self._going_on: list[list[Phase]] = []
         for _ in range(self._draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
-            lengths = [model.draw(chance).times(drift) for model in models]
+            lengths = [
+                _preferred(stage, model.draw(chance).times(drift), chance)
+                for stage, model in zip(work.stages, models, strict=True)
+            ]
             again = [_again(stage, chance) for stage in work.stages]
             # The durations themselves are not kept: those of a million items would fill the memory.
-            self._anew.append(_jobs(work, lengths, again, going_on=False))
+            self._anew.append(_phases(work, lengths, again, going_on=False))
             if work.workers:
-                self._going_on.append(_jobs(work, lengths, again, going_on=True))
+                self._going_on.append(_phases(work, lengths, again, going_on=True))
             self._facts.append(_facts(lengths, self._anew[-1]))
         self.item_s = Interval.of(self._each("mean_s"))
         """Mean seconds of the items left."""
@@ -130,9 +137,12 @@ class Forecaster:
         if workers not in self._known:
             drawn = self._going_on if workers is None else self._anew
             hands = self._work.workers if workers is None else busy
-            self._known[workers] = [schedule(stages, hands) for stages in drawn]
+            self._known[workers] = [schedule(phases, hands) for phases in drawn]
         courses = self._known[workers]
         whole = np.array([course.makespan_s for course in courses])
+        if self._work.ends_s is not None:
+            # The evaluations that run when the time is up are still finished.
+            whole = np.minimum(whole, self._work.ends_s + self.item_s.median)
         times, jobs = whole, None
         if limit_s is not None and self.fits(limit_s):
             times, row = self._in_a_row(whole, busy, limit_s)
@@ -189,9 +199,10 @@ class _Facts:
     load_s: float
 
 
-def _facts(lengths: Sequence[Lengths], stages: Sequence[Sequence[Job]]) -> _Facts:
+def _facts(lengths: Sequence[Lengths], phases: Sequence[Phase]) -> _Facts:
     seconds = np.concatenate([one.seconds for one in lengths])
-    units = np.array([job.seconds for jobs in stages for job in jobs])
+    jobs = [job for phase in phases for job in phase.jobs]
+    units = np.array([job.seconds for job in jobs])
     mean_s, largest_s = float(seconds.mean()), float(units.max())
     return _Facts(
         mean_s=mean_s,
@@ -200,16 +211,17 @@ def _facts(lengths: Sequence[Lengths], stages: Sequence[Sequence[Job]]) -> _Fact
         cut_s=float(np.mean(seconds**2)) / (2 * mean_s),
         largest_s=largest_s,
         useful_workers=float(units.sum()) / max(largest_s, 1e-9),
-        load_s=float(np.mean([job.load_s for jobs in stages for job in jobs])),
+        load_s=float(np.mean([job.load_s for job in jobs])),
     )
 
 
-def _jobs(
+def _phases(
     work: Work, lengths: Sequence[Lengths], again: Sequence[Sequence[int]], *, going_on: bool
-) -> list[list[Job]]:
+) -> list[Phase]:
     return [
-        jobs_of(stage, drawn, going_on=going_on, extra=extra)
+        phase
         for stage, drawn, extra in zip(work.stages, lengths, again, strict=True)
+        for phase in phases_of(stage, drawn, going_on=going_on, extra=extra)
     ]
 
 
@@ -221,6 +233,21 @@ def _model(stage: StageWork, guess: Guess | None) -> LearnedLengths | GuessedLen
         hint = "give an estimate such as --item-time 30s, or wait for the first results"
         raise ConfigError(message, hint=hint)
     return GuessedLengths(stage, guess)
+
+
+def _preferred(stage: StageWork, lengths: Lengths, chance: np.random.Generator) -> Lengths:
+    """Scale the items to come of a search, because it does not choose among all arms evenly.
+
+    It goes on as in its last rounds, or as if it chose evenly, or something in between.
+    """
+    if not stage.coming or stage.recent_s is None:
+        return lengths
+    seconds = lengths.seconds.copy()
+    coming = seconds[-stage.coming :]
+    ratio = stage.recent_s / max(float(coming.mean()), 1e-9)
+    width = _CHOICE + _FIRST_CHOICE / math.sqrt(max(stage.rounds, 1))
+    coming *= ratio ** chance.random() * np.exp(chance.normal(0.0, width))
+    return replace(lengths, seconds=seconds)
 
 
 def _again(stage: StageWork, chance: np.random.Generator) -> list[int]:

@@ -174,7 +174,7 @@ def _known(work: Work, guess: Guess | None) -> tuple[Work, list[str]]:
         return work, list(work.assumed)
     without = [stage.name for stage in work.stages if stage not in known]
     said = f"Left out, as nothing is known of how long their items take: {', '.join(without)}."
-    return replace(work, stages=tuple(known), most_workers=None), [said]
+    return replace(work, stages=tuple(known)), [said]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

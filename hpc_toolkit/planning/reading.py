@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, left_over, read_decisions
 from hpc_toolkit.campaign.search import as_decided
@@ -13,6 +17,7 @@ from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.explain import ATTEMPTS, records_of, unit_items
 from hpc_toolkit.results.status import living_workers
+from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.system.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
@@ -27,6 +32,28 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 
+_ROUNDS = 10
+"""The last rounds of a search, whose pauses are those to expect."""
+_NEWEST = 3
+"""The last rounds of a search, whose arms show what it prefers."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """The attempts at the items of one log entry."""
+
+    begin: float = math.inf
+    """When the first one began and the last one ended, in epoch seconds."""
+    end: float = 0.0
+    attempts: int = 0
+    seconds: float = 0.0
+
+    def take(self, at: float, seconds: float) -> None:
+        self.begin, self.end = min(self.begin, at - seconds), max(self.end, at)
+        self.attempts += 1
+        self.seconds += seconds
+
+
 @dataclass(slots=True)
 class _Stage:
     """The data of one stage, collected while journals are read."""
@@ -38,6 +65,7 @@ class _Stage:
     overheads_s: list[float] = field(default_factory=list)
     attempts: int = 0
     retried: int = 0
+    entries: dict[int, _Entry] = field(default_factory=dict)
 
     def items(self, unit: Unit) -> list[Item]:
         if unit.name not in self.units:
@@ -47,6 +75,18 @@ class _Stage:
     def group_of(self, item: Item) -> str:
         by = self.view.spec.group_by
         return "" if by is None else group_key(item.get(by)) or ""
+
+    def between_s(self) -> float:
+        """Return the median seconds between the results of one entry and the work on the next."""
+        last = [entry for _, entry in sorted(self.entries.items())][-_ROUNDS:]
+        gaps = [max(0.0, after.begin - before.end) for before, after in pairwise(last)]
+        return median(gaps) if gaps else 0.0
+
+    def recent_s(self) -> float | None:
+        """Return the mean seconds of the attempts at the newest entries."""
+        last = [entry for _, entry in sorted(self.entries.items())][-_NEWEST:]
+        attempts = sum(entry.attempts for entry in last)
+        return sum(entry.seconds for entry in last) / attempts if attempts else None
 
 
 @dataclass(slots=True)
@@ -62,25 +102,54 @@ class _Course:
     attempts: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _ToCome:
+    """What the rest of a campaign will ask for."""
+
+    rounds: dict[str, list[list[Item]]]
+    """Items by stage, in the rounds in which they will come."""
+    most_workers: int | None = None
+    """The most workers that the search keeps busy; None: not limited."""
+    ends_s: float | None = None
+    may_stop: bool = False
+    assumed: tuple[str, ...] = ()
+
+
 def read_work(
-    view: RunView, clock: Clock, *, given: str, campaign: dict[str, Any] | None = None
+    view: RunView,
+    clock: Clock,
+    *,
+    given: str,
+    campaign: dict[str, Any] | None = None,
+    alive: set[str] | None = None,
 ) -> Work:
     """Bring the view up to date and read what is left of a run, and all journals.
 
     The clock dates the last actions of workers on this host; ``given`` is the run's path as
-    messages name it, and ``campaign`` the settings of a campaign in run.json.
+    messages name it, and ``campaign`` the settings of a campaign in run.json. ``alive`` are the
+    living workers; None: look.
     """
     view.poll_claims()
-    alive = living_workers(view, clock)
+    alive = living_workers(view, clock) if alive is None else alive
     view.poll()
     stages = {name: _Stage(stage) for name, stage in view.stages.items()}
     courses = {worker: _follow(view, stages, worker) for worker in sorted(view.readers)}
     ages = {worker: _age_s(view, clock, worker, courses.get(worker)) for worker in alive}
-    coming, most_workers, assumed = _to_come(view, campaign)
+    coming = _ToCome({}) if campaign is None else _to_come(view, campaign)
     work = tuple(
-        asked_more(_work(stage, courses, ages), coming.get(name, []))
+        asked_more(_work(stage, courses, ages), coming.rounds.get(name, []))
         for name, stage in stages.items()
     )
+    if coming.most_workers is not None:
+        tasks = stages[TASKS]
+        search = replace(
+            work[-1],
+            most_workers=coming.most_workers,
+            between_s=tasks.between_s(),
+            recent_s=tasks.recent_s(),
+            rounds=len(tasks.entries),
+        )
+        work = (*work[:-1], search)
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
     left = sum(len(stage.left) - stage.coming for stage in work)
     return Work(
@@ -90,8 +159,9 @@ def read_work(
         workers={name: courses[name].loaded if name in courses else "" for name in sorted(alive)},
         done=total - left,
         sealed=campaign is not None or all(stage.log.sealed for stage in view.stages.values()),
-        most_workers=most_workers,
-        assumed=assumed,
+        ends_s=coming.ends_s,
+        may_stop=coming.may_stop,
+        assumed=coming.assumed,
     )
 
 
@@ -140,6 +210,7 @@ def _take_attempts(stage: _Stage, unit: Unit, course: _Course) -> bool:
     items = stage.items(unit)
     for number, record in enumerate(course.attempts):
         stage.attempts += 1
+        stage.entries.setdefault(unit.entry, _Entry()).take(record["at"], record["seconds"])
         stage.retried += record["type"] == "failed"
         if record["type"] == "done":
             item = items[record["item"] - unit.first]
@@ -226,21 +297,16 @@ def work_since(view: RunView, at: float) -> tuple[list[float], float | None]:
     return ends, min((begin for begin in begins if begin >= at), default=None)
 
 
-def _to_come(
-    view: RunView, settings: dict[str, Any] | None
-) -> tuple[dict[str, list[Item]], int | None, tuple[str, ...]]:
-    """Return the items, by stage, that the rest of a campaign will ask for.
+def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
+    """Return the items that the rest of a campaign will ask for.
 
-    Also return the most workers that find work while the search goes on (None: not limited), and
-    the assumptions behind these items. The log of the view must have been read. ``settings`` are
-    those of the campaign in run.json; None: the run has no campaign.
+    The log of the view must have been read. ``settings`` are those of the campaign in run.json.
     """
-    if settings is None:
-        return {}, None, ()
     campaign = read_settings(view.paths, settings)
     decisions = read_decisions(view.stages[TASKS].log.segments.values())
     campaign = as_decided(campaign, decisions)
-    items: dict[str, list[Item]] = {}
+    search, names = campaign.search, campaign.tasks.names
+    rounds: dict[str, list[list[Item]]] = {}
     whole: dict[str, list[Item]] = {}
     if METRICS in view.stages:
         whole[METRICS] = [arm.item() for arm in campaign.arms()]
@@ -249,17 +315,30 @@ def _to_come(
     for name, all_items in whole.items():
         stage = view.stages[name]
         if not stage.log.sealed and not stage.state.units:
-            items[name] = all_items
+            rounds[name] = [all_items]
     if view.stages[TASKS].log.sealed or any(one.why == EXHAUSTIVE for one in decisions):
-        return items, None, ()
+        return _ToCome(rounds)
     found, said = _pulls(campaign, decisions)
     facts = {arm.id: arm for arm in campaign.arms()}
-    names = campaign.tasks.names
-    items[TASKS] = [
-        {**facts[pull.arm].item(), "task": task} for pull in found for task in pull.tasks or names
+    size = search.most_pending if search.in_rounds and not search.exhaustive else len(found) or 1
+    rounds[TASKS] = [
+        [
+            {**facts[pull.arm].item(), "task": task}
+            for pull in found[first : first + size]
+            for task in pull.tasks or names
+        ]
+        for first in range(0, len(found), size)
     ]
-    most = None if campaign.search.exhaustive else campaign.search.most_pending * len(names)
-    return items, most, (said,)
+    wall_s = decisions[-1].wall_s if decisions else 0.0
+    return _ToCome(
+        rounds,
+        most_workers=None if search.exhaustive else search.most_pending * len(names),
+        ends_s=None
+        if search.wall_hours is None or search.exhaustive
+        else max(0.0, search.wall_hours * HOUR_S - wall_s),
+        may_stop=search.win_probability is not None and not search.exhaustive,
+        assumed=(said,),
+    )
 
 
 def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], str]:
@@ -269,21 +348,34 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
     open_pulls = left_over(asked, [arm.id for arm in campaign.arms()], names)
     if search.exhaustive:
         return open_pulls, "The campaign evaluates all arms in the end; all of them are counted."
-    arms = len({pull.arm for pull in asked})
-    evaluations = sum(len(pull.tasks or names) for pull in asked)
-    bounds = []
-    if search.budget is not None:
-        bounds.append(max(0, search.budget - arms))
-    if search.evaluations is not None:
-        bounds.append(max(0, search.evaluations - evaluations) // len(names))
-    if not bounds:
-        return [], "Nothing says how many arms the search will ask for: those to come are left out."
+    bounds = _bounds(campaign, decisions, asked)
     fresh = [pull for pull in open_pulls if not pull.tasks]
-    count = min(*bounds, len(fresh))
+    if not bounds and search.wall_hours is None:
+        return [], "Nothing says how many arms the search will ask for: those to come are left out."
+    count = min(*bounds, len(fresh)) if bounds else len(fresh)
+    # In an order that mixes models and sizes, as a search does.
     taken = [fresh[number * len(fresh) // count] for number in range(count)]
+    taken.sort(key=lambda pull: crc32(pull.arm.encode()))
+    together = "a round begins when the one before is done" if search.in_rounds else "no rounds"
     said = (
         f"The search may ask for {count:,} more arms on {len(names)} tasks, at most"
-        f" {search.most_pending} at once; it is taken to ask for all of them, spread evenly over"
-        " those that are left, and never to wait for the last of a round."
+        f" {search.most_pending} at once ({together}); it is taken to ask for all of them, spread"
+        " evenly over those that are left."
     )
     return taken, said
+
+
+def _bounds(campaign: Campaign, decisions: Sequence[Decision], asked: Sequence[Pull]) -> list[int]:
+    """Return the most arms that each of the search's budgets leaves."""
+    search, names = campaign.search, campaign.tasks.names
+    bounds = []
+    if search.budget is not None:
+        bounds.append(max(0, search.budget - len({pull.arm for pull in asked})))
+    if search.evaluations is not None:
+        made = sum(len(pull.tasks or names) for pull in asked)
+        bounds.append(max(0, search.evaluations - made) // len(names))
+    told = [second for one in decisions for tell in one.tells for second in tell.seconds.values()]
+    if search.gpu_hours is not None and sum(told) > 0:
+        left_s = search.gpu_hours * HOUR_S - sum(told)
+        bounds.append(max(0, int(left_s / (sum(told) / len(told)) / len(names))))
+    return bounds

@@ -8,6 +8,7 @@ worker has begun, else the group with most work left.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +38,17 @@ class Job:
     loading: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Jobs that begin when those of the phase before have ended."""
+
+    jobs: Sequence[Job]
+    most_workers: int | None = None
+    """The most workers that take part; None: all."""
+    wait_s: float = 0.0
+    """Seconds from the end of the phase before to its first job."""
+
+
 class Course:
     """The result of a schedule: when every job runs."""
 
@@ -54,18 +66,19 @@ class Course:
         return float((part * count).sum() / max(count.sum(), 1.0))
 
 
-def jobs_of(
+def phases_of(
     stage: StageWork, lengths: Lengths, *, going_on: bool, extra: Sequence[int] = ()
-) -> list[Job]:
-    """Return the batches of a stage as jobs, with one draw of their durations.
+) -> list[Phase]:
+    """Return the batches of a stage as jobs by round, with one draw of their durations.
 
     If ``going_on``, the holders of batches go on with them; otherwise all begin anew. The items of
-    ``extra`` run once more, at the end.
+    ``extra`` run once more, at the end of their round.
     """
     ends = np.concatenate([[0.0], np.cumsum(lengths.seconds)])
     overhead_s = float(np.mean(stage.overheads_s)) if stage.overheads_s else 0.0
-    jobs = []
+    rounds: dict[int, list[Job]] = {}
     for batch in stage.batches:
+        jobs = rounds.setdefault(batch.round, [])
         seconds = float(ends[batch.first + batch.count] - ends[batch.first])
         held = going_on and bool(batch.holder)
         if held and not batch.loading:
@@ -84,53 +97,66 @@ def jobs_of(
                 loading=held and batch.loading,
             )
         )
+    firsts = [batch.first for batch in stage.batches] if extra else []
     for item in extra:
         group = stage.group_of(stage.left[item])
         load_s = lengths.load_s.get(group, 0.0)
         key = context(stage.name, group)
-        jobs.append(Job(key, float(lengths.seconds[item]) + overhead_s, load_s, 0))
-    return jobs
+        again = Job(key, float(lengths.seconds[item]) + overhead_s, load_s, 0)
+        rounds[stage.batches[bisect_right(firsts, item) - 1].round].append(again)
+    return [
+        Phase(jobs, stage.most_workers, stage.between_s if number else 0.0)
+        for number, jobs in rounds.items()
+    ]
 
 
-def schedule(stages: Sequence[Sequence[Job]], workers: int | dict[str, str]) -> Course:
-    """Hand out the jobs of the stages, earlier stages first, each in the order of the queue.
+def schedule(phases: Sequence[Phase], workers: int | dict[str, str]) -> Course:
+    """Hand out the jobs of each phase in the order of the queue.
 
     ``workers`` is the number of workers that begin now; or the living workers with the context that
     each has loaded, which go on with the jobs that they hold.
     """
-    names: dict[str, str] = (
-        {str(n): "" for n in range(workers)} if isinstance(workers, int) else workers
-    )
-    held: dict[str, Job] = {}
-    waiting = []
-    for jobs in stages:
-        rest = []
-        for one in jobs:
-            if one.holder in names and one.holder not in held:
-                held[one.holder] = one
-            else:
-                rest.append(one)
-        waiting.append(_Waiting(rest))
+    loaded = {str(n): "" for n in range(workers)} if isinstance(workers, int) else dict(workers)
     spans: list[tuple[float, float, int]] = []
-    free: list[tuple[float, int, str]] = []
-    for number, (name, loaded) in enumerate(names.items()):
-        at = 0.0
-        if own := held.get(name):
-            at = own.seconds + (own.load_s if own.loading else 0.0)
-            spans.append((0.0, at, own.count))
-        heapq.heappush(free, (at, number, own.key if own else loaded))
-    while free:
-        at, number, loaded = heapq.heappop(free)
-        taken = next((job for one in waiting if (job := one.take(loaded))), None)
-        if taken is not None:
-            end = at + taken.seconds + (taken.load_s if taken.key != loaded else 0.0)
-            spans.append((at, end, taken.count))
-            heapq.heappush(free, (end, number, taken.key))
+    for phase in phases:
+        begin = max((end for _, end, _ in spans), default=0.0) + phase.wait_s
+        spans += _hand_out(phase, loaded, begin)
     return Course(spans)
 
 
+def _hand_out(phase: Phase, loaded: dict[str, str], begin: float) -> list[tuple[float, float, int]]:
+    """Return begin, end and item count of each job, and update what the workers have loaded."""
+    held: dict[str, Job] = {}
+    rest = []
+    for one in phase.jobs:
+        if one.holder in loaded and one.holder not in held:
+            held[one.holder] = one
+        else:
+            rest.append(one)
+    waiting = _Waiting(rest)
+    spans = []
+    free: list[tuple[float, int, str]] = []
+    hands = sorted(loaded, key=lambda name: name not in held)[: phase.most_workers]
+    for number, name in enumerate(hands):
+        at = begin
+        if own := held.get(name):
+            at += own.seconds + (own.load_s if own.loading else 0.0)
+            spans.append((begin, at, own.count))
+            loaded[name] = own.key
+        heapq.heappush(free, (at, number, name))
+    while free:
+        at, number, name = heapq.heappop(free)
+        taken = waiting.take(loaded[name])
+        if taken is not None:
+            end = at + taken.seconds + (taken.load_s if taken.key != loaded[name] else 0.0)
+            spans.append((at, end, taken.count))
+            loaded[name] = taken.key
+            heapq.heappush(free, (end, number, name))
+    return spans
+
+
 class _Waiting:
-    """The jobs of one stage that no worker has taken."""
+    """The jobs of one phase that no worker has taken."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._groups: dict[str, deque[Job]] = {}

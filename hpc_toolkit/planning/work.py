@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hpc_toolkit.queue.items import Item
 
 
@@ -45,6 +47,8 @@ class Batch:
     """Seconds that the holder has spent on its first item, at least."""
     loading: bool = False
     """Whether these seconds may have gone into loading the group."""
+    round: int = 0
+    """The round of a search in which it will come, from 1, each after the one before; 0: asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,14 @@ class StageWork:
     """The items left, in the order of the queue."""
     coming: int = 0
     """How many of these items, the last ones, a campaign has not asked for yet."""
+    most_workers: int | None = None
+    """The most workers that a search keeps busy; None: not limited."""
+    recent_s: float | None = None
+    """Mean seconds of the evaluations that a search asked for last; None: not known."""
+    rounds: int = 0
+    """Rounds of a search so far."""
+    between_s: float = 0.0
+    """Seconds from the last result of a round to the first item of the next one."""
     seen: tuple[Seen, ...] = ()
     """Items that have a result."""
     loads: tuple[Load, ...] = ()
@@ -92,14 +104,21 @@ class Work:
     """Number of items that have a result or failed for good."""
     sealed: bool = True
     """Whether no further items can come; items that a campaign may ask for are in the stages."""
-    most_workers: int | None = None
-    """The most workers that find work in the tasks of a campaign."""
+    ends_s: float | None = None
+    """Seconds after which a search asks for nothing more; None: no such limit."""
+    may_stop: bool = False
+    """Whether the search may end before it has asked for everything that it may ask for."""
     assumed: tuple[str, ...] = ()
     """Assumptions about items to come, in sentences."""
 
     @property
     def left(self) -> int:
         return sum(len(stage.left) for stage in self.stages)
+
+    @property
+    def most_workers(self) -> int | None:
+        """The most workers that find work in the tasks of a campaign; None: not limited."""
+        return next((one.most_workers for one in self.stages if one.most_workers), None)
 
     @property
     def coming(self) -> int:
@@ -112,13 +131,15 @@ def context(stage: str, group: str) -> str:
     return f"{stage}/{group}"
 
 
-def asked_more(stage: StageWork, items: list[Item]) -> StageWork:
+def asked_more(stage: StageWork, rounds: Sequence[Sequence[Item]]) -> StageWork:
     """Return the stage with items added that a campaign has not asked for yet, one per batch."""
-    ordered = sorted(items, key=stage.group_of)
-    at = len(stage.left)
-    more = tuple(Batch(stage.group_of(item), at + n, 1) for n, item in enumerate(ordered))
-    left, batches = (*stage.left, *ordered), (*stage.batches, *more)
-    return replace(stage, left=left, batches=batches, coming=len(items))
+    left, batches = [*stage.left], [*stage.batches]
+    for number, items in enumerate(rounds, 1):
+        for item in sorted(items, key=stage.group_of):
+            batches.append(Batch(stage.group_of(item), len(left), 1, round=number))
+            left.append(item)
+    coming = len(left) - len(stage.left)
+    return replace(stage, left=tuple(left), batches=tuple(batches), coming=coming)
 
 
 def typed_work(items: int, groups: int = 1) -> Work:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 _PACE = 16
+_INTERVALS = 240
+_LONGEST_S = 30 * 86400.0
 _LOOK_S = 1.0
 _MOST_OWNERS = 100
 _LEAST_OTHERS = 4
@@ -132,6 +134,45 @@ class StageView:
             yield item, self.state.item_state(unit, item)
 
 
+class Throughput:
+    """Items done over time, in at most 240 intervals of equal length."""
+
+    def __init__(self) -> None:
+        self.width_s = 1.0
+        self._done: dict[int, float] = {}
+        self._first, self._last = 0, -1
+        self.until = 0.0
+        """When the last of them was done, in epoch seconds."""
+
+    def add(self, at: float, seconds: float, done: int) -> None:
+        """Count items that were done evenly during the seconds before ``at``."""
+        begin = at - min(seconds, _LONGEST_S)
+        self.until = max(self.until, at)
+        if not self._done:
+            self._first = self._last = int(at // self.width_s)
+        while True:
+            first, last = int(begin // self.width_s), int(at // self.width_s)
+            self._first, self._last = min(first, self._first), max(last, self._last)
+            if self._last - self._first < _INTERVALS:
+                break
+            self._widen()
+        share = done / (last - first + 1)
+        for number in range(first, last + 1):
+            self._done[number] = self._done.get(number, 0.0) + share
+
+    def _widen(self) -> None:
+        wider: dict[int, float] = {}
+        for number, count in self._done.items():
+            wider[number // 2] = wider.get(number // 2, 0.0) + count
+        self._done, self.width_s = wider, 2 * self.width_s
+        self._first, self._last = self._first // 2, self._last // 2
+
+    def counts(self) -> tuple[float, list[float]]:
+        """Return when the first interval began, in epoch seconds, and the items of each."""
+        counts = [self._done.get(number, 0.0) for number in range(self._first, self._last + 1)]
+        return self._first * self.width_s, counts
+
+
 class RunView:
     """All stages and all journals of a run."""
 
@@ -156,6 +197,7 @@ class RunView:
         self.readers: dict[str, JournalReader] = {}
         self.pace: dict[str, deque[tuple[int, float]]] = {}
         """Worker -> (items done, seconds) of the last unit runs or lines read."""
+        self.throughput = Throughput()
         self._progress: dict[str, object] = {}
         self._moving: set[str] = set()
         self.unreadable: dict[str, OSError] = {}
@@ -263,6 +305,7 @@ class RunView:
                 done = record["done"] if isinstance(found, UnitRun) else 1
                 pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
                 pace.append((done, record["seconds"]))
+                self.throughput.add(record["at"], record["seconds"], done)
 
     @property
     def complete(self) -> bool:

@@ -79,6 +79,17 @@ def item_json(stage: StageView, unit: Unit, position: int) -> str:
     return segment.lines(unit)[position - unit.first].decode()
 
 
+def number_of(view: RunView, stage: StageView, unit: Unit, position: int) -> int:
+    """Return the number from 0 by which :func:`find_item` finds an item."""
+    before = 0
+    for one in view.stages.values():
+        for entry, segment in one.log.segments.items():
+            if one is stage and entry == unit.entry:
+                return before + (position if segment.order is None else segment.order[position])
+            before += segment.count
+    raise AssertionError(unit.name)
+
+
 def find_item(view: RunView, text: str) -> FoundItem:
     """Find the one item of this number from 0, JSON, or part of its JSON; else ItemsError."""
     view.poll()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.control import ControlReader
@@ -12,18 +10,16 @@ from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
-from hpc_toolkit.results.explain import item_json
+from hpc_toolkit.results.failures import group_failures
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.state import Ref
-    from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.system.clock import Clock
-
-_FAILURES_SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -32,9 +28,11 @@ class StageCounts:
 
     total: int = 0
     pending: int = 0
-    """Pending items that are not leased."""
-    leased: int = 0
-    """Pending items in a unit that a living worker holds."""
+    """Items without a result that no living worker has claimed."""
+    running: int = 0
+    """Items that a living worker runs now, one for each worker that holds a unit."""
+    claimed: int = 0
+    """Items that wait behind these in the units of living workers."""
     done: int = 0
     failed: int = 0
     retried: int = 0
@@ -43,6 +41,13 @@ class StageCounts:
     """Results beyond the one that counts."""
     sealed: bool = False
     """Whether no more items can be added."""
+    coming: int = 0
+    """Items that the search of a campaign may still ask for; not in ``total``."""
+
+    @property
+    def left(self) -> int:
+        """Items in the queue without a result that are not failed for good."""
+        return self.pending + self.running + self.claimed
 
 
 @dataclass(slots=True)
@@ -52,6 +57,31 @@ class WorkerCounts:
     alive: int = 0
     finished: int = 0
     dead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLeft:
+    """Seconds until the last item has a result, if the living workers go on."""
+
+    low_s: float
+    """The run takes longer in 19 of 20 cases; with ``high_s`` unknown, the part that is known."""
+    eta_s: float | None
+    """Median; None if there are items of which no duration is known yet."""
+    high_s: float | None
+    """The run is faster in 19 of 20 cases; None as for ``eta_s``."""
+    coming: int = 0
+    """Items that a search may still ask for; they are counted."""
+    assumed: tuple[str, ...] = ()
+    """Assumptions, in sentences."""
+
+    def after(self, passed_s: float) -> TimeLeft:
+        """Return the same forecast, looked at some seconds later."""
+
+        def less(seconds: float | None) -> float | None:
+            return None if seconds is None else max(0.0, seconds - passed_s)
+
+        low_s = max(0.0, self.low_s - passed_s)
+        return replace(self, low_s=low_s, eta_s=less(self.eta_s), high_s=less(self.high_s))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +95,20 @@ class Status:
     rate_per_s: float
     """Items done per second by living workers, over their last unit runs."""
     eta_s: float | None
-    """Seconds until all known items are done; None if nothing is left or ``rate_per_s`` is 0."""
+    """Median of the seconds until everything is done, with what a search may still ask for, if the
+    living workers go on; None without living workers, items left, or known durations."""
+    eta_low_s: float | None = None
+    """Lower end of an interval that holds the time left in 9 of 10 cases."""
+    eta_high_s: float | None = None
+    """Its upper end; None as long as no duration is known of some of the items."""
+    assumed: list[str] = field(default_factory=list)
+    """Assumptions of the time left, in sentences."""
+    elapsed_s: float = 0.0
+    """Seconds since the first worker started, until the last one ended."""
+    worker_s: float = 0.0
+    """Seconds of life of all workers, added up."""
+    throughput: dict[str, Any] = field(default_factory=dict)
+    """Items done over time: ``begin`` (epoch seconds), ``width_s``, and ``done``, a list."""
     complete: bool
     """Every stage is sealed and no item is pending."""
     deaths: int
@@ -75,7 +118,8 @@ class Status:
     reason: str
     """Why there is no progress; "" if there is some, or all is done."""
     failures: list[dict[str, Any]] = field(default_factory=list)
-    """Most frequent errors of items without a result: ``error``, ``items`` (count), ``example``."""
+    """Most frequent kinds of errors of items without a result; the keys are the fields of
+    :class:`hpc_toolkit.results.failures.Failures`."""
     warnings: list[str] = field(default_factory=list)
     """Log entries that cannot be read yet, sick hosts, and damage that was skipped."""
     draining: int = 0
@@ -89,17 +133,31 @@ class Status:
     """What 'hpctk doctor' reported about the directory; "" without a report, or if all was fine."""
     best: dict[str, Any] | None = None
     """The best arm of a campaign so far; None without a reward, and for a list of items."""
+    search: dict[str, Any] | None = None
+    """Fields of :class:`hpc_toolkit.campaign.searchstate.SearchState`; None for a list of items."""
+
+    @property
+    def left(self) -> int:
+        """Items without a result, with those that a search may still ask for."""
+        return sum(counts.left + counts.coming for counts in self.stages.values())
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as ``hpctk status --json`` prints them."""
         return asdict(self)
 
 
-def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = False) -> Status:
+def read_status(
+    view: RunView,
+    clock: Clock,
+    *,
+    given: str,
+    campaign: bool = False,
+    forecast: Callable[[set[str]], TimeLeft | None] = lambda _alive: None,
+) -> Status:
     """Read everything that is new and summarize it.
 
-    ``given`` is the run's path as messages name it, and ``campaign`` whether a coordinator adds its
-    items.
+    ``given`` is the run's path as messages name it, ``campaign`` whether a coordinator adds its
+    items, and ``forecast`` returns the time left on the living workers.
     """
     view.poll_claims()
     # Before the journals: if they lack lines that a worker reports here, they are old copies.
@@ -112,22 +170,25 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
-    rate = _rate(view, alive)
-    left = sum(counts.pending + counts.leased for counts in stages.values())
+    left = forecast(alive)
+    if left is not None:
+        list(stages.values())[-1].coming = left.coming
     last = list(view.stages.values())[-1].log
     return Status(
         run=given,
         stages=stages,
         workers=workers,
-        rate_per_s=round(rate, 4),
-        eta_s=round(left / rate, 1) if rate > 0 and left else None,
+        rate_per_s=round(_rate(view, alive), 4),
+        **_time_left(left),
+        **_spent(known, clock.wall() if alive else view.throughput.until),
+        throughput=_throughput(view),
         complete=view.complete,
         deaths=sum(
             len(unit.deaths) for one in view.stages.values() for unit in one.state.units.values()
         ),
         published=last.table is not None and last.last_retry < last.table[0],
         reason=_reason(view, stages, workers, given if campaign else "", late),
-        failures=_failures(view),
+        failures=[one.to_json() for one in group_failures(view, seen)],
         warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
         draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
         old_copies=len(late),
@@ -144,6 +205,40 @@ def _rate(view: RunView, alive: set[str]) -> float:
     # Per worker: items done, and the seconds that they took.
     paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
     return sum(done / seconds for done, seconds in paces if seconds > 0)
+
+
+def _time_left(left: TimeLeft | None) -> dict[str, Any]:
+    if left is None:
+        return {"eta_s": None}
+
+    def rounded(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds, 1)
+
+    return {
+        "eta_s": rounded(left.eta_s),
+        "eta_low_s": rounded(left.low_s),
+        "eta_high_s": rounded(left.high_s),
+        "assumed": list(left.assumed),
+    }
+
+
+def _spent(known: dict[str, Presence], until: float) -> dict[str, Any]:
+    """Return the time since the first start, at least to ``until``, and that of all workers."""
+    lives = [(one.started, max(one.started, one.at)) for one in known.values() if one.started]
+    if not lives:
+        return {}
+    end = max(until, *(end for _, end in lives))
+    began = min(start for start, _ in lives)
+    return {
+        "elapsed_s": round(end - began, 1),
+        "worker_s": round(sum(end - start for start, end in lives), 1),
+    }
+
+
+def _throughput(view: RunView) -> dict[str, Any]:
+    begin, done = view.throughput.counts()
+    width_s = view.throughput.width_s
+    return {"begin": begin, "width_s": width_s, "done": [round(one, 2) for one in done]}
 
 
 def reachable_workers(view: RunView, clock: Clock) -> set[str]:
@@ -191,6 +286,7 @@ def _seems_alive(presence: Presence, here: tuple[str, str], clock: Clock) -> boo
 
 def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
     counts = StageCounts(sealed=stage.log.sealed)
+    busy: set[str] = set()
     for name, unit in stage.state.units.items():
         counts.total += unit.unit.count
         if unit.clean is not None:
@@ -206,21 +302,27 @@ def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
                 counts.duplicates += max(0, history.done_lines - 1)
                 tries = len(history.failures) + (history.done is not None)
                 counts.retried += tries > 1
-        if waiting and _is_leased(stage, name, alive):
-            counts.leased += waiting
-        else:
+        holder = _holder(stage, name) if waiting else None
+        if holder is None or (holder and holder not in alive):
             counts.pending += waiting
+        else:
+            counts.claimed += waiting
+            busy.add(holder)
+    # A worker runs one item at a time, also one that holds several units.
+    counts.running = min(len(busy), counts.claimed)
+    counts.claimed -= counts.running
     return counts
 
 
-def _is_leased(stage: StageView, unit: str, alive: set[str]) -> bool:
+def _holder(stage: StageView, unit: str) -> str | None:
+    """Return the worker that holds a unit; None: nobody does, "": its name cannot be read."""
     generation = stage.claims.generation(unit)
     if generation == 0 or stage.is_released(unit):
-        return False
+        return None
     try:
-        return stage.claims.owner(unit, generation) in alive
+        return stage.claims.owner(unit, generation)
     except OSError:
-        return True
+        return ""
 
 
 def _reason(
@@ -239,7 +341,7 @@ def _reason(
         reason = pause_reason(stage)
         if reason and not workers.alive:
             return f"paused: {reason}; {unless}fix the cause, then 'hpctk retry' and start workers"
-    left = any(counts.pending + counts.leased for counts in stages.values())
+    left = any(counts.left for counts in stages.values())
     if not workers.alive and (left or campaign):
         died = f"; {workers.dead} died" if workers.dead else ""
         start = "start some with 'hpctk work' or 'hpctk submit'"
@@ -249,7 +351,7 @@ def _reason(
         return f"no worker is alive{died}: {unless}{start}"
     if not left:
         return "; ".join(_hidden(view)) or _waiting(stages, campaign)
-    if not any(counts.leased for counts in stages.values()):
+    if not any(counts.running for counts in stages.values()):
         start = "they are starting, or wait for a dead one's lease"
         return f"workers are alive but hold nothing: {unless}{start}"
     return ""
@@ -261,33 +363,6 @@ def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
         return f"no item is left until the coordinator decides what is next; {start}"
     opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
     return f"every item is finished; {opened} waits for more items, or for 'hpctk add RUN --seal'"
-
-
-def _failures(view: RunView) -> list[dict[str, Any]]:
-    errors: Counter[str] = Counter()
-    examples: dict[str, tuple[StageView, Unit, int]] = {}
-    for stage in view.stages.values():
-        for unit in stage.state.units.values():
-            for item, history in unit.histories.items():
-                ref = history.last_failure(stage.state.floor(unit.unit.entry, item))
-                if ref is not None and history.done is None:
-                    error = _first_line(view, ref)
-                    errors[error] += 1
-                    examples.setdefault(error, (stage, unit.unit, item))
-    return [
-        {"error": error, "items": n, "example": json.loads(item_json(*examples[error]))}
-        for error, n in errors.most_common(_FAILURES_SHOWN)
-    ]
-
-
-def _first_line(view: RunView, ref: Ref) -> str:
-    """First line of a failure's error, shortened."""
-    try:
-        record = view.line(ref)
-    except OSError as error:
-        return f"? ({error.strerror})"
-    text = str(record["error"]) if record is not None else "?"
-    return text.splitlines()[0][:200] if text else "?"
 
 
 def _hidden(view: RunView) -> list[str]:

@@ -56,7 +56,7 @@ def check_run(run: Run, *, force: bool = False) -> None:
     warning = check_trust(run.root)
     if warning:
         sys.stderr.write(f"warning: {warning}\n")
-    status = run.status()
+    status = run.status(forecast=False)
     if force:
         return
     if status.complete:

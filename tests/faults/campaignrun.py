@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import hpc_toolkit.campaign.coordinator
-from hpc_toolkit.campaign.local import make_campaign_run
 from hpc_toolkit.campaign.settings import parse_campaign
+from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyWorker

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.campaign.local import make_campaign_run
 from hpc_toolkit.campaign.settings import parse_campaign
+from hpc_toolkit.engines.localcampaign import make_campaign_run
 from tests.faults import tally
 from tests.faults.campaignrun import CAMPAIGN, asked, play
 from tests.faults.cut import ENTRIES, Commands, Going, copy_of

@@ -52,7 +52,7 @@ def test_status_json_has_the_keys_of_the_contract(hpctk: Hpctk) -> None:
     status = hpctk("status", "run", "--json").json
 
     assert status["run"] == "run"
-    counts = {"total", "pending", "leased", "done", "failed", "retried", "duplicates"}
+    counts = {"total", "pending", "running", "claimed", "done", "failed", "retried", "duplicates"}
     assert set(status["stages"]) == {"items"}
     assert set(status["stages"]["items"]) >= counts | {"sealed"}
     assert all(type(status["stages"]["items"][key]) is int for key in counts)
@@ -132,7 +132,14 @@ def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
 
     counts = status["stages"]["items"]
     assert counts["done"] == len(rows) >= 6
-    assert counts["pending"] + counts["leased"] + counts["done"] + counts["failed"] == 60
+    assert (
+        counts["pending"]
+        + counts["running"]
+        + counts["claimed"]
+        + counts["done"]
+        + counts["failed"]
+        == 60
+    )
     assert (status["workers"]["alive"], status["workers"]["dead"]) == (0, 3)
 
 
@@ -416,7 +423,7 @@ def test_worker_whose_number_was_given_to_another_process_is_not_alive(hpctk: Hp
     status = hpctk("status", "run", "--json").json
 
     assert (status["workers"]["alive"], status["workers"]["dead"]) == (0, 1)
-    assert status["stages"]["items"]["leased"] == 0
+    assert status["stages"]["items"]["running"] == 0
 
 
 def make_dead_workers(run: Run, count: int) -> None:

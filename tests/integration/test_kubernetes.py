@@ -45,7 +45,7 @@ def test_an_evicted_pod_gives_its_item_back_and_another_takes_its_place(tmp_path
     run.seal()
 
     with LocalJob(queue(tmp_path), tmp_path) as job:
-        wait_until(lambda: run.status().stages["items"].leased >= 2, "two pods at work")
+        wait_until(lambda: run.status().stages["items"].running >= 2, "two pods at work")
         job.evict(0)
         wait_until(job.look, "the evicted pod's end")
         wait_until(lambda: run.status().workers.alive >= 2, "the pod in its place")

@@ -84,7 +84,7 @@ def test_a_signal_to_all_processes_of_a_step_drains_it(hpctk: Hpctk, sig: signal
     assert (ended.code, ended.out) == (75, "")
     status = run.status()
     assert (status.workers.finished, status.workers.dead, status.deaths) == (1, 0, 0)
-    assert status.stages["items"].leased == 0
+    assert status.stages["items"].claimed == 0
     assert 0 < status.stages["items"].done < 100
 
 
@@ -155,7 +155,7 @@ def test_cancelled_local_workers_give_their_items_back(local: Hpctk) -> None:
 
     assert jobs.wait() is False
     status = run.status()
-    assert (status.workers.finished, status.deaths, status.stages["items"].leased) == (2, 0, 0)
+    assert (status.workers.finished, status.deaths, status.stages["items"].claimed) == (2, 0, 0)
 
 
 SUBMITTER = """

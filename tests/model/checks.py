@@ -227,7 +227,7 @@ class Checker:
         assert (counts.total, counts.sealed) == (len(states), found.sealed), "R2: the items"
         ended = (states.count("done"), states.count("failed"))
         assert (counts.done, counts.failed) == ended, f"R8: {counts} and not {ended}"
-        assert counts.pending + counts.leased == states.count("pending"), f"R8: {counts}"
+        assert counts.left == states.count("pending"), f"R8: {counts}"
         wanted = [one for _, one in sorted(found.items.items()) if one.state != "pending"]
         assert len(rows) == len(wanted), "I2: not one row for each finished item"
         for row, one in zip(rows, wanted, strict=True):

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit import ArmTable, Policy, StopRules
     from hpc_toolkit.campaign.settings import Campaign
-    from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import Manifest
 
 SCORES = {1: 1.0, 2: 0.0}
@@ -253,8 +252,8 @@ def play(
     where: list[Any] = []
     with mounted(disk):
         paths = run_paths()
-        run = SimpleNamespace(view=RunView(paths, manifest), paths=paths, root="the run")
-        coordinator = _InMemory(cast("Run", run), campaign)
+        view = RunView(paths, manifest)
+        coordinator = _InMemory(view, campaign)
         coordinator.files = disk
         try:
             coordinator.run()
@@ -283,7 +282,7 @@ def play(
         for name, data in sorted(disk.image.items())
         if ("/log/" in name or "/items/" in name) and name not in base
     ]
-    taken = [stage._taken for stage in run.view.stages.values()]
+    taken = [stage._taken for stage in view.stages.values()]
     return halt, repr((halt, where, decisions, read, taken))
 
 

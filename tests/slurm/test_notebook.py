@@ -130,7 +130,7 @@ def test_a_job_that_may_not_start_again_ends_with_75(lab: LabUnderTest, cwd: Pat
     assert jobs.wait() is False
     lab.wait_for(job, "FAILED")
     assert "ExitCode=75:0" in lab.scontrol("show", "job", job)
-    assert run.status().stages["items"].leased == 0
+    assert run.status().stages["items"].claimed == 0
 
 
 def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
@@ -147,7 +147,7 @@ def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
     lab.wait_for(job, "CANCELLED")
     assert jobs.states() == {job: "CANCELLED"}
     status = run.status()
-    assert (status.deaths, status.stages["items"].leased) == (0, 0)
+    assert (status.deaths, status.stages["items"].claimed) == (0, 0)
     assert {one.state for one in workers_of(run)} == {FINISHED}
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import read_decisions
-from hpc_toolkit.campaign.local import make_campaign_run
 from hpc_toolkit.campaign.settings import parse_campaign
+from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyWorker
 
@@ -133,7 +133,7 @@ class Played:
     def coordinate(self, campaign: Campaign | None = None) -> list[Decision]:
         """Coordinate to the end; all decisions."""
         self._waits = 0
-        Coordinator(Run.open(self.root), campaign or self.campaign).run()
+        Coordinator(Run.open(self.root).view, campaign or self.campaign).run()
         return self.decisions()
 
     def killed(self, after: int) -> bool:

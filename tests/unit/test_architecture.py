@@ -32,10 +32,9 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 
 # The rooms of the package: each may import from those before it.
 ROOMS = [
-    *("errors", "system", "rundir", "report", "queue", "slurm", "lab"),
-    *("bandit", "science", "worker", "results", "run"),
-    *("submit", "campaign", "doctor", "engines", "notebook", "training", "planning"),
-    *("cli", "__main__"),
+    *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
+    *("results", "report", "campaign", "planning", "run"),
+    *("submit", "doctor", "engines", "notebook", "training", "cli", "__main__"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
@@ -64,13 +63,13 @@ FENCES: dict[str, set[str]] = {
     "jinja2": {"slurm.render"},
     "typer": {"cli"},
     "submitit": {"notebook"},
-    "IPython": {"results.progress"},
+    "IPython": {"report.notebook"},
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("campaign.local", "doctor", "engines.ray", "lab", "notebook", "science.workloads"),
-        *("slurm.batch", "slurm.client", "training.launch", "worker"),
+        *("doctor", "engines.localcampaign", "engines.ray", "lab", "notebook", "science.workloads"),
+        *("cli.progressline", "slurm.batch", "slurm.client", "training.launch", "worker"),
     },
     "fcntl": {"doctor", "queue"},
     "multiprocessing": set(),

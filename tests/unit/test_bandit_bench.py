@@ -27,10 +27,10 @@ from hpc_toolkit.bandit.bench.comparison import (
 from hpc_toolkit.bandit.bench.outcome import mean_band, spread, summary
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.bench.replay import Asks, Trace, replay
-from hpc_toolkit.bandit.bench.report import as_csv, as_lines, regret_svg
 from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.report.policies import as_csv, as_lines, regret_svg
 from hpc_toolkit.system.quantities import format_duration
 from tests.unit.test_bandit_replay import small_table
 

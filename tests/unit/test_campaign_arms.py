@@ -12,11 +12,12 @@ import pytest
 
 from hpc_toolkit.bandit.features import kind_of
 from hpc_toolkit.campaign.arms import arm_id
-from hpc_toolkit.campaign.local import campaign_of, make_campaign_run
 from hpc_toolkit.campaign.recorded import scores_of_run, scores_of_table
 from hpc_toolkit.campaign.search import make_arms, policy_of
+from hpc_toolkit.campaign.searchstate import search_so_far
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
-from hpc_toolkit.campaign.summary import best_so_far, summarize
+from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import write_table
@@ -164,12 +165,16 @@ def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
     run = Run.open(played.root)
     assert list(run.view.stages) == ["tasks"]
     found = summarize(run.view, campaign_of(run))
-    best = best_so_far(Run.open(played.root).view, campaign_of(run))
+    state = search_so_far(Run.open(played.root).view, campaign_of(run))
     assert found is not None
     assert found.best is not None
     assert found.best.keys == {"lr": 0.01, "depth": 6, "model": "b"}
     assert found.best.arm == "depth=6,lr=0.01,model=b"
-    assert best == {**asdict(found.best), "evaluated": 12, "arms": 24}
+    assert state.best == found.best
+    assert (state.asked, state.budget, state.evaluated, state.arms) == (12, 12, 12, 24)
+    assert (state.rounds, state.evaluations, state.ended) == (4, 12, found.ended)
+    assert state.rounds_since_best is not None
+    assert [arm for arm, _ in state.last] == list(reversed(found.sequence))[:8]
     assert found.baseline is None or found.baseline.keys["depth"] == 2
     row = run.results()[0]
     assert row["item"].keys() == {"lr", "depth", "model", "task"}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.bandit import make_policy
-from hpc_toolkit.campaign.local import campaign_of, make_campaign_run, resume_campaign
 from hpc_toolkit.campaign.search import try_search
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign, read_settings
 from hpc_toolkit.campaign.tables import NO_OPTIONS
+from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run, resume_campaign
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import NOOP, Played, toy

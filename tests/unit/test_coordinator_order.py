@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.coordinator import Coordinator, unit_size
-from hpc_toolkit.campaign.local import make_campaign_run
+from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, toy, work
@@ -35,7 +35,7 @@ def coordinate(root: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) 
         hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=lambda _: work(root))
     )
 
-    Coordinator(Run.open(root), campaign).run()
+    Coordinator(Run.open(root).view, campaign).run()
 
     view = Run.open(root).view
     view.poll()

@@ -16,10 +16,10 @@ import hpc_toolkit.campaign.search
 from hpc_toolkit.bandit import Pull, ask_within
 from hpc_toolkit.campaign.coordinator import Coordinator, arm_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decisions
-from hpc_toolkit.campaign.local import make_campaign_run, resume_campaign
 from hpc_toolkit.campaign.search import make_arms, metric_columns, policy_of
 from hpc_toolkit.campaign.settings import Campaign
 from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.engines.localcampaign import make_campaign_run, resume_campaign
 from hpc_toolkit.errors import ConfigError, RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.results.gather import unit_rows
@@ -351,7 +351,7 @@ def test_a_coordinator_that_is_late_for_the_seal_leaves_without_a_failure(
     played = Played(fast_dir / "r", toy(search), monkeypatch)
     played.waits_s = 1.0
     assert played.killed(4)
-    late = Coordinator(Run.open(played.root), toy(search))
+    late = Coordinator(Run.open(played.root).view, toy(search))
     encode = late._encode
 
     def frozen(decision: Decision) -> list[bytes]:
@@ -413,7 +413,7 @@ def test_campaign_that_an_older_version_began_goes_on_as_it_would_have(
     monkeypatch.setattr(hpc_toolkit.campaign.coordinator, "time", sleep)
     monkeypatch.setitem(SECONDS, "b", 1.0)
 
-    Coordinator(Run.open(root), Campaign.from_json(RECORDED["campaign"])).run()
+    Coordinator(Run.open(root).view, Campaign.from_json(RECORDED["campaign"])).run()
 
     stage = Run.open(root).view.stages["tasks"]
     stage.poll_log()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.campaign.local import LocalWorkers
+from hpc_toolkit.engines.localcampaign import LocalWorkers
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions
 
@@ -98,7 +98,7 @@ def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_live
         while not told:
             tick()
             if starts.exists() and len(starts.read_text()) >= long_lives:
-                monkeypatch.setattr("hpc_toolkit.campaign.local._LONG_LIFE_S", 600.0)
+                monkeypatch.setattr("hpc_toolkit.engines.localcampaign._LONG_LIFE_S", 600.0)
         return TRY_AGAIN
 
     long_lives = 1000
@@ -109,7 +109,7 @@ def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_live
     starts.unlink()
     told.clear()
     long_lives = 10
-    monkeypatch.setattr("hpc_toolkit.campaign.local._LONG_LIFE_S", -1.0)
+    monkeypatch.setattr("hpc_toolkit.engines.localcampaign._LONG_LIFE_S", -1.0)
     with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code -9"):
         crew(tmp_path, drained).work(1, WorkerOptions())
     assert len(starts.read_text()) >= 14

@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.outlook import Ask, ask_of, asked_line, left_lines, sized
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.submit.outlook import Ask, ask_of, asked_line, left_lines, sized
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def test_a_size_is_chosen_alone_and_for_a_list(
 
 def test_without_measured_durations_numpy_is_not_loaded() -> None:
     """It would take longer than everything else that 'hpctk submit' does."""
-    code = "import sys, hpc_toolkit.planning.outlook; print('numpy' in sys.modules)"
+    code = "import sys, hpc_toolkit.submit.outlook; print('numpy' in sys.modules)"
 
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

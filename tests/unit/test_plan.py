@@ -14,7 +14,7 @@ from simulation.scenario import Group, Scenario
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import Forecaster, Interval
 from hpc_toolkit.planning.lengths import Guess, LearnedLengths, Lengths
-from hpc_toolkit.planning.schedule import Job, jobs_of, schedule
+from hpc_toolkit.planning.schedule import Job, Phase, phases_of, schedule
 from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, typed_work
 
 
@@ -272,32 +272,32 @@ def job(key: str, seconds: float, load_s: float = 0.0, **more: Any) -> Job:
 def test_a_worker_keeps_to_what_it_has_loaded() -> None:
     jobs = [job("s/a", 1.0, 10.0), job("s/b", 1.0, 10.0), job("s/a", 1.0, 10.0)]
 
-    assert schedule([jobs], 1).makespan_s == 23.0
+    assert schedule([Phase(jobs)], 1).makespan_s == 23.0
 
 
 def test_the_longest_group_is_begun_first_and_others_help() -> None:
     jobs = [job("s/short", 1.0), *[job("s/long", 1.0)] * 9]
 
-    assert schedule([jobs], 2).makespan_s == 5.0
+    assert schedule([Phase(jobs)], 2).makespan_s == 5.0
 
 
 def test_the_living_go_on_with_what_they_hold() -> None:
     jobs = [job("s/a", 5.0, 100.0, holder="w1"), job("s/a", 1.0, 100.0)]
 
-    going_on = schedule([jobs], {"w1": "s/a"})
+    going_on = schedule([Phase(jobs)], {"w1": "s/a"})
 
     assert going_on.makespan_s == 6.0
-    assert schedule([jobs], 1).makespan_s == 106.0
+    assert schedule([Phase(jobs)], 1).makespan_s == 106.0
 
 
 def test_what_nobody_living_holds_is_waiting() -> None:
     jobs = [job("s/a", 5.0, holder="dead")]
 
-    assert schedule([jobs], {"w1": "s/a"}).makespan_s == 5.0
+    assert schedule([Phase(jobs)], {"w1": "s/a"}).makespan_s == 5.0
 
 
 def test_earlier_stages_come_first() -> None:
-    course = schedule([[job("one/", 10.0)], [job("two/", 1.0)]], 1)
+    course = schedule([Phase([job("one/", 10.0)]), Phase([job("two/", 1.0)])], 1)
 
     assert course.makespan_s == 11.0
     assert course.share_by(10.0) == pytest.approx(0.5)
@@ -309,6 +309,6 @@ def test_list_scheduling_is_near_the_queues_own_code() -> None:
     lengths = Lengths(np.full(120, 5.0), loads, 1.0)
     scenario = Scenario(groups=(Group((5.0,) * 10, load_s=8.0),) * 12, workers=4)
 
-    listed = schedule([jobs_of(stage, lengths, going_on=False)], 4).makespan_s
+    listed = schedule(phases_of(stage, lengths, going_on=False), 4).makespan_s
 
     assert listed == pytest.approx(simulate(scenario).makespan_s, rel=0.05)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.choices import Worker, node_of
-from hpc_toolkit.planning.lengths import Guess
+from hpc_toolkit.planning.forecast import Forecaster
+from hpc_toolkit.planning.lengths import Guess, Lengths
 from hpc_toolkit.planning.page import as_lines
 from hpc_toolkit.planning.plan import make_plan
 from hpc_toolkit.planning.reading import read_work
+from hpc_toolkit.planning.schedule import phases_of, schedule
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.manualclock import ManualClock
@@ -96,12 +100,27 @@ def test_tasks_of_which_nothing_is_known_are_left_out_and_named(
     assert plan_of(work, Guess(10.0)).items == 44
 
 
-def test_a_search_that_says_no_number_is_left_out_in_words(
+def test_a_search_that_ends_by_the_clock_is_not_longer(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = played(
-        fast_dir / "r", monkeypatch, {"policy": "random", "wall_hours": 5, "pending": 2}, 2
-    )
+    search = {"policy": "random", "wall_hours": 1e-3, "pending": 2}
+    work = played(fast_dir / "r", monkeypatch, search, 2)
 
-    assert work.coming == 0
-    assert work.assumed[0].startswith("Nothing says how many arms")
+    assert work.coming == 48
+    assert work.ends_s == pytest.approx(3.6)
+    now, never = (
+        Forecaster(replace(work, ends_s=at), draws=4).forecast(1).time_s for at in (0.0, None)
+    )
+    assert now.high < never.low / 2
+
+
+def test_a_round_waits_for_the_round_before_and_for_the_decision(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tasks,) = played(fast_dir / "r", monkeypatch, SEARCH, 2).stages
+
+    rounds = [batch.round for batch in tasks.batches if batch.round]
+    assert [rounds.count(number) for number in sorted(set(rounds))] == [6] * (len(rounds) // 6)
+    lengths = Lengths(np.full(len(tasks.left), 10.0), {}, 1.0)
+    phases = phases_of(replace(tasks, between_s=2.0), lengths, going_on=False)
+    assert schedule(phases[1:], 100).makespan_s == pytest.approx(len(phases[1:]) * 12.0)

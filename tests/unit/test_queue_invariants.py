@@ -459,7 +459,7 @@ class Protocol(RuleBasedStateMachine):
         assert counts.total == len(states)
         assert counts.done == states.count("done")
         assert counts.failed == states.count("failed")
-        assert counts.pending + counts.leased == states.count("pending")
+        assert counts.left == states.count("pending")
 
     def _never_regress(self, length: int, states: dict[Place, str]) -> None:
         """Within a log prefix a state only moves on, and done stays done (I1).

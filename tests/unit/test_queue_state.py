@@ -122,7 +122,7 @@ def test_i2_rows_are_what_the_rules_say_of_arbitrary_journals(
         assert row["worker"] == wanted.worker or wanted.state == "failed"
     states = [wanted.state for wanted in expected.values()]
     assert (counts.done, counts.failed) == (states.count("done"), states.count("failed"))
-    assert counts.pending + counts.leased == states.count("pending")
+    assert counts.left == states.count("pending")
     assert counts.duplicates == sum(wanted.duplicates for wanted in expected.values())
     assert counts.total == ITEMS
 

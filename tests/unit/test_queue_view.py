@@ -66,7 +66,7 @@ def test_status_shows_the_failures_of_a_journal_that_became_unreadable(toy: ToyR
     with Unreadable(toy.paths.journal("w"), errno.EIO):
         (found,) = read_status(view, ManualClock(), given="r").failures or [{}]
 
-    assert found["items"] == 1
+    assert found["retrying"] == 1
 
 
 def test_a_worker_scans_on_past_a_journal_that_cannot_be_read(fast_dir: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
-from hpc_toolkit.cli.statusview import status_parts
+from hpc_toolkit.planning.timeleft import Countdown
 from hpc_toolkit.queue.control import (
     DeathNotice,
     HealthNotice,
@@ -22,6 +22,7 @@ from hpc_toolkit.queue.control import (
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.report.panel import panel
 from hpc_toolkit.results.status import StageCounts, Status, read_status
 from hpc_toolkit.system.ranks import boot_id, host_name
 from tests.manualclock import ManualClock
@@ -57,9 +58,9 @@ def test_living_workers_tell_what_they_have(toy: ToyRun) -> None:
     found = status(toy)
 
     assert found.places == {"a": {"host": host_name(), **place}}
-    line = "    a: CPUs 0-3, GPUs 1, 1.0 GiB of memory"
-    assert status_parts(found, verbose=True)[0][3] == line
-    assert line not in status_parts(found)[0]
+    line = "a: CPUs 0-3, GPUs 1, 1.0 GiB of memory"
+    assert line in [row.text for row in panel(found, verbose=True)]
+    assert line not in [row.text for row in panel(found)]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +95,23 @@ def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:
 
     assert record["run"] == "r"
     assert set(record["stages"]["items"]) >= {
-        *("total", "pending", "leased", "done", "failed", "retried", "duplicates", "sealed"),
+        *(
+            "total",
+            "pending",
+            "running",
+            "claimed",
+            "done",
+            "failed",
+            "retried",
+            "duplicates",
+            "sealed",
+        ),
     }
     assert set(record["workers"]) >= {"alive", "finished", "dead"}
-    assert record.keys() >= {"rate_per_s", "eta_s", "complete"}
+    assert record.keys() >= {"rate_per_s", "eta_s", "eta_low_s", "eta_high_s", "best", "complete"}
 
 
-def test_items_of_a_living_worker_are_leased(toy: ToyRun) -> None:
+def test_a_living_worker_runs_one_item_and_has_claimed_the_others(toy: ToyRun) -> None:
     worker = living(toy, "w")
     worker.claim(toy.unit_name(0))
     worker.attempt(0)
@@ -108,7 +119,8 @@ def test_items_of_a_living_worker_are_leased(toy: ToyRun) -> None:
 
     found = counts(toy)
 
-    assert (found["done"], found["leased"], found["pending"], found["failed"]) == (1, 3, 0, 0)
+    assert (found["done"], found["running"], found["claimed"]) == (1, 1, 2)
+    assert (found["pending"], found["failed"]) == (0, 0)
 
 
 def test_items_of_a_dead_worker_are_pending(toy: ToyRun) -> None:
@@ -118,14 +130,14 @@ def test_items_of_a_dead_worker_are_pending(toy: ToyRun) -> None:
 
     found = status(toy)
 
-    assert (found.stages["items"].pending, found.stages["items"].leased) == (3, 0)
+    assert (found.stages["items"].pending, found.stages["items"].running) == (3, 0)
     assert found.reason.startswith("no worker is alive")
 
 
 def test_items_that_were_given_back_are_pending(toy: ToyRun) -> None:
     living(toy, "w").work(toy.unit_name(0), i0="done", i1="failed", i2="done", i3="done")
 
-    assert (counts(toy)["pending"], counts(toy)["leased"]) == (1, 0)
+    assert (counts(toy)["pending"], counts(toy)["running"]) == (1, 0)
 
 
 def test_retried_counts_items_that_were_tried_in_several_generations(toy: ToyRun) -> None:
@@ -154,7 +166,7 @@ def test_counts_agree_with_a_gather_made_at_once(toy: ToyRun, published: bool) -
 
     assert (found["done"], found["failed"]) == (states.count("done"), states.count("failed"))
     assert found["duplicates"] == 1
-    assert found["pending"] + found["leased"] == 4 - len(rows)
+    assert status(toy).left == 4 - len(rows)
 
 
 def test_workers_are_counted_by_what_is_known_of_them(toy: ToyRun) -> None:
@@ -189,8 +201,8 @@ def test_slurms_word_about_a_silence_counts_whatever_it_said_of_an_earlier_one(
 def test_rate_and_time_left_come_from_the_living(toy: ToyRun) -> None:
     worker = living(toy, "w")
     worker.claim(toy.unit_name(0))
-    worker.attempt(0, seconds=2.0)
-    worker.attempt(1, seconds=2.0)
+    worker.attempt(0, seconds=2.0, at=NOW - 3.0)
+    worker.attempt(1, seconds=2.0, at=NOW - 1.0)
     gone = toy.worker("gone")
     gone.begin(toy.unit_name(0), 1)
     gone.attempt(0, seconds=0.001)
@@ -198,7 +210,13 @@ def test_rate_and_time_left_come_from_the_living(toy: ToyRun) -> None:
     found = status(toy)
 
     assert found.rate_per_s == 0.5
-    assert found.eta_s == 4.0
+    assert found.eta_s is None
+    view, clock = toy.view(), ManualClock(NOW)
+    left = Countdown(view, None, "r", clock).read
+    found = read_status(view, clock, given="r", forecast=left)
+    assert found.eta_low_s is not None
+    assert found.eta_high_s is not None
+    assert found.eta_low_s < 3.0 < found.eta_high_s < 60.0
 
 
 def test_a_pass_and_its_lines_give_one_rate(fast_dir: Path) -> None:
@@ -398,10 +416,26 @@ def test_the_most_frequent_errors_are_shown_first(toy: ToyRun) -> None:
     worker.release()
     worker.work(toy.unit_name(0), 2, i3="done")
 
-    assert status(toy).failures == [
-        {"error": "frequent", "items": 2, "example": {"id": 1}},
-        {"error": "rare", "items": 1, "example": {"id": 0}},
-    ]
+    found = status(toy).failures
+
+    shown = [(one["error"], one["items"], one["retrying"], one["item"]) for one in found]
+    assert shown == [("frequent", 0, 2, 2), ("rare", 0, 1, 0)]
+    assert found[0]["example"] == {"id": 2}
+    assert found[0]["hosts"] == {host_name(): 2}
+
+
+def test_errors_that_differ_in_numbers_and_paths_are_one_kind(toy: ToyRun) -> None:
+    worker = living(toy, "w")
+    worker.claim(toy.unit_name(0))
+    for item, step in enumerate(("7", "-1.5e-3", "0x1f")):
+        error = f"OSError: step {step} of layer12: '/data/u{item}/x-{item}.pt' at 0xdead{item}"
+        worker.attempt(item, "permanent", error=error)
+
+    (found,) = status(toy).failures
+
+    assert (found["items"], found["retrying"]) == (3, 0)
+    assert found["error"] == "OSError: step # of layer12: 'PATH' at #"
+    assert found["message"] == "OSError: step 0x1f of layer12: '/data/u2/x-2.pt' at 0xdead2"
 
 
 def sick(toy: ToyRun, at: float, **changes: Any) -> None:

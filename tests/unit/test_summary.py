@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from typer.testing import CliRunner
 
-from hpc_toolkit.campaign.local import make_campaign_run
-from hpc_toolkit.campaign.summary import Found, Summary, summarize
+from hpc_toolkit.campaign.summary import Summary, summarize
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.campaigns import summary_lines
+from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, Played, Value, score, toy, value_of
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from hpc_toolkit.campaign.evaluations import Found
     from hpc_toolkit.campaign.settings import Campaign
 
 ARMS = [

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.search import as_decided, try_search
-from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, read_settings
+from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, settings_of
 from hpc_toolkit.campaign.tables import BUDGETS
-from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import Manifest
@@ -60,11 +60,7 @@ def make_campaign_run(
 
 def campaign_of(run: Run) -> Campaign:
     """The campaign's current settings; RunError for a plain list of items."""
-    if run.manifest.campaign is None:
-        message = f"{run.root} is not a campaign"
-        raise RunError(message, hint="'hpctk campaign run CAMPAIGN.toml' creates one")
-    settings = read_settings(run.paths, run.manifest.campaign)
-    return replace(settings, path=run.manifest.stages[-1].workload.path)
+    return settings_of(run.paths, run.manifest)
 
 
 def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "campaign") -> None:

@@ -104,7 +104,7 @@ def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:
     if forecaster is not None:
         choice = choose(forecaster, ask.node, ask.nodes, limit_s=ask.needs.time_s)
         took = format_duration(choice.forecast.time_s.median)
-        running = run.status().workers.alive
+        running = run.status(forecast=False).workers.alive
         are = "is" if left == 1 else "are"
         said.append(
             f"{counted(left, 'item')} {are} left: {took} ({span(choice.forecast.time_s)}) on"
@@ -152,9 +152,9 @@ def _idle(run: Run, ask: Ask) -> list[str]:
 
 def _forecaster(run: Run) -> tuple[Forecaster | None, int]:
     """Return the forecaster of a run, None before the first result; and the items left."""
-    counts = run.status().stages.values()
+    counts = run.status(forecast=False).stages.values()
     if not any(one.done for one in counts):
-        return None, sum(one.pending + one.leased for one in counts)
+        return None, sum(one.left for one in counts)
     # Only here, because numpy costs more than the rest of 'hpctk submit'.
     from hpc_toolkit.planning.forecast import DRAWS, Forecaster
     from hpc_toolkit.planning.reading import read_work

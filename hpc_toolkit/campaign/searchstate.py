@@ -1,0 +1,89 @@
+"""How far a search has come, for everybody who looks while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE
+from hpc_toolkit.campaign.evaluations import searched_of, why_ended
+from hpc_toolkit.campaign.search import as_decided
+from hpc_toolkit.campaign.settings import TASKS, Campaign
+
+if TYPE_CHECKING:
+    from hpc_toolkit.campaign.decisions import Decision
+    from hpc_toolkit.campaign.evaluations import Found
+    from hpc_toolkit.queue.view import RunView
+
+_LAST_ASKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchState:
+    """How far a search has come."""
+
+    policy: str
+    ended: str | None
+    """Why the search has ended; None while it goes on."""
+    arms: int
+    """Number of arms of the campaign."""
+    asked: int
+    """Arms that the policy has asked for."""
+    budget: int | None
+    """Arms that it may ask for; None: no such limit."""
+    evaluated: int
+    """Arms with results, perhaps not of all tasks, and those that were known before."""
+    evaluations: int
+    """Evaluations of an arm on a task that have ended."""
+    evaluations_asked: int
+    evaluations_budget: int | None
+    """Evaluations that it may ask for; None: no such limit."""
+    rounds: int
+    """Decisions so far."""
+    best: Found | None
+    """The best evaluated arm, by the policy; None while no arm has a reward."""
+    ties: int
+    """Other arms within the noise of ``best``."""
+    rounds_since_best: int | None
+    """Decisions since the one that asked for ``best``; None if it was known before, or no arm has a
+    reward."""
+    last: list[tuple[str, float | None]]
+    """The arms that were asked for last, the newest first, each with its reward over all tasks;
+    None: not evaluated on all of them."""
+
+
+def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
+    """The state of the search, from the files alone."""
+    searched = searched_of(view, campaign)
+    settings = as_decided(campaign, searched.decisions).search
+    names, best = campaign.tasks.names, searched.best
+    rounds = [one for one in searched.decisions if one.why != EXHAUSTIVE]
+    asked = list(dict.fromkeys(pull.arm for pull in searched.pulls))
+    since = None
+    if best is not None:
+        rest = (n for n, one in enumerate(reversed(rounds)) if best.arm in _arms_of(one))
+        since = next(rest, None)
+    scored = searched.found.rewards(asked[-_LAST_ASKS:], names)
+    last = [(arm, scored[arm].mean if arm in scored else None) for arm in reversed(asked)]
+    sealed = view.stages[TASKS].log.sealed
+    return SearchState(
+        policy=settings.policy,
+        # Otherwise it may take a fit of the policy's model to find out.
+        ended=why_ended(searched.found, searched.decisions, sealed=True) if sealed else None,
+        arms=len(searched.found.arms.arms),
+        asked=len(asked),
+        budget=settings.budget,
+        evaluated=len(searched.arms),
+        evaluations=sum(map(len, searched.rows.values())),
+        evaluations_asked=sum(len(pull.tasks or names) for pull in searched.pulls),
+        evaluations_budget=settings.evaluations,
+        rounds=len(rounds),
+        best=None if best is None else searched.found.found(best.arm, best),
+        ties=0 if best is None else len(best.ties),
+        rounds_since_best=since,
+        last=last[:_LAST_ASKS],
+    )
+
+
+def _arms_of(decision: Decision) -> set[str]:
+    return {pull.arm for pull in decision.pulls}

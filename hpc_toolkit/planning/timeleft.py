@@ -1,0 +1,150 @@
+"""Forecast when the living workers of a run will have finished, for every view of its progress.
+
+Nothing is written, and no process is asked.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.results.status import TimeLeft
+from hpc_toolkit.system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.system.clock import Clock
+
+_MOST_ITEMS = 20_000
+"""A larger run is forecast from the mean durations of its groups, because reading every item takes
+longer than a status should."""
+_DRAWS = 60
+_BUSY = 0.05
+"""Largest share of a processor that repeated forecasts may take."""
+_DRIFT = 0.1
+"""How much all items together may run slower or faster than before, in a large run: standard
+deviation of a logarithm."""
+_SIGMAS = 1.645
+"""Standard deviations from the middle to an end of an interval of 90 %."""
+
+
+def time_left(
+    view: RunView,
+    clock: Clock,
+    *,
+    given: str,
+    alive: set[str],
+    campaign: dict[str, Any] | None = None,
+) -> TimeLeft | None:
+    """Forecast the rest of a run; None without living workers, items left, or known durations.
+
+    The log and the journals of the view must have been read. ``given`` is the run's path as
+    messages name it, and ``campaign`` the settings of a campaign in run.json.
+    """
+    if not alive or view.complete:
+        return None
+    total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
+    if total > _MOST_ITEMS:
+        return _by_groups(view, len(alive))
+    # Only here, because numpy costs more than the rest of a status.
+    from hpc_toolkit.planning.reading import read_work
+
+    return forecast_now(read_work(view, clock, given=given, campaign=campaign, alive=alive))
+
+
+def forecast_now(work: Work) -> TimeLeft | None:
+    """Forecast the rest of a run on its living workers from what was read of it."""
+    from hpc_toolkit.planning.forecast import Forecaster
+
+    known = replace(work, stages=tuple(stage for stage in work.stages if stage.seen))
+    if not known.left or not work.workers:
+        return None
+    found = Forecaster(known, draws=_DRAWS).forecast(None).time_s
+    if known.left < work.left:
+        return TimeLeft(
+            low_s=found.low, eta_s=None, high_s=None, coming=work.coming, assumed=work.assumed
+        )
+    low_s = found.low
+    if work.may_stop:
+        asked = replace(known, stages=tuple(stage for stage in known.stages if not stage.coming))
+        low_s = Forecaster(asked, draws=_DRAWS).forecast(None).time_s.low if asked.left else 0.0
+    return TimeLeft(
+        low_s=low_s,
+        eta_s=found.median,
+        high_s=found.high,
+        coming=work.coming,
+        assumed=work.assumed,
+    )
+
+
+def _by_groups(view: RunView, workers: int) -> TimeLeft | None:
+    """Forecast a large run from the mean seconds per item of each group, or of its siblings."""
+    work_s, largest_s = 0.0, 0.0
+    for stage in view.stages.values():
+        if stage.state.open and not stage.durations.known:
+            return None
+        for name in stage.state.open:
+            unit = stage.unit(name)
+            seconds = len(stage.state.pending(name)) * stage.durations.seconds_of(
+                stage.group_of(unit)
+            )
+            work_s, largest_s = work_s + seconds, max(largest_s, seconds)
+    if not work_s:
+        return None
+    per_item = [
+        math.log(seconds / done)
+        for last in view.pace.values()
+        for done, seconds in last
+        if done and seconds > 0
+    ]
+    mean = sum(per_item) / max(len(per_item), 1)
+    variance = sum((one - mean) ** 2 for one in per_item) / max(len(per_item) - 1, 1) ** 2
+    factor = math.exp(_SIGMAS * math.sqrt(_DRIFT**2 + variance))
+    # At the end, most workers wait for the last units.
+    eta_s = work_s / workers + largest_s / 2
+    return TimeLeft(
+        low_s=work_s / workers / factor, eta_s=eta_s, high_s=eta_s * factor + largest_s / 2
+    )
+
+
+class Countdown:
+    """Repeats the forecast of one run only as often as a small share of a processor allows.
+
+    ``campaign`` and ``given`` are those of :func:`time_left`.
+    """
+
+    def __init__(
+        self,
+        view: RunView,
+        campaign: dict[str, Any] | None,
+        given: str,
+        clock: Clock | None = None,
+    ) -> None:
+        self._view, self._campaign, self._given = view, campaign, given
+        self._clock = clock or SystemClock()
+        self._found: TimeLeft | None = None
+        self._alive: set[str] = set()
+        self._at = -math.inf
+        self._took_s = 0.0
+
+    def read(self, alive: set[str]) -> TimeLeft | None:
+        """Return what :func:`time_left` returns, or its last answer minus the time since then."""
+        view, clock = self._view, self._clock
+        passed_s = clock.monotonic() - self._at
+        if alive == self._alive and passed_s < self._took_s / _BUSY and not view.complete:
+            return None if self._found is None else self._found.after(passed_s)
+        started = time.process_time()
+        try:
+            self._found = time_left(
+                view, clock, given=self._given, alive=alive, campaign=self._campaign
+            )
+        except RunError:
+            # Damaged settings of a campaign: the counts are still true, and its commands report it.
+            self._found = None
+        self._took_s = time.process_time() - started
+        self._at, self._alive = clock.monotonic(), alive
+        return self._found

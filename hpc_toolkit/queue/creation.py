@@ -1,0 +1,76 @@
+"""Create a run directory completely, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import RunError, exit_code_of
+from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import RunPaths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.rundir.layout import Manifest, StageSpec
+
+
+def segment_of(items: list[Item], stage: StageSpec) -> list[bytes]:
+    return encode_segment(items, group_by=stage.group_by, items_per_claim=stage.items_per_claim)
+
+
+def create_directory(
+    root: Path,
+    manifest: Manifest,
+    items: dict[str, list[Item]],
+    *,
+    sealed: bool,
+    fill: Callable[[RunPaths], None] | None = None,
+) -> None:
+    """Create a run directory completely, or not at all.
+
+    ``items`` are the initial items by stage, already checked. ``fill`` adds files before the
+    directory gets its name, while no other process knows it. Raises RunError if the directory
+    exists or cannot be made, or if its filesystem has no symlinks.
+    """
+    hint = "continue it with 'hpctk work', add items with 'hpctk add', or use another name"
+    exists = RunError(f"{root} exists", hint=hint)
+    if root.is_symlink() or root.exists():
+        raise exists
+    parent = root.absolute().parent
+    staging = parent / f".{root.name}.{os.urandom(4).hex()}.tmp"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(mode=0o775)
+        refusal = files.symlink_refusal(staging)
+        if refusal:
+            message = f"{parent}: symbolic links do not work on this filesystem ({refusal})"
+            raise RunError(message, hint="choose a directory on another filesystem")
+        paths = RunPaths(staging)
+        paths.make([stage.name for stage in manifest.stages])
+        for stage in manifest.stages:
+            log = StageLog(paths.stage(stage.name))
+            if items.get(stage.name):
+                log.add_segment(segment_of(items[stage.name], stage))
+            if sealed:
+                log.seal()
+        if fill is not None:
+            fill(paths)
+        files.write_new(paths.manifest, [manifest.to_bytes()])
+        # Whatever the umask: a run that everybody can write to would be refused.
+        paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
+        files.publish_directory(staging, root)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
+            raise exists from error  # another process was faster
+        message = f"cannot make {root}: {error.strerror}"
+        hint = "check the path, its permissions and the free space"
+        raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
+    finally:
+        files.remove_tree(staging)

@@ -1,0 +1,336 @@
+"""The state of a run as labelled rows, which the terminal, the notebook and the live view draw.
+
+Every number comes from one :class:`hpc_toolkit.results.status.Status`, so the views agree.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.slurm.records import UNKNOWN
+from hpc_toolkit.system.quantities import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from hpc_toolkit.results.status import StageCounts, Status
+    from hpc_toolkit.slurm.records import JobRecord
+
+GOOD, BAD, WARN, DIM = "good", "bad", "warn", "dim"
+"""Tones of a row."""
+_ITEM_CHARS = 60
+_ERROR_CHARS = 160
+_ARM_CHARS = 60
+_JOBS_SHOWN = 8
+_WARNINGS_SHOWN = 5
+_DAY_S = 86400
+_SPARKS, _FEWEST = 24, 4
+"""The most and the fewest values of a curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Shares of a whole, from 0 to 1."""
+
+    done: float
+    failed: float
+    running: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    label: str
+    """What the row is about; "" continues the row above."""
+    text: str
+    tone: str = ""
+    bar: Bar | None = None
+    """A bar to draw before the text."""
+    curve: tuple[float, ...] = ()
+    """Values to draw as a small curve before the text."""
+    is_title: bool = False
+
+
+def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False) -> list[Row]:
+    """Return the rows of a run's state, the most important ones first.
+
+    ``verbose`` adds the CPUs, GPUs and memory of each worker.
+    """
+    return [
+        Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True),
+        *_stage_rows(now),
+        *_speed(now),
+        *_search_rows(now),
+        *_failure_rows(now),
+        *_problem_rows(now),
+        Row("workers", ", ".join(_workers(now))),
+        *(_place_rows(now) if verbose else ()),
+        # Of a complete run it does not matter what became of a job that Slurm has forgotten.
+        *job_rows([job for job in jobs if not now.complete or job.state != UNKNOWN]),
+    ]
+
+
+def one_line(now: Status) -> str:
+    """Return one line: ``12 of 100 done, 1 failed, 4 workers, 3.2 items/s, 25 s to 31 s left``."""
+    stages = [
+        (f"{name}: " if len(now.stages) > 1 else "") + ", ".join(_brief(counts))
+        for name, counts in now.stages.items()
+    ]
+    if now.complete:
+        return "; ".join([*stages, "complete"])
+    parts = [f"{now.workers.alive:,} workers"]
+    parts += [f"{now.workers.dead:,} died"] if now.workers.dead else []
+    parts += [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
+    parts += [left] if (left := time_left(now)) else []
+    return "; ".join([*stages, ", ".join(parts)])
+
+
+def _brief(counts: StageCounts) -> list[str]:
+    up_to = "up to " if counts.coming else ""
+    parts = [f"{counts.done:,} of {up_to}{counts.total + counts.coming:,} done"]
+    return parts + ([f"{counts.failed:,} failed"] if counts.failed else [])
+
+
+def closing(now: Status) -> str:
+    """Return one line for the end of work: what happened, and what to do next."""
+    run, failed = quote(now.run), failed_items(now)
+    total = sum(counts.total for counts in now.stages.values())
+    if now.complete and failed:
+        return (
+            f"{now.run}: complete, {failed:,} of {total:,} items failed: 'hpctk status {run}' shows"
+            f" why, 'hpctk retry {run}' makes them pending again"
+        )
+    if now.complete:
+        took = f" in {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
+        gather = "" if now.published else f"; 'hpctk gather {run}' writes the results"
+        return f"{now.run}: complete, {total:,} items done{took}{gather}"
+    if now.reason.startswith("paused"):
+        return f"{now.run}: {now.reason}"
+    left = sum(counts.left for counts in now.stages.values())
+    return f"{now.run}: {left:,} of {total:,} items are left; 'hpctk status {run}' shows more"
+
+
+def headline(now: Status) -> str:
+    """Return the state of a run in a few words: ``working, 2 min 10 s to 3 min 00 s left``."""
+    if now.complete:
+        failed = failed_items(now)
+        took = f" after {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
+        return f"complete{took}, {failed:,} failed" if failed else f"complete{took}"
+    if now.reason.startswith("paused"):
+        return "paused"
+    left = time_left(now)
+    if left:
+        return f"working, {left}"
+    return "nothing moves" if now.reason else "working"
+
+
+def time_left(now: Status) -> str:
+    """Return the time left in words; "" if it is not known."""
+    if now.eta_low_s is None:
+        return ""
+    if now.eta_s is None or now.eta_high_s is None:
+        return f"more than {format_duration(now.eta_low_s)} left"
+    low, high = format_duration(now.eta_low_s), format_duration(now.eta_high_s)
+    return f"about {high} left" if low == high else f"{low} to {high} left"
+
+
+def failed_items(now: Status) -> int:
+    return sum(counts.failed for counts in now.stages.values())
+
+
+def not_shown(now: Status) -> list[str]:
+    """Return that results are missing here which workers have reported; [] if none are."""
+    # What a complete run does not show are releases and duplicates.
+    late = 0 if now.complete else now.old_copies
+    return [f"{late} with results not shown here yet"] if late else []
+
+
+def _tone(now: Status) -> str:
+    if now.complete:
+        return WARN if failed_items(now) else GOOD
+    return BAD if now.reason else ""
+
+
+def _stage_rows(now: Status) -> Iterator[Row]:
+    for name, counts in now.stages.items():
+        whole = counts.total + counts.coming
+        finished = counts.done + counts.failed
+        shares = (one / max(whole, 1) for one in (counts.done, counts.failed, counts.running))
+        up_to = "up to " if counts.coming else ""
+        share = f" {100 * finished // whole}%" if whole else ""
+        opened = "" if counts.sealed or counts.coming else ", open for more"
+        yield Row(name, f"{finished:,} of {up_to}{whole:,}{share}{opened}", bar=Bar(*shares))
+        parts = stage_parts(counts)
+        if parts:
+            yield Row("", ", ".join(parts), DIM)
+
+
+def stage_parts(counts: StageCounts) -> list[str]:
+    """Return the number of items in each state that is worth a word."""
+    words = ("running", "claimed", "pending", "failed", "retried", "duplicates")
+    parts = [f"{getattr(counts, word):,} {word}" for word in words if getattr(counts, word)]
+    if counts.coming:
+        parts.insert(3, f"{counts.coming:,} not asked for yet")
+    return parts
+
+
+def _speed(now: Status) -> Iterator[Row]:
+    done = now.throughput.get("done", ())
+    parts = [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
+    if now.elapsed_s and not now.complete:
+        parts.append(f"{format_duration(now.elapsed_s)} so far")
+    if now.eta_s is not None and now.eta_s > 60:
+        parts.append(f"done about {clock_time(time.time() + now.eta_s)}")
+    if parts:
+        curve = _last(done, _SPARKS) if len(done) >= _FEWEST else ()
+        yield Row("speed" if now.rate_per_s > 0 else "time", ", ".join(parts), curve=curve)
+
+
+def rate_text(rate_per_s: float) -> str:
+    for seconds, unit in ((1, "s"), (60, "min"), (3600, "h")):
+        if rate_per_s * seconds >= 1 or unit == "h":
+            return f"{rate_per_s * seconds:,.3g} items/{unit}"
+    raise AssertionError
+
+
+def _last(values: Sequence[float], count: int) -> tuple[float, ...]:
+    """Return at most ``count`` sums of neighbouring values."""
+    size = -(-len(values) // count) or 1
+    return tuple(sum(values[first : first + size]) for first in range(0, len(values), size))
+
+
+def _search_rows(now: Status) -> Iterator[Row]:
+    search = now.search
+    if search is None:
+        return
+    budget = search["budget"] or search["arms"]
+    asked = f"{search['asked']:,} of {budget:,} arms asked for in {search['rounds']:,} rounds"
+    yield Row("search", f"{search['policy']}, {asked}, {search['evaluations']:,} evaluations done")
+    best = search["best"]
+    if best is None:
+        yield Row("best", "no arm has a score yet", DIM)
+    else:
+        parts = [_score(best)]
+        parts += [f"{search['ties']:,} ties"] if search["ties"] else []
+        if search["rounds_since_best"]:
+            parts.append(f"asked for {search['rounds_since_best']:,} rounds ago")
+        yield Row("best", f"{_short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
+    last = [f"{_short(arm, 30)} {_told(score)}" for arm, score in search["last"][:3]]
+    if last:
+        yield Row("asked last", ", ".join(last), DIM)
+
+
+def _score(found: dict[str, Any]) -> str:
+    spread = "" if found["stderr"] is None else f" ± {found['stderr']:.4f}"
+    return f"{found['score']:.4f}{spread}"
+
+
+def _told(score: float | None) -> str:
+    return "(not done)" if score is None else f"{score:.4f}"
+
+
+def _failure_rows(now: Status) -> Iterator[Row]:
+    for one in now.failures:
+        count = one["items"] or one["retrying"]
+        label = "failed" if one["items"] else "retrying"
+        where = _hosts(one["hosts"])
+        when = _between(one["first"], one["last"])
+        tone = BAD if one["items"] else WARN
+        yield Row(label, f"{count:,} x {_short(one['error'], _ERROR_CHARS)}", tone)
+        item = _short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS)
+        yield Row("", ", ".join(part for part in (where, when, item) if part), DIM)
+        yield Row("", f"hpctk explain {quote(now.run)} --item {one['item']}", DIM)
+    if failed_items(now):
+        yield Row("", f"hpctk retry {quote(now.run)}  makes failed items pending again", DIM)
+
+
+def _hosts(hosts: dict[str, int]) -> str:
+    names = sorted(hosts, key=lambda name: -hosts[name])
+    more = f" and {len(names) - 2:,} more hosts" if len(names) > 2 else ""
+    return f"on {', '.join(names[:2])}{more}" if names else ""
+
+
+def _between(first: float | None, last: float | None) -> str:
+    if first is None or last is None:
+        return ""
+    begin, end = clock_time(first), clock_time(last)
+    return f"at {end}" if begin == end else f"{begin} to {end}"
+
+
+def _problem_rows(now: Status) -> Iterator[Row]:
+    if now.reason:
+        yield Row("why", now.reason, BAD)
+    if now.doctor:
+        yield Row("doctor", now.doctor, WARN)
+    yield from (Row("warning", warning, WARN) for warning in now.warnings[:_WARNINGS_SHOWN])
+
+
+def _workers(now: Status) -> list[str]:
+    counted = {
+        "draining": now.draining,
+        "finished": now.workers.finished,
+        "dead": now.workers.dead,
+        "deaths seen": now.deaths,
+    }
+    some = [f"{count:,} {word}" for word, count in counted.items() if count]
+    return [f"{now.workers.alive:,} alive", *some, *not_shown(now)]
+
+
+def _place_rows(now: Status) -> Iterator[Row]:
+    from hpc_toolkit.system.binding import Place
+
+    for worker, record in now.places.items():
+        yield Row("", f"{worker}: {Place.from_record(record)}", DIM)
+
+
+def job_rows(jobs: Sequence[JobRecord]) -> list[Row]:
+    """One row for each job, oldest first; of very many the newest that have not ended.
+
+    Jobs that are unknown for one reason share a row.
+    """
+    reasons = Counter(job.reason for job in jobs if job.state == UNKNOWN)
+    shared = {reason: count for reason, count in reasons.items() if count > 1}
+    jobs = [job for job in jobs if job.state != UNKNOWN or job.reason not in shared]
+    ranked = sorted(
+        range(len(jobs)), key=lambda at: (jobs[at].ended, jobs[at].state == UNKNOWN, -at)
+    )
+    shown = sorted(ranked[:_JOBS_SHOWN])
+    rows = [Row(f"job {jobs[at].id}", job_text(jobs[at])) for at in shown]
+    hidden = len(jobs) - len(shown)
+    rows += [Row("jobs", f"and {hidden:,} more", DIM)] if hidden else []
+    return rows + [Row("jobs", f"{count} {UNKNOWN} ({why})", DIM) for why, count in shared.items()]
+
+
+def job_text(job: JobRecord) -> str:
+    """A job's state, and what follows from it; elements and restarts whatever the state."""
+    state, parts = job.state, []
+    if job.running:
+        state += f" on {job.nodes}" if job.nodes else ""
+        parts += [f"until {clock_time(job.end)}"] if job.end is not None else []
+    elif job.reason:
+        state += f" ({job.reason})"
+    if job.ended:
+        parts += [f"ended {clock_time(job.end)}"] if job.end is not None else []
+        parts += [f"exit code {job.exit_code}"] if job.exit_code else []
+    if job.waiting and job.start is not None and job.start > time.time():
+        parts.append(f"starts about {clock_time(job.start)}")
+    if len(job.elements) > 1:
+        state += ", of its elements " + ", ".join(f"{n} {name}" for name, n in job.elements)
+    if job.restarts:
+        parts.append(f"{job.restarts} restarts" if job.restarts > 1 else "1 restart")
+    return ", ".join([state, *parts])
+
+
+def clock_time(at: float) -> str:
+    """The time of day here, with the date if it is not near."""
+    near = abs(at - time.time()) < _DAY_S / 2
+    return time.strftime("%H:%M" if near else "%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,140 @@
+"""Draw rows on a terminal of any width, with or without colours and Unicode."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from dataclasses import dataclass
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, TextIO
+
+from hpc_toolkit.report.panel import BAD, DIM, GOOD, WARN
+from hpc_toolkit.system.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.report.panel import Bar, Row
+
+_CODES = {GOOD: "32", BAD: "31", WARN: "33", DIM: "2"}
+_BOLD = "1"
+_BAR_WIDTHS = (10, 40)
+_LEAST_COLUMNS = 20
+_PIPE_COLUMNS = 100
+_MOST_LABEL = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a terminal can show."""
+
+    columns: int = _PIPE_COLUMNS
+    colour: bool = False
+    unicode: bool = True
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Look:
+        """Find out about a stream; a file or pipe gets plain lines of 100 columns.
+
+        No colour if NO_COLOR is set (https://no-color.org), or TERM is dumb.
+        """
+        encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+        is_screen = stream.isatty()
+        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", None)
+        columns = get_terminal_size().columns if is_screen else _PIPE_COLUMNS
+        return cls(
+            columns=max(columns, _LEAST_COLUMNS),
+            colour=is_screen and not plain,
+            unicode=encoding == "utf8",
+        )
+
+    def paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour and code and text else text
+
+    def plain(self, text: str) -> str:
+        """Return text from a run so that no character of it can control the terminal."""
+        safe = printable(text)
+        if self.unicode:
+            return safe
+        return safe.replace("±", "+-").encode("ascii", "backslashreplace").decode()
+
+
+def draw(rows: Sequence[Row], look: Look | None = None, *, most: int | None = None) -> list[str]:
+    """Return the lines of the rows; ``most``: the most lines, the last of which says what is cut.
+
+    ``look`` is by default that of standard output.
+    """
+    look = look or Look.of(sys.stdout)
+    width = min(max((len(row.label) for row in rows), default=0), _MOST_LABEL, look.columns // 4)
+    lines = [line for row in rows for line in _draw_row(row, width, look)]
+    if most is not None and len(lines) > most:
+        hidden = len(lines) - most + 1
+        lines = [*lines[: most - 1], look.paint(f"  ... {hidden} more lines", _CODES[DIM])]
+    return lines
+
+
+def _draw_row(row: Row, width: int, look: Look) -> list[str]:
+    """Return the row wrapped to the width."""
+    text = look.plain(row.text)
+    if row.is_title:
+        return [
+            look.paint(line, _CODES.get(row.tone, _BOLD))
+            for line in textwrap.wrap(text, look.columns, break_on_hyphens=False) or [""]
+        ]
+    indent = " " * (width + 4)
+    label = look.plain(row.label)
+    label = f"  {label:<{width}}  "
+    room = look.columns - len(indent)
+    picture, taken = "", 0
+    if row.bar is not None:
+        taken = max(_BAR_WIDTHS[0], min(_BAR_WIDTHS[1], room - len(text) - 2))
+        if taken + 2 + min(len(text), 12) <= room:
+            picture = _bar(row.bar, taken, look)
+    elif row.curve:
+        taken = len(row.curve)
+        if taken + 2 + min(len(text), 12) <= room:
+            picture = _spark(row.curve, look)
+    first = f"{picture}  " if picture else ""
+    before = len(label) + (taken + 2 if picture else 0)
+    wrapped = textwrap.wrap(
+        text,
+        look.columns,
+        initial_indent="\0" * before,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    ) or ["\0" * before]
+    code = _CODES.get(row.tone, "")
+    lines = [
+        look.paint(label, _CODES[DIM] if not code or code == _CODES[DIM] else code)
+        + first
+        + look.paint(wrapped[0].lstrip("\0"), code)
+    ]
+    return lines + [look.paint(line, code) for line in wrapped[1:]]
+
+
+def _bar(bar: Bar, width: int, look: Look) -> str:
+    """Return a bar of done, failed and running items; a share above zero is never hidden."""
+    cells = {name: round(share * width) for name, share in _shares(bar)}
+    for name, share in _shares(bar):
+        if share > 0 and not cells[name]:
+            cells[name] = 1
+    # What is left is not hidden either.
+    most = width - (bar.done + bar.failed + bar.running < 1)
+    while sum(cells.values()) > most:
+        cells[max(cells, key=lambda name: cells[name])] -= 1
+    marks = ("█", "▓", "▒", "░") if look.unicode else ("#", "x", "=", ".")
+    rest = width - sum(cells.values())
+    parts = zip(marks, (*cells.values(), rest), ("32", "31", "36", "2"), strict=True)
+    return "".join(look.paint(mark * count, code) for mark, count, code in parts)
+
+
+def _shares(bar: Bar) -> tuple[tuple[str, float], ...]:
+    return ("done", bar.done), ("failed", bar.failed), ("running", bar.running)
+
+
+def _spark(values: Sequence[float], look: Look) -> str:
+    marks = "▁▂▃▄▅▆▇█" if look.unicode else "_.:-=+*#"
+    top = max(values)
+    levels = [round(value / top * (len(marks) - 1)) if top else 0 for value in values]
+    return look.paint("".join(marks[level] for level in levels), "36")

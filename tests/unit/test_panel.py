@@ -1,0 +1,283 @@
+"""What people see of a run: rows, one line, a terminal of any kind, and HTML."""
+
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.report.notebook import StatusDisplay, status_html
+from hpc_toolkit.report.panel import Bar, Row, closing, headline, one_line, panel
+from hpc_toolkit.report.terminal import Look, draw
+from hpc_toolkit.results.failures import Failures
+from hpc_toolkit.results.status import StageCounts, Status, WorkerCounts
+from hpc_toolkit.system.terminal import printable
+
+if TYPE_CHECKING:
+    from tests.toyrun import ToyRun
+
+
+def status(**changes: Any) -> Status:
+    counts = StageCounts(total=100, pending=77, running=4, claimed=3, done=15, failed=1)
+    fields: dict[str, Any] = {
+        "run": "runs/x",
+        "stages": {"items": counts},
+        "workers": WorkerCounts(alive=4, dead=1),
+        "rate_per_s": 3.2,
+        "eta_s": 28.0,
+        "eta_low_s": 25.0,
+        "eta_high_s": 32.0,
+        "complete": False,
+        "deaths": 0,
+        "published": False,
+        "reason": "",
+    }
+    return Status(**{**fields, **changes})
+
+
+class Tags(HTMLParser):
+    """The tags of a text, and the text between them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def failures(error: str, items: int = 1, **changes: Any) -> dict[str, Any]:
+    found = Failures(error, items, item=17, example={"n": 1}, hosts={"n1": items})
+    return {**found.to_json(), **changes}
+
+
+def test_a_line_tells_counts_workers_and_what_is_left() -> None:
+    assert one_line(status()) == (
+        "15 of 100 done, 1 failed; 4 workers, 1 died, 3.2 items/s, 25.0 s to 32.0 s left"
+    )
+
+
+def test_stages_are_named_where_there_are_several() -> None:
+    stages = {"metrics": StageCounts(total=2, done=2), "tasks": StageCounts(total=3)}
+
+    line = one_line(status(stages=stages, complete=True))
+
+    assert line == "metrics: 2 of 2 done; tasks: 0 of 3 done; complete"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "working, 25.0 s to 32.0 s left"),
+        ({"eta_low_s": 28.0, "eta_high_s": 28.0}, "working, about 28.0 s left"),
+        ({"eta_s": None, "eta_high_s": None}, "working, more than 25.0 s left"),
+        ({"eta_s": None, "eta_low_s": None, "eta_high_s": None}, "working"),
+        ({"eta_low_s": None, "reason": "no worker is alive"}, "nothing moves"),
+        ({"reason": "paused: the first 25 items all failed"}, "paused"),
+        ({"complete": True, "elapsed_s": 61.0}, "complete after 1 min 01 s, 1 failed"),
+    ],
+)
+def test_a_headline_says_how_a_run_stands(changes: dict[str, Any], words: str) -> None:
+    assert headline(status(**changes)) == words
+
+
+def test_items_that_a_search_may_ask_for_count_in_the_bar() -> None:
+    counts = StageCounts(total=60, done=45, running=2, pending=13, coming=40)
+
+    row, parts = panel(status(stages={"tasks": counts}))[1:3]
+
+    assert row == Row("tasks", "45 of up to 100 45%", bar=Bar(0.45, 0.0, 0.02))
+    assert parts.text == "2 running, 13 pending, 40 not asked for yet"
+
+
+def test_failures_name_hosts_and_the_command_to_look_deeper() -> None:
+    again = failures("OSError: #", 0, retrying=7, hosts={"n1": 4, "n2": 2, "n3": 1})
+    rows = panel(status(run="runs/a b", failures=[failures("ValueError: #"), again]))
+
+    shown = [(row.label, row.text) for row in rows if row.label in ("failed", "retrying", "")]
+    assert shown[2:] == [
+        ("failed", "1 x ValueError: #"),
+        ("", 'on n1, {"n": 1}'),
+        ("", "hpctk explain 'runs/a b' --item 17"),
+        ("retrying", "7 x OSError: #"),
+        ("", 'on n1, n2 and 1 more hosts, {"n": 1}'),
+        ("", "hpctk explain 'runs/a b' --item 17"),
+        ("", "hpctk retry 'runs/a b'  makes failed items pending again"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"complete": True}, "complete, 1 of 100 items failed: 'hpctk status runs/x' shows why"),
+        (
+            {"complete": True, "stages": {"items": StageCounts(total=4, done=4)}},
+            "complete, 4 items done; 'hpctk gather runs/x' writes the results",
+        ),
+        ({}, "84 of 100 items are left; 'hpctk status runs/x' shows more"),
+        ({"reason": "paused: all failed"}, "runs/x: paused: all failed"),
+    ],
+)
+def test_work_ends_with_what_happened_and_what_to_do_next(
+    changes: dict[str, Any], words: str
+) -> None:
+    assert words in closing(status(**changes))
+
+
+def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:
+    def workers(**changes: Any) -> str:
+        rows = panel(status(old_copies=3, **changes))
+        return next(row.text for row in rows if row.label == "workers")
+
+    assert workers() == "4 alive, 1 dead, 3 with results not shown here yet"
+    assert workers(complete=True) == "4 alive, 1 dead"
+
+
+@pytest.mark.parametrize(
+    ("shares", "unicode", "drawn"),
+    [
+        ((0.5, 0.1, 0.1), False, "#####x=..."),
+        ((0.999, 0.0, 0.0), False, "#########."),
+        ((0.999, 0.001, 0.0), False, "#########x"),
+        ((0.0, 0.001, 0.001), True, "▓▒░░░░░░░░"),
+        ((1.0, 0.0, 0.0), True, "██████████"),
+    ],
+)
+def test_a_bar_hides_no_share(
+    shares: tuple[float, float, float], unicode: bool, drawn: str
+) -> None:
+    row = Row("items", "x" * 50, bar=Bar(*shares))
+
+    (line,) = draw([row], Look(columns=71, unicode=unicode))
+
+    assert line.split()[1] == drawn
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+@pytest.mark.parametrize("unicode", [False, True])
+def test_no_line_is_wider_than_the_terminal(columns: int, unicode: bool) -> None:
+    long = status(
+        reason="no worker is alive: " + "start some with this or that " * 5,
+        failures=[failures("Error: " + "long " * 40)],
+        throughput={"done": [1.0, 2.0, 5.0, 3.0] * 20},
+    )
+
+    lines = draw(panel(long), Look(columns=columns, unicode=unicode))
+
+    assert max(map(len, lines)) <= columns
+    assert not any(word in line for line in lines for word in "\x1b")
+    text = "".join("".join(line.split()) for line in lines)
+    assert "startsomewiththisorthat" * 5 in text
+
+
+def test_colours_change_nothing_but_colours() -> None:
+    rows = panel(status(failures=[failures("Error")]))
+
+    plain, painted = (draw(rows, Look(columns=80, colour=one)) for one in (False, True))
+
+    assert [re.sub(r"\x1b\[\d+m", "", line) for line in painted] == plain
+    assert plain != painted
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    rows = panel(status(failures=[failures("Error")]))
+
+    lines = draw(rows, Look(), most=5)
+
+    assert lines[:4] == draw(rows, Look())[:4]
+    assert lines[4:] == [f"  ... {len(draw(rows, Look())) - 4} more lines"]
+
+
+@pytest.mark.parametrize("bad", ["\x1b[2J", "\u202e", "\x9b2J", "\r"])
+def test_no_value_of_a_run_controls_the_terminal(bad: str) -> None:
+    hostile = status(
+        run=f"r{bad}",
+        stages={f"s{bad}": StageCounts(total=1)},
+        reason=bad,
+        warnings=[bad],
+        failures=[failures(bad, example={bad: bad}, hosts={bad: 1})],
+    )
+
+    for look in (Look(), Look(unicode=False)):
+        assert bad not in "".join(draw(panel(hostile), look))
+
+
+@given(st.text(), st.text(), st.text())
+def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> None:
+    plain = Tags(status_html(status(reason="r", failures=[failures("e")])))
+
+    found = status_html(
+        status(
+            run=f"<i>{name}",
+            stages={f"<b>{name}": status().stages["items"]},
+            reason=f"<script>{reason}",
+            failures=[failures(f"<img onerror=x>{error}")],
+        )
+    )
+
+    assert Tags(found).tags == plain.tags
+    assert printable(f"<script>{reason}") in Tags(found).text
+
+
+def test_a_run_shows_itself_in_a_notebook(toy: ToyRun) -> None:
+    assert "0 of 4 0%" in toy.run._repr_html_()
+
+
+def test_a_terminal_gets_a_line_when_something_changed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = StatusDisplay()
+
+    for one in (status(), status(), status(rate_per_s=4.0)):
+        display.show(one)
+
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_terminal_is_told_why_nothing_moves_when_that_changed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = StatusDisplay()
+
+    for reason in ("", "it waits", "it waits", "it \x1b[2J starts", ""):
+        display.show(status(reason=reason))
+
+    assert capsys.readouterr().out.splitlines()[1:] == ["it waits", r"it \x1b[2J starts"]
+
+
+def test_a_notebook_gets_one_piece_that_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[tuple[str, str]] = []
+    handle = SimpleNamespace(update=lambda piece: shown.append(("update", piece)))
+
+    def display(piece: str, *, display_id: bool) -> Any:
+        shown.append((f"display {display_id}", piece))
+        return handle
+
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    parts = SimpleNamespace(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython.display", parts)
+    one = StatusDisplay()
+
+    one.show(status())
+    one.show(status(rate_per_s=4.0))
+    one.show(status(rate_per_s=4.0, reason="it waits"))
+
+    assert [what for what, _ in shown] == ["display True", "update", "update"]
+    assert "4 items/s" in shown[1][1]
+    assert "it waits" in shown[2][1]
+    assert capsys.readouterr().out == ""

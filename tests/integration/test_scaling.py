@@ -47,7 +47,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     done = hpctk("run", "-o", str(directory), *SMALL, *words)
 
-    assert done.stdout == f"{directory}\n"
+    assert "## accumulate=2" in done.stdout
+    assert f"hpctk scaling analyze {os.path.relpath(directory)} -o scaling.svg" in done.stderr
     return directory
 
 

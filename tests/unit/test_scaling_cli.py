@@ -19,9 +19,10 @@ from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import RunJob, record_job
 from hpc_toolkit.training.scaling.collectives import record_of
 from tests.scripttext import batch_program
+from tests.unit.test_scaling_records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from typer.testing import Result
 
@@ -149,6 +150,8 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
         (("run", "-o", "d", "--model", "decoder-1x3"), "'decoder-1x3' is not a decoder"),
         (("run", "-o", "d", "--force"), "--force is for jobs"),
+        (("run", "-o", "d", "--cluster", "nowhere"), "nowhere"),
+        (("run", "-o", "-", "--slurm"), "-o -: jobs need a directory for their records"),
         (("run", "-o", "TABLE/d"), "/d: cannot be written to: Not a directory"),
         (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
@@ -234,22 +237,49 @@ def test_a_dry_run_says_what_each_world_size_would_measure(tmp_path: Path) -> No
     assert not (tmp_path / "d").exists()
 
 
-def test_each_world_size_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_world_size_is_one_launch_and_the_table_of_analyze_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[tuple[int, int]] = []
 
-    def launch(run: ScalingRun, size: int, *, backend: str | None) -> int:
+    def launch(run: ScalingRun, options: Mapping[str, int], *, backend: str | None) -> int:
         assert backend == "gloo"
+        size = options["nproc_per_node"]
         made.append((size, run.settings.repeats))
+        path = run.directory / "records" / f"world-{size}.jsonl"
+        path.write_text(json.dumps(record(size, 0.8 * size if size > 1 else 1)))
         return 0
 
     monkeypatch.setattr("hpc_toolkit.training.scaling.launches.launch_here", launch)
     out = str(tmp_path / "d")
     given = ("--world-sizes", "1,4", "--repeats", "2", "--backend", "gloo")
+    table = ("--price-per-gpu-hour", "3", "--samples", "500", "--min-efficiency", "0.9")
 
-    found = scaling("run", "-o", out, *given)
+    found = scaling("run", "-o", out, *given, *table)
 
     assert made == [(1, 2), (4, 2)]
-    assert found.stdout == f"{out}\n"
+    assert found.stdout == scaling("analyze", out, *table).stdout
+    assert "| cost |" in found.stdout
+    assert "**Use 1, not 4** (poor on 4: 80.0% efficiency, at least 90% wanted)" in found.stdout
+    assert found.exit_code == 1
+    assert "world size 4: " in found.stderr
+
+
+def test_a_table_is_refused_for_jobs_which_have_not_measured_yet(tmp_path: Path) -> None:
+    found = scaling("run", "-o", str(tmp_path), "--slurm", "--price-per-gpu-hour", "3")
+
+    assert isinstance(found.exception, ConfigError)
+    assert "--price-per-gpu-hour is for a table, which jobs have" in str(found.exception)
+
+
+def test_a_host_among_several_is_named_in_full(tmp_path: Path) -> None:
+    for words, match in (
+        (("--node-rank", "1"), "--node-rank: --master-addr is missing"),
+        (("--start-timeout", "1m"), "--start-timeout: --node-rank is missing"),
+    ):
+        found = scaling("run", "-o", str(tmp_path), *words)
+        assert isinstance(found.exception, ConfigError)
+        assert match in str(found.exception)
 
 
 def test_a_launch_that_is_to_be_started_again_ends_the_run_with_its_code(

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling import program
+from hpc_toolkit.training.scaling.jobs import job_request
 from hpc_toolkit.training.scaling.launches import (
+    Host,
     ScalingRun,
-    job_request,
+    launches_of,
     with_equal_threads,
 )
 from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
@@ -155,3 +157,24 @@ def test_the_monitor_is_left_out_where_nobody_keeps_its_file(
     with program.monitored(tmp_path, 2) as path:
         assert path is not None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_measure_the_largest_world_size_first_and_leave_when_they_are_not_needed() -> None:
+    def launches(number: int) -> list[tuple[int, object, object, object]]:
+        host = Host(number=number, address="a", port=7, ranks=2, start_timeout_s=60)
+        names = ("nnodes", "nproc_per_node", "master_port")
+        return [
+            (size, *map(options.get, names)) for size, options in launches_of((1, 2, 4, 8), host)
+        ]
+
+    assert launches(0) == [(8, 4, 2, 7), (4, 2, 2, 8), (2, None, 2, None), (1, None, 1, None)]
+    assert launches(1) == launches(0)[:2]
+    assert launches(2) == launches(3) == launches(0)[:1]
+    assert launches(4) == []
+
+
+def test_hosts_that_ranks_do_not_fill_are_refused() -> None:
+    host = Host(number=0, address="a", port=7, ranks=4, start_timeout_s=60)
+
+    with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
+        list(launches_of((1, 6), host))

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections import defaultdict
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from hpc_toolkit.training.scaling.tables import read_csv, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -228,8 +228,10 @@ def read_source(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     """Read the series of a directory or file, and notes on what was left out.
 
     A directory is from ``hpctk scaling run``, or contains logs. A file ends in .json, .csv,
-    .jsonl, .log or .txt. Raises ConfigError.
+    .jsonl, .log or .txt; ``-`` is a log on stdin. Raises ConfigError.
     """
+    if str(path) == "-":
+        return _of_logs({Path("stdin"): sys.stdin.read()}, "stdin")
     if path.is_dir():
         return _read_directory(path)
     if path.suffix in _LOGS:
@@ -272,15 +274,18 @@ def _read_directory(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
 
 
 def _read_logs(paths: list[Path], source: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    return _of_logs({path: read_text(path) for path in paths}, str(source))
+
+
+def _of_logs(texts: Mapping[Path, str], source: str) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     found: list[Record] = []
     notes: list[str] = []
-    for path in paths:
-        text = read_text(path)
+    for path, text in texts.items():
         records = list(records_in(text, str(path)))
         found += records
         notes += [] if records else _silent(path, text)
     if not found:
-        message = f"{source}: no measurement in {len(paths)} files"
+        message = f"{source}: no measurement in {len(texts)} files"
         hint = "name the directory of a scaling run, or of logs ('kubectl logs POD > POD.log')"
         raise ConfigError("; ".join([message, *notes]), hint=hint)
     return series_of(found), tuple(notes)

@@ -160,7 +160,7 @@ def test_the_monitor_is_left_out_where_nobody_keeps_its_file(
 
 
 def test_hosts_measure_the_largest_world_size_first_and_leave_when_they_are_not_needed() -> None:
-    def launches(number: int) -> list[tuple[int, object, object, object]]:
+    def launches(number: int) -> list[tuple[object, ...]]:
         host = Host(number=number, address="a", port=7, ranks=2, start_timeout_s=60)
         names = ("nnodes", "nproc_per_node", "master_port")
         return [

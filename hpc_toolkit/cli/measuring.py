@@ -124,7 +124,7 @@ def here(
         prepare,
         with_equal_threads,
     )
-    from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
+    from hpc_toolkit.training.scaling.records import DIRECTORY
 
     backend, cluster, host = given.pop("backend", None), given.pop("cluster", None), _host(given)
     for name in given:
@@ -146,11 +146,22 @@ def here(
         if code:
             raise typer.Exit(code)
         print(f"world size {size}: {format_duration(time.monotonic() - began)}", file=sys.stderr)
-        if show_records and main:
-            sys.stdout.write(read_text(run.directory / DIRECTORY / f"world-{size}.jsonl"))
-            sys.stdout.flush()
+        if main:
+            _show_measured(run.directory / DIRECTORY / f"world-{size}.jsonl", show_records)
     if main:
         _finish(run.directory, wanted, as_json=bool(table["json"]), kept=not show_records)
+
+
+def _show_measured(path: Path, show_records: bool) -> None:
+    """Print the parameters of the measured models, and if wanted the records."""
+    from hpc_toolkit.training.scaling.records import parameters_text, read_text, records_in
+
+    text = read_text(path)
+    for line in dict.fromkeys(map(parameters_text, records_in(text, str(path)))):
+        print(f"  {line}", file=sys.stderr)
+    if show_records:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def wanted_of(table: dict[str, Any], cluster: str | None) -> Wanted:

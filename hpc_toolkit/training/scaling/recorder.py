@@ -55,7 +55,7 @@ class Recorder:
     ) -> None:
         """Give the samples of a step either for each rank or for all ranks together.
 
-        ``model`` is a torch module, to record the number of its trained parameters. Raises
+        ``model`` is a torch module, to record the numbers of its parameters. Raises
         ConfigError: both batch sizes are given, or neither.
         """
         given = [one for one in (batch_per_rank, batch_global) if one is not None]
@@ -67,9 +67,13 @@ class Recorder:
         self._batch = given[0]
         self._tokens = tokens_per_sample
         self._warmup = warmup
-        self._parameters = None
+        self._parameters: dict[str, int] = {}
         if model is not None:
-            self._parameters = sum(one.numel() for one in model.parameters() if one.requires_grad)
+            counts = [(one.numel(), one.requires_grad) for one in model.parameters()]
+            self._parameters = {
+                "parameters": sum(count for count, _ in counts),
+                "trained_parameters": sum(count for count, trained in counts if trained),
+            }
         self._loss: float | None = None
         self._ends: list[float] = []
 
@@ -100,7 +104,7 @@ class Recorder:
             "tokens_per_s": rate * self._tokens,
             "step_s": {"median": median(times), "p90": p90},
             "loss": self._loss,
-            "trained_parameters": self._parameters,
+            **self._parameters,
         }
         write(record)
         return record

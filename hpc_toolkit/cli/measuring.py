@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,17 @@ from hpc_toolkit.cli.arguments import refuse_given, was_given
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.render.rules import option
-from hpc_toolkit.system.options import Option
+from hpc_toolkit.system.options import Option, only_given
 from hpc_toolkit.system.quantities import format_duration, parse_duration
 from hpc_toolkit.system.terminal import note, printable_lines
-from hpc_toolkit.training.scaling.settings import cases
+from hpc_toolkit.training.scaling.settings import OPTIONS, cases
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hpc_toolkit.submit.submission import Submission
     from hpc_toolkit.training.scaling.analysis import Analysis, Wanted
+    from hpc_toolkit.training.scaling.jobs import Job
     from hpc_toolkit.training.scaling.launches import Host, ScalingRun
 
 HOSTS = (
@@ -48,16 +50,14 @@ def own(
     given: dict[str, Any],
     table: dict[str, Any],
 ) -> None:
-    """Measure a user's training on this machine."""
-    from hpc_toolkit.training.scaling.launches import measure_own, prepare
+    """Measure a user's training on this machine, or submit its jobs."""
     from hpc_toolkit.training.scaling.records import read_records
 
-    allowed = {"program", "out", "world_sizes", "repeats", "weak", "threads", "backend", "cluster"}
-    allowed |= {"resume", "dry_run", *table}
-    refuse_given(context, allowed, "is for the built-in training")
-    weak = given["weak"] if was_given(context, "weak") else None
-    threads = given["threads"] or max(1, len(os.sched_getaffinity(0)) // max(world_sizes))
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    names = {one.name or "" for one in context.command.params}
+    foreign = {one.name.partition("/")[0] for one in (*OPTIONS, *HOSTS)} | {"vary"}
+    of_here = {"backend", "cluster", "resume", "dry_run", "weak", "threads", *table}
+    allowed = names - foreign if given["slurm"] else {"program", "out", "world_sizes", *of_here}
+    refuse_given(context, {*allowed, "repeats"}, "is for the built-in training")
     records = read_records(out)
     words = program[2:] if program[0] == "-m" else program[1:]
     if given["resume"] and any(
@@ -68,23 +68,56 @@ def own(
     known = {(one["world_size"], one["repeat"]) for one in records}
     if known and not given["resume"]:
         raise not_empty(out)
-    wanted = wanted_of(table, given["cluster"])
-    if not given["dry_run"]:
-        prepare(out)
     # One repeat of all sizes after the other spreads the disturbance by other programs.
-    for repeat in range(given["repeats"]):
-        for size in world_sizes:
-            if (size, repeat) in known:
-                continue
-            if given["dry_run"]:
-                print(f"world size {size}, repeat {repeat}: {shlex.join(program)}")
-                continue
-            began = time.monotonic()
-            measure_own(out, program, size, repeat, weak=weak, backend=given["backend"])
-            spent = format_duration(time.monotonic() - began)
-            print(f"world size {size}, repeat {repeat}: {spent}", file=sys.stderr)
-    if not given["dry_run"]:
-        _finish(out, wanted, as_json=bool(table["json"]))
+    pairs = ((size, repeat) for repeat in range(given["repeats"]) for size in world_sizes)
+    missing = [pair for pair in pairs if pair not in known]
+    if given["slurm"]:
+        _submit_own(out, program, missing, {**given, "weak": None, "threads": None})
+    else:
+        given["weak"] = given["weak"] if was_given(context, "weak") else None
+        given["threads"] = given["threads"] or len(os.sched_getaffinity(0)) // max(world_sizes)
+        _own_here(out, program, missing, given, table)
+
+
+def _own_here(
+    out: Path,
+    program: list[str],
+    missing: list[tuple[int, int]],
+    given: dict[str, Any],
+    table: dict[str, Any],
+) -> None:
+    from hpc_toolkit.training.scaling.launches import measure_own, prepare
+
+    if given["dry_run"]:
+        for size, repeat in missing:
+            print(f"world size {size}, repeat {repeat}: {shlex.join(program)}")
+        return
+    wanted = wanted_of(table, given["cluster"])
+    os.environ["OMP_NUM_THREADS"] = str(max(1, given["threads"]))
+    prepare(out)
+    for size, repeat in missing:
+        began = time.monotonic()
+        measure_own(out, program, size, repeat, weak=given["weak"], backend=given["backend"])
+        spent = format_duration(time.monotonic() - began)
+        print(f"world size {size}, repeat {repeat}: {spent}", file=sys.stderr)
+    _finish(out, wanted, as_json=bool(table["json"]))
+
+
+def _submit_own(
+    out: Path, program: list[str], missing: list[tuple[int, int]], given: dict[str, Any]
+) -> None:
+    from hpc_toolkit.training.scaling.jobs import own_jobs
+    from hpc_toolkit.training.scaling.program import cluster_name
+
+    built_in = {one.name.partition("/")[0] for one in OPTIONS}
+    options = only_given({key: value for key, value in given.items() if key not in built_in})
+    for name in ("slurm", "resume"):
+        options.pop(name, None)
+    dry_run, force = options.pop("dry_run", False), options.pop("force", False)
+    jobs = own_jobs(out, program, missing, cluster=cluster_name(options.get("cluster")))
+    found = submissions(out, jobs, options, dry_run=dry_run)
+    if not dry_run:
+        submit(out, found, force=force)
 
 
 def _host(given: dict[str, Any]) -> Host | None:
@@ -199,48 +232,49 @@ def show_analysis(found: Analysis, *, as_json: bool) -> None:
 
 
 def submissions(
-    run: ScalingRun, given: dict[str, Any], ranks_per_node: int | None, *, dry_run: bool
-) -> dict[int, Submission]:
-    """A job for each world size; with ``dry_run`` their scripts are printed."""
+    directory: Path, jobs: Sequence[Job], given: dict[str, Any], *, dry_run: bool
+) -> list[tuple[int, Submission]]:
+    """Return each job with its world size; with ``dry_run`` the scripts are printed."""
     from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
     from hpc_toolkit.training.scaling.jobs import job_request
-    from hpc_toolkit.training.scaling.program import cluster_name
 
     gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None) or "scaling"
     count = gpus.rpartition(":")[2]
-    per_node = ranks_per_node or (int(count) if count.isdecimal() and int(count) else 1)
-    run = replace(run, cluster=cluster_name(given.get("cluster")))
-    found = {}
-    for size in run.world_sizes:
-        template, asked = job_request(
-            run, size, per_node, gpus=gpus, launch=given.get("launch") or None
-        )
-        spec, site, script = requested(template, {**given, **asked, "job_name": f"{name}-{size}"})
+    per_node = given.pop("ranks_per_node", None)
+    per_node = per_node or (int(count) if count.isdecimal() and int(count) else 1)
+    found = []
+    for job in jobs:
+        launch = given.get("launch") or None
+        template, asked = job_request(directory, job, per_node, gpus=gpus, launch=launch)
+        env = (*given.get("env", ()), *job.env)
+        values = {**given, **asked, "env": env, "job_name": f"{name}-{job.name}"}
+        spec, site, script = requested(template, values)
         check_directory(site, Path.cwd())
-        found[size] = of_request(spec, site, template, run=None, cwd=Path.cwd())
+        made = of_request(spec, site, template, run=None, cwd=Path.cwd())
+        found.append((job.world_size, made))
         if dry_run:
             sys.stdout.write(script)
     return found
 
 
-def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
+def submit(directory: Path, jobs: Sequence[tuple[int, Submission]], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
     from hpc_toolkit.submit.send import send
     from hpc_toolkit.training.scaling.jobs import refuse_twice
     from hpc_toolkit.training.scaling.launches import prepare
 
-    prepare(run.directory)
+    prepare(directory)
     if not force:
-        refuse_twice(run.directory, run.world_sizes)
-    left = list(jobs)
+        refuse_twice(directory, [size for size, _ in jobs])
+    left = [size for size, _ in jobs]
     try:
-        for size, submission in jobs.items():
+        for _, submission in jobs:
             for job in send(submission):
                 print(job.job, flush=True)
-            left.remove(size)
+            left = left[1:]
     except (HpcToolkitError, KeyboardInterrupt):
         if len(left) < len(jobs):
-            sizes = ",".join(map(str, left))
+            sizes = ",".join(map(str, dict.fromkeys(left)))
             note(f"'--world-sizes {sizes}' submits the missing ones")
         raise

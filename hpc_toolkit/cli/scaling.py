@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,6 +132,8 @@ def run(
         hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
         hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
+    from hpc_toolkit.training.scaling.jobs import built_in_jobs
+    from hpc_toolkit.training.scaling.program import cluster_name
     from hpc_toolkit.training.scaling.records import DIRECTORY
 
     sizes = tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=_MOST_RANKS)))
@@ -150,9 +153,10 @@ def run(
             here(wanted, given, table, dry_run=dry_run, show_records=str(out) == "-")
             return
         force = given.pop("force", False)
-        jobs = submissions(wanted, given, given.pop("ranks_per_node", None), dry_run=dry_run)
+        wanted = replace(wanted, cluster=cluster_name(given.get("cluster")))
+        jobs = submissions(directory, built_in_jobs(wanted), given, dry_run=dry_run)
         if not dry_run:
-            submit(wanted, jobs, force=force)
+            submit(directory, jobs, force=force)
 
 
 @contextmanager

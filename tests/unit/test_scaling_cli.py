@@ -315,6 +315,37 @@ def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(
     assert not (tmp_path / "d").exists()
 
 
+def test_an_own_training_is_a_job_for_each_world_size_and_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "d/records").mkdir(parents=True)
+    known = record(2, 1.0, 1, settings={"arguments": "--lr 1"})
+    (tmp_path / "d/records/world-2-repeat-1.jsonl").write_text(json.dumps(known))
+    words = ("--world-sizes", "1,2", "--repeats", "2", "--gpus-per-node", "2", "--cluster", "lab")
+    own = ("--env", "A=b", "--dry-run", "--", "train.py", "--lr", "1")
+
+    found = scaling("run", "-o", "d", "--resume", "--slurm", *words, *own)
+    refused = scaling("run", "-o", "d", "--slurm", *words, "--model", "decoder-1x32", *own)
+
+    assert found.exit_code == 0, found.exception
+    lines = found.stdout.splitlines()
+    assert [line for line in lines if line.startswith("#SBATCH --job-name")] == [
+        f"#SBATCH --job-name=scaling-repeat-{name}" for name in ("0-1", "0-2", "1-1")
+    ]
+    scripts = found.stdout.split("#!/bin/bash")[1:]
+    assert [batch_program(one)[-3:] for one in scripts] == [["train.py", "--lr", "1"]] * 3
+    for name, value in (
+        ("HPCTK_SCALING_RECORDS", tmp_path / "d/records/world-2-repeat-0.jsonl"),
+        ("HPCTK_SCALING_REPEAT", 0),
+        ("HPCTK_SCALING_CLUSTER", "lab"),
+        ("A", "b"),
+    ):
+        assert f"export {name}={value}\n" in scripts[1]
+    assert "--model is for the built-in training" in str(refused.exception)
+
+
 def test_a_job_says_its_cluster_to_the_records_unless_nothing_is_known_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

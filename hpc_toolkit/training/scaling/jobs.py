@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.submit.jobs import JobStates, read_jobs
 from hpc_toolkit.training.scaling.launches import MODULE, hosts_of
+from hpc_toolkit.training.scaling.recorder import CLUSTER, RECORDS, REPEAT
+from hpc_toolkit.training.scaling.records import DIRECTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from hpc_toolkit.training.scaling.launches import ScalingRun
 
 
+class Job(NamedTuple):
+    """One job of a scaling run."""
+
+    world_size: int
+    name: str
+    """End of the job's name, from which :func:`refuse_twice` reads the world size."""
+    command: tuple[str, ...]
+    """Script or ``-m MODULE``, with arguments."""
+    env: tuple[str, ...] = ()
+    """``NAME=VALUE`` of each variable that the script needs."""
+
+
+def built_in_jobs(run: ScalingRun) -> list[Job]:
+    """Return one job for each world size, which makes all measurements of it."""
+    command = ("-m", MODULE, *run.words())
+    return [Job(size, f"{size}", command) for size in run.world_sizes]
+
+
+def own_jobs(
+    directory: Path,
+    program: Sequence[str],
+    missing: Iterable[tuple[int, int]],
+    *,
+    cluster: str,
+) -> list[Job]:
+    """Return one job for each world size and repeat of a user's training.
+
+    Each job appends to a file of its own: jobs of one world size may end at the same time on
+    different nodes. ``cluster`` is "" if it is unknown.
+    """
+    found = []
+    for size, repeat in missing:
+        path = directory / DIRECTORY / f"world-{size}-repeat-{repeat}.jsonl"
+        env = {RECORDS: str(path), REPEAT: str(repeat), CLUSTER: cluster}
+        words = tuple(f"{name}={value}" for name, value in env.items() if value)
+        found.append(Job(size, f"repeat-{repeat}-{size}", tuple(program), words))
+    return found
+
+
 def job_request(
-    run: ScalingRun, world_size: int, per_node: int, *, gpus: str, launch: str | None
+    directory: Path, job: Job, per_node: int, *, gpus: str, launch: str | None
 ) -> tuple[str, dict[str, Any]]:
-    """Return the template and the options of the job that measures one world size.
+    """Return the template and the options of a job.
 
     ``per_node`` is the number of ranks per node, and ``gpus`` is ``[TYPE:]N`` of a full node, ""
     for none. Fewer ranks request fewer GPUs, or the smallest world size would be charged for a full
@@ -28,15 +69,16 @@ def job_request(
 
     Raises ConfigError if the last node would have fewer ranks than the others.
     """
+    world_size = job.world_size
     nodes = hosts_of(world_size, per_node)
     values: dict[str, Any] = {
         "nodes": nodes,
         "nproc_per_node": min(world_size, per_node),
-        "run_dir": str(run.directory),
+        "run_dir": str(directory),
         "launch": launch,
         # A restarted rank would fail again, or measure a machine that was just disturbed.
         "rank_restarts": None if launch == "task-per-gpu" else 0,
-        "command": ("-m", MODULE, *run.words()),
+        "command": job.command,
     }
     kind, _, count = gpus.rpartition(":")
     if gpus:

@@ -34,6 +34,8 @@ RECORDS = "HPCTK_SCALING_RECORDS"
 """Variable with the file to which a measurement is appended; without it, it is printed."""
 REPEAT = "HPCTK_SCALING_REPEAT"
 """Variable with the number of the measurement, from 0."""
+CLUSTER = "HPCTK_SCALING_CLUSTER"
+"""Variable with the cluster of the job, whose prices apply."""
 
 
 class Recorder:
@@ -135,9 +137,16 @@ def blank(world_size: int, *, weak: bool, batch: int | None = None) -> Record:
             "device": torch.cuda.get_device_name() if torch is not None and cuda else "cpu",
             "cpus": len(os.sched_getaffinity(0)),
             "python": platform.python_version(),
+            **_job(os.environ),
         },
         "at": time.time(),
     }
+
+
+def _job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the cluster, partition and job of this process, as far as known."""
+    names = {"cluster": CLUSTER, "partition": "SLURM_JOB_PARTITION", "job": "SLURM_JOB_ID"}
+    return {key: environ[name] for key, name in names.items() if environ.get(name)}
 
 
 def write(record: Mapping[str, Any]) -> None:

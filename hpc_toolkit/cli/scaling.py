@@ -20,16 +20,8 @@ from hpc_toolkit.cli.arguments import (
     write_outputs,
 )
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
-from hpc_toolkit.cli.measuring import (
-    HOSTS,
-    here,
-    not_empty,
-    own,
-    show_analysis,
-    submissions,
-    submit,
-    wanted_of,
-)
+from hpc_toolkit.cli.measuring import HOSTS, here, not_empty, own, show_analysis, wanted_of
+from hpc_toolkit.cli.scalingjobs import submissions, submit
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.render.rules import option

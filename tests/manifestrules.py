@@ -138,6 +138,9 @@ def check_job(job: dict[str, Any], services: dict[str, Any]) -> None:
 def check_failures(spec: dict[str, Any]) -> None:
     per_index = "backoffLimitPerIndex" in spec
     assert per_index != ("backoffLimit" in spec)
+    if "podFailurePolicy" not in spec:
+        assert spec["backoffLimit"] == 0, "a replacement would wait for pods that are done"
+        return
     actions = []
     for rule in spec["podFailurePolicy"]["rules"]:
         actions.append(rule["action"])

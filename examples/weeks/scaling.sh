@@ -8,8 +8,9 @@ SIZES=${SIZES:-1,2} MODEL=${MODEL:-decoder-4x128} TOKENS=${TOKENS:-128} STEPS=${
 hpctk scaling run -o runs/scaling --world-sizes "$SIZES" --model "$MODEL" --seq-length "$TOKENS" \
     --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4 --dry-run
 hpctk scaling run -o runs/scaling --world-sizes "$SIZES" --model "$MODEL" --seq-length "$TOKENS" \
-    --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4
-hpctk scaling analyze runs/scaling --price-per-gpu-hour 2 -o scaling.md -o scaling.json -o scaling.svg # first result
+    --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4 --price-per-gpu-hour 2 # first result
+# For the group's page.
+hpctk scaling analyze runs/scaling --price-per-gpu-hour 2 -o scaling.md -o scaling.json -o scaling.svg
 
 # Tuesday. My own training: a recorder in its loop measures it. This one is a stand-in that only waits.
 cat >mytrain.py <<'END'
@@ -23,8 +24,8 @@ for step in range(20):
     recorder.step(loss=1 / (step + 1))
 recorder.finish()
 END
-hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" -- mytrain.py
-hpctk scaling analyze runs/mine --samples 1000000 --price-per-gpu-hour 1.5
+hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --samples 1000000 \
+    --price-per-gpu-hour 1.5 -- mytrain.py
 
 # Wednesday. Somebody else's numbers, from a table in a paper.
 cat >paper.csv <<'END'

@@ -24,7 +24,7 @@ PANELS: Panels = {
     "Resources": (
         Option("image", "Image of the pods, with hpctk installed. Required.", "IMAGE"),
         Option("nodes", "Number of pods. [default: 1]", "N"),
-        Option("node_counts", "Numbers of pods to measure. [default: 1,2,4]", "N,N"),
+        Option("node_counts", "Numbers of pods to compare. [default: 1,2,4]", "N,N"),
         Option("gpus_per_node", "GPUs of each pod. [default: 0]", "N"),
         Option("gpu_resource", "Resource name of a GPU. [default: nvidia.com/gpu]", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
@@ -75,10 +75,10 @@ TEMPLATES = {
     Examples:
         hpctk render kubernetes-ddp --image IMAGE --nodes 2 --gpus-per-node 4 -- train.py
     """,
-    "kubernetes-scaling": """Write a Job and a Service for each number of pods to measure.
+    "kubernetes-scaling": """Write a Job that measures a training on several numbers of pods.
 
-    The words after -- are options of the measured program. Create one Job at a time, and give its
-    logs to 'hpctk scaling analyze'.
+    The log of its first pod ends with the table of 'hpctk scaling run'. The words after -- are
+    options of that command.
 
     Examples:
         hpctk render kubernetes-scaling --image IMAGE --node-counts 1,2,4 --gpus-per-node 4
@@ -114,7 +114,7 @@ def manifest_command(kind: Kind) -> HelpCommand:
         param_decls=["command"],
         nargs=-1,
         metavar="[-- SCRIPT ARGS...]",
-        help="Training script, or options of the measured program.",
+        help="Training script, or options of 'scaling run'.",
     )
     arguments = [words] if kind in ONLY_OF["command"] else []
     return HelpCommand(

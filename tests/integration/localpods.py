@@ -133,6 +133,9 @@ class LocalJob:
 
     def action(self, pod: Pod, code: int) -> str:
         """What the first rule that fits says of a pod that failed."""
+        if "podFailurePolicy" not in self.spec:
+            assert self.spec["backoffLimit"] == 0
+            return "FailJob"
         for rule in self.spec["podFailurePolicy"]["rules"]:
             if (codes := rule.get("onExitCodes")) is not None:
                 if (code in codes["values"]) == (codes["operator"] == "In"):

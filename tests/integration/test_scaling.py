@@ -47,7 +47,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     done = hpctk("run", "-o", str(directory), *SMALL, *words)
 
-    assert done.stdout == f"{directory}\n"
+    assert "## accumulate=2" in done.stdout
+    assert f"hpctk scaling analyze {os.path.relpath(directory)} -o scaling.svg" in done.stderr
     return directory
 
 
@@ -132,13 +133,15 @@ def test_the_page_of_a_run_compares_each_value(measured: Path) -> None:
 def test_adapters_are_all_that_is_trained_and_exchanged(tmp_path: Path) -> None:
     words = ("--world-sizes", "2", "--repeats", "1", "--lora-rank", "2", "--loader-workers", "1")
 
-    hpctk("run", "-o", str(tmp_path / "run"), *SMALL, *words)
+    done = hpctk("run", "-o", str(tmp_path / "run"), *SMALL, *words)
 
     (one,) = records(tmp_path / "run", 2)
     # Of the linear layers: 32 -> 96, 32 -> 32, 32 -> 128 and 128 -> 32, with 2 * (in + out) each.
     assert one["trained_parameters"] == 2 * (128 + 64 + 160 + 160)
     assert one["communication"]["gradient_bytes"] == 4 * one["trained_parameters"]
-    assert one["parameters"] > one["trained_parameters"]
+    text = f"1,024 of {one['parameters']:,} parameters are trained"
+    assert text in done.stdout
+    assert text in done.stderr
 
 
 def test_collectives_are_timed_on_real_ranks() -> None:

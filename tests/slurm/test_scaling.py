@@ -40,3 +40,50 @@ def test_a_world_size_of_two_nodes_is_measured_by_one_job(
     assert (found["machine"]["cluster"], found["machine"]["job"]) == ("lab", job)
     assert found["communication"]["all_reduce_s"] > 0
     assert len(list((tmp_path / "s" / "monitor").iterdir())) == 2
+
+
+TRAIN = """
+import sys, time
+import torch.distributed as dist
+from hpc_toolkit.training.distributed import process_group
+from hpc_toolkit.training.scaling.recorder import Recorder
+
+with process_group() as info:
+    recorder = Recorder(batch_global=8, warmup=1)
+    for step in range(4):
+        time.sleep(float(sys.argv[1]) / info.world_size)
+        if info.world_size > 1:
+            dist.barrier()
+        recorder.step(loss=1.0)
+    recorder.finish()
+"""
+
+
+def test_an_own_training_is_measured_by_jobs_and_compared(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    request = ("--cluster", "lab", "--mem", "1G", "--time", "5", "--cpus-per-task", "1")
+    words = ("run", "-o", "s", "--slurm", "--world-sizes", "1,2", "--ranks-per-node", "1")
+    own = ("--repeats", "2", "--", "train.py", "0.04")
+
+    argv = (sys.executable, "-m", "hpc_toolkit", "scaling")
+    jobs = lab.run(*argv, *words, *request, *own, cwd=tmp_path).stdout.split()
+    ended = [lab.wait_for(job, "COMPLETED") for job in jobs]
+    page = lab.run(*argv, "analyze", "s", cwd=tmp_path).stdout
+    again = lab.run(*argv, *words, "--resume", *request, *own, cwd=tmp_path)
+
+    assert len(ended) == 4
+    found = [
+        json.loads(line)
+        for path in (tmp_path / "s/records").iterdir()
+        for line in path.read_text().splitlines()
+    ]
+    assert sorted((one["world_size"], one["nodes"], one["repeat"]) for one in found) == [
+        *((1, 1, 0), (1, 1, 1), (2, 2, 0), (2, 2, 1)),
+    ]
+    assert {one["machine"]["cluster"] for one in found} == {"lab"}
+    assert {one["machine"]["job"] for one in found} == set(jobs)
+    assert "## train.py" in page
+    assert "| world size | samples/s |" in page
+    assert again.stdout == ""

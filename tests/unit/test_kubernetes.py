@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,8 @@ def test_the_rules_notice_what_is_broken() -> None:
 
 
 def test_an_evicted_pod_and_one_that_saved_are_replaced_and_count_as_no_failure() -> None:
-    for kind in KINDS:
+    kinds: tuple[Kind, ...] = ("kubernetes-queue", "kubernetes-ddp")
+    for kind in kinds:
         rules = job(spec(kind))["podFailurePolicy"]["rules"]
 
         assert [rule["action"] for rule in rules[:2]] == ["Ignore", "Ignore"]
@@ -165,24 +167,26 @@ def test_pods_of_a_training_meet_at_the_first_of_them() -> None:
     assert words[-3:] == ["--run-dir", "/data/t", "train.py"]
 
 
-def test_a_measurement_has_a_job_for_each_number_of_pods() -> None:
-    request = spec("kubernetes-scaling", node_counts=(1, 8), job_name="s")
+def test_a_measurement_is_one_job_of_the_largest_number_of_pods() -> None:
+    request = spec("kubernetes-scaling", node_counts=(1, 8), gpus_per_node=2, pvc=("p",))
 
-    jobs = [one for one in manifest_objects(request) if one["kind"] == "Job"]
+    service, job = manifest_objects(request)
 
-    assert [one["metadata"]["name"] for one in jobs] == ["s-1", "s-8"]
-    assert [one["spec"]["completions"] for one in jobs] == [1, 8]
-    assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in jobs} == {"s"}
+    assert service["kind"] == "Service"
+    assert (job["spec"]["completions"], job["spec"]["backoffLimit"]) == (8, 0)
+    words = container(request)["args"]
+    assert words[:6] == ["scaling", "run", "--world-sizes", "2,16", "--ranks-per-node", "2"]
+    assert words[-3:] == ["--resume", "-o", "-"]
+    on_volume = container(replace(request, run="s"))["args"]
+    assert on_volume[-3:] == ["--resume", "-o", "/data/s"]
 
 
 def test_pods_of_a_measurement_are_on_nodes_of_their_own() -> None:
-    for one in manifest_objects(spec("kubernetes-scaling", job_name="s")):
-        if one["kind"] == "Job":
-            affinity = one["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
-            (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
-            assert term["topologyKey"] == "kubernetes.io/hostname"
-            labels = one["spec"]["template"]["metadata"]["labels"]
-            assert term["labelSelector"]["matchLabels"].items() <= labels.items()
+    template = job(spec("kubernetes-scaling", job_name="s"))["template"]
+    affinity = template["spec"]["affinity"]["podAntiAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize(
@@ -235,7 +239,7 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     (
         "kubernetes-scaling",
         {"command": ("--x",)},
-        'hpc_toolkit.training.scaling.program\n        - "--x"',
+        '"-o"\n        - "-"\n        - "--x"',
     ),
 ]
 

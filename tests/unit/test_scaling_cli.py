@@ -19,9 +19,10 @@ from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import RunJob, record_job
 from hpc_toolkit.training.scaling.collectives import record_of
 from tests.scripttext import batch_program
+from tests.unit.test_scaling_records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from typer.testing import Result
 
@@ -149,6 +150,8 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
         (("run", "-o", "d", "--model", "decoder-1x3"), "'decoder-1x3' is not a decoder"),
         (("run", "-o", "d", "--force"), "--force is for jobs"),
+        (("run", "-o", "d", "--cluster", "nowhere"), "nowhere"),
+        (("run", "-o", "-", "--slurm"), "-o -: jobs need a directory for their records"),
         (("run", "-o", "TABLE/d"), "/d: cannot be written to: Not a directory"),
         (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
@@ -234,22 +237,49 @@ def test_a_dry_run_says_what_each_world_size_would_measure(tmp_path: Path) -> No
     assert not (tmp_path / "d").exists()
 
 
-def test_each_world_size_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_world_size_is_one_launch_and_the_table_of_analyze_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[tuple[int, int]] = []
 
-    def launch(run: ScalingRun, size: int, *, backend: str | None) -> int:
+    def launch(run: ScalingRun, options: Mapping[str, int], *, backend: str | None) -> int:
         assert backend == "gloo"
+        size = options["nproc_per_node"]
         made.append((size, run.settings.repeats))
+        path = run.directory / "records" / f"world-{size}.jsonl"
+        path.write_text(json.dumps(record(size, 0.8 * size if size > 1 else 1)))
         return 0
 
     monkeypatch.setattr("hpc_toolkit.training.scaling.launches.launch_here", launch)
     out = str(tmp_path / "d")
     given = ("--world-sizes", "1,4", "--repeats", "2", "--backend", "gloo")
+    table = ("--price-per-gpu-hour", "3", "--samples", "500", "--min-efficiency", "0.9")
 
-    found = scaling("run", "-o", out, *given)
+    found = scaling("run", "-o", out, *given, *table)
 
     assert made == [(1, 2), (4, 2)]
-    assert found.stdout == f"{out}\n"
+    assert found.stdout == scaling("analyze", out, *table).stdout
+    assert "| cost |" in found.stdout
+    assert "**Use 1, not 4** (poor on 4: 80.0% efficiency, at least 90% wanted)" in found.stdout
+    assert found.exit_code == 1
+    assert "world size 4: " in found.stderr
+
+
+def test_a_table_is_refused_for_jobs_which_have_not_measured_yet(tmp_path: Path) -> None:
+    found = scaling("run", "-o", str(tmp_path), "--slurm", "--price-per-gpu-hour", "3")
+
+    assert isinstance(found.exception, ConfigError)
+    assert "--price-per-gpu-hour is for a table, which jobs have" in str(found.exception)
+
+
+def test_a_host_among_several_is_named_in_full(tmp_path: Path) -> None:
+    for words, match in (
+        (("--node-rank", "1"), "--node-rank: --master-addr is missing"),
+        (("--start-timeout", "1m"), "--start-timeout: --node-rank is missing"),
+    ):
+        found = scaling("run", "-o", str(tmp_path), *words)
+        assert isinstance(found.exception, ConfigError)
+        assert match in str(found.exception)
 
 
 def test_a_launch_that_is_to_be_started_again_ends_the_run_with_its_code(
@@ -283,6 +313,37 @@ def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(
     assert ["--nproc-per-node=4" in batch_program(one) for one in scripts] == [False, True, True]
     assert not list(tmp_path.rglob("*.sbatch"))
     assert not (tmp_path / "d").exists()
+
+
+def test_an_own_training_is_a_job_for_each_world_size_and_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "d/records").mkdir(parents=True)
+    known = record(2, 1.0, 1, settings={"arguments": "--lr 1"})
+    (tmp_path / "d/records/world-2-repeat-1.jsonl").write_text(json.dumps(known))
+    words = ("--world-sizes", "1,2", "--repeats", "2", "--gpus-per-node", "2", "--cluster", "lab")
+    own = ("--env", "A=b", "--dry-run", "--", "train.py", "--lr", "1")
+
+    found = scaling("run", "-o", "d", "--resume", "--slurm", *words, *own)
+    refused = scaling("run", "-o", "d", "--slurm", *words, "--model", "decoder-1x32", *own)
+
+    assert found.exit_code == 0, found.exception
+    lines = found.stdout.splitlines()
+    assert [line for line in lines if line.startswith("#SBATCH --job-name")] == [
+        f"#SBATCH --job-name=scaling-repeat-{name}" for name in ("0-1", "0-2", "1-1")
+    ]
+    scripts = found.stdout.split("#!/bin/bash")[1:]
+    assert [batch_program(one)[-3:] for one in scripts] == [["train.py", "--lr", "1"]] * 3
+    for name, value in (
+        ("HPCTK_SCALING_RECORDS", tmp_path / "d/records/world-2-repeat-0.jsonl"),
+        ("HPCTK_SCALING_REPEAT", 0),
+        ("HPCTK_SCALING_CLUSTER", "lab"),
+        ("A", "b"),
+    ):
+        assert f"export {name}={value}\n" in scripts[1]
+    assert "--model is for the built-in training" in str(refused.exception)
 
 
 def test_a_job_says_its_cluster_to_the_records_unless_nothing_is_known_of_it(

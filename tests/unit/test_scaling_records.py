@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling.comparison import compare
+from hpc_toolkit.training.scaling.comparison import compare, judge
+from hpc_toolkit.training.scaling.page import as_data, as_markdown
 from hpc_toolkit.training.scaling.records import (
     identity,
     read_records,
@@ -47,6 +48,33 @@ def record(world_size: int, rate: float, repeat: int = 0, **changes: Any) -> dic
 
 def lines(*records: dict[str, Any]) -> str:
     return "".join(json.dumps(one) + "\n" for one in records)
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({}, ""),
+        ({"trained_parameters": 1024}, "1,024 parameters are trained"),
+        ({"trained_parameters": 10, "parameters": 10}, "10 parameters, all of them trained"),
+        (
+            {"trained_parameters": 1024, "parameters": 47072},
+            "1,024 of 47,072 parameters are trained (2.18%), 46,048 are frozen",
+        ),
+    ],
+)
+def test_trained_and_frozen_parameters_are_on_the_page_and_in_the_data(
+    counts: dict[str, int], text: str
+) -> None:
+    (series,) = series_of([record(size, 10.0 * size, **counts) for size in (1, 2)])
+    comparison = compare(series)
+
+    page = as_markdown([(comparison, judge(comparison))])
+
+    assert [line for line in page.splitlines() if "parameters" in line] == [f"- {text}"] * bool(
+        text
+    )
+    (found,) = as_data([(comparison, judge(comparison))])["series"]
+    assert [counts.items() <= row.items() for row in found["rows"]] == [True, True]
 
 
 def test_repeats_become_one_point_and_their_medians_its_details() -> None:

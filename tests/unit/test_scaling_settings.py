@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling import program
+from hpc_toolkit.training.scaling.jobs import built_in_jobs, job_request
 from hpc_toolkit.training.scaling.launches import (
+    Host,
     ScalingRun,
-    job_request,
+    launches_of,
     with_equal_threads,
 )
 from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
@@ -126,24 +128,26 @@ def test_all_world_sizes_get_the_same_threads_here(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_launches_the_ranks_of_its_nodes() -> None:
-    run = ScalingRun(
-        directory=Path("/shared/s"), world_sizes=(8,), settings=Settings(batch_size=16)
-    )
+    directory = Path("/shared/s")
+    settings = Settings(batch_size=16)
+    run = ScalingRun(directory=directory, world_sizes=(1, 2, 4, 6, 8), settings=settings)
+    jobs = {job.world_size: job for job in built_in_jobs(run)}
 
     with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
-        job_request(run, 6, 4, gpus="", launch=None)
+        job_request(directory, jobs[6], 4, gpus="", launch=None)
     for size, template, ranks, gpus in (
         (1, "train-multi-gpu", 1, "l40s:1"),
         (4, "train-multi-gpu", 4, "l40s:4"),
         (8, "train-multi-node", 4, "l40s:4"),
     ):
-        found, values = job_request(run, size, 4, gpus="l40s:4", launch=None)
+        found, values = job_request(directory, jobs[size], 4, gpus="l40s:4", launch=None)
         assert (found, values["nodes"]) == (template, max(1, size // 4))
         assert (values["nproc_per_node"], values["gpus_per_node"]) == (ranks, gpus)
         assert values["command"][:2] == ("-m", "hpc_toolkit.training.scaling.program")
         assert values["command"][-4:] == ("--batch-size", "16", "-o", "/shared/s")
     for gpus in ("", "0"):
-        assert job_request(run, 2, 2, gpus=gpus, launch="task-per-gpu")[0] == "train-multi-node"
+        found, _ = job_request(directory, jobs[2], 2, gpus=gpus, launch="task-per-gpu")
+        assert found == "train-multi-node"
 
 
 def test_the_monitor_is_left_out_where_nobody_keeps_its_file(
@@ -155,3 +159,24 @@ def test_the_monitor_is_left_out_where_nobody_keeps_its_file(
     with program.monitored(tmp_path, 2) as path:
         assert path is not None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_measure_the_largest_world_size_first_and_leave_when_they_are_not_needed() -> None:
+    def launches(number: int) -> list[tuple[object, ...]]:
+        host = Host(number=number, address="a", port=7, ranks=2, start_timeout_s=60)
+        names = ("nnodes", "nproc_per_node", "master_port")
+        return [
+            (size, *map(options.get, names)) for size, options in launches_of((1, 2, 4, 8), host)
+        ]
+
+    assert launches(0) == [(8, 4, 2, 7), (4, 2, 2, 8), (2, None, 2, None), (1, None, 1, None)]
+    assert launches(1) == launches(0)[:2]
+    assert launches(2) == launches(3) == launches(0)[:1]
+    assert launches(4) == []
+
+
+def test_hosts_that_ranks_do_not_fill_are_refused() -> None:
+    host = Host(number=0, address="a", port=7, ranks=4, start_timeout_s=60)
+
+    with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
+        list(launches_of((1, 6), host))

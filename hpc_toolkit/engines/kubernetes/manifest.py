@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import __version__
 from hpc_toolkit.engines.kubernetes.objects import GRACE_S, literal, objects
-from hpc_toolkit.engines.kubernetes.request import ManifestSpec, option
+from hpc_toolkit.engines.kubernetes.request import NODE_COUNTS, ManifestSpec, option
 from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
 from hpc_toolkit.slurm.render.drift import Drift
 from hpc_toolkit.slurm.render.file import origin, read_request, read_script, sha256, sign
@@ -31,12 +31,7 @@ _START_S = 1800
 
 def manifest_objects(spec: ManifestSpec) -> list[dict[str, Any]]:
     """Return all objects of the manifest, in the order of their creation."""
-    scaling = spec.kind == "kubernetes-scaling"
-    found: list[dict[str, Any]] = []
-    for nodes in spec.sizes:
-        name = f"{spec.name}-{nodes}" if scaling else spec.name
-        found += objects(spec, nodes, name, _argv(spec, nodes))
-    return found
+    return objects(spec, _argv(spec))
 
 
 def render_manifest(spec: ManifestSpec) -> str:
@@ -65,21 +60,25 @@ def render_manifest(spec: ManifestSpec) -> str:
     return sign(head + body)
 
 
-def _argv(spec: ManifestSpec, nodes: int) -> list[str]:
+def _argv(spec: ManifestSpec) -> list[str]:
     """Return the arguments of ``hpctk`` in a pod."""
     processes, grace = str(spec.processes), f"{GRACE_S}s"
+    command = [literal(word) for word in spec.command]
     if spec.kind == "kubernetes-queue":
         return ["work", literal(spec.directory or ""), "--workers", processes, "--grace", grace]
-    measured = spec.kind == "kubernetes-scaling"
-    argv = ["launch", "--nnodes", str(nodes), "--node-rank", "$(NODE_RANK)"]
-    argv += ["--nproc-per-node", processes]
-    argv += [option("master_addr"), "$(MASTER_ADDR)", option("master_port"), "$(MASTER_PORT)"]
-    argv += ["--start-timeout", f"{_START_S}s"]
-    # Not for a measurement: a restart would falsify its times.
-    argv += ["--max-restarts", "0" if measured else "3", "--shutdown-timeout", grace]
+    rank = ["--node-rank", "$(NODE_RANK)"]
+    meeting = [option("master_addr"), "$(MASTER_ADDR)", option("master_port"), "$(MASTER_PORT)"]
+    meeting += ["--start-timeout", f"{_START_S}s"]
+    if spec.kind == "kubernetes-scaling":
+        sizes = ",".join(str(count * spec.processes) for count in spec.node_counts or NODE_COUNTS)
+        argv = ["scaling", "run", "--world-sizes", sizes, "--ranks-per-node", processes]
+        # Resume: on a volume, a Job that is created again measures only what is missing.
+        argv += [*rank, *meeting, "--resume", "-o", literal(spec.directory or "-")]
+        return [*argv, *command]
+    argv = ["launch", "--nnodes", str(spec.pods), *rank, "--nproc-per-node", processes, *meeting]
+    argv += ["--max-restarts", "3", "--shutdown-timeout", grace]
     argv += ["--run-dir", literal(spec.directory)] if spec.directory is not None else []
-    argv += ["--module", "hpc_toolkit.training.scaling.program"] if measured else []
-    return [*argv, *(literal(word) for word in spec.command)]
+    return [*argv, *command]
 
 
 def _yaml() -> ModuleType:

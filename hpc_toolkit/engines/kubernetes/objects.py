@@ -151,22 +151,20 @@ def _volumes(spec: ManifestSpec) -> tuple[list[dict[str, Any]], list[dict[str, A
     return volumes, mounts
 
 
-def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[dict[str, Any]]:
-    """Return the objects for one Job of the manifest, in the order of their creation.
+def objects(spec: ManifestSpec, argv: list[str]) -> list[dict[str, Any]]:
+    """Return the objects of the manifest, in the order of their creation.
 
-    Args:
-        nodes: number of pods.
-        name: name of the Job and of its Service.
-        argv: arguments of hpctk in each pod.
+    ``argv`` are the arguments of hpctk in each pod.
     """
+    name = spec.name
     meeting = None if spec.kind == "kubernetes-queue" else f"{name}-0.{name}"
     labels = {
         "app.kubernetes.io/name": spec.name,
         "app.kubernetes.io/managed-by": "hpctk",
         "hpctk-job": name,
     }
-    job = _job_spec(spec, nodes, pod_template(spec, labels, argv, meeting))
-    head = _metadata(spec, name, labels)
+    job = _job_spec(spec, pod_template(spec, labels, argv, meeting))
+    head = _metadata(spec, labels)
     if spec.queue_name is not None:
         head["labels"]["kueue.x-k8s.io/queue-name"] = spec.queue_name
         # Kueue sets this as well, but a Job that Kueue missed must not start either.
@@ -183,7 +181,7 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
         "ports": [{"name": "meeting", "port": MASTER_PORT}],
     }
     return [
-        _object("v1", "Service", _metadata(spec, name, labels), service),
+        _object("v1", "Service", _metadata(spec, labels), service),
         _object("batch/v1", "Job", head, job),
     ]
 
@@ -192,22 +190,29 @@ def _object(version: str, kind: str, head: dict[str, Any], spec: dict[str, Any])
     return {"apiVersion": version, "kind": kind, "metadata": head, "spec": spec}
 
 
-def _metadata(spec: ManifestSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name}
+def _metadata(spec: ManifestSpec, labels: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": spec.name}
     if spec.namespace is not None:
         found["namespace"] = spec.namespace
     return found | {"labels": dict(labels)}
 
 
-def _job_spec(spec: ManifestSpec, nodes: int, template: dict[str, Any]) -> dict[str, Any]:
+def _job_spec(spec: ManifestSpec, template: dict[str, Any]) -> dict[str, Any]:
     job: dict[str, Any] = {
         "completionMode": "Indexed",
-        "completions": nodes,
-        "parallelism": nodes,
+        "completions": spec.pods,
+        "parallelism": spec.pods,
     }
     if spec.time is not None:
         job["activeDeadlineSeconds"] = spec.time_s
-    job |= _queue_failures(spec) if spec.kind == "kubernetes-queue" else _ddp_failures()
+    if spec.kind == "kubernetes-queue":
+        job |= _queue_failures(spec)
+    elif spec.kind == "kubernetes-ddp":
+        job |= _ddp_failures()
+    else:
+        # Any pod that is lost ends the Job. A replacement would wait for pods that have already
+        # measured their part, and a disturbed machine should not be measured.
+        job["backoffLimit"] = 0
     return job | {"template": template}
 
 

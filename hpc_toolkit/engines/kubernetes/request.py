@@ -34,6 +34,8 @@ ONLY_OF: dict[str, tuple[Kind, ...]] = {
     "command": _TRAININGS,
 }
 """Fields that only some kinds use."""
+NODE_COUNTS = (1, 2, 4)
+"""Numbers of pods that are measured by default."""
 _WORD = ".{0,32768}"
 _WORDS_MAX = 131_072
 
@@ -56,7 +58,7 @@ class ManifestSpec:
     nodes: int | None = None
     """Number of pods; by default 1."""
     node_counts: tuple[int, ...] = ()
-    """Numbers of pods to measure, one Job each; by default 1, 2 and 4."""
+    """Numbers of pods to measure, one after another; by default 1, 2 and 4."""
     gpus_per_node: int = 0
     gpu_resource: str = "nvidia.com/gpu"
     """The device plugin's name for a GPU."""
@@ -106,15 +108,15 @@ class ManifestSpec:
 
     @property
     def name(self) -> str:
-        """Name of the Job, or the common prefix of all Jobs' names."""
+        """Name of the Job and of its Service."""
         return self.job_name or self.kind
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers of pods, one for each Job of the manifest."""
+    def pods(self) -> int:
+        """Number of pods of the Job; of a measurement, those of the largest world size."""
         if self.kind == "kubernetes-scaling":
-            return self.node_counts or (1, 2, 4)
-        return (self.nodes or 1,)
+            return max(self.node_counts or NODE_COUNTS)
+        return self.nodes or 1
 
     @property
     def volumes(self) -> tuple[Volume, ...]:
@@ -235,8 +237,7 @@ def _check_program(spec: ManifestSpec) -> None:
 
 def _check_name(spec: ManifestSpec) -> None:
     """Check that a pod's host name, the Job's name and the pod's number, fits a DNS label."""
-    longest = f"-{max(spec.sizes)}" if spec.kind == "kubernetes-scaling" else ""
-    longest += f"-{max(spec.sizes) - 1}"
+    longest = f"-{spec.pods - 1}"
     if len(spec.name) + len(longest) > _HOST_MAX:
         most = _HOST_MAX - len(longest)
         msg = f"--job-name: {spec.name!r} has more than {most} characters"

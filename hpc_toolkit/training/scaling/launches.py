@@ -1,4 +1,4 @@
-"""The launches of a scaling run: one for each world size, on this machine or as its own job."""
+"""The launches of a scaling run, one for each world size, on this machine or on several hosts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PASSING, ConfigError, RunError
-from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm.records import UNKNOWN
-from hpc_toolkit.submit.jobs import JobStates, read_jobs
 from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
 from hpc_toolkit.training.scaling.settings import cases
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from hpc_toolkit.training.scaling.settings import Settings, Variation
@@ -93,14 +90,63 @@ def with_equal_threads(run: ScalingRun) -> ScalingRun:
     return replace(run, settings=replace(run.settings, threads=threads))
 
 
-def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None) -> int:
-    """Measure one world size with ranks on this machine; return the exit code, 0 or 75.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """This host among several that measure together. The same command runs on each of them."""
 
-    Raises HpcToolkitError if a rank failed, or could not be started, or OSError if the disk is
-    full.
+    number: int
+    """The number of this host, from 0."""
+    address: str
+    """Name or address of host 0, where the ranks of several hosts meet."""
+    port: int
+    """The first of the ports of host 0 that are used, one for each world size."""
+    ranks: int
+    """Ranks of a full host."""
+    start_timeout_s: float
+    """How long to wait for the other hosts."""
+
+
+def hosts_of(world_size: int, per_host: int) -> int:
+    """Return the number of hosts of the ranks. Raises ConfigError if the last one is not full."""
+    if world_size > per_host and world_size % per_host:
+        message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_host}"
+        raise ConfigError(message, hint=f"use multiples of {per_host}, or set --ranks-per-node")
+    return max(1, world_size // per_host)
+
+
+def launches_of(
+    world_sizes: Sequence[int], host: Host | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the world sizes in which this machine joins, with the options of each launch.
+
+    The largest world size comes first on several hosts: all hosts wait for each other once, and a
+    host whose ranks are no longer needed is free at once.
+    """
+    if host is None:
+        for size in world_sizes:
+            yield size, {"nproc_per_node": size, "redirects": "3"}
+        return
+    for number, size in enumerate(sorted(world_sizes, reverse=True)):
+        hosts = hosts_of(size, host.ranks)
+        if host.number >= hosts:
+            continue
+        options: dict[str, Any] = {"nproc_per_node": min(size, host.ranks)}
+        if hosts > 1:
+            # A port of its own, or an early host would join the launch that is just ending.
+            options |= {"nnodes": hosts, "node_rank": host.number}
+            options |= {"master_addr": host.address, "master_port": host.port + number}
+            options |= {"start_timeout": host.start_timeout_s}
+        yield size, options
+
+
+def launch_here(run: ScalingRun, options: Mapping[str, Any], *, backend: str | None = None) -> int:
+    """Measure one world size with this machine's ranks; return the exit code, 0 or 75.
+
+    ``options`` are those of :func:`launches_of`. Raises HpcToolkitError if a rank failed, or could
+    not be started, or OSError if the disk is full.
     """
     try:
-        return launch_module(MODULE, run.words(), world_size, run.directory, backend=backend)
+        return launch_module(MODULE, run.words(), options, run.directory, backend=backend)
     except Exception:
         # Ranks fail in many ways on a full disk, and their logs have no room for the reason.
         check_room(run.directory)
@@ -110,7 +156,7 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
 def launch_module(
     script: str,
     words: Sequence[str],
-    ranks: int,
+    options: Mapping[str, Any],
     run_dir: Path,
     *,
     backend: str | None,
@@ -118,18 +164,20 @@ def launch_module(
 ) -> int:
     """Run a module, or else a file, on this machine's ranks, with output to files.
 
-    Return the exit code.
+    ``options`` are those of `hpctk launch`. Return the exit code.
 
     Raises HpcToolkitError if a rank failed, or could not be started.
     """
     from hpc_toolkit.training.launch import launcher
-    from hpc_toolkit.training.launch.plan import Request
+    from hpc_toolkit.training.launch.plan import START_TIMEOUT_S, Request
 
+    given = {"module": module, **options}
     outcome = launcher.launch(
         Request(
             script=script,
             arguments=tuple(words),
-            options={"nproc_per_node": ranks, "module": module, "redirects": "3"},
+            start_timeout_s=given.pop("start_timeout", START_TIMEOUT_S),
+            options=given,
             backend=backend,
             run_dir=run_dir,
         )
@@ -163,7 +211,8 @@ def measure_own(
     os.environ.update(environ)
     module = program[0] == "-m"
     script, *arguments = program[1:] if module else program
-    code = launch_module(script, arguments, world_size, directory, backend=backend, module=module)
+    options = {"nproc_per_node": world_size, "redirects": "3"}
+    code = launch_module(script, arguments, options, directory, backend=backend, module=module)
     if code:
         message = f"{script} ended with exit code {code} on {world_size} ranks"
         raise RunError(message, hint=f"{directory}/logs has the output of the ranks")
@@ -181,59 +230,3 @@ def measure_own(
         raise ConfigError(message, hint="add --weak (batch of each rank) or --strong (of all)")
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record, allow_nan=False) + "\n")
-
-
-def job_request(
-    run: ScalingRun, world_size: int, per_node: int, *, gpus: str, launch: str | None
-) -> tuple[str, dict[str, Any]]:
-    """Return the template and the options of the job that measures one world size.
-
-    ``per_node`` is the number of ranks per node, and ``gpus`` is ``[TYPE:]N`` of a full node, ""
-    for none. Fewer ranks request fewer GPUs, or the smallest world size would be charged for a full
-    node. ``launch`` is how ranks are started; None for the template's default.
-
-    Raises ConfigError if the last node would have fewer ranks than the others.
-    """
-    if world_size > per_node and world_size % per_node:
-        message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"
-        raise ConfigError(message, hint=f"use multiples of {per_node}, or set --ranks-per-node")
-    nodes = max(1, world_size // per_node)
-    values: dict[str, Any] = {
-        "nodes": nodes,
-        "nproc_per_node": min(world_size, per_node),
-        "run_dir": str(run.directory),
-        "launch": launch,
-        # A restarted rank would fail again, or measure a machine that was just disturbed.
-        "rank_restarts": None if launch == "task-per-gpu" else 0,
-        "command": ("-m", MODULE, *run.words()),
-    }
-    kind, _, count = gpus.rpartition(":")
-    if gpus:
-        few = count.isdecimal() and 0 < world_size < int(count)
-        asked = str(world_size) if few else count
-        values["gpus_per_node"] = f"{kind}:{asked}" if kind else asked
-    # A count of 0 requests no GPUs.
-    template = "train-multi-gpu" if nodes == 1 and gpus and count != "0" else "train-multi-node"
-    return template, values
-
-
-def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
-    """Reject world sizes for which a job of this directory is in the queue or running.
-
-    Jobs that Slurm does not report are ignored, since Slurm forgets ended jobs after some time.
-
-    Raises RunError if there are such jobs; the message names them.
-    """
-    paths = RunPaths(directory)
-    sizes = {job.job: job.name.rpartition("-")[2] for job in read_jobs(paths)}
-    asked = {str(size) for size in world_sizes}
-    there = {
-        one.id: f"{one.id} ({one.state}, world size {sizes[one.id]})"
-        for one in JobStates(paths).read()
-        if not one.ended and one.state != UNKNOWN and sizes.get(one.id) in asked
-    }
-    if there:
-        message = f"{directory}: it has jobs in the queue: {', '.join(there.values())}"
-        ids = " ".join(there)
-        hint = f"wait for them; 'scancel {ids}' cancels them; --force submits again"
-        raise RunError(message, hint=hint)

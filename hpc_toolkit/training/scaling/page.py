@@ -10,6 +10,7 @@ from hpc_toolkit.report import figures
 from hpc_toolkit.report.figures import DASHED, DOTTED, LEFT, STEP_X, Axis, Panel
 from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.training.scaling.comparison import POSSIBLE
+from hpc_toolkit.training.scaling.records import parameters_text
 from hpc_toolkit.training.scaling.series import THOUSAND, money
 
 if TYPE_CHECKING:
@@ -157,7 +158,9 @@ def _section(one: Judged) -> Iterator[str]:
     yield ""
     yield headline(comparison, verdict)
     yield ""
-    yield from (f"- {reason}" for reason in (*verdict.reasons, *series.notes))
+    trained = dict.fromkeys(parameters_text(row.details) for row in comparison.rows)
+    reasons = (*filter(None, trained), *verdict.reasons, *series.notes)
+    yield from (f"- {reason}" for reason in reasons)
     yield ""
     rows = [_values(row) for row in comparison.rows]
     for columns in (results_columns(series), _STEP, _MACHINE):

@@ -34,6 +34,8 @@ RECORDS = "HPCTK_SCALING_RECORDS"
 """Variable with the file to which a measurement is appended; without it, it is printed."""
 REPEAT = "HPCTK_SCALING_REPEAT"
 """Variable with the number of the measurement, from 0."""
+CLUSTER = "HPCTK_SCALING_CLUSTER"
+"""Variable with the cluster of the job, whose prices apply."""
 
 
 class Recorder:
@@ -55,7 +57,7 @@ class Recorder:
     ) -> None:
         """Give the samples of a step either for each rank or for all ranks together.
 
-        ``model`` is a torch module, to record the number of its trained parameters. Raises
+        ``model`` is a torch module, to record the numbers of its parameters. Raises
         ConfigError: both batch sizes are given, or neither.
         """
         given = [one for one in (batch_per_rank, batch_global) if one is not None]
@@ -67,9 +69,13 @@ class Recorder:
         self._batch = given[0]
         self._tokens = tokens_per_sample
         self._warmup = warmup
-        self._parameters = None
+        self._parameters: dict[str, int] = {}
         if model is not None:
-            self._parameters = sum(one.numel() for one in model.parameters() if one.requires_grad)
+            counts = [(one.numel(), one.requires_grad) for one in model.parameters()]
+            self._parameters = {
+                "parameters": sum(count for count, _ in counts),
+                "trained_parameters": sum(count for count, trained in counts if trained),
+            }
         self._loss: float | None = None
         self._ends: list[float] = []
 
@@ -100,7 +106,7 @@ class Recorder:
             "tokens_per_s": rate * self._tokens,
             "step_s": {"median": median(times), "p90": p90},
             "loss": self._loss,
-            "trained_parameters": self._parameters,
+            **self._parameters,
         }
         write(record)
         return record
@@ -131,9 +137,16 @@ def blank(world_size: int, *, weak: bool, batch: int | None = None) -> Record:
             "device": torch.cuda.get_device_name() if torch is not None and cuda else "cpu",
             "cpus": len(os.sched_getaffinity(0)),
             "python": platform.python_version(),
+            **_job(os.environ),
         },
         "at": time.time(),
     }
+
+
+def _job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the cluster, partition and job of this process, as far as known."""
+    names = {"cluster": CLUSTER, "partition": "SLURM_JOB_PARTITION", "job": "SLURM_JOB_ID"}
+    return {key: environ[name] for key, name in names.items() if environ.get(name)}
 
 
 def write(record: Mapping[str, Any]) -> None:

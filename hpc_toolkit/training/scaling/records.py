@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections import defaultdict
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from hpc_toolkit.training.scaling.tables import read_csv, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -33,6 +33,7 @@ _BUSY = 1.25
 
 _GROUPS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
 _EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
+_PARAMETERS = ("parameters", "trained_parameters")
 _USE = ("cpu_percent", "gpu_percent", "gpu_percent_least", "gpu_power_w")
 
 
@@ -61,6 +62,7 @@ def _checks(
     yield is_number, record["shares"], record["shares"]
     yield is_number, record["variation"], record["variation"]
     # Records of other programs may lack these.
+    yield lambda count: count is None or (type(count) is int and count >= 0), record, _PARAMETERS
     machine = record["machine"]
     yield is_number, machine, machine.keys() & {"cpus", "threads", "load"}
 
@@ -161,6 +163,7 @@ def _point(records: list[Record]) -> Point:
         **_exposed(records),
         **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
         **{key: _median(records, "utilisation_of_ranks", key) for key in _USE},
+        **_parameters(records),
     }
     return Point(
         world_size=records[0]["world_size"],
@@ -175,6 +178,23 @@ def _median(records: list[Record], group: str, key: str) -> float | None:
     values: list[Any] = [(one.get(group) or {}).get(key) for one in records]
     known = list(filter(is_number, values))
     return float(median(known)) if known else None
+
+
+def _parameters(records: Iterable[Record]) -> dict[str, int]:
+    """Return the model's parameters and the trained ones among them, as far as known."""
+    found = {key: max(one.get(key) or 0 for one in records) for key in _PARAMETERS}
+    return {key: count for key, count in found.items() if count}
+
+
+def parameters_text(values: Mapping[str, Any]) -> str:
+    """Return the trained and the frozen parameters of a record or a row; "" if unknown."""
+    trained, total = values.get("trained_parameters") or 0, values.get("parameters") or 0
+    if not trained:
+        return ""
+    if total <= trained:
+        return f"{trained:,} parameters" + (", all of them trained" if total else " are trained")
+    frozen = f"{total - trained:,} are frozen"
+    return f"{trained:,} of {total:,} parameters are trained ({trained / total:.2%}), {frozen}"
 
 
 def _exposed(records: list[Record]) -> dict[str, float]:
@@ -203,8 +223,6 @@ def _notes(records: list[Record]) -> Iterator[str]:
     )
     for size, cpus in shared:
         yield f"{size} ranks shared {cpus} CPUs of a node: they had to take turns"
-    for count in sorted({one.get("trained_parameters") or 0 for one in records} - {0}):
-        yield f"{count:,} trained parameters"
     threads = sorted({one.get("threads", 0) for one in machines})
     if len(threads) > 1:
         told = " and ".join(map(str, threads))
@@ -228,8 +246,10 @@ def read_source(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     """Read the series of a directory or file, and notes on what was left out.
 
     A directory is from ``hpctk scaling run``, or contains logs. A file ends in .json, .csv,
-    .jsonl, .log or .txt. Raises ConfigError.
+    .jsonl, .log or .txt; ``-`` is a log on stdin. Raises ConfigError.
     """
+    if str(path) == "-":
+        return _of_logs({Path("stdin"): sys.stdin.read()}, "stdin")
     if path.is_dir():
         return _read_directory(path)
     if path.suffix in _LOGS:
@@ -272,15 +292,18 @@ def _read_directory(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
 
 
 def _read_logs(paths: list[Path], source: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    return _of_logs({path: read_text(path) for path in paths}, str(source))
+
+
+def _of_logs(texts: Mapping[Path, str], source: str) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     found: list[Record] = []
     notes: list[str] = []
-    for path in paths:
-        text = read_text(path)
+    for path, text in texts.items():
         records = list(records_in(text, str(path)))
         found += records
         notes += [] if records else _silent(path, text)
     if not found:
-        message = f"{source}: no measurement in {len(paths)} files"
+        message = f"{source}: no measurement in {len(texts)} files"
         hint = "name the directory of a scaling run, or of logs ('kubectl logs POD > POD.log')"
         raise ConfigError("; ".join([message, *notes]), hint=hint)
     return series_of(found), tuple(notes)

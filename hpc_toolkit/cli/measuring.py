@@ -1,0 +1,211 @@
+"""Measurements of ``hpctk scaling run`` on this machine, alone or among several hosts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hpc_toolkit.cli.arguments import refuse_given, was_given
+from hpc_toolkit.cli.scalingjobs import submit_own
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.system.options import Option
+from hpc_toolkit.system.quantities import format_duration, parse_duration
+from hpc_toolkit.system.terminal import note, printable_lines
+from hpc_toolkit.training.scaling.settings import OPTIONS, cases
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.training.scaling.analysis import Analysis, Wanted
+    from hpc_toolkit.training.scaling.launches import Host, ScalingRun
+
+HOSTS = (
+    Option("node_rank", "Number of this host. [default: no other hosts]", "N", least=0),
+    Option("master_addr", "Address of host 0.", "HOST"),
+    Option("master_port", "First port of host 0. [default: 29500]", "N", least=1),
+    Option("start_timeout", "Time to wait for all hosts. [default: 10m]", "DURATION"),
+)
+"""Options for several hosts without Slurm, each of which runs the same command."""
+
+
+def not_empty(directory: Path) -> ConfigError:
+    message = f"{directory} already contains measurements"
+    return ConfigError(message, hint="--resume measures what is missing; or name another DIR")
+
+
+def own(
+    context: typer.Context,
+    out: Path,
+    program: list[str],
+    world_sizes: tuple[int, ...],
+    given: dict[str, Any],
+    table: dict[str, Any],
+) -> None:
+    """Measure a user's training on this machine, or submit its jobs."""
+    from hpc_toolkit.training.scaling.records import read_records
+
+    names = {one.name or "" for one in context.command.params}
+    foreign = {one.name.partition("/")[0] for one in (*OPTIONS, *HOSTS)} | {"vary"}
+    of_here = {"backend", "cluster", "resume", "dry_run", "weak", "threads", *table}
+    allowed = names - foreign if given["slurm"] else {"program", "out", "world_sizes", *of_here}
+    refuse_given(context, {*allowed, "repeats"}, "is for the built-in training")
+    records = read_records(out)
+    words = program[2:] if program[0] == "-m" else program[1:]
+    if given["resume"] and any(
+        one["settings"].get("arguments") != shlex.join(words) for one in records
+    ):
+        message = f"{out} has measurements of another command"
+        raise ConfigError(message, hint="give the same arguments, or name another DIR")
+    known = {(one["world_size"], one["repeat"]) for one in records}
+    if known and not given["resume"]:
+        raise not_empty(out)
+    # One repeat of all sizes after the other spreads the disturbance by other programs.
+    pairs = ((size, repeat) for repeat in range(given["repeats"]) for size in world_sizes)
+    missing = [pair for pair in pairs if pair not in known]
+    if given["slurm"]:
+        submit_own(out, program, missing, {**given, "weak": None, "threads": None})
+    else:
+        given["weak"] = given["weak"] if was_given(context, "weak") else None
+        given["threads"] = given["threads"] or len(os.sched_getaffinity(0)) // max(world_sizes)
+        _own_here(out, program, missing, given, table)
+
+
+def _own_here(
+    out: Path,
+    program: list[str],
+    missing: list[tuple[int, int]],
+    given: dict[str, Any],
+    table: dict[str, Any],
+) -> None:
+    from hpc_toolkit.training.scaling.launches import measure_own, prepare
+
+    if given["dry_run"]:
+        for size, repeat in missing:
+            print(f"world size {size}, repeat {repeat}: {shlex.join(program)}")
+        return
+    wanted = wanted_of(table, given["cluster"])
+    os.environ["OMP_NUM_THREADS"] = str(max(1, given["threads"]))
+    prepare(out)
+    for size, repeat in missing:
+        began = time.monotonic()
+        measure_own(out, program, size, repeat, weak=given["weak"], backend=given["backend"])
+        spent = format_duration(time.monotonic() - began)
+        print(f"world size {size}, repeat {repeat}: {spent}", file=sys.stderr)
+    _finish(out, wanted, as_json=bool(table["json"]))
+
+
+def _host(given: dict[str, Any]) -> Host | None:
+    """Take the options of several hosts out of ``given``; None if this machine measures alone."""
+    from hpc_toolkit.training.scaling.launches import Host
+
+    values = {one.name: given.pop(one.name, None) for one in HOSTS}
+    asked = [name for name, value in values.items() if value is not None]
+    if not asked:
+        return None
+    for name in ("node_rank", "master_addr"):
+        if values[name] is None:
+            message = f"{option(asked[0])}: {option(name)} is missing"
+            raise ConfigError(message, hint="run the same command on each host, with both options")
+    timeout = values["start_timeout"] or "10m"
+    return Host(
+        number=values["node_rank"],
+        address=values["master_addr"],
+        port=values["master_port"] or 29500,
+        ranks=given.pop("ranks_per_node", None) or 1,
+        start_timeout_s=parse_duration(timeout, where="--start-timeout"),
+    )
+
+
+def here(
+    run: ScalingRun,
+    given: dict[str, Any],
+    table: dict[str, Any],
+    *,
+    dry_run: bool,
+    show_records: bool,
+) -> None:
+    """Measure with ranks on this machine, or with this host's ranks among those of several."""
+    from hpc_toolkit.training.scaling.launches import (
+        launch_here,
+        launches_of,
+        prepare,
+        with_equal_threads,
+    )
+    from hpc_toolkit.training.scaling.records import DIRECTORY
+
+    backend, cluster, host = given.pop("backend", None), given.pop("cluster", None), _host(given)
+    for name in given:
+        message = f"{option(name)} is for jobs"
+        raise ConfigError(message, hint="add --slurm, or leave it out")
+    run = with_equal_threads(run) if host is None else run
+    launches = list(launches_of(run.world_sizes, host))
+    if dry_run:
+        times = run.settings.repeats * len(cases(run.settings, run.variations))
+        for size, _ in launches:
+            print(f"world size {size}: {times} times {shlex.join(run.words())}")
+        return
+    wanted = wanted_of(table, cluster)
+    prepare(run.directory)
+    main = host is None or not host.number
+    for size, options in launches:
+        began = time.monotonic()
+        code = launch_here(run, options, backend=backend)
+        if code:
+            raise typer.Exit(code)
+        print(f"world size {size}: {format_duration(time.monotonic() - began)}", file=sys.stderr)
+        if main:
+            _show_measured(run.directory / DIRECTORY / f"world-{size}.jsonl", show_records)
+    if main:
+        _finish(run.directory, wanted, as_json=bool(table["json"]), kept=not show_records)
+
+
+def _show_measured(path: Path, show_records: bool) -> None:
+    """Print the parameters of the measured models, and if wanted the records."""
+    from hpc_toolkit.training.scaling.records import parameters_text, read_text, records_in
+
+    text = read_text(path)
+    for line in dict.fromkeys(map(parameters_text, records_in(text, str(path)))):
+        print(f"  {line}", file=sys.stderr)
+    if show_records:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def wanted_of(table: dict[str, Any], cluster: str | None) -> Wanted:
+    """Return what the table shows. Raises ConfigError if there is no such cluster."""
+    from hpc_toolkit.slurm.clusters.facts import load_cluster
+    from hpc_toolkit.training.scaling.analysis import Wanted
+
+    if cluster is not None:
+        # Before anything is measured, which may take an hour.
+        load_cluster(cluster)
+    return Wanted(
+        samples=table["samples"],
+        price_per_gpu_hour=table["price_per_gpu_hour"],
+        min_efficiency=table["min_efficiency"],
+        cluster=cluster,
+    )
+
+
+def _finish(directory: Path, wanted: Wanted, *, as_json: bool, kept: bool = True) -> None:
+    """Print the table of a run that has ended, and where its measurements are."""
+    from hpc_toolkit.training.scaling.analysis import analyze as analyzed
+
+    found = analyzed([directory], wanted)
+    show_analysis(found, as_json=as_json)
+    if kept:
+        where = shlex.quote(os.path.relpath(directory))
+        note(f"'hpctk scaling analyze {where} -o scaling.svg' draws it")
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def show_analysis(found: Analysis, *, as_json: bool) -> None:
+    sys.stdout.write(found.data if as_json else printable_lines(found.page))
+    sys.stdout.flush()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _MEMORY = 1 << 26
 """Bytes of all journals together that are held in memory."""
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 13, 1 << 20
+_TAIL = 1 << 16
 _ERROR_CHARS = 500
 
 Record = Claim | Attempt | Release | Death
@@ -149,10 +150,15 @@ class History:
         lines of one journal keep their order, whatever its clock did. A result is ``done`` or
         ``duplicate`` by what is known now; a later line may change that.
         """
+        for _, record in self.timed_records():
+            yield record
+
+    def timed_records(self) -> Iterator[tuple[float, Record]]:
+        """As :meth:`records`, with the time by which each record is sorted; it may be infinite."""
         streams = [self._journal(worker) for worker in sorted(self.view.readers)]
-        for _, record in heapq.merge(*streams, self._open_claims(), key=itemgetter(0)):
+        for at, record in heapq.merge(*streams, self._open_claims(), key=itemgetter(0)):
             if not isinstance(record, Claim) or self._is_new(record):
-                yield record
+                yield at, record
 
     def _is_new(self, claim: Claim) -> bool:
         """Whether a claim was not returned yet; its file and its journal both show it."""
@@ -176,6 +182,16 @@ class History:
             yield from read_lines(reader.path, start, self._end(worker), self._chunk)
         except OSError as error:
             self.view.unreadable[worker] = error
+
+    def seen(self, worker: str) -> float | None:
+        """A worker's last sign of life, by its own clock: its last heartbeat or journal line."""
+        presence = self.presences.get(worker)
+        times = [] if presence is None else [presence.at]
+        if worker in self.view.readers:
+            # A line that is cut at the start of the range is not valid and does not count.
+            start = max(0, self._end(worker) - _TAIL)
+            times += [line.record["at"] for line in self.lines(worker, start)]
+        return max(times, default=None)
 
     def death(self, line: Line, by: str) -> Death | None:
         """The death that a line in the journal of ``by`` records; None for any other line."""
@@ -212,13 +228,13 @@ class History:
         unit = self._unit(record["unit"])
         if unit is None:
             return
-        if record["type"] == "death" and record["worker"] != worker:
-            yield from self._death(unit, record, worker)
-            return
         run = _run_of(record)
+        takeover = record["type"] == "death" and record["worker"] != worker
+        if takeover:  # the line precedes the unit run of the next generation
+            run = (run[0], run[1] + 1)
         if run != course.run:
             course.run, course.ended = run, None
-            yield self._begun(unit, worker, line)
+            yield self._begun(unit, worker, line, run)
         if record["type"] == "death":
             yield from self._death(unit, record, worker, course.ended)
         elif record["type"] == "release":
@@ -228,9 +244,8 @@ class History:
             yield at, self._attempt(unit, worker, line)
             course.ended = at
 
-    def _begun(self, unit: _Unit, worker: str, line: Line) -> tuple[float, Claim]:
+    def _begun(self, unit: _Unit, worker: str, line: Line, run: _Run) -> tuple[float, Claim]:
         """The claim of the unit run that begins with ``line``."""
-        run = _run_of(line.record)
         path, end = self.view.paths.journal(worker), self._end(worker)
         release = next_release(path, line.start, end, self._chunk)
         began = None

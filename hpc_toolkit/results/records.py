@@ -122,8 +122,7 @@ class WorkerLife:
 
     name: str
     host: str = ""
-    """"" if its file in ``workers/`` cannot be read; the fields up to ``deaths`` are unknown then.
-    """
+    """"" if its file in ``workers/`` cannot be read; then little more than its times is known."""
     rank: int | None = None
     """Rank in its job."""
     job: str | None = None
@@ -139,7 +138,7 @@ class WorkerLife:
     started: float | None = None
     """When it started, by its own clock."""
     seen: float | None = None
-    """Its last heartbeat, by its own clock; of a worker that died, the last sign of life."""
+    """Its last heartbeat or journal line, by its own clock; None without any."""
     end: str = UNKNOWN_END
     """``alive``; ``finished``: nothing was left to do; ``drained``: it exited early, and ``note``
     says why; ``died``; ``unknown``. Whether a worker is alive is a guess, as in a status."""

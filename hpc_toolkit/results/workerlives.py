@@ -44,10 +44,7 @@ def read_lives(history: History, clock: Clock) -> list[WorkerLife]:
     names = sorted(history.presences.keys() | history.view.readers.keys())
     died: dict[str, Death] = {}
     spent = {name: _spent(history, name, died) for name in names}
-    return [
-        _life(name, history.presences.get(name), spent[name], alive, died.get(name))
-        for name in names
-    ]
+    return [_life(name, history, spent[name], alive, died.get(name)) for name in names]
 
 
 def _spent(history: History, worker: str, died: dict[str, Death]) -> _Spent:
@@ -72,12 +69,13 @@ def _spent(history: History, worker: str, died: dict[str, Death]) -> _Spent:
 
 
 def _life(
-    name: str, presence: Presence | None, spent: _Spent, alive: set[str], died: Death | None
+    name: str, history: History, spent: _Spent, alive: set[str], died: Death | None
 ) -> WorkerLife:
+    presence, seen = history.presences.get(name), history.seen(name)
     busy_s, load_s = round(spent.busy_s, 6), round(max(0.0, spent.runs_s - spent.in_runs_s), 6)
     end = end_of(name, presence, alive)
     if presence is None:
-        return WorkerLife(name=name, end=end, busy_s=busy_s, load_s=load_s, died=died)
+        return WorkerLife(name=name, end=end, seen=seen, busy_s=busy_s, load_s=load_s, died=died)
     gpus = presence.place.get("gpus")
     return WorkerLife(
         name=name,
@@ -89,7 +87,7 @@ def _life(
         cpus=str(presence.place.get("cpus") or ""),
         gpus=tuple(map(str, gpus)) if isinstance(gpus, list) else None,
         started=presence.started,
-        seen=presence.at,
+        seen=seen,
         end=end,
         note=presence.note,
         done=presence.done,

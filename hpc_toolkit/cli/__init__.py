@@ -32,6 +32,7 @@ COMMANDS = {
     "statusview": ("status",),
     "gathering": ("gather", "snapshot"),
     "reading": ("explain", "logs", "add", "seal", "retry", "drain"),
+    "events": ("events",),
     "campaigns": ("campaign",),
     "bandit": ("bandit",),
     "launch": ("launch",),

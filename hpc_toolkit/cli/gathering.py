@@ -26,6 +26,7 @@ from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,7 @@ PANELS: Panels = {
         ),
         Option("stage", "Stage of a campaign. [default: the last stage]"),
         flag("partial", "Skip unfinished items instead of exiting with an error."),
+        flag("trace", "Write one row per attempt instead, also while workers run."),
         flag("json", "Print JSON: a summary of FILE, or of the check."),
         flag("check", "Write no rows; exit with 1 and a list of problems if there are any."),
     ),
@@ -76,21 +78,29 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
     Rows are in the order of the items, failed items included. The first complete gather publishes
     the rows; every later one writes the same rows.
 
+    --trace writes the times, worker and outcome of every attempt, as .csv, .jsonl or .parquet.
+
     --check requires one row for each item, no failed item and finite numbers. It also takes a
     snapshot (.json) or rows (.jsonl, .json) instead of RUN.
 
     Examples:
         hpctk gather runs/eval -o results.csv
         hpctk gather runs/eval --partial -o so-far.jsonl
+        hpctk gather runs/eval --trace -o trace.csv
         hpctk gather runs/eval --check --range accuracy=0:1
         hpctk gather --check results.jsonl --items items.jsonl
     """
     if given["check"]:
         why = "cannot be combined with --check, which writes no rows"
-        refuse_given(context, context.params.keys() - {"out", "stage", "partial"}, why)
+        refuse_given(context, context.params.keys() - {"out", "stage", "partial", "trace"}, why)
         check_results(run, given)
         return
-    refuse_given(context, {"run", "out", "stage", "partial", "json"}, "needs --check")
+    refuse_given(context, {"run", "out", "stage", "partial", "trace", "json"}, "needs --check")
+    if given["trace"]:
+        why = "cannot be combined with --trace, which needs no results"
+        refuse_given(context, {"run", "out", "stage", "trace", "json"}, why)
+        _write_trace(run, given["out"], given["stage"], as_json=bool(given["json"]))
+        return
     from hpc_toolkit.results.gather import NotCompleteError
     from hpc_toolkit.results.tables import json_lines, write_table, writer_for
 
@@ -116,6 +126,31 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
         print(json.dumps({"file": out, **rows}))
         return
     print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
+
+
+def _write_trace(run: str | None, out: str, stage: str | None, *, as_json: bool) -> None:
+    from hpc_toolkit.results.history import History
+    from hpc_toolkit.results.tables import json_lines
+    from hpc_toolkit.results.trace import trace_rows, trace_writer, write_trace
+
+    if out != "-":
+        trace_writer(Path(out))
+    opened = open_run(run)
+    if stage is not None:
+        opened.manifest.stage(stage)  # a name that is not known is refused
+    history = History(opened.view)
+    history.refresh()
+    if out == "-":
+        sys.stdout.buffer.writelines(json_lines(trace_rows(history, stage)))
+        return
+    with writing(out):
+        rows = write_trace(Path(out), history, stage)
+    for worker, error in history.view.unreadable.items():
+        note(f"the journal of {worker} cannot be read ({error.strerror}); it is left out")
+    if as_json:
+        print(json.dumps({"file": out, "rows": rows}))
+        return
+    print(f"{rows} attempts in {out}", file=sys.stderr)
 
 
 def check_results(results: str | None, given: dict[str, Any]) -> None:

@@ -9,22 +9,22 @@ import sys
 import time
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import RunError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.report.panel import WARN, Row, failed_items, job_rows, not_shown, panel
 from hpc_toolkit.report.terminal import draw
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import all_runs, find_run
 from hpc_toolkit.system.binding import Place
-from hpc_toolkit.system.options import flag
+from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable, show_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import typer
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.system.options import Panels
     from hpc_toolkit.training.progress import Progress, Training
+
+    Export = Callable[..., None]
 
 _WATCH_S = 2.0
 _OUTPUT_CHARS = 160
@@ -42,6 +44,11 @@ PANELS: Panels = {
         flag("watch", "Refresh every 2 s until the run is complete."),
         flag("check", "Exit with 1 if items have failed."),
         flag("slurm/no-slurm", "Ask Slurm for the state of the run's jobs.")._replace(default=True),
+        Option(
+            "prometheus",
+            "Write metrics to FILE.prom for node_exporter, and print nothing.",
+            "FILE.prom",
+        ),
         flag("verbose", "Show the CPUs, GPUs and memory of each worker.", short="-v"),
     )
 }
@@ -64,18 +71,29 @@ def status(run: str | None, **given: Any) -> None:
     Examples:
         hpctk status
         hpctk status runs/eval --watch
+        hpctk status --prometheus /var/lib/node_exporter/hpctk.prom
     """
 
     as_json, verbose, watch = bool(given["json"]), bool(given["verbose"]), bool(given["watch"])
     runs = all_runs()
+    export = None
+    if given["prometheus"] is not None:
+        from hpc_toolkit.cli.export import prometheus_file
+
+        export = prometheus_file(Path(given["prometheus"]))
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
-        troubled = _overview(runs, as_json=as_json, verbose=verbose)
+        troubled = _overview(runs, export, as_json=as_json, verbose=verbose)
     else:
         screen = watch and not as_json and sys.stdout.isatty()
         opened = _opened(find_run(run))
         if isinstance(opened, Run):
             show = partial(_show, as_json=as_json, screen=screen, verbose=verbose)
+            if export is not None:  # it has no metrics of jobs
+                show, given["slurm"] = partial(_export, export), False
             troubled = _follow(opened, show, watch=watch, slurm=given["slurm"])
+        elif export is not None:
+            message = f"{opened.root} is the directory of a training, which has no metrics"
+            raise ConfigError(message, hint="leave out --prometheus, or name a run")
         else:
             shown = partial(_show_training, as_json=as_json, screen=screen)
             troubled = _follow_training(opened, shown, watch=watch, slurm=given["slurm"])
@@ -180,16 +198,22 @@ def add_search(now: Status, run: Run) -> None:
         now.best = {**now.search["best"], **counted}
 
 
-def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
-    """Print a line for each run; whether one has failed items, or cannot be read."""
+def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose: bool) -> bool:
+    """Print or export each run; whether one has failed items, or cannot be read."""
 
     found = []
-    for run in runs:
+    for path in runs:
         try:
-            found.append(Run.open(find_run(str(run))).status(forecast=False))
+            run = Run.open(find_run(str(path)))
+            found.append(run.status(forecast=export is not None))
+            if export is not None:
+                add_search(found[-1], run)
         except RunError as error:
             show_error(error)
     troubled = len(found) < len(runs) or any(map(failed_items, found))
+    if export is not None:
+        export(*found)
+        return troubled
     if as_json:
         print(json.dumps([one.to_json() for one in found]))
         return troubled
@@ -220,6 +244,10 @@ def _show(
         print(json.dumps({**now.to_json(), "jobs": records}), flush=True)
         return
     _print(panel(now, jobs, verbose=verbose), screen=screen)
+
+
+def _export(export: Export, now: Status, _jobs: list[JobRecord]) -> None:
+    export(now)
 
 
 def _print(rows: list[Row], *, screen: bool) -> None:

@@ -91,26 +91,27 @@ def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
     return writer
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """A value as one cell of a table: numbers and text as they are, others as JSON."""
     return value if isinstance(value, str | int | float | None) else json.dumps(value)
 
 
 def _columns(rows: list[Row]) -> dict[str, list[Any]]:
     try:
         keys = dict.fromkeys(key for row in rows for key in row["item"])
-        columns = {key: [_cell(row["item"].get(key)) for row in rows] for key in keys}
+        columns = {key: [cell(row["item"].get(key)) for row in rows] for key in keys}
         for key in OWN:
-            columns[_beside(key, keys)] = [row[key] for row in rows]
+            columns[beside(key, keys)] = [row[key] for row in rows]
         for key in dict.fromkeys(key for row in rows for key in row["value"] or ()):
-            cells = [_cell((row["value"] or {}).get(key)) for row in rows]
-            columns[_beside(f"value.{key}", keys)] = cells
+            cells = [cell((row["value"] or {}).get(key)) for row in rows]
+            columns[beside(f"value.{key}", keys)] = cells
     except (AttributeError, KeyError, TypeError):
         check_rows(rows)
         raise
     return columns
 
 
-def _beside(name: str, keys: Container[str]) -> str:
+def beside(name: str, keys: Container[str]) -> str:
     """A column's name, prefixed until it differs from all of the items' keys."""
     while name in keys:
         name = f"hpctk.{name}"
@@ -128,11 +129,14 @@ def _json(rows: list[Row]) -> Iterator[bytes]:
 
 def _csv(rows: list[Row]) -> Iterator[bytes]:
     columns = _columns(rows)
+    yield csv_lines([list(columns), *zip(*columns.values(), strict=True)])
+
+
+def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
+    """Encode rows of cells as lines of CSV."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    yield text.getvalue().encode(errors="backslashreplace")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode(errors="backslashreplace")
 
 
 def _is_float(value: Any) -> bool:
@@ -162,15 +166,36 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
 
 
 def _parquet(rows: list[Row]) -> Iterator[bytes]:
+    yield parquet_of(_columns(rows))
+
+
+def parquet_of(columns: dict[str, list[Any]]) -> bytes:
+    """Parquet with these columns; one whose values have no common type becomes text.
+
+    Raises ConfigError: pyarrow is not installed.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         message = "writing Parquet needs pyarrow, which is not installed"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
+
+    def array(values: list[Any]) -> Any:
+        try:
+            return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError):
+            texts = [value if isinstance(value, str | None) else str(value) for value in values]
+            return pa.array([text if text is None else _utf8(text) for text in texts])
+
     buffer = io.BytesIO()
-    pq.write_table(pa.table(_columns(rows)), buffer)
-    yield buffer.getvalue()
+    pq.write_table(pa.table({_utf8(name): array(some) for name, some in columns.items()}), buffer)
+    return buffer.getvalue()
+
+
+def _utf8(text: str) -> str:
+    """Text that UTF-8 can encode: JSON may contain one half of a surrogate pair."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 _WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {

@@ -157,9 +157,14 @@ def _synced(fd: int) -> Iterator[None]:
         os.close(fd)
 
 
-def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
-    """Replace a file so that a reader sees all of the old bytes or all of the new ones."""
+def replace_file(path: Path, chunks: Iterable[bytes], mode: int | None = None) -> None:
+    """Replace a file so that a reader sees all of the old bytes or all of the new ones.
+
+    ``mode``: permissions of the new file; None: those that the umask leaves.
+    """
     with _replacing(path) as fd:
+        if mode is not None:
+            os.fchmod(fd, mode)
         for chunk in chunks:
             write_all(fd, chunk)
 

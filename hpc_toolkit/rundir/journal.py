@@ -234,11 +234,43 @@ def read_unit_run(path: Path, found: UnitRun) -> list[dict[str, Any]]:
     return [line.record for line in read_lines(path, found.start, found.end)]
 
 
-def read_lines(path: Path, start: int, end: int) -> Iterator[Line]:
-    """The valid lines of a byte range that begins and ends at line boundaries."""
-    data = _read(path, start, end)
-    for raw in data.split(b"\n")[:-1]:
-        record = decode_line(raw)
-        if record is not None:
-            yield Line(record, start, start + len(raw) + 1)
-        start += len(raw) + 1
+def read_lines(path: Path, start: int, end: int, chunk: int = 0) -> Iterator[Line]:
+    """The valid lines of a byte range that begins and ends at line boundaries.
+
+    ``chunk``: bytes to keep in memory at once, or more for a longer line; 0: all of them. The file
+    is open only while it is read, so any number of these iterators may be in use.
+    """
+    size = chunk or end - start
+    while start < end and (data := _read(path, start, min(end, start + size))):
+        *lines, rest = data.split(b"\n")
+        for raw in lines:
+            record = decode_line(raw)
+            if record is not None:
+                yield Line(record, start, start + len(raw) + 1)
+            start += len(raw) + 1
+        if not lines and len(rest) < size:
+            return  # the range ends within a line
+        size = (chunk or end - start) if lines else size * 2
+
+
+def next_release(path: Path, start: int, end: int, chunk: int) -> dict[str, Any] | None:
+    """The first valid release line of a byte range that begins at a line boundary, or None.
+
+    Other lines are searched, but not parsed.
+    """
+    size = chunk
+    while start < end and (data := _read(path, start, min(end, start + size))):
+        at = 0 if data.startswith(_RELEASE) else data.find(b"\n" + _RELEASE) + 1
+        stop = data.find(b"\n", at)
+        if stop >= 0 and data.startswith(_RELEASE, at):
+            release = decode_line(data[at:stop])
+            if release is not None:
+                return release
+            start, size = start + stop + 1, chunk
+        elif len(data) < size:
+            return None
+        elif at or (at := data.rfind(b"\n") + 1):
+            start, size = start + at, chunk
+        else:
+            size *= 2  # a line longer than the chunk
+    return None

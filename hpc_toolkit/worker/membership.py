@@ -113,7 +113,7 @@ class Membership:
         with suppress(OSError):
             self.journal.sync()
             facts = {"note": reason, "journal": self.journal.synced, **counts._asdict()}
-            self._file.update(state=FINISHED, **facts)
+            self._file.update(state=FINISHED, at=round(self._clock.wall(), 3), **facts)
 
     def give_up(self, error: OSError) -> None:
         """Report an error that forbids to write results; the lock or the lease shows the end."""

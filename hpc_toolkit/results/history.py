@@ -1,0 +1,375 @@
+"""The history of a run: claims, attempts, releases and deaths from its journals, in time order.
+
+Everything is read from the run's files, without locks, without writes and without calls to Slurm.
+The reader holds a part of each journal, so its memory does not grow with the number of attempts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpc_toolkit.queue.claims import claim_name
+from hpc_toolkit.queue.state import ItemState, Ref
+from hpc_toolkit.results import records
+from hpc_toolkit.results.records import Attempt, Claim, Death, Release
+from hpc_toolkit.rundir.journal import next_release, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.queue.presence import Presence
+    from hpc_toolkit.queue.state import UnitState
+    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.rundir.journal import Line
+
+_MEMORY = 1 << 26
+"""Bytes of all journals together that are held in memory."""
+_LEAST_CHUNK, _MOST_CHUNK = 1 << 13, 1 << 20
+_TAIL = 1 << 16
+_ERROR_CHARS = 500
+
+Record = Claim | Attempt | Release | Death
+_Run = tuple[str, int]
+"""A unit with its stage, as journals name it, and a generation."""
+
+
+@dataclass(slots=True)
+class _Course:
+    """How far one journal was read."""
+
+    offset: int = 0
+    run: _Run = ("", 0)
+    """The unit run of its last line."""
+    ended: float | None = None
+    """When the last attempt in that unit run ended."""
+    at: float = -math.inf
+    """Latest time so far: a clock that is set back does not change the order of a journal."""
+
+
+class _Unit(NamedTuple):
+    """A unit of a stage."""
+
+    stage: StageView
+    state: UnitState
+
+    @property
+    def group(self) -> Any:
+        unit = self.state.unit
+        return self.stage.log.segments[unit.entry].group_of(unit)
+
+    def number(self, item: int, generation: int) -> int:
+        """Number of an attempt of an item, from 1."""
+        history = self.state.histories.get(item)
+        generations = history.failures if history is not None else ()
+        return 1 + sum(one < generation for one in generations)
+
+    def counts(self, worker: str, line: Line) -> bool:
+        """Whether a result is the one that counts for its item (rules R11, R12)."""
+        if self.state.clean is not None:
+            owner, found = self.state.clean
+            return owner == worker and found.start <= line.start < found.end
+        item, generation = line.record["item"], line.record["generation"]
+        history = self.state.histories.get(item)
+        if history is None or history.done != Ref(generation, worker, line.start, line.end):
+            return False
+        return self.stage.state.item_state(self.state, item) is ItemState.DONE
+
+    def claim(self, generation: int, worker: str, at: float | None = None) -> Claim:
+        """A claim whose unit run began ``at``; if that is unknown, use the time of its file."""
+        unit, clock = self.state.unit, records.BY_WORKER
+        if at is None:
+            at = self._file_time(generation)
+            clock = records.UNKNOWN if at is None else records.BY_FILE
+        return Claim(
+            stage=self.stage.spec.name,
+            unit=unit.name,
+            generation=generation,
+            worker=worker,
+            at=at,
+            clock=clock,
+            items=unit.count,
+            group=self.group,
+            taken_from=self.owner(generation - 1) if generation > 1 else None,
+        )
+
+    def owner(self, generation: int) -> str | None:
+        """The worker that a claim names; None if the claim cannot be read."""
+        path = self.stage.paths.claims / claim_name(self.state.unit.name, generation)
+        with suppress(OSError):
+            return os.readlink(path)
+        return None
+
+    def _file_time(self, generation: int) -> float | None:
+        """Time of a claim's file; a claim that is one more name of an earlier claim has none."""
+        path = self.stage.paths.claims / claim_name(self.state.unit.name, generation)
+        with suppress(OSError):
+            info = path.lstat()
+            return round(info.st_mtime, 3) if info.st_nlink == 1 else None
+        return None
+
+
+class History:
+    """Reads the records of a run; each call of :meth:`records` goes on where the last one ended.
+
+    Call :meth:`refresh` before it. A journal that cannot be read is skipped, as in a status; the
+    view's ``unreadable`` then has the error.
+    """
+
+    def __init__(self, view: RunView) -> None:
+        self.view = view
+        self.presences: dict[str, Presence | None] = {}
+        """The workers' presences when they were last read."""
+        self._courses: dict[str, _Course] = {}
+        self._first: dict[tuple[str, int], int] = {}
+        self._claimed: dict[str, dict[str, int]] = {name: {} for name in view.stages}
+        self._shown: set[_Run] = set()
+        """Unit runs without a release whose claims were returned."""
+        self._died: set[_Run] = set()
+
+    def refresh(self) -> None:
+        """Read what is new in the run. Costs as much as a status."""
+        self.view.poll_claims()
+        self.presences = self.view.presences()
+        self.view.poll()
+        number = 0
+        for stage in self.view.stages.values():
+            for entry, segment in stage.log.segments.items():
+                self._first[stage.spec.name, entry] = number
+                number += segment.count
+
+    def records(self) -> Iterator[Record]:
+        """Everything that the last :meth:`refresh` read and that was not returned before.
+
+        In the order of the times at which it was recorded, a claim when its unit run began. The
+        lines of one journal keep their order, whatever its clock did. A result is ``done`` or
+        ``duplicate`` by what is known now; a later line may change that.
+        """
+        for _, record in self.timed_records():
+            yield record
+
+    def timed_records(self) -> Iterator[tuple[float, Record]]:
+        """As :meth:`records`, with the time by which each record is sorted; it may be infinite."""
+        streams = [self._journal(worker) for worker in sorted(self.view.readers)]
+        for at, record in heapq.merge(*streams, self._open_claims(), key=itemgetter(0)):
+            if not isinstance(record, Claim) or self._is_new(record):
+                yield at, record
+
+    def _is_new(self, claim: Claim) -> bool:
+        """Whether a claim was not returned yet; its file and its journal both show it."""
+        run = (f"{claim.stage}/{claim.unit}", claim.generation)
+        if run in self._shown:
+            return False
+        state = self.view.stages[claim.stage].state.units[claim.unit]
+        if claim.generation not in state.released:
+            self._shown.add(run)
+        return True
+
+    def item_number(self, stage: str, entry: int, position: int) -> int:
+        """Number of an item in the run, as ``hpctk explain --item`` takes it."""
+        order = self.view.stages[stage].log.segments[entry].order
+        return self._first[stage, entry] + (order[position] if order else position)
+
+    def lines(self, worker: str, start: int = 0) -> Iterator[Line]:
+        """The lines of a journal that the view has read; a bounded part of them is in memory."""
+        reader = self.view.readers[worker]
+        try:
+            yield from read_lines(reader.path, start, self._end(worker), self._chunk)
+        except OSError as error:
+            self.view.unreadable[worker] = error
+
+    def seen(self, worker: str) -> float | None:
+        """A worker's last sign of life, by its own clock: its last heartbeat or journal line."""
+        presence = self.presences.get(worker)
+        times = [] if presence is None else [presence.at]
+        if worker in self.view.readers:
+            # A line that is cut at the start of the range is not valid and does not count.
+            start = max(0, self._end(worker) - _TAIL)
+            times += [line.record["at"] for line in self.lines(worker, start)]
+        return max(times, default=None)
+
+    def death(self, line: Line, by: str) -> Death | None:
+        """The death that a line in the journal of ``by`` records; None for any other line."""
+        unit = self._unit(line.record["unit"])
+        if unit is None or line.record["type"] != "death":
+            return None
+        return self._dead(unit, line.record, by)
+
+    @property
+    def _chunk(self) -> int:
+        share = _MEMORY // max(1, len(self.view.readers))
+        return min(_MOST_CHUNK, max(_LEAST_CHUNK, share))
+
+    def _end(self, worker: str) -> int:
+        reader = self.view.readers[worker]
+        return reader.size - reader.torn_bytes
+
+    def _unit(self, name: str) -> _Unit | None:
+        """The unit that a journal line names; None if its segment is not visible yet."""
+        stage = self.view.stages.get(name.partition("/")[0])
+        state = stage.state.units.get(name.partition("/")[2]) if stage is not None else None
+        return None if stage is None or state is None else _Unit(stage, state)
+
+    def _journal(self, worker: str) -> Iterator[tuple[float, Record]]:
+        course = self._courses.setdefault(worker, _Course())
+        for line in self.lines(worker, course.offset):
+            course.offset = line.end
+            for at, record in self._line(worker, course, line):
+                course.at = max(course.at, at)
+                yield course.at, record
+
+    def _line(self, worker: str, course: _Course, line: Line) -> Iterator[tuple[float, Record]]:
+        record, at = line.record, line.record["at"]
+        unit = self._unit(record["unit"])
+        if unit is None:
+            return
+        run = _run_of(record)
+        takeover = record["type"] == "death" and record["worker"] != worker
+        if takeover:  # the line precedes the unit run of the next generation
+            run = (run[0], run[1] + 1)
+        if run != course.run:
+            course.run, course.ended = run, None
+            yield self._begun(unit, worker, line, run)
+        if record["type"] == "death":
+            yield from self._death(unit, record, worker, course.ended)
+        elif record["type"] == "release":
+            self._shown.discard(run)
+            yield at, _release(unit, worker, record)
+        else:
+            yield at, self._attempt(unit, worker, line)
+            course.ended = at
+
+    def _begun(self, unit: _Unit, worker: str, line: Line, run: _Run) -> tuple[float, Claim]:
+        """The claim of the unit run that begins with ``line``."""
+        path, end = self.view.paths.journal(worker), self._end(worker)
+        release = next_release(path, line.start, end, self._chunk)
+        began = None
+        imported = "from" in line.record  # its items ran in the run of the snapshot
+        if release is not None and not imported and run == _run_of(release):
+            began = round(release["at"] - release["seconds"], 3)
+        claim = unit.claim(run[1], worker, began)
+        # The file server's clock must not change the order of this worker's lines.
+        first = line.record["at"] - line.record.get("seconds", 0.0)
+        return first if began is None else began, claim
+
+    def _open_claims(self) -> Iterator[tuple[float, Claim]]:
+        """New claims that no journal has released; those without a time come last."""
+        found: list[tuple[float, Claim]] = []
+        for stage in self.view.stages.values():
+            claimed = self._claimed[stage.spec.name]
+            for name, newest in stage.claims.newest.items():
+                state, before = stage.state.units.get(name), claimed.get(name, 0)
+                if state is None or newest == before:
+                    continue
+                claimed[name] = newest
+                for generation in range(before + 1, newest + 1):
+                    unit = _Unit(stage, state)
+                    owner = None if generation in state.released else unit.owner(generation)
+                    if owner is not None:
+                        claim = unit.claim(generation, owner)
+                        found.append((math.inf if claim.at is None else claim.at, claim))
+        yield from sorted(found, key=itemgetter(0))
+
+    def _attempt(self, unit: _Unit, worker: str, line: Line) -> Attempt:
+        record = line.record
+        outcome, imported = record["type"], "from" in record
+        if outcome == records.DONE and not unit.counts(worker, line):
+            outcome = records.DUPLICATE
+        return self._ended(
+            unit,
+            record,
+            worker=worker,
+            begin=None if imported else round(record["at"] - record["seconds"], 6),
+            end=record["at"],
+            outcome=outcome,
+            error=first_line(record.get("error", "")),
+        )
+
+    def _ended(self, unit: _Unit, record: dict[str, Any], **facts: Any) -> Attempt:
+        """An attempt at the item of a journal line."""
+        entry, generation = unit.state.unit.entry, record["generation"]
+        presence = self.presences.get(facts["worker"])
+        return Attempt(
+            stage=unit.stage.spec.name,
+            entry=entry,
+            position=record["item"],
+            item=self.item_number(unit.stage.spec.name, entry, record["item"]),
+            group=unit.group,
+            unit=unit.state.unit.name,
+            generation=generation,
+            number=unit.number(record["item"], generation),
+            host=presence.host if presence is not None else record.get("host", ""),
+            **facts,
+        )
+
+    def _death(
+        self, unit: _Unit, record: dict[str, Any], by: str, ended: float | None = None
+    ) -> Iterator[tuple[float, Record]]:
+        """A death and the attempt that it ended; several lines about one generation count once."""
+        run = _run_of(record)
+        if run in self._died:
+            return
+        self._died.add(run)
+        at, died, evidence = record["at"], record["worker"], record["evidence"]
+        own = died == by
+        attempt = self._ended(
+            unit,
+            record,
+            worker=died,
+            begin=ended if own else self._last_end(died, run),
+            end=at if own else None,
+            outcome=records.KILLED if own else records.LOST,
+            error=first_line(evidence if own else f"worker died: {evidence}"),
+        )
+        yield at, attempt
+        yield at, self._dead(unit, record, by)
+
+    def _dead(self, unit: _Unit, record: dict[str, Any], by: str) -> Death:
+        stage, entry = unit.stage.spec.name, unit.state.unit.entry
+        return Death(
+            stage=stage,
+            unit=unit.state.unit.name,
+            generation=record["generation"],
+            item=self.item_number(stage, entry, record["item"]),
+            worker=record["worker"],
+            host=record["host"],
+            by=by,
+            evidence=record["evidence"],
+            explained=record["explained"],
+            at=record["at"],
+        )
+
+    def _last_end(self, worker: str, run: _Run) -> float | None:
+        """When a dead worker's last attempt in a unit run ended, and so its next one began."""
+        if worker not in self.view.readers:
+            return None
+        ends = [line.record["at"] for line in self.lines(worker) if _run_of(line.record) == run]
+        return max(ends, default=None)
+
+
+def _run_of(record: dict[str, Any]) -> _Run:
+    return record["unit"], record["generation"]
+
+
+def _release(unit: _Unit, worker: str, record: dict[str, Any]) -> Release:
+    return Release(
+        stage=unit.stage.spec.name,
+        unit=unit.state.unit.name,
+        generation=record["generation"],
+        worker=worker,
+        at=record["at"],
+        seconds=record["seconds"],
+        done=record["done"],
+        failed=record["failed"],
+    )
+
+
+def first_line(text: object) -> str:
+    """First line of an error, shortened."""
+    lines = str(text).splitlines()
+    return lines[0][:_ERROR_CHARS] if lines else ""

@@ -1,0 +1,161 @@
+"""The trace of a run: a table with one row for each attempt at an item."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.results.records import Attempt, Release
+from hpc_toolkit.results.tables import beside, cell, csv_lines, json_lines, parquet_of
+from hpc_toolkit.rundir.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.results.history import History
+    from hpc_toolkit.results.tables import Row
+
+OWN = (
+    *("number", "stage", "unit", "generation", "attempt", "outcome"),
+    *("begin", "end", "seconds", "worker", "host", "job", "error"),
+)
+"""Columns that describe an attempt, in this order, after the columns of its item."""
+
+_AT_ONCE = 512
+_MOST_LINES = 1 << 20
+"""Lines of items that are kept for attempts to come."""
+
+
+class _Items:
+    """The JSON of items, unit by unit; a unit is kept while a worker runs it."""
+
+    def __init__(self, history: History) -> None:
+        self._stages = history.view.stages
+        self._lines: dict[tuple[str, str], list[bytes]] = {}
+        self._kept = 0
+
+    def of(self, attempt: Attempt) -> dict[str, Any]:
+        """The item of an attempt; empty if its segment is damaged."""
+        key = (attempt.stage, attempt.unit)
+        if key not in self._lines:
+            stage = self._stages[attempt.stage]
+            lines: list[bytes] = []
+            with suppress(RunError, OSError):
+                lines = stage.log.segments[attempt.entry].lines(stage.unit(attempt.unit))
+            if self._kept > _MOST_LINES:
+                self._lines.clear()
+                self._kept = 0
+            self._lines[key] = lines
+            self._kept += len(lines)
+        lines = self._lines[key]
+        first = self._stages[attempt.stage].unit(attempt.unit).first
+        return json.loads(lines[attempt.position - first]) if lines else {}
+
+    def forget(self, stage: str, unit: str) -> None:
+        self._kept -= len(self._lines.pop((stage, unit), ()))
+
+
+def trace_rows(history: History, stage: str | None = None) -> Iterator[Row]:
+    """One row per attempt, in the order in which attempts ended; ``stage``: only those of a stage.
+
+    ``history`` must be up to date, and nothing may have been read from it yet.
+    """
+    items = _Items(history)
+    for record in history.records():
+        if isinstance(record, Release):
+            items.forget(record.stage, record.unit)
+        elif isinstance(record, Attempt) and stage in (None, record.stage):
+            presence = history.presences.get(record.worker)
+            seconds = record.seconds
+            yield {
+                "item": items.of(record),
+                "number": record.item,
+                "stage": record.stage,
+                "unit": record.unit,
+                "generation": record.generation,
+                "attempt": record.number,
+                "outcome": record.outcome,
+                "begin": record.begin,
+                "end": record.end,
+                "seconds": seconds if seconds is None else round(seconds, 6),
+                "worker": record.worker,
+                "host": record.host,
+                "job": presence.job if presence is not None else None,
+                "error": record.error,
+            }
+
+
+def write_trace(path: Path, history: History, stage: str | None = None) -> int:
+    """Write :func:`trace_rows` in the format of the file's suffix; return their number.
+
+    The file is replaced atomically. CSV and Parquet have a column for each key of the items and
+    then :data:`OWN`, with the prefix ``hpctk.`` if an item has a key of the same name. Raises
+    ConfigError: the suffix is unknown, or Parquet needs a package that is not installed.
+    """
+    write, count = trace_writer(path), 0
+
+    def rows() -> Iterator[Row]:
+        nonlocal count
+        for row in trace_rows(history, stage):
+            count += 1
+            yield row
+
+    replace_file(path, write(rows(), _names(history, stage)))
+    return count
+
+
+def trace_writer(path: Path) -> Callable[[Iterator[Row], Iterator[str]], Iterator[bytes]]:
+    """The writer for a file's suffix. Raises ConfigError: the suffix is unknown."""
+    writer = _WRITERS.get(path.suffix)
+    if writer is None:
+        message = f"{path}: unknown format {path.suffix!r} of a trace"
+        hint = near_miss(path.suffix, list(_WRITERS)) or f"use {', '.join(_WRITERS)}"
+        raise ConfigError(message, hint=hint)
+    return writer
+
+
+def _names(history: History, stage: str | None) -> Iterator[str]:
+    """The keys of all items, in the order in which they first occur."""
+    keys: dict[str, None] = {}
+    for view in history.view.stages.values():
+        for segment in view.log.segments.values() if stage in (None, view.spec.name) else ():
+            with suppress(RunError, OSError):  # of a damaged segment the keys before the damage
+                for line in segment.items():
+                    keys |= dict.fromkeys(json.loads(line))
+    yield from keys
+
+
+def _json_lines(rows: Iterator[Row], _names: Iterator[str]) -> Iterator[bytes]:
+    return json_lines(rows)
+
+
+def _cells(row: Row, names: list[str]) -> list[Any]:
+    return [*(cell(row["item"].get(name)) for name in names), *(row[key] for key in OWN)]
+
+
+def _csv(rows: Iterator[Row], names: Iterator[str]) -> Iterator[bytes]:
+    keys = list(names)
+    yield csv_lines([[*keys, *(beside(key, keys) for key in OWN)]])
+    while some := [_cells(row, keys) for row in islice(rows, _AT_ONCE)]:
+        yield csv_lines(some)
+
+
+def _parquet(rows: Iterator[Row], names: Iterator[str]) -> Iterator[bytes]:
+    keys = list(names)
+    columns: dict[str, list[Any]] = {name: [] for name in keys}
+    columns |= {beside(key, keys): [] for key in OWN}
+    for row in rows:
+        for column, value in zip(columns.values(), _cells(row, keys), strict=True):
+            column.append(value)
+    yield parquet_of(columns)
+
+
+_WRITERS: dict[str, Callable[[Iterator[Row], Iterator[str]], Iterator[bytes]]] = {
+    ".jsonl": _json_lines,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}

@@ -1,0 +1,350 @@
+"""The records of a run: the right numbers, times only where a file has them, any damage."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_toolkit.queue.control import DeathNotice, HealthNotice, ask_to_drain, give_health_notice
+from hpc_toolkit.queue.control import give_notice as tell_of_deaths
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.results import history as history_module
+from hpc_toolkit.results.entries import RequestReader, read_entries
+from hpc_toolkit.results.history import History
+from hpc_toolkit.results.records import Attempt, Claim, Death, Release
+from hpc_toolkit.results.workerlives import read_lives
+from hpc_toolkit.rundir.journal import JournalReader, encode_line, next_release, read_lines
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun, tree
+from tests.unit.test_queue_state import ITEMS, UNIT, PassPlan, plans, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def history_of(toy: ToyRun) -> History:
+    found = History(RunView(toy.paths, toy.run.manifest))
+    found.refresh()
+    return found
+
+
+def attempts(history: History) -> list[Attempt]:
+    return [one for one in history.records() if isinstance(one, Attempt)]
+
+
+@pytest.fixture
+def disturbed(fast_dir: Path) -> ToyRun:
+    """Worker wa dies in its second unit, wb takes over, an item is retried, wa wakes up."""
+    toy = ToyRun(fast_dir / "run", 6, unit=3)
+    first = toy.worker("wa", host="n1", job="77", rank=1, started=99.0, at=120.0)
+    second = toy.worker("wb", host="n2", place={"cpus": "0-3", "gpus": ["2"]}, started=100.0)
+    assert first.claim(toy.unit_name(0))
+    for item, end in enumerate((103.0, 104.0, 106.0)):
+        first.attempt(item, "failed" if item == 1 else "done", at=end, seconds=1.0)
+    first.release(106.0, seconds=5.0)
+    assert first.claim(toy.unit_name(3))
+    first.attempt(3, at=110.0, seconds=2.0)
+    assert second.claim(toy.unit_name(0), 2)
+    second.attempt(1, at=112.0, seconds=1.5)
+    second.release(112.0, seconds=2.0)
+    assert second.claim(toy.unit_name(3), 2)
+    second.death(4, generation=1, worker="wa", host="n1", evidence="lease", at=300.0)
+    second.begin(toy.unit_name(3), 2)
+    second.attempt(4, at=302.0, seconds=1.0)
+    second.attempt(5, at=303.0, seconds=1.0)
+    second.release(303.0, seconds=4.0)
+    first.attempt(4, at=310.0, seconds=9.0)
+    second.finish()
+    return toy
+
+
+def test_attempts_have_times_hosts_numbers_and_outcomes(disturbed: ToyRun) -> None:
+    found = [
+        (
+            one.item,
+            one.generation,
+            one.number,
+            one.worker,
+            one.host,
+            one.begin,
+            one.end,
+            one.outcome,
+        )
+        for one in attempts(history_of(disturbed))
+    ]
+
+    # An item's first result of the lowest generation counts, even if it arrives last.
+    assert found == [
+        (0, 1, 1, "wa", "n1", 102.0, 103.0, "done"),
+        (1, 1, 1, "wa", "n1", 103.0, 104.0, "failed"),
+        (2, 1, 1, "wa", "n1", 105.0, 106.0, "done"),
+        (3, 1, 1, "wa", "n1", 108.0, 110.0, "done"),
+        (1, 2, 2, "wb", "n2", 110.5, 112.0, "done"),
+        (4, 1, 1, "wa", "n1", 310.0, None, "lost"),
+        (4, 2, 1, "wb", "n2", 301.0, 302.0, "duplicate"),
+        (5, 2, 1, "wb", "n2", 302.0, 303.0, "done"),
+        (4, 1, 1, "wa", "n1", 301.0, 310.0, "done"),
+    ]
+
+
+def test_a_lost_attempt_begins_where_the_last_one_of_its_unit_run_ended(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 4)
+    first, second = toy.worker("wa"), toy.worker("wb")
+    first.claim(toy.unit_name(0))
+    first.attempt(0, at=110.0)
+    second.claim(toy.unit_name(0), 2)
+    second.death(1, generation=1, worker="wa", evidence="lock", explained="drain", at=300.0)
+    second.death(1, generation=1, worker="wa", evidence="lock", explained="drain", at=301.0)
+
+    found = list(history_of(toy).records())
+
+    lost = [one for one in found if isinstance(one, Attempt) and one.outcome == "lost"]
+    assert [(one.begin, one.end, one.seconds) for one in lost] == [(110.0, None, None)]
+    assert lost[0].error == "worker died: lock"
+    deaths = [one for one in found if isinstance(one, Death)]
+    assert [(one.worker, one.by, one.explained, one.at) for one in deaths] == [
+        ("wa", "wb", "drain", 300.0)
+    ]
+
+
+def test_a_killed_executor_ends_an_attempt_whose_begin_may_be_unknown(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 4)
+    worker = toy.worker("wa")
+    worker.claim(toy.unit_name(0))
+    worker.death(0, at=50.0)
+    worker.release(51.0)
+    worker.claim(toy.unit_name(0), 2)
+    worker.attempt(1, at=60.0)
+    worker.death(0, at=64.0)
+
+    found = [one for one in attempts(history_of(toy)) if one.outcome == "killed"]
+
+    assert [(one.begin, one.end) for one in found] == [(None, 50.0), (60.0, 64.0)]
+    assert found[0].error == "executor killed by SIGSEGV"
+
+
+def test_a_claim_has_the_time_of_its_unit_run_else_of_its_own_file(disturbed: ToyRun) -> None:
+    claims = disturbed.stage_paths.claims
+    os.utime(claims / "000001-3.1.lock", (107.0, 107.0), follow_symlinks=False)
+
+    found = [one for one in history_of(disturbed).records() if isinstance(one, Claim)]
+
+    assert [(one.unit, one.generation, one.worker, one.at, one.clock) for one in found] == [
+        ("000001-0", 1, "wa", 101.0, "worker"),
+        ("000001-3", 1, "wa", 107.0, "file"),
+        ("000001-0", 2, "wb", 110.0, "worker"),
+        ("000001-3", 2, "wb", 299.0, "worker"),
+    ]
+    assert [one.taken_from for one in found] == [None, None, "wa", "wa"]
+    # A file that is one more name of an earlier claim has that claim's time.
+    os.link(claims / "000001-3.1.lock", claims / "another", follow_symlinks=False)
+    again = [one for one in history_of(disturbed).records() if isinstance(one, Claim)]
+    assert [one.at for one in again] == [101.0, None, 110.0, 299.0]
+    assert again[1].clock == ""
+
+
+def test_reading_goes_on_where_it_ended_and_returns_nothing_twice(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 8)
+    worker = toy.worker("wa")
+    history = history_of(toy)
+
+    def new() -> list[str]:
+        history.refresh()
+        return [type(one).__name__ for one in history.records()]
+
+    assert new() == []
+    worker.claim(toy.unit_name(0))
+    assert new() == ["Claim"]
+    worker.attempt(0)
+    worker.attempt(1)
+    assert new() == ["Attempt", "Attempt"]
+    worker.journal.append(b'{"type":"done","unit":"items/000001-0","gene')
+    assert new() == []
+    worker.journal.append(b"\n")
+    worker.attempt(2)
+    worker.release()
+    worker.work(toy.unit_name(4), 1, i4="done")
+    assert new() == ["Attempt", "Release", "Claim", "Attempt", "Release"]
+    assert new() == []
+
+
+def test_records_come_in_the_order_of_time_and_a_clock_set_back_changes_no_journals_order(
+    fast_dir: Path,
+) -> None:
+    toy = ToyRun(fast_dir / "run", 8)
+    for name, unit, times in (("wa", 0, (10.0, 5.0, 30.0)), ("wb", 4, (7.0, 20.0, 40.0))):
+        worker = toy.worker(name)
+        worker.claim(toy.unit_name(unit))
+        for item, at in enumerate(times, unit):
+            worker.attempt(item, at=at, seconds=0.5)
+
+    found = attempts(history_of(toy))
+
+    assert [one.end for one in found] == [7.0, 10.0, 5.0, 20.0, 30.0, 40.0]
+
+
+def test_lives_tell_what_a_worker_did_and_how_it_ended(disturbed: ToyRun) -> None:
+    stopped = disturbed.worker("wc", host="n3")
+    stopped.presence.update(state="finished", note="got SIGTERM")
+    disturbed.paths.worker("wd").write_bytes(b"torn")
+
+    first, second, third, fourth = read_lives(history_of(disturbed), ManualClock(10_000.0))
+
+    assert (first.name, first.host, first.rank, first.job, first.end) == (
+        "wa",
+        "n1",
+        1,
+        "77",
+        "died",
+    )
+    assert (first.started, first.seen) == (99.0, 310.0)  # its last line is newer than its heartbeat
+    assert first.died is not None
+    assert (first.died.by, first.died.evidence, first.died.at) == ("wb", "lease", 300.0)
+    # Its second unit run was never released, so only the items of the first are compared.
+    assert (first.busy_s, first.load_s) == (1.0 + 1.0 + 1.0 + 2.0 + 9.0, 5.0 - 3.0)
+    assert (second.end, second.cpus, second.gpus, second.died) == ("finished", "0-3", ("2",), None)
+    assert (third.end, third.note) == ("drained", "got SIGTERM")
+    assert (fourth.end, fourth.started, fourth.host) == ("unknown", None, "")
+
+
+def test_log_entries_and_requests_have_the_times_of_their_files(disturbed: ToyRun) -> None:
+    log = disturbed.log()
+    log.add_retry([(1, 1, 1)])
+    disturbed.run.table(partial=False)
+    os.utime(disturbed.stage_paths.entry(3), (50.0, 50.0), follow_symlinks=False)
+    ask_to_drain(disturbed.paths, ["wb"])
+    tell_of_deaths(
+        disturbed.paths, [DeathNotice(worker="wa", heartbeat=1, explained="node failure")]
+    )
+    sick = HealthNotice(host="n1", worker="wa", whole=True, sure=True, at=1.0, reason="all fail")
+    give_health_notice(disturbed.paths, sick)
+    (disturbed.paths.control / "drain-torn.json").write_bytes(b'{"request')
+
+    view = RunView(disturbed.paths, disturbed.run.manifest)
+    view.poll()
+    entries = read_entries(view)
+    reader = RequestReader(disturbed.paths)
+    requests = {one.kind: one for one in reader.poll()}
+
+    assert [(one.number, one.kind, one.items) for one in entries] == [
+        (1, "add", 6),
+        (2, "seal", 0),
+        (3, "retry", 1),
+        (4, "gather", 6),
+    ]
+    assert entries[2].at == 50.0
+    assert read_entries(view, {"items": 3}) == entries[3:]
+    assert requests["drain"].workers == ("wb",)
+    assert (requests["deaths"].workers, requests["deaths"].reason) == (("wa",), "node failure")
+    assert (requests["sick"].host, requests["sick"].reason) == ("n1", "all fail")
+    assert all(one.at is not None for one in requests.values())
+    assert list(reader.poll()) == []
+
+
+def test_reading_a_history_changes_nothing_below_the_run(disturbed: ToyRun) -> None:
+    before = tree(disturbed.root)
+
+    history = history_of(disturbed)
+    list(history.records())
+    read_lives(history, ManualClock())
+    read_entries(history.view)
+
+    assert tree(disturbed.root) == before
+
+
+@settings(max_examples=100)
+@given(passes=plans(), floors=st.dictionaries(st.integers(0, ITEMS - 1), st.integers(1, 5)))
+def test_counts_agree_with_the_status_for_arbitrary_journals(
+    fast_dir: Path, passes: list[PassPlan], floors: dict[int, int]
+) -> None:
+    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, sealed=False)
+    told = write(toy, passes)
+    if floors:
+        toy.log().add_retry([(1, item, floor) for item, floor in floors.items()])
+    status = toy.reopen().status()
+    counts = status.stages["items"]
+
+    found = list(history_of(toy).records())
+
+    ended = [one for one in found if isinstance(one, Attempt)]
+    outcomes = Counter(one.outcome for one in ended)
+    assert outcomes["done"] == counts.done
+    assert outcomes["duplicate"] == counts.duplicates
+    assert outcomes["killed"] + outcomes["lost"] == status.deaths
+    assert outcomes["failed"] + outcomes["permanent"] == sum(
+        one.kind != "done" for lines in told.values() for one in lines
+    )
+    done = {one.item: one for one in ended if one.outcome == "done"}
+    for row in toy.rows():
+        if row["state"] == "done":
+            assert done[row["item"]["id"]].worker == row["worker"]
+    assert sum(isinstance(one, Release) for one in found) == sum(one.released for one in passes)
+    runs = {(one.unit, one.generation) for one in found if isinstance(one, Claim)}
+    assert {(one.unit, one.generation) for one in ended if one.outcome != "lost"} <= runs
+
+
+def test_a_large_published_failure_with_a_late_result_is_a_duplicate(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 1, unit=1, max_attempts=1)
+    worker, late = toy.worker("wa"), toy.worker("wb")
+    worker.work(toy.unit_name(0), 1, i0="failed")
+    toy.run.results()
+    late.begin(toy.unit_name(0), 2)
+    late.attempt(0)
+
+    found = attempts(history_of(toy))
+
+    assert [one.outcome for one in found] == ["failed", "duplicate"]
+
+
+def _records(count: int, *, size: int = 5) -> list[dict[str, Any]]:
+    return [{"type": "done", "item": number, "text": "x" * size} for number in range(count)]
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 64, 100, 1 << 20])
+def test_lines_are_the_same_for_every_size_of_the_chunk(tmp_path: Path, chunk: int) -> None:
+    path = tmp_path / "journal"
+    lines = [encode_line(one) for one in (*_records(3), *_records(1, size=500), *_records(2))]
+    lines[1] = b"damaged\n"
+    release = {"type": "release", "start": 0, "sum": "0"}
+    data = b"".join([*lines, encode_line(release), *lines[:1]])
+    path.write_bytes(data + b"torn")
+
+    found = list(read_lines(path, 0, len(data) + 4, chunk))
+
+    assert [one.record for one in found] == [
+        json.loads(line) | {} for line in data.splitlines() if line != b"damaged"
+    ]
+    assert [data[one.start : one.end] for one in found] == [
+        line + b"\n" for line in data.splitlines() if line != b"damaged"
+    ]
+    got = next_release(path, 0, len(data), chunk)
+    assert got is not None
+    assert got["type"] == "release"
+    assert next_release(path, found[-1].start, len(data), chunk) is None
+
+
+def test_memory_is_a_share_of_a_fixed_number_of_bytes_and_files_are_closed_between_reads(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(fast_dir / "run", 40, unit=1)
+    monkeypatch.setattr(history_module, "_MEMORY", 0)
+    for number in range(40):
+        worker = toy.worker(f"w{number:02d}")
+        worker.work(toy.unit_name(number), 1, **{f"i{number}": "done"})
+        worker.presence.close()
+        worker.journal.close()
+    history = history_of(toy)
+    before = len(os.listdir("/proc/self/fd"))
+
+    stream = history.records()
+    next(stream)
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert sum(isinstance(one, Attempt) for one in stream) == 40
+    assert isinstance(history.view.readers["w00"], JournalReader)

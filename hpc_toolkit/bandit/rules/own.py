@@ -66,7 +66,8 @@ class OwnRule(Rule):
                     raise ConfigError(message, hint="return the id of an arm, or None")
                 if table.index(arm) in told or arm in pending:
                     message = f"policy {self.called!r} asked again for arm {arm!r}"
-                    raise ConfigError(message, hint="ask for arms without a result that are not pending")
+                    hint = "ask for arms without a result that are not pending"
+                    raise ConfigError(message, hint=hint)
                 asked.append(Proposal(arm, None, "own policy"))
                 pending = [*pending, arm]
         except ConfigError:

@@ -3,16 +3,16 @@
 set -eu
 COUNT=${COUNT:-50} NODES=${NODES:-2}
 
-# Monday. Is this machine all right, and which commands are there?
-hpctk doctor .
-hpctk --help
-# The first run: any Python function, called once for each number.
+# Monday. The first run: any Python function, called once for each number.
 cat >squares.py <<'END'
 def square(item):
     return {"square": item["index"] ** 2}
 END
 hpctk map squares:square --count "$COUNT" -o squares.csv # first result
 head -n 3 squares.csv
+# Which commands are there, and is this machine all right?
+hpctk --help
+hpctk doctor .
 
 # Tuesday. The same in small steps: create a run, try an item, work, look, write the table.
 hpctk init runs/steps --workload squares:square --count "$COUNT"

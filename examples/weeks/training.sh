@@ -46,14 +46,12 @@ with distributed.process_group() as info, distributed.StopSignal() as stop:
         if step == steps:
             break
 END
-# One process first: a script that fails alone fails everywhere.
-python train.py 20
-# Then the ranks of this machine; --dry-run shows the command and the variables of a rank.
-hpctk launch --dry-run --nproc-per-node "$RANKS" train.py "$STEPS"
-hpctk launch --nproc-per-node "$RANKS" --max-restarts 1 --run-dir runs/here train.py "$STEPS" & # first result
-launch=$!
+# Two ranks on this machine. The last line names the latest checkpoint and the next command.
+hpctk launch --nproc-per-node "$RANKS" --run-dir runs/first train.py "$STEPS" # first result
 
 # Tuesday. What happens when a rank dies? Kill one after the first checkpoint: all start again from there.
+hpctk launch --nproc-per-node "$RANKS" --max-restarts 1 --run-dir runs/here train.py "$STEPS" &
+launch=$!
 while kill -0 $launch && ! ls runs/here/checkpoints/*.pt >/dev/null 2>&1; do sleep 0.1; done
 kill -9 "$(pgrep -P $launch | tail -n 1)"
 wait $launch
@@ -61,7 +59,9 @@ wait $launch
 hpctk status runs/here
 hpctk logs runs/here
 
-# Wednesday. The job script for two nodes, and what a cluster without hpctk would get.
+# Wednesday. Before a cluster: the command and the variables of a rank. For a debugger: python train.py 20
+hpctk launch --dry-run --nproc-per-node "$RANKS" train.py "$STEPS"
+# The job script for two nodes, and what a cluster without hpctk would get.
 hpctk render train-multi-node --nodes "$NODES" --nproc-per-node "$RANKS" --run-dir runs/there -- train.py "$STEPS"
 hpctk render train-multi-node --nodes "$NODES" --nproc-per-node "$RANKS" --plain -o plain.sbatch -- train.py "$STEPS"
 

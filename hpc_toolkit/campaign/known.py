@@ -12,13 +12,14 @@ from hpc_toolkit.errors import ConfigError, ItemsError
 from hpc_toolkit.queue.lists import read_list
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.tables import OWN, Row, check_rows
+from hpc_toolkit.results.tables import INHERITED, OWN, Row, check_rows
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.bandit import Observation
+    from hpc_toolkit.rundir.layout import Manifest
 
 _VALUE = "value."
 """Prefix of the columns of a result in a table of 'hpctk gather'."""
@@ -49,20 +50,49 @@ def _of_run(path: Path, stage: str) -> list[Row]:
             raise ConfigError(message, hint="name the run that measured, or a table")
     rows = gather(view, name, partial=True).rows
     check_rows(rows)
-    if stage != TASKS or manifest.campaign is None:
-        return rows
+    return [*inherited_rows(view, manifest), *rows] if stage == TASKS else rows
+
+
+def inherited_rows(view: RunView, manifest: Manifest) -> list[Row]:
+    """The evaluations that a campaign started from, as recorded with its first decision.
+
+    Their source is that of the settings, and their values are score and standard error only.
+    """
+    if manifest.campaign is None:
+        return []
     decisions = read_decisions(view.stages[TASKS].log.segments.values())
-    known = decisions[0].known if decisions else ()
-    arms = {arm.id: arm.keys for arm in read_settings(view.paths, manifest.campaign).arms()}
-    return [*(row for one in known for _, row in rows_of(one, arms[one.arm])), *rows]
+    if not decisions or not decisions[0].known:
+        return []
+    campaign = read_settings(view.paths, manifest.campaign)
+    keys = {arm.id: arm.keys for arm in campaign.arms()}
+    source = "; ".join(campaign.tasks.known)
+    known = decisions[0].known
+    return [row for one in known for _, row in rows_of(one, keys[one.arm], source)]
 
 
-def rows_of(known: Observation, keys: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
+def with_inherited(view: RunView, manifest: Manifest, rows: list[Row]) -> list[Row]:
+    """Rows of the tasks stage after the inherited ones; the same rows if there are none."""
+    inherited = inherited_rows(view, manifest)
+    return [*inherited, *({**row, INHERITED: None} for row in rows)] if inherited else rows
+
+
+def rows_of(
+    known: Observation, keys: Mapping[str, Any], source: str = ""
+) -> Iterator[tuple[str, Row]]:
     """Task and row of each evaluation that was known before a campaign."""
     for task, score in known.scores.items():
-        value = {"score": score, "stderr": known.stderrs.get(task)}
-        row = {"item": {**keys, TASK: task}, "state": "done", "value": value, "error": None}
-        yield task, {**row, "seconds": known.seconds.get(task, 0.0)}
+        stderr = known.stderrs.get(task)
+        row: Row = {
+            "item": {**keys, TASK: task},
+            "state": "done",
+            "value": {"score": score} if stderr is None else {"score": score, "stderr": stderr},
+            "error": None,
+            "attempts": 0,
+            "seconds": known.seconds.get(task, 0.0),
+            "worker": "",
+            INHERITED: source,
+        }
+        yield task, row
 
 
 def _of_table(path: Path, keys: Sequence[str]) -> Iterator[Row]:

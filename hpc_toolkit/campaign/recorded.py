@@ -19,7 +19,7 @@ from hpc_toolkit.campaign.settings import TASKS, settings_of
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.lists import read_list
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.results.tables import OWN
+from hpc_toolkit.results.tables import INHERITED, OWN
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.system.terminal import note
 
@@ -46,7 +46,8 @@ def scores_of_run(path: Path) -> ScoreTable:
 def scores_of_table(path: Path) -> ScoreTable:
     """The scores of a table of 'hpctk gather'; features are taken from the keys of the arms."""
     columns = list(read_list(path)[0])
-    own = [key for key in columns if key not in OWN and not key.startswith(("value.", "hpctk."))]
+    not_keys = {*OWN, INHERITED}
+    own = [k for k in columns if k not in not_keys and not k.startswith(("value.", "hpctk."))]
     rows = known_rows([str(path)], TASKS, own)
     keys = [{key: one for key, one in row["item"].items() if key != TASK} for row in rows]
     distinct = {arm_id(one): one for one in keys}

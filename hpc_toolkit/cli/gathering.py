@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.tables import Row
     from hpc_toolkit.results.verification import Problem
+    from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.options import Panels
 
@@ -102,30 +103,43 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
         _write_trace(run, given["out"], given["stage"], as_json=bool(given["json"]))
         return
     from hpc_toolkit.results.gather import NotCompleteError
-    from hpc_toolkit.results.tables import json_lines, write_table, writer_for
+    from hpc_toolkit.results.tables import INHERITED, json_lines, write_table, writer_for
 
     out = given["out"]
     if out != "-":
         writer_for(Path(out))
+    opened = open_run(run)
     try:
-        table = open_run(run).table(stage=given["stage"], partial=bool(given["partial"]))
+        table = opened.table(stage=given["stage"], partial=bool(given["partial"]))
     except NotCompleteError as error:
         for item in error.pending[:20]:
             print(f"pending: {json.dumps(item)}", file=sys.stderr)
         if len(error.pending) > 20:
             print(f"pending: and {len(error.pending) - 20} more", file=sys.stderr)
         raise
+    rows = _with_inherited(opened, given["stage"], table.rows)
     if out == "-":
-        sys.stdout.buffer.writelines(json_lines(table.rows))
+        sys.stdout.buffer.writelines(json_lines(rows))
         return
     with writing(out):
-        write_table(Path(out), table.rows)
+        write_table(Path(out), rows)
     if given["json"]:
-        failed = sum(row["state"] == "failed" for row in table.rows)
-        rows = {"rows": len(table.rows), "failed": failed, "published": table.published}
-        print(json.dumps({"file": out, **rows}))
+        failed = sum(row["state"] == "failed" for row in rows)
+        counts = {"rows": len(rows), "failed": failed, "published": table.published}
+        print(json.dumps({"file": out, **counts}))
         return
-    print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
+    more = len(rows) - len(table.rows)
+    inherited = f", {more} of them inherited from {rows[0][INHERITED]}" if more else ""
+    print(f"{len(rows)} rows in {out}{inherited}", file=sys.stderr)
+
+
+def _with_inherited(run: Run, stage: str | None, rows: list[Row]) -> list[Row]:
+    """Rows of a search, after those of the results that it started from."""
+    if run.manifest.campaign is None or stage not in (None, run.manifest.stages[-1].name):
+        return rows
+    from hpc_toolkit.campaign.known import with_inherited  # lists do without numpy
+
+    return with_inherited(run.view, run.manifest, rows)
 
 
 def _write_trace(run: str | None, out: str, stage: str | None, *, as_json: bool) -> None:

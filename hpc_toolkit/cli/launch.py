@@ -28,7 +28,7 @@ from hpc_toolkit.system.options import (
 )
 from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.system.ranks import RankInfo
-from hpc_toolkit.system.terminal import show_error
+from hpc_toolkit.system.terminal import note, show_error
 from hpc_toolkit.training.launch import plan
 
 _ARGUMENTS = (
@@ -136,6 +136,7 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         _tell(request, as_json=bool(as_json))
         return
     from hpc_toolkit.training.launch import launcher
+    from hpc_toolkit.training.launch.outcome import summary
 
     paths = RunPaths(request.run_dir or Path())
     with monitored(paths, RankInfo.from_environ(), None, wanted=monitor):
@@ -144,6 +145,9 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         if sys.stdout is not None:  # closed by the caller: >&-
             sys.stdout.flush()
         show_error(outcome.error)
+    # In a job, the batch process logs how the step ended; of several nodes, the first reports.
+    if plan.Step.from_environ() is None and not request.options.get("node_rank"):
+        note(summary(outcome, Path(run_dir) if run_dir is not None else None))
     # Nothing is left that taking down in good order would keep.
     gc.disable()
     sys.exit(outcome.code)

@@ -90,6 +90,7 @@ def render(template: str | None, **given: Any) -> None:
     unnamed = _name_run(template, given, base or {})
     spec, site, script = requested(template, given, base=base)
     _show_notes(spec, site)
+    _show_request(spec, site)
     if out == "-":
         sys.stdout.write(script)
     else:
@@ -153,6 +154,13 @@ def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
         note(reason)
     for warning in harmful(dict((*site.env, *site.nccl, *spec.env))):
         note(warning, "warning")
+
+
+def _show_request(spec: ScriptSpec, site: Cluster) -> None:
+    """Print the request of a job on stderr, with its cost, as 'hpctk submit' does."""
+    from hpc_toolkit.planning.request import ask_of, asked_line
+
+    print(printable(asked_line(ask_of(spec, site))), file=sys.stderr)
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:

@@ -126,17 +126,21 @@ def _size_for_s(template: str | None, text: str, given: dict[str, Any]) -> float
 
 
 def _show_request(submission: Submission) -> None:
-    """Say on stderr what is asked for, and how it fits the items that are left."""
-    from hpc_toolkit.submit.outlook import ask_of, asked_line, left_lines
+    """Print on stderr the request, and a forecast of the items that are left."""
+    from hpc_toolkit.planning.request import ask_of, asked_line
+    from hpc_toolkit.submit.outlook import left_lines
 
     if submission.request is None:
         return
     ask = ask_of(*submission.request, jobs=submission.copies, chain=submission.chain)
     lines, warnings = [asked_line(ask)], list[str]()
     run = submission.run
-    if run is not None and run.manifest.campaign is None and not ask.array:
-        said, warnings = left_lines(run, ask)
-        lines += said
+    if run is not None:
+        try:
+            said, warnings = left_lines(run, ask)
+            lines += said
+        except HpcToolkitError as error:  # the job itself may do without a forecast
+            warnings = [f"no forecast: {error.message}"]
     for line in lines:
         print(printable(line), file=sys.stderr)
     for warning in warnings:
@@ -206,7 +210,8 @@ def _of_request(
 
 
 def _sized(spec: ScriptSpec, site: Cluster, run: Run, within_s: float) -> ScriptSpec:
-    from hpc_toolkit.submit.outlook import ask_of, sized
+    from hpc_toolkit.planning.request import ask_of
+    from hpc_toolkit.submit.outlook import sized
 
     if run.manifest.campaign is not None:
         message = f"--size-for: {run.root} is a campaign, which adds items as it goes"

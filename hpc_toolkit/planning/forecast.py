@@ -96,6 +96,7 @@ class Forecaster:
         """Keys of items that were found to predict how long the items take."""
         self.guessed = [stage.name for stage in work.stages if not stage.seen]
         """Stages for which nothing but the guess is known."""
+        self.stages = [stage.name for stage in work.stages]
         self._known: dict[int | None, list[Course]] = {}
         self._anew: list[list[Phase]] = []
         self._going_on: list[list[Phase]] = []

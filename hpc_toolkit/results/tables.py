@@ -23,6 +23,9 @@ Row = dict[str, Any]
 OWN = ("state", "error", "attempts", "seconds", "worker")
 """Columns that describe a row, in this order, between the columns of its item and of its value."""
 
+INHERITED = "inherited_from"
+"""Column after :data:`OWN`, only of a search that started from results: their source."""
+
 _KINDS: dict[str, tuple[type, ...]] = {
     "item": (dict,),
     "state": (str,),
@@ -72,12 +75,12 @@ def json_lines(rows: Iterable[Row]) -> Iterator[bytes]:
 def write_table(path: Path, rows: list[Row]) -> None:
     """Write rows in the format of the file's suffix; the file is replaced atomically.
 
-    CSV, npz and Parquet have a column per key: first the items' keys, then :data:`OWN`, then the
-    values' keys with the prefix ``value.``. A column of the last two kinds gets the prefix
-    ``hpctk.`` if any item has a key of the same name. Values that are neither numbers nor text are
-    written as JSON. An npz holds one array per column, float64 (NaN if a row lacks it) or text; it
-    is read without pickle. Raises ConfigError: the suffix is unknown, or a package that the format
-    needs is not installed.
+    CSV, npz and Parquet have a column per key: first the items' keys, then :data:`OWN`, then
+    :data:`INHERITED` if any row has it, then the values' keys with the prefix ``value.``. A column
+    after the items' keys gets the prefix ``hpctk.`` if any item has a key of the same name. Values
+    that are neither numbers nor text are written as JSON. An npz holds one array per column,
+    float64 (NaN if a row lacks it) or text; it is read without pickle. Raises ConfigError: the
+    suffix is unknown, or a package that the format needs is not installed.
     """
     replace_file(path, writer_for(path)(rows))
 
@@ -102,6 +105,8 @@ def _columns(rows: list[Row]) -> dict[str, list[Any]]:
         columns = {key: [cell(row["item"].get(key)) for row in rows] for key in keys}
         for key in OWN:
             columns[beside(key, keys)] = [row[key] for row in rows]
+        if any(INHERITED in row for row in rows):
+            columns[beside(INHERITED, keys)] = [row.get(INHERITED) for row in rows]
         for key in dict.fromkeys(key for row in rows for key in row["value"] or ()):
             cells = [cell((row["value"] or {}).get(key)) for row in rows]
             columns[beside(f"value.{key}", keys)] = cells

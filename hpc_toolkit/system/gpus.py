@@ -23,6 +23,13 @@ ROCR = "ROCR_VISIBLE_DEVICES"
 _NVML = "libnvidia-ml.so.1"
 _NAME_BYTES = 96
 """Bytes of the longest name that the library returns (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+_NVLINK = {
+    "nvlink_sent_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX",
+    "nvlink_received_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX",
+}
+"""Counters of payload in KiB, despite their names; protocol overhead is not included."""
+_ALL_LINKS = 2**32 - 1
+"""The scope of a counter that makes NVML add up all links of a GPU."""
 
 
 def visible_gpus() -> list[str]:
@@ -140,6 +147,8 @@ class GpuReader:
             self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         except nvml.NVMLError as error:
             self.absent = str(error)
+        self._links = [self._nvlink(handle) for handle in self._handles]
+        """NVLink counters at the start, which count from a time before it."""
 
     def facts(self) -> list[dict[str, Any]]:
         """Return each GPU's constants: index, name, UUID, memory in bytes, power limit in watts."""
@@ -158,7 +167,8 @@ class GpuReader:
         """Return the current state of each GPU; None for a value that it does not report.
 
         ``busy_percent`` is the share of the driver's last sample period in which some kernel ran.
-        It does not show how much of the GPU that kernel used.
+        It does not show how much of the GPU that kernel used. ``nvlink_sent_bytes`` and
+        ``nvlink_received_bytes`` are the payload over all links since this reader was made.
         """
         return [self._read(index, handle) for index, handle in enumerate(self._handles)]
 
@@ -172,6 +182,23 @@ class GpuReader:
             "memory_used_bytes": self._memory(handle, "used"),
             "power_w": _watts(self._ask("nvmlDeviceGetPowerUsage", handle)),
             "temperature_c": self._ask("nvmlDeviceGetTemperature", handle, sensor),
+            **self._linked(index, handle),
+        }
+
+    def _linked(self, index: int, handle: Any) -> dict[str, int | None]:
+        """Return the growth of the NVLink counters; None without NVLink, or after their reset."""
+        now, first = self._nvlink(handle), self._links[index]
+        grown = {name: now[name] - first[name] for name in now.keys() & first.keys()}
+        return {name: grown[name] if grown.get(name, -1) >= 0 else None for name in _NVLINK}
+
+    def _nvlink(self, handle: Any) -> dict[str, int]:
+        wanted = [(getattr(self._nvml, field), _ALL_LINKS) for field in _NVLINK.values()]
+        values = self._ask("nvmlDeviceGetFieldValues", handle, wanted) or ()
+        # Each value has its own return code: a GPU without NVLink reports "not supported" there.
+        return {
+            name: int(one.value.ullVal) * 1024
+            for name, one in zip(_NVLINK, values, strict=False)
+            if one.nvmlReturn == self._nvml.NVML_SUCCESS
         }
 
     def _memory(self, handle: Any, part: str) -> int | None:

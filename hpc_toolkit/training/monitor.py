@@ -104,8 +104,8 @@ class Sampler:
         """Return the load since the previous sample, and the traffic since the start.
 
         CPU percentages cover all CPUs of the host since the previous sample. ``rss_bytes`` is the
-        sum over the processes, so that memory they share counts more than once. Network and
-        InfiniBand count bytes of all processes of the host since the start.
+        sum over the processes, so that memory they share counts more than once. Network,
+        InfiniBand and NVLink count bytes of all processes of the host since the start.
         """
         cpus = self._psutil.cpu_percent(percpu=True)
         memory = self._psutil.virtual_memory()
@@ -294,7 +294,7 @@ def summarise(recording: Recording) -> dict[str, Any]:
     """Return means and maxima over the samples; None for a value that was never sampled.
 
     ``gpus`` has one entry per GPU. Its ``energy_j`` is the power integrated over time by the
-    trapezoid rule, from the first sample to the last.
+    trapezoid rule, from the first sample to the last; its NVLink bytes count since the start.
     """
     samples, header = recording.samples, recording.header
     last = samples[-1] if samples else {}
@@ -323,6 +323,8 @@ def _gpu_summary(samples: list[dict[str, Any]], index: int) -> dict[str, Any]:
         "power_w_mean": _over(fmean, gpus, "power_w"),
         "temperature_c_max": _over(max, gpus, "temperature_c"),
         "energy_j": energy if len(known) > 1 else None,
+        "nvlink_sent_bytes": _over(max, gpus, "nvlink_sent_bytes"),
+        "nvlink_received_bytes": _over(max, gpus, "nvlink_received_bytes"),
     }
 
 

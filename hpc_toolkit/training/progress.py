@@ -106,7 +106,7 @@ class Training:
             jobs=self._states.read(ask=ask),
             rank_restarts=max((int(one[2]) for one in named if one), default=0),
             output=_last_line([*job_logs(self.paths), *outputs]),
-            checkpoint=_last_checkpoint(self.root / CHECKPOINTS),
+            checkpoint=last_checkpoint(self.root / CHECKPOINTS),
         )
 
 
@@ -183,7 +183,8 @@ def _tail(path: Path) -> str:
     return next(filter(None, texts), "")
 
 
-def _last_checkpoint(directory: Path) -> SavedStep | None:
+def last_checkpoint(directory: Path) -> SavedStep | None:
+    """Return the checkpoint of the latest step in a directory; None if there is none."""
     found = [one for name in list_names(directory) if (one := CHECKPOINT_NAME.fullmatch(name))]
     if not found:
         return None

@@ -126,9 +126,11 @@ def test_of_two_launches_at_once_a_killed_rank_starts_again_in_its_own(
     for number in range(2):
         (tmp_path / f"go-{number}").touch()
 
-    assert first.ended().code == 0
-    other = second.ended()
-    assert other.code == 0
+    one, other = first.ended(), second.ended()
+    assert (one.code, other.code) == (0, 0)
+    ending = "note: exit code 0; 2 ranks, {}; next: hpctk status run"
+    assert one.err.splitlines()[-1] == ending.format("1 restart")
+    assert other.err.splitlines()[-1] == ending.format("0 restarts")
     assert "start 1" not in other.out
     # Half a minute is promised; a rank starts in the time in which it imports torch.
     assert took_s < 30
@@ -176,9 +178,10 @@ print("code", launch({str(plain)!r}, "fail", 7, nproc_per_node=2, run_dir="run")
         r"^error: rank 1 on \S+ ended with exit code 7; its log: /", told.err, re.MULTILINE
     )
     assert command.code == 1
-    error = command.err[command.err.index("error:") :]
+    error, _, ending = command.err[command.err.index("error:") :].partition("note: ")
     assert re.match(r"error: rank 1 on \S+ ended with exit code 1; its log: (\S+)\n", error)
     assert error.endswith("  ValueError: nothing to learn\n")
+    assert ending.startswith("exit code 1; 2 ranks, 0 restarts; with --run-dir DIR")
 
 
 def test_an_agent_that_is_killed_takes_its_ranks_along(hpctk: Hpctk, plain: Path) -> None:

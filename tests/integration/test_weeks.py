@@ -61,7 +61,9 @@ def test_a_search_is_rehearsed_run_and_extended_by_a_task(shell: Shell) -> None:
     assert "known           48 evaluations" in printed
     scores = rows(shell.root / "scores.csv")
     assert len([row for row in scores if row["task"] == "headlines:Headlines"]) == 36
-    assert len(scores) == 36 * 3 - 48
+    inherited = [row for row in scores if row["inherited_from"].endswith("/runs/pythia")]
+    assert (len(inherited), len(scores)) == (48, 36 * 3)
+    assert len({(row["checkpoint"], row["layer"], row["task"]) for row in scores}) == len(scores)
 
 
 @pytest.mark.torch

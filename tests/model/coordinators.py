@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.bandit import Observation, Pull
+from hpc_toolkit.bandit import Observation, Pull, TaskSet
 from hpc_toolkit.campaign.decisions import SEARCH
 from hpc_toolkit.campaign.models import Model
 from hpc_toolkit.campaign.search import make_arms
@@ -326,8 +326,9 @@ class Checks:
         return self._asks[log]
 
     def _checked(self, log: tuple[Entry, ...]) -> list[str]:
-        search = self._model.campaign.search
-        policy = made_policy(search.policy, self._arms, self._model.campaign.seed)
+        campaign, search = self._model.campaign, self._model.campaign.search
+        tasks = TaskSet(campaign.tasks.names)
+        policy = made_policy(search.policy, self._arms, campaign.seed, tasks=tasks)
         asked: list[str] = []
         told: list[str] = []
         decisions = decisions_in([data for target, data in log if target.startswith("items/")])

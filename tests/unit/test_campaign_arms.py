@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from dataclasses import asdict
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from hpc_toolkit.bandit.features import kind_of
 from hpc_toolkit.campaign.arms import arm_id
@@ -17,10 +20,11 @@ from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.searchstate import search_so_far
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.cli import gathering
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.tables import write_table
+from hpc_toolkit.results.tables import read_rows, write_table
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import NOOP, Played
 
@@ -457,3 +461,47 @@ def test_extensions_that_are_killed_at_any_moment_choose_the_same_arms(
 
     assert moments >= 30
     assert [len(found) for found in chosen] == [1, 1, 1]
+
+
+def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extended(name: str, budget: int, known: str = "") -> Path:
+        tasks = f"workload = '{NOOP}'\nnames = ['a']{known}"
+        own = campaign(tmp_path, GRID, f"budget = {budget}\npending = 1", tasks=tasks)
+        played = Played(fast_dir / name, own, monkeypatch, value_of)
+        played.coordinate()
+        return played.root
+
+    def gathered(root: Path, file: str) -> str:
+        app = typer.Typer()
+        gathering.register(app)
+        ended = CliRunner().invoke(app, ["gather", str(root), "-o", str(tmp_path / file)])
+        assert ended.exit_code == 0, ended.output
+        return ended.stderr
+
+    first = extended("first", 4)
+    second = extended("second", 8, f"\nfrom = '{first}'")
+    published = [row["item"] for row in Run.open(second).results()]
+
+    gathered(first, "first.jsonl")
+    said = gathered(second, "second.csv")
+    gathered(second, "second.jsonl")
+
+    assert "inherited_from" not in (tmp_path / "first.jsonl").read_text()
+    assert said.endswith(f"8 rows in {tmp_path}/second.csv, 4 of them inherited from {first}\n")
+    before, after = (read_rows(tmp_path / name) for name in ("first.jsonl", "second.jsonl"))
+    assert [row["inherited_from"] for row in after] == [str(first)] * 4 + [None] * 4
+    assert [row["item"] for row in after[4:]] == published
+    scores = {arm_id(row["item"]): row["value"] for row in before}
+    assert {arm_id(row["item"]): row["value"] for row in after[:4]} == scores
+    assert [row["item"] for row in Run.open(second).results()] == published
+    with (tmp_path / "second.csv").open(newline="") as file:
+        cells = list(csv.DictReader(file))
+    assert [row["inherited_from"] for row in cells] == [str(first)] * 4 + [""] * 4
+    # The table has all that a third search needs, and its columns are not keys of arms.
+    third = extended("third", 10, f"\nfrom = '{tmp_path}/second.csv'")
+    assert len(Run.open(third).results()) == 2
+    assert scores_of_table(tmp_path / "second.csv").arms.arms[0].keys.keys() == {
+        *("lr", "depth", "model"),
+    }

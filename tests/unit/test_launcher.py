@@ -29,6 +29,7 @@ from hpc_toolkit.training.launch.outcome import (
     last_lines,
     root_cause,
     saved,
+    summary,
 )
 from hpc_toolkit.training.launch.plan import (
     _VALUES,
@@ -534,6 +535,28 @@ def watched(
         clock=clock.monotonic,
         sleep=clock.advance,
     )
+
+
+def test_a_summary_has_the_exit_code_the_latest_checkpoint_and_the_next_command(
+    tmp_path: Path,
+) -> None:
+    outcome, where = Outcome(0, ranks=2, restarts=1), tmp_path / "a run"
+    (where / "checkpoints").mkdir(parents=True)
+    for step in (9, 10):
+        (where / f"checkpoints/step-{step:09}.pt").touch()
+
+    line = summary(outcome, where)
+
+    assert line == (
+        f"exit code 0; 2 ranks, 1 restart; last checkpoint: step 10, {where}/checkpoints/"
+        f"step-000000010.pt; next: hpctk status '{where}'"
+    )
+    assert summary(outcome, None).startswith("exit code 0; 2 ranks, 1 restart; with --run-dir DIR")
+    assert "run the same command again" in summary(Outcome(75), where)
+    failed = Outcome(75, ConfigError("no space"))
+    assert summary(failed, where).startswith("exit code 75; 0 ranks, 0 restarts; last")
+    (tmp_path / "checkpoints").touch()
+    assert summary(outcome, tmp_path).endswith(f"1 restart; next: hpctk status {tmp_path}")
 
 
 def test_ranks_that_saved_have_others_wait_for_a_while() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pynvml
 import pytest
 
 from hpc_toolkit.errors import ConfigError
@@ -34,9 +35,12 @@ class Told:
 
 
 class FakeNvml:
-    """Stands for pynvml on a host with two GPUs, of which the second tells no power."""
+    """Stands for pynvml on a host with two GPUs, of which the second has no power and no NVLink."""
 
     NVML_TEMPERATURE_GPU = 0
+    NVML_SUCCESS = pynvml.NVML_SUCCESS
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
 
     class NVMLError(Exception):
         """The library's own."""
@@ -45,6 +49,7 @@ class FakeNvml:
         self.absent = absent
         self.shut = 0
         self.watts = 100_000
+        self.link_kib = 7_000_000
 
     def __getattr__(self, name: str) -> Any:
         """``nvmlDeviceGetName`` is ``get_name``."""
@@ -92,6 +97,19 @@ class FakeNvml:
     def get_temperature(self, handle: int, kind: int) -> int:
         assert kind == self.NVML_TEMPERATURE_GPU
         return 50 + handle
+
+    def get_field_values(self, handle: int, fields: list[tuple[int, int]]) -> Any:
+        """The library's own structures, so that a name that it does not have is noticed."""
+        values = (pynvml.c_nvmlFieldValue_t * len(fields))()
+        self.link_kib += 1000
+        for value, (field, scope) in zip(values, fields, strict=True):
+            assert scope == 0xFFFFFFFF  # nvml.h: the sum over all links
+            value.fieldId, value.nvmlReturn = field, pynvml.NVML_SUCCESS
+            if handle == 1:
+                value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+            sent = field == self.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+            value.value.ullVal = self.link_kib if sent else 5
+        return values
 
 
 def ports(root: Path, sent: int) -> Path:
@@ -143,8 +161,28 @@ def test_a_sample_tells_cpus_memory_network_gpus_and_infiniband(tmp_path: Path) 
         "memory_used_bytes": 2 << 30,
         "power_w": None,
         "temperature_c": 51,
+        "nvlink_sent_bytes": None,
+        "nvlink_received_bytes": None,
     }
     assert nvml.shut == 1
+
+
+def test_nvlink_bytes_count_from_the_start_and_not_from_a_reset(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    sampler = Sampler(nvml=nvml, infiniband=tmp_path)
+
+    before, after = (sampler.sample()["gpus"][0] for _ in range(2))
+    nvml.link_kib = 0  # the driver was loaded again
+    reset = sampler.sample()["gpus"][0]
+
+    # Each reading of the other GPU counts here as well.
+    assert before["nvlink_sent_bytes"] == 2000 * 1024
+    assert after["nvlink_sent_bytes"] == 4000 * 1024
+    assert after["nvlink_received_bytes"] == 0
+    assert reset["nvlink_sent_bytes"] is None
+    samples = [{"t_s": t, "gpus": [gpu]} for t, gpu in enumerate((before, after, reset))]
+    (gpu,) = summarise(Recording({"gpus": [{}]}, samples))["gpus"]
+    assert (gpu["nvlink_sent_bytes"], gpu["nvlink_received_bytes"]) == (4000 * 1024, 0)
 
 
 def test_a_summary_has_means_maxima_and_energy() -> None:

@@ -15,15 +15,16 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.planning.request import Ask, ask_of, asked_line
+from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
-from hpc_toolkit.submit.outlook import Ask, ask_of, asked_line, left_lines, sized
+from hpc_toolkit.submit.outlook import left_lines, sized
 from tests.toyrun import ToyRun
+from tests.unit.playedcampaign import SECONDS, Played, toy
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from hpc_toolkit.run import Run
 
 SITE = Cluster(
     name="site",
@@ -73,7 +74,92 @@ def test_the_request_is_shown_with_the_cost_of_all_of_its_time() -> None:
         "asks for 8 nodes with 4 GPUs for 04:00:00: up to 128 GPU-hours, 256 USD"
     )
     assert asked_line(ask(1, hours=0.5, site=plain, jobs=3)) == (
-        "each of 3 jobs asks for 1 node for 00:30:00: up to 0.50 node-hours"
+        "each of 3 jobs asks for 1 node for 00:30:00: up to 0.50 node-hours;"
+        " together 1.50 node-hours"
+    )
+
+
+def array(elements: str) -> Ask:
+    spec = ScriptSpec(
+        python="/usr/bin/python3",
+        gpus_per_node=4,
+        ntasks_per_node=4,
+        time=12 * 3600,
+        array=elements,
+    )
+    return ask_of(spec, SITE)
+
+
+def test_an_array_is_forecast_on_the_jobs_that_run_at_once(tmp_path: Path) -> None:
+    run, nine = measured(tmp_path), array("0-17%9")
+
+    said, warnings = left_lines(run, nine)
+
+    assert asked_line(nine) == (
+        "each of 18 jobs of the array (9 at once) asks for 1 node with 4 GPUs for 12:00:00:"
+        " up to 48.0 GPU-hours, 96.0 USD; together 864 GPU-hours, 1,728 USD"
+    )
+    assert (said, warnings) == left_lines(run, ask(9, hours=12))
+    assert " on 36 workers, " in said[0]
+    assert left_lines(run, array("0-9"))[1] == [
+        "nodes will be idle: 36 units for 40 workers; 9 nodes are enough"
+    ]
+
+
+SEARCH = {"policy": "random", "budget": 8, "pending": 2}
+
+
+def campaign(root: Path, patch: pytest.MonkeyPatch, waits: int, **more: Any) -> Run:
+    """A campaign of 20 arms and 3 tasks whose coordinator was killed."""
+    search = {**SEARCH, **more.pop("search", {})}
+    assert Played(root, toy(search, **more), patch).killed(waits)
+    return Run.open(root)
+
+
+def test_a_campaign_is_forecast_with_the_items_that_it_may_still_request(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = campaign(fast_dir / "run", monkeypatch, 2)
+
+    said, warnings = left_lines(run, ask(2))
+
+    counts = re.match(r"(\d+) items are left \((\d+) of them", said[0])
+    assert counts is not None
+    left, more = map(int, counts.groups())
+    assert 0 < more <= left < 24
+    assert re.search(r" not requested yet\): .* on 8 workers, .* USD$", said[0])
+    assert f"The search may ask for {more // 3} more arms on 3 tasks, at most 2" in said[1]
+    assert warnings == []
+
+
+def test_a_campaign_without_results_is_forecast_from_the_durations_that_it_states(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = dict.fromkeys(SECONDS, 3600)
+    silent = campaign(fast_dir / "silent", monkeypatch, 0)
+    stated = campaign(fast_dir / "stated", monkeypatch, 0, tasks={"seconds": seconds})
+
+    nothing, _ = left_lines(silent, ask(1))
+    hours, _ = left_lines(stated, ask(1))
+
+    assert nothing[0].endswith("; no forecast before the first result or [tasks] seconds")
+    assert re.search(r"yet\): \d+ h .* on 4 workers", hours[0])
+    assert "  Durations are those of [tasks] seconds." in hours
+    assert any(
+        text.startswith("  Left out, because no duration is known: stage metrics") for text in hours
+    )
+
+
+def test_nodes_beyond_the_pending_arms_of_a_search_are_named(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = campaign(fast_dir / "run", monkeypatch, 2)
+
+    assert left_lines(run, ask(2))[1] == []
+    (warning,) = left_lines(run, ask(3))[1]
+    assert warning == (
+        "nodes will be idle: the search requests at most 6 items at once, for 12 workers;"
+        " 2 nodes are enough, or raise 'pending' in [search]"
     )
 
 

@@ -65,6 +65,8 @@ def status_of(run: str = "/runs/a", **changes: object) -> Status:
         "workers": WorkerCounts(3, 1, 2),
         "rate_per_s": 1e-9,
         "eta_s": 12.5,
+        "eta_low_s": 9.0,
+        "eta_high_s": 20.0,
         "complete": False,
         "deaths": 4,
         "published": False,

@@ -10,12 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from hpc_toolkit.cli import reading, statusview
-from hpc_toolkit.cli import submit as submit_commands
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
 from hpc_toolkit.submit import jobs as jobs_module
@@ -34,6 +30,7 @@ from hpc_toolkit.submit.standstill import is_stuck, why_waiting
 from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import tree
+from tests.unit.jobcommands import call, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,20 +53,6 @@ JOB = RunJob(
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return Programs(tmp_path, monkeypatch)
-
-
-def call(*arguments: str) -> Result:
-    app = typer.Typer()
-    statusview.register(app)
-    reading.register(app)
-    submit_commands.register(app)
-    return CliRunner().invoke(app, list(arguments))
-
-
-def refused(*arguments: str) -> HpcToolkitError:
-    error = call(*arguments).exception
-    assert isinstance(error, HpcToolkitError), error
-    return error
 
 
 def test_a_job_is_read_as_it_was_noted(toy: ToyRun) -> None:

@@ -10,15 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from hpc_toolkit.cli import reading, statusview
-from hpc_toolkit.cli import submit as submit_commands
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.cli import statusview
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import RunJob, own_login, record_job
 from tests.fakeslurm import Programs, pending_line
+from tests.unit.jobcommands import call, refused
 
 JOB = RunJob(job="7", name="gpt", log="slurm/%x-%j.out", submitted=100.0, by=own_login())
 
@@ -37,20 +34,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     folder = tmp_path / "bin"
     folder.mkdir()
     return Programs(folder, monkeypatch)
-
-
-def call(*arguments: str) -> Result:
-    app = typer.Typer()
-    statusview.register(app)
-    reading.register(app)
-    submit_commands.register(app)
-    return CliRunner().invoke(app, list(arguments))
-
-
-def refused(*arguments: str) -> HpcToolkitError:
-    error = call(*arguments).exception
-    assert isinstance(error, HpcToolkitError), repr(error)
-    return error
 
 
 def write(path: Path, text: str, *, age_s: float) -> None:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class OwnPolicy(Protocol):
     """What a user writes; the constructor takes the arms, a seed and the policy's options.
 
-    A new object, with copies of the arms, is made for every ask. It is told all results so far, in
-    the order of the arms.
-    With equal arguments and tells it must give equal asks: draw random numbers from the seed only.
+    For every ask hpctk creates a new object with copies of the arms, and calls ``tell`` with each
+    result so far, in the order of the arms. Equal arguments and results must lead to equal asks:
+    draw random numbers from the seed only.
     """
 
     def __init__(self, arms: Sequence[Arm], seed: int, **options: Any) -> None: ...
@@ -32,8 +32,9 @@ class OwnPolicy(Protocol):
         ...
 
     def ask(self, pending: Sequence[str]) -> str | None:
-        """The id of the next arm, neither told nor ``pending``; None: wait, or stop if none is
-        pending. Called once for each arm of a round, with the arms before it among ``pending``."""
+        """Return the id of the next arm, which has no result and is not ``pending``. None: wait, or
+        stop if no arm is pending. Called once for each arm of a round; ``pending`` contains the
+        arms of the round before it."""
         ...
 
 
@@ -65,7 +66,8 @@ class OwnRule(Rule):
                     raise ConfigError(message, hint="return the id of an arm, or None")
                 if table.index(arm) in told or arm in pending:
                     message = f"policy {self.called!r} asked again for arm {arm!r}"
-                    raise ConfigError(message, hint="ask for arms neither told nor pending")
+                    hint = "ask for arms without a result that are not pending"
+                    raise ConfigError(message, hint=hint)
                 asked.append(Proposal(arm, None, "own policy"))
                 pending = [*pending, arm]
         except ConfigError:

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,7 @@ def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, las
             outcome = _stopped(error)
         ignore_signals()
         agent.leave(outcome)
+    outcome = agent.counted(outcome)
     if temporary and outcome.log is None:
         shutil.rmtree(directory, ignore_errors=True)
     return outcome
@@ -106,6 +107,12 @@ class Agent:
                 message, hint="start it again; nothing was done yet in this round"
             )
         self.ranks.warn(number)
+
+    def counted(self, outcome: Outcome) -> Outcome:
+        """Add the number of ranks and restarts to an outcome."""
+        if self.rounds is None or self.ranks is None:
+            return outcome
+        return replace(outcome, ranks=self.ranks.world_size, restarts=self.rounds.number)
 
     def end(self) -> None:
         """End ranks that still run."""

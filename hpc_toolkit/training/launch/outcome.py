@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.rundir import files
+from hpc_toolkit.training.progress import CHECKPOINTS, last_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,6 +59,32 @@ class Outcome:
     """The error to report; None if there is nothing to report."""
     log: Path | None = None
     """The log that the error names."""
+    ranks: int = 0
+    """Ranks of the last round, on all nodes; 0 if no round started."""
+    restarts: int = 0
+    """How often all ranks were restarted."""
+
+
+def summary(outcome: Outcome, run_dir: Path | None) -> str:
+    """Return how a launch ended and what to look at next, on one line."""
+    if outcome.code == TRY_AGAIN and outcome.error is None:
+        how = "the ranks saved and exited with 75; run the same command again to continue"
+    else:
+        how = f"exit code {outcome.code}"
+    found = [how, _counted(outcome.ranks, "rank") + ", " + _counted(outcome.restarts, "restart")]
+    if run_dir is None:
+        found.append("with --run-dir DIR, 'hpctk status DIR' shows its output and checkpoints")
+        return "; ".join(found)
+    # The exit code is known: an unreadable directory must not replace it by an error.
+    with suppress(HpcToolkitError, OSError):
+        if (last := last_checkpoint(run_dir / CHECKPOINTS)) is not None:
+            found.append(f"last checkpoint: step {last.step}, {last.path}")
+    found.append(f"next: hpctk status {shlex.quote(str(run_dir))}")
+    return "; ".join(found)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def exit_code(code: int) -> int:
@@ -92,7 +120,7 @@ def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolk
     """Describe a failed rank as an error, with the end of its log and a hint."""
     name, log = signal_name(-failure.code) if failure.code < 0 else "", failure.log
     how = f"ended by {name}" if name else f"ended with exit code {failure.code}"
-    after = f", after {restarts} restart{'s' if restarts != 1 else ''}" if restarts else ""
+    after = f", after {_counted(restarts, 'restart')}" if restarts else ""
     lines = last_lines(log) if log is not None else []
     where = f"; its log: {log}" if log is not None else ""
     message = f"rank {failure.rank} on {host} {how}{after}{where}"

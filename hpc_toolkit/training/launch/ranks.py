@@ -64,6 +64,11 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._terminal = _Terminal()
 
+    @property
+    def world_size(self) -> int:
+        """Number of ranks on all nodes."""
+        return self._place.world_size
+
     def start(self, command: list[str], environ: Mapping[str, str]) -> None:
         """Start a process per rank.
 

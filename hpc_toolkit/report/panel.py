@@ -97,22 +97,21 @@ def _brief(counts: StageCounts) -> list[str]:
 
 
 def closing(now: Status) -> str:
-    """Return one line for the end of work: what happened, and what to do next."""
+    """Return one line for the end of work: what happened, and the commands to go on with."""
     run, failed = quote(now.run), failed_items(now)
     total = sum(counts.total for counts in now.stages.values())
+    items = f"{total:,} item{'s' * (total != 1)}"
     if now.complete and failed:
-        return (
-            f"{now.run}: complete, {failed:,} of {total:,} items failed: 'hpctk status {run}' shows"
-            f" why, 'hpctk retry {run}' makes them pending again"
-        )
+        are = f"{failed:,} of {items} failed"
+        return f"{now.run}: {are}: hpctk status {run}; hpctk retry {run}"
     if now.complete:
         took = f" in {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
-        gather = "" if now.published else f"; 'hpctk gather {run}' writes the results"
-        return f"{now.run}: complete, {total:,} items done{took}{gather}"
+        gather = "" if now.published else f": hpctk gather {run}"
+        return f"{now.run}: {items} done{took}{gather}"
     if now.reason.startswith("paused"):
         return f"{now.run}: {now.reason}"
     left = sum(counts.left for counts in now.stages.values())
-    return f"{now.run}: {left:,} of {total:,} items are left; 'hpctk status {run}' shows more"
+    return f"{now.run}: {left:,} of {items} left: hpctk status {run}"
 
 
 def headline(now: Status) -> str:
@@ -162,9 +161,9 @@ def _stage_rows(now: Status) -> Iterator[Row]:
         finished = counts.done + counts.failed
         shares = (one / max(whole, 1) for one in (counts.done, counts.failed, counts.running))
         up_to = "up to " if counts.coming else ""
-        share = f" {100 * finished // whole}%" if whole else ""
+        share = f"{100 * finished // whole if whole else 0:3d}%"
         opened = "" if counts.sealed or counts.coming else ", open for more"
-        yield Row(name, f"{finished:,} of {up_to}{whole:,}{share}{opened}", bar=Bar(*shares))
+        yield Row(name, f"{share}  {finished:,} of {up_to}{whole:,}{opened}", bar=Bar(*shares))
         parts = stage_parts(counts)
         if parts:
             yield Row("", ", ".join(parts), DIM)

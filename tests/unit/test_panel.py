@@ -98,7 +98,7 @@ def test_items_that_a_search_may_ask_for_count_in_the_bar() -> None:
 
     row, parts = panel(status(stages={"tasks": counts}))[1:3]
 
-    assert row == Row("tasks", "45 of up to 100 45%", bar=Bar(0.45, 0.0, 0.02))
+    assert row == Row("tasks", " 45%  45 of up to 100", bar=Bar(0.45, 0.0, 0.02))
     assert parts.text == "2 running, 13 pending, 40 not asked for yet"
 
 
@@ -121,12 +121,12 @@ def test_failures_name_hosts_and_the_command_to_look_deeper() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"complete": True}, "complete, 1 of 100 items failed: 'hpctk status runs/x' shows why"),
+        ({"complete": True}, "1 of 100 items failed: hpctk status runs/x; hpctk retry runs/x"),
         (
-            {"complete": True, "stages": {"items": StageCounts(total=4, done=4)}},
-            "complete, 4 items done; 'hpctk gather runs/x' writes the results",
+            {"complete": True, "stages": {"items": StageCounts(total=1, done=1)}},
+            "1 item done: hpctk gather runs/x",
         ),
-        ({}, "84 of 100 items are left; 'hpctk status runs/x' shows more"),
+        ({}, "84 of 100 items left: hpctk status runs/x"),
         ({"reason": "paused: all failed"}, "runs/x: paused: all failed"),
     ],
 )
@@ -232,7 +232,7 @@ def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> 
 
 
 def test_a_run_shows_itself_in_a_notebook(toy: ToyRun) -> None:
-    assert "0 of 4 0%" in toy.run._repr_html_()
+    assert "0%  0 of 4" in toy.run._repr_html_()
 
 
 def test_a_terminal_gets_a_line_when_something_changed(

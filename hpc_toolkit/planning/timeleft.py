@@ -23,6 +23,8 @@ _MOST_ITEMS = 20_000
 """A larger run is forecast from the mean durations of its groups, because reading every item takes
 longer than a status should."""
 _DRAWS = 60
+_WIDER = 1.15
+"""Factor on both ends of the interval: while a run goes on, other jobs come and go on its nodes."""
 _BUSY = 0.05
 """Largest share of a processor that repeated forecasts may take."""
 _DRIFT = 0.1
@@ -68,14 +70,14 @@ def forecast_now(work: Work) -> TimeLeft | None:
         return TimeLeft(
             low_s=found.low, eta_s=None, high_s=None, coming=work.coming, assumed=work.assumed
         )
-    low_s = found.low
+    low_s = found.low / _WIDER
     if work.may_stop:
         asked = replace(known, stages=tuple(stage for stage in known.stages if not stage.coming))
         low_s = Forecaster(asked, draws=_DRAWS).forecast(None).time_s.low if asked.left else 0.0
     return TimeLeft(
         low_s=low_s,
         eta_s=found.median,
-        high_s=found.high,
+        high_s=found.high * _WIDER,
         coming=work.coming,
         assumed=work.assumed,
     )

@@ -162,12 +162,15 @@ def _follow(
 ) -> bool:
     """Show a run, with ``watch`` until it is complete; whether it has failed items."""
     from hpc_toolkit.rundir.proof import believed
+    from hpc_toolkit.submit.costs import cost_of
     from hpc_toolkit.submit.jobs import JobStates
 
     said, jobs = believed(run.paths).said, JobStates(run.paths)
     now, records = run.status(), jobs.read(ask=slurm)
     while True:
         now.doctor = said
+        cost = cost_of(run, now)
+        now.cost = None if cost is None else asdict(cost)
         add_search(now, run)
         show(now, records)
         if now.complete or not watch:

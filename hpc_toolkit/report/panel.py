@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from hpc_toolkit.results.status import StageCounts, Status
+    from hpc_toolkit.results.counts import StageCounts
+    from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
 
 GOOD, BAD, WARN, DIM = "good", "bad", "warn", "dim"
@@ -65,6 +66,7 @@ def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False)
         Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True),
         *_stage_rows(now),
         *_speed(now),
+        *_cost_rows(now),
         *_search_rows(now),
         *_failure_rows(now),
         *_problem_rows(now),
@@ -188,6 +190,18 @@ def _speed(now: Status) -> Iterator[Row]:
     if parts:
         curve = _last(done, _SPARKS) if len(done) >= _FEWEST else ()
         yield Row("speed" if now.rate_per_s > 0 else "time", ", ".join(parts), curve=curve)
+
+
+def _cost_rows(now: Status) -> Iterator[Row]:
+    cost = now.cost
+    if cost is None:
+        return
+    parts = [f"{cost['spent']:,.2f} {cost['currency']} so far"]
+    if cost["low"] is not None and cost["high"] is not None:
+        parts.append(f"{cost['low']:,.2f} to {cost['high']:,.2f} to come")
+    if cost["unpriced"]:
+        parts.append(f"without {cost['unpriced']:,} workers of unknown price")
+    yield Row("cost", ", ".join(parts))
 
 
 def rate_text(rate_per_s: float) -> str:

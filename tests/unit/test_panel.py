@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hpc_toolkit.report.notebook import StatusDisplay, status_html
 from hpc_toolkit.report.panel import Bar, Row, closing, headline, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw
+from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 from hpc_toolkit.results.failures import Failures
-from hpc_toolkit.results.status import StageCounts, Status, WorkerCounts
+from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:

@@ -62,13 +62,16 @@ def forecast_now(work: Work) -> TimeLeft | None:
     """Forecast the rest of a run on its living workers from what was read of it."""
     from hpc_toolkit.planning.forecast import Forecaster
 
+    coming = {stage.name: stage.coming for stage in work.stages if stage.coming}
     known = replace(work, stages=tuple(stage for stage in work.stages if stage.seen))
-    if not known.left or not work.workers:
+    if not work.workers:
         return None
+    if not known.left:
+        return TimeLeft(low_s=0.0, eta_s=None, high_s=None, coming=coming, assumed=work.assumed)
     found = Forecaster(known, draws=_DRAWS).forecast(None).time_s
     if known.left < work.left:
         return TimeLeft(
-            low_s=found.low, eta_s=None, high_s=None, coming=work.coming, assumed=work.assumed
+            low_s=found.low, eta_s=None, high_s=None, coming=coming, assumed=work.assumed
         )
     low_s = found.low / _WIDER
     if work.may_stop:
@@ -78,7 +81,7 @@ def forecast_now(work: Work) -> TimeLeft | None:
         low_s=low_s,
         eta_s=found.median,
         high_s=found.high * _WIDER,
-        coming=work.coming,
+        coming=coming,
         assumed=work.assumed,
     )
 

@@ -135,7 +135,8 @@ def time_left(now: Status) -> str:
     if now.eta_low_s is None:
         return ""
     if now.eta_s is None or now.eta_high_s is None:
-        return f"more than {format_duration(now.eta_low_s)} left"
+        known = f"more than {format_duration(now.eta_low_s)} left"
+        return known if now.eta_low_s >= 1 else "time left not known yet"
     low, high = format_duration(now.eta_low_s), format_duration(now.eta_high_s)
     return f"about {high} left" if low == high else f"{low} to {high} left"
 

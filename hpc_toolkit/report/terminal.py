@@ -123,7 +123,7 @@ def _bar(bar: Bar, width: int, look: Look) -> str:
     most = width - (bar.done + bar.failed + bar.running < 1)
     while sum(cells.values()) > most:
         cells[max(cells, key=lambda name: cells[name])] -= 1
-    marks = ("█", "▓", "▒", "░") if look.unicode else ("#", "x", "=", ".")
+    marks = ("█", "▓", "▒", "─") if look.unicode else ("#", "x", "=", ".")
     rest = width - sum(cells.values())
     parts = zip(marks, (*cells.values(), rest), ("32", "31", "36", "2"), strict=True)
     return "".join(look.paint(mark * count, code) for mark, count, code in parts)

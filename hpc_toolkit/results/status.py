@@ -32,8 +32,8 @@ class TimeLeft:
     """Median; None if there are items of which no duration is known yet."""
     high_s: float | None
     """The run is faster in 19 of 20 cases; None as for ``eta_s``."""
-    coming: int = 0
-    """Items that a search may still ask for; they are counted."""
+    coming: dict[str, int] = field(default_factory=dict)
+    """Items by stage that a campaign may still ask for; they are counted."""
     assumed: tuple[str, ...] = ()
     """Assumptions, in sentences."""
 
@@ -138,8 +138,8 @@ def read_status(
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
     left = forecast(alive)
-    if left is not None:
-        list(stages.values())[-1].coming = left.coming
+    for name, coming in (left.coming if left is not None else {}).items():
+        stages[name].coming = coming
     last = list(view.stages.values())[-1].log
     return Status(
         run=given,

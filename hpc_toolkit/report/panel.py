@@ -232,11 +232,11 @@ def _search_rows(now: Status) -> Iterator[Row]:
         parts = [_score(best)]
         parts += [f"{search['ties']:,} ties"] if search["ties"] else []
         if search["rounds_since_best"]:
-            parts.append(f"asked for {search['rounds_since_best']:,} rounds ago")
+            parts.append(f"found {search['rounds_since_best']:,} rounds ago")
         yield Row("best", f"{_short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
     last = [f"{_short(arm, 30)} {_told(score)}" for arm, score in search["last"][:3]]
     if last:
-        yield Row("asked last", ", ".join(last), DIM)
+        yield Row("last", ", ".join(last), DIM)
 
 
 def _score(found: dict[str, Any]) -> str:

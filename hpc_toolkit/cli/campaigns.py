@@ -20,6 +20,7 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import SEARCH, Commands
+from hpc_toolkit.cli.report import write_at_end
 from hpc_toolkit.cli.statusview import status_lines
 from hpc_toolkit.cli.working import check_code, with_progress
 from hpc_toolkit.errors import ConfigError
@@ -163,7 +164,10 @@ def run_campaign(
         found = make_run(root, campaign, wanted)
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(LocalWorkers(found).work, count, WorkerOptions())
-    code = with_progress(found, work)
+    try:
+        code = with_progress(found, work)
+    finally:
+        write_at_end(found)
     summary = _outcome(found)
     if not as_json:
         print("\n".join(map(printable, status_lines(found.status()))))
@@ -276,7 +280,10 @@ def coordinate(
     found = open_run(run)
     check_trust(found.root)
     Coordinator(found.view, campaign_of(found)).run()
-    outcome = _outcome(found) if summary else None
+    if not summary:  # a local campaign, whose parent writes the report
+        return
+    write_at_end(found)
+    outcome = _outcome(found)
     if outcome is not None:
         lines = [*status_lines(found.status()), *summary_lines(outcome)]
         print("\n".join(map(printable, lines)))

@@ -1,0 +1,190 @@
+"""The timeline of a run's workers as a chart: a lane is filled as far as its workers are busy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.report.axes import Axis, span_ticks
+from hpc_toolkit.report.charts import PAGE
+from hpc_toolkit.report.figures import (
+    COLOURS,
+    DIM,
+    GRID,
+    Panel,
+    escaped,
+    figure,
+    keys,
+    shortened,
+    text,
+    text_width,
+)
+from hpc_toolkit.results import activity
+from hpc_toolkit.system.quantities import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.results.lanes import Lane, Mark, Timeline
+
+_RIGHT, _TOP = 24, 92
+_MOST_MARKS = 2_000
+_COLOURS = {
+    activity.WORK: COLOURS[0],
+    activity.RUNNING: COLOURS[2],
+    activity.DUPLICATE: COLOURS[3],
+    activity.FAILED: COLOURS[1],
+    activity.LOAD: COLOURS[5],
+}
+"""The states that are drawn, from the bottom of a lane; the rest of a life is grey."""
+STATE_COLOURS = {**_COLOURS, activity.WAIT: COLOURS[6], activity.TAIL: COLOURS[4]}
+_SYMBOLS = {
+    activity.DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
+    activity.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", COLOURS[5], "executor died"),
+    activity.DRAINED: ("M-4-3h8l-4 7z", COLOURS[3], "exited early (drained)"),
+    activity.REQUEUED: ("M-3-4 4 0-3 4z", COLOURS[2], "started after a requeue"),
+}
+"""Path around the origin, colour and name of each kind of mark."""
+
+
+def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
+    """Draw the lanes below each other, grouped by host."""
+    lanes = [*timeline.lanes, *([timeline.other] if timeline.other.workers else [])]
+    row = 22 if len(lanes) <= 24 else 14 if len(lanes) <= 60 else 9
+    span_s = timeline.end - timeline.begin
+    left = begin_of(timeline)
+    panel = Panel(
+        x=Axis(0.0, span_s),
+        y=Axis(0.0, 1.0),
+        left=left,
+        top=_TOP,
+        width=PAGE - left - _RIGHT,
+        height=row * max(1, len(lanes)),
+    )
+    parts = [*_keys(lanes)]
+    parts += panel.frame(span_ticks(span_s), [], "time since the first worker started")
+    for number, lane in enumerate(lanes):
+        top = _TOP + row * number
+        parts += _label(lanes, number, left, (top, row))
+        parts += _fill(panel, timeline, lane, top + 1, row - 2)
+    marks, hidden = _marks(lanes)
+    parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
+    if hidden:
+        parts.append(text(left, 84, f"{hidden:,} more marks are not drawn", colour=DIM))
+    return figure(title, PAGE, panel.top + panel.height + 52, parts, alternative=alternative)
+
+
+def begin_of(timeline: Timeline) -> float:
+    """Where the lanes begin: right of the names of their hosts."""
+    widths = (text_width(lane.host) + 18 for lane in timeline.lanes)
+    return min(max(70.0, *widths, 0.0), 170.0)
+
+
+def _keys(lanes: Sequence[Lane]) -> Iterator[str]:
+    used = {state for lane in lanes for state in lane.spent}
+    names = [(colour, state) for state, colour in _COLOURS.items() if state in used]
+    yield from keys(10, 48, [*names, (GRID, "wait or tail")])
+    kinds = {kind for lane in lanes for _, kind in lane.marks}
+    left = 16.0
+    for kind, (_, _, name) in _SYMBOLS.items():
+        if kind in kinds:
+            yield _drawn(kind, left, 66)
+            yield text(left + 11, 70, name)
+            left += 30 + 7 * len(name)
+
+
+def _label(
+    lanes: Sequence[Lane], number: int, left: float, place: tuple[float, float]
+) -> Iterator[str]:
+    lane, (top, row) = lanes[number], place
+    first = number == 0 or lanes[number - 1].host != lane.host
+    if first and number:
+        yield f'<path class="{DIM}" d="M10 {top}H{PAGE - _RIGHT}" stroke="currentColor"/>'
+    same = sum(one.host == lane.host for one in lanes[number : number + 60])
+    if first and (same * row >= 12 or number % 2 == 0):
+        size = 11 if row >= 14 or same > 1 else 9
+        yield text(
+            left - 8, top + size, shortened(lane.host, left - 16, size), anchor="end", size=size
+        )
+
+
+def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: float) -> Iterator[str]:
+    """Stack the states of each interval; the full height is the most workers at one time."""
+    full = max([timeline.width_s, *lane.lives.values()])
+    said = f"{lane.host}: {lane.workers} workers"
+    spent = {state: sum(cells.values()) for state, cells in lane.spent.items()}
+    said += "".join(f", {state} {format_duration(one)}" for state, one in spent.items() if one)
+    yield f"<g><title>{escaped(said)}</title>"
+    bottom = dict.fromkeys(range(timeline.intervals), 0.0)
+    yield _area(panel, timeline, GRID, lane.lives, bottom, full, (top, height))
+    for state, colour in _COLOURS.items():
+        if state in lane.spent:
+            cells = lane.spent[state]
+            yield _area(panel, timeline, colour, cells, bottom, full, (top, height))
+            for number, seconds in cells.items():
+                bottom[number] += seconds
+    yield "</g>"
+
+
+def _area(
+    panel: Panel,
+    timeline: Timeline,
+    colour: str,
+    cells: dict[int, float],
+    bottom: dict[int, float],
+    full: float,
+    place: tuple[float, float],
+) -> str:
+    """One path of a rectangle for each run of equal intervals."""
+    top, height = place
+    path: list[str] = []
+    begun: tuple[int, int, float, float] | None = None  # first, last, y and height
+    scale = panel.width / timeline.intervals
+    for number in sorted(cells):
+        y = round(top + height * (1 - min(bottom[number] / full, 1.0)), 1)
+        high = round(height * min(cells[number] / full, 1.0), 1)
+        if begun is not None and begun[1] + 1 == number and begun[2:] == (y, high):
+            begun = (begun[0], number, y, high)
+            continue
+        path += _rectangle(begun, panel.left, scale)
+        begun = (number, number, y, high) if high else None
+    path += _rectangle(begun, panel.left, scale)
+    return f'<path class="{colour}" d="{"".join(path)}"/>' if path else ""
+
+
+def _rectangle(
+    begun: tuple[int, int, float, float] | None, left: float, scale: float
+) -> Iterator[str]:
+    if begun is not None:
+        first, last, y, high = begun
+        x, wide = left + first * scale, (last - first + 1) * scale
+        yield f"M{x:.1f} {y:g}h{wide:.1f}v-{high:g}h-{wide:.1f}z"
+
+
+def _marks(lanes: Sequence[Lane]) -> tuple[list[tuple[int, str, Mark]], int]:
+    """The marks to draw, and the number of those that are too many; rare kinds come first."""
+    found = [
+        (number, kind, mark)
+        for kind in _SYMBOLS
+        for number, lane in enumerate(lanes)
+        for (_, one), mark in lane.marks.items()
+        if one == kind
+    ]
+    return found[:_MOST_MARKS], len(found[_MOST_MARKS:])
+
+
+def _symbol(
+    panel: Panel, timeline: Timeline, lane: int, kind: str, mark: Mark, row: float
+) -> Iterator[str]:
+    x, _ = panel.at(mark.at - timeline.begin, 0.0)
+    more = f" (and {mark.count - 1} more)" if mark.count > 1 else ""
+    said = f"{format_duration(mark.at - timeline.begin)}: {mark.text}{more}"
+    yield _drawn(kind, x, panel.top + row * lane + row / 2, said)
+
+
+def _drawn(kind: str, x: float, y: float, said: str = "") -> str:
+    path, colour, _ = _SYMBOLS[kind]
+    inner = f"<title>{escaped(said)}</title>" if said else ""
+    halo = 'stroke="var(--paper,#fff)" stroke-width="4.5" stroke-linejoin="round"'
+    place = f'd="{path}" transform="translate({x:.1f} {y:.1f})"'
+    line = 'stroke="currentColor" stroke-width="2"'
+    return f'<g>{inner}<path {place} {halo}/><path class="{colour}" {place} {line}/></g>'

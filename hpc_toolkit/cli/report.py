@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -130,14 +131,15 @@ def read_facts(run: Run) -> RunFacts:
 
 
 def _status(run: Run) -> Status:
-    from hpc_toolkit.cli.statusview import add_search
+    from hpc_toolkit.submit.costs import cost_of
 
     try:
         status = run.status()
     except _READING:  # a forecast needs more of the run than its status
         status = run.status(forecast=False)
     with suppress(*_READING):
-        add_search(status, run)
+        cost = cost_of(run, status)
+        status.cost = None if cost is None else asdict(cost)
     return status
 
 

@@ -21,7 +21,7 @@ h3{font-size:1rem;margin:1.3rem 0 .4rem}
 p{margin:.5rem 0;max-width:48rem;overflow-wrap:anywhere}
 a{color:var(--link)}
 nav{display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin-top:.5rem}
-dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(7.8rem,1fr));gap:.6rem;margin:1rem 0}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.2rem,1fr));gap:.6rem;margin:1rem 0}
 dl div{background:var(--card);border-radius:6px;padding:.5rem .75rem}
 dt{color:var(--dim);font-size:.85rem}
 dd{margin:0;font-size:1.15rem;font-weight:600;overflow-wrap:anywhere}

@@ -142,8 +142,8 @@ def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
         yield "time", format_duration(now.elapsed_s)
     if found is None or not found.workers:
         return
-    hosts = {lane.host for lane in found.timeline.lanes}
-    yield "workers", f"{found.workers:,} on {len(hosts):,} host{'s' * (len(hosts) != 1)}"
+    hosts = len(found.hosts)
+    yield "workers", f"{found.workers:,} on {hosts:,} host{'s' * (hosts != 1)}"
     yield "worker time", format_duration(found.lives_s)
     if found.lives_s > 0:
         yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"

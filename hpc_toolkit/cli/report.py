@@ -76,14 +76,18 @@ def made(run: Run, *, markdown: bool = False) -> str:
     return form(title(facts), sections(facts))
 
 
-def write_at_end(run: Run) -> None:
-    """Write the report of a run that has ended into it; never fails."""
+def write_at_end(run: Run) -> list[str]:
+    """Write the report of a run that has ended into it; never fails.
+
+    Returns a line that names the file; none if it could not be written.
+    """
     path = run.paths.report
     try:
         write_out(path, made(run))
-        note(f"the report is {path}")
     except Exception as error:  # noqa: BLE001 - the results are complete, and matter more
         note(f"{path} was not written: {type(error).__name__}: {error}", "warning")
+        return []
+    return [f"report          {path}"]
 
 
 class _Parts:

@@ -39,7 +39,7 @@ def span_label(seconds: float) -> str:
     """A round duration in one unit: ``30 min``, ``1.5 h``."""
     for factor, unit in _UNITS:
         if seconds >= factor * (1 - 1e-9):
-            return f"{seconds / factor:.4g} {unit}"
+            return f"{seconds / factor:.3g} {unit}"
     return "0"
 
 

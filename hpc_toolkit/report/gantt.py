@@ -25,9 +25,10 @@ from hpc_toolkit.system.quantities import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hpc_toolkit.report.figures import Point
     from hpc_toolkit.results.lanes import Lane, Mark, Timeline
 
-_RIGHT, _TOP = 24, 92
+_RIGHT = 24
 _MOST_MARKS = 2_000
 _ROWS = ((24, 22), (60, 14), (120, 9))
 """Number of lanes, and the height of a lane of at most as many."""
@@ -57,11 +58,13 @@ def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
     span_s = timeline.end - timeline.begin
     left = begin_of(timeline)
+    marks, hidden = _marks(lanes)
+    top = 92 if marks else 66
     panel = Panel(
         x=Axis(0.0, span_s),
         y=Axis(0.0, 1.0),
         left=left,
-        top=_TOP,
+        top=top,
         width=PAGE - left - _RIGHT,
         height=row * max(1, len(lanes)),
     )
@@ -69,9 +72,8 @@ def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     parts += panel.frame(span_ticks(span_s), [], "time since the first worker started")
     gap = 1 if row > 6 else 0.5
     for number, lane in enumerate(lanes):
-        parts += _fill(panel, timeline, lane, _TOP + row * number + gap, row - 2 * gap)
-    parts += _labels(lanes, left, row)
-    marks, hidden = _marks(lanes)
+        parts += _fill(panel, timeline, lane, top + row * number + gap, row - 2 * gap)
+    parts += _labels(lanes, (left, top), row)
     parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
     if hidden:
         parts.append(text(left, 84, f"{hidden:,} more marks are not drawn", colour=DIM))
@@ -97,19 +99,19 @@ def _keys(lanes: Sequence[Lane]) -> Iterator[str]:
             left += 30 + 7 * len(name)
 
 
-def _labels(lanes: Sequence[Lane], left: float, row: float) -> Iterator[str]:
+def _labels(lanes: Sequence[Lane], corner: Point, row: float) -> Iterator[str]:
     """Name each host at its first lane, unless the name before is too near; separate hosts."""
     several = len({lane.host for lane in lanes}) < len(lanes)
-    size, last = (11 if row >= _LABEL else 9), float(-_LABEL)
+    size, last, (left, top) = (11 if row >= _LABEL else 9), float(-_LABEL), corner
     for number, lane in enumerate(lanes):
         if number and lanes[number - 1].host == lane.host:
             continue
-        top = row * number
+        below = row * number
         if several and number:
-            yield rule(f"M10 {_TOP + top}H{PAGE - _RIGHT}")
-        if top - last >= _LABEL:
-            last = top
-            name, y = shortened(lane.host, left - 16, size), _TOP + top + max(size, row / 2 + 4)
+            yield rule(f"M10 {top + below}H{PAGE - _RIGHT}")
+        if below - last >= _LABEL:
+            last = below
+            name, y = shortened(lane.host, left - 16, size), top + below + max(size, row / 2 + 4)
             yield text(left - 8, y, name, anchor="end", size=size)
 
 

@@ -19,6 +19,7 @@ h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:2.2rem 0 .6rem;padding-top:.8rem;border-top:1px solid var(--line)}
 h3{font-size:1rem;margin:1.3rem 0 .4rem}
 p{margin:.5rem 0;max-width:48rem;overflow-wrap:anywhere}
+ul{margin:.8rem 0;padding-left:1.2rem;max-width:54rem}
 a{color:var(--link)}
 nav{display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin-top:.5rem}
 dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.2rem,1fr));gap:.6rem;margin:1rem 0}

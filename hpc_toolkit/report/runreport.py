@@ -17,6 +17,7 @@ from hpc_toolkit.report.charts import (
     text_bars,
 )
 from hpc_toolkit.report.figures import COLOURS, GRID
+from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import STATE_COLOURS, begin_of, gantt
 from hpc_toolkit.report.page import Cell, Figure, Section, Table, seconds
 from hpc_toolkit.report.panel import failed_items, panel, rate_text, time_left
@@ -115,6 +116,7 @@ def _outcome(facts: RunFacts) -> Section:
         paragraphs=(*outcome(now), *problems),
         facts=tuple(_tiles(now, facts.activity)),
         figures=(_items(now),) if any(one.total for one in now.stages.values()) else (),
+        bullets=tuple(findings(facts.activity, facts.loads)),
         tables=(
             Table(
                 title="Status",

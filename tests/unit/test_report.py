@@ -19,6 +19,7 @@ from hpc_toolkit import cli
 from hpc_toolkit.cli import report as command
 from hpc_toolkit.report import gantt as gantt_module
 from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks, whole_ticks
+from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import gantt
 from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
 from hpc_toolkit.report.runreport import RunFacts, sections
@@ -26,7 +27,7 @@ from hpc_toolkit.results import activity as states
 from hpc_toolkit.results.activity import Activity, read_activity
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.lanes import MOST_LANES, Lane, Timeline
-from hpc_toolkit.results.loads import read_loads
+from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
 from hpc_toolkit.results.records import Attempt, Claim, Release
 from hpc_toolkit.run import Run
 from tests.hostile import HOSTILE
@@ -520,3 +521,20 @@ def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
     assert found["values"] == sorted(found["values"], reverse=True)
     assert found["wide"] <= 500
     assert found["dark"] == "rgb(230, 237, 243)"
+
+
+def test_lost_time_is_named_with_its_share_and_what_to_do() -> None:
+    found = Activity(timeline=Timeline(0.0, 100.0, []))
+    found.seconds |= {states.WORK: 600.0, states.LOAD: 300.0, states.TAIL: 100.0}
+    found.lives_s = 1_000.0
+    host = HostLoad(samples=2, gpus=1, gpu_values=2, gpu=60.0)
+
+    said = findings(found, Loads(hosts={"n1": host}))
+
+    assert [one.partition(":")[0] for one in said] == [
+        "30% of the worker time (5 min 00 s) went into 'load'",
+        "10% of the worker time (1 min 40 s) went into 'tail'",
+        "The GPUs were busy for 30% of the sampled time",
+    ]
+    found.lives_s = 10.0  # too short to mean anything
+    assert findings(found, None) == []

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.cli import report as command
-from hpc_toolkit.report import gantt as gantt_module
 from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks, whole_ticks
 from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import gantt
@@ -195,7 +194,20 @@ def test_a_page_is_bounded_by_lanes_marks_and_rows_and_not_by_the_run(
     made = sections(RunFacts(status=status, manifest=toy.run.manifest, made=1.0, activity=found))
     page = as_html("Run", made)
     assert len(page) < 2_000_000
-    assert page.count("died") < 2 * gantt_module._MOST_MARKS
+
+
+def test_marks_that_are_too_many_are_counted_and_not_drawn() -> None:
+    lanes = [Lane("n1") for _ in range(MOST_LANES)]
+    line = Timeline(0.0, 100.0, lanes)
+    for lane in lanes:
+        for number in range(line.intervals):
+            at = line.begin + (number + 0.5) * line.width_s
+            line.mark(lane, states.EXECUTOR, at, "executor died")
+
+    drawn = gantt("Workers", line, alternative="x")
+
+    assert drawn.count(": executor died</title>") == 2_000
+    assert f"{MOST_LANES * line.intervals - 2_000:,} more marks are not drawn" in drawn
 
 
 def synthetic(names: dict[str, int], count: int) -> Iterator[Claim | Attempt | Release]:

@@ -29,6 +29,7 @@ from hpc_toolkit.results.lanes import MOST_LANES, Lane, Timeline
 from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
 from hpc_toolkit.results.records import Attempt, Claim, Release
 from hpc_toolkit.run import Run
+from hpc_toolkit.submit.jobs import RunJob, record_job
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, empty_campaign, tree
@@ -550,3 +551,34 @@ def test_lost_time_is_named_with_its_share_and_what_to_do() -> None:
     ]
     found.lives_s = 10.0  # too short to mean anything
     assert findings(found, None) == []
+
+
+def test_the_items_of_living_workers_are_running_and_not_lost(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 4, unit=2)
+    busy = toy.worker("wa", host="n1", started=80.0, at=100.0)
+    toy.worker("wb", host="n2", started=90.0, at=100.0)
+    assert busy.claim(toy.unit_name(0))
+    busy.attempt(0, at=95.0, seconds=10.0)
+    history = History(toy.view())
+    history.refresh()
+
+    found = read_activity(history, ManualClock(110.0))
+
+    spent = {state: seconds for state, seconds in found.seconds.items() if seconds}
+    # Of an open claim only the file's time is known, which is by another clock here.
+    assert spent == {states.LOAD: 5.0, states.WORK: 10.0, states.RUNNING: 5.0, states.WAIT: 10.0}
+
+
+def test_jobs_have_the_times_of_their_record_and_their_workers(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 2)
+    record_job(toy.paths, RunJob(job="77", name="eval", submitted=1_000.0, by="ann"))
+    record_job(toy.paths, RunJob(job="78", name="eval", array="0-3", submitted=2_000.0, by="ann"))
+    toy.worker("wa", host="n1", job="77", restart=2, started=1_600.0, at=1_900.0)
+    toy.worker("wb", host="n2", job="77", started=1_700.0, at=2_500.0)
+
+    text = command.made(Run.open(toy.root), markdown=True)
+
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 7")]
+    waited, workers, hosts, ran, requeues = rows[0][3:8]
+    assert (waited, workers, hosts, ran, requeues) == ("10 min 00 s", "2", "2", "15 min 00 s", "2")
+    assert rows[1][1:4:2] == ["eval (array 0-3)", "no worker yet"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hpc_toolkit.report.figures import COLOURS, Axis, figure, text
+from hpc_toolkit.report.axes import Axis
+from hpc_toolkit.report.figures import COLOURS, figure, rule, text
 
 _ROW = 26
 _LEFT, _WIDTH, _RIGHT = 190, 460, 120
@@ -21,7 +22,7 @@ def bars(title: str, values: dict[str, float], unit: str) -> str:
     parts = []
     for power in range(low, high + 1):
         at = _LEFT + _WIDTH * axis.share(10.0**power)
-        parts.append(f'<path d="M{at:.1f} 40V{bottom}" stroke="#ddd"/>')
+        parts.append(rule(f"M{at:.1f} 40V{bottom}"))
         parts.append(text(at, bottom + 18, f"{10.0**power:,g}", anchor="middle"))
     for number, (name, value) in enumerate(values.items()):
         y = 46 + _ROW * number
@@ -29,7 +30,8 @@ def bars(title: str, values: dict[str, float], unit: str) -> str:
         box = f'x="{_LEFT}" y="{y}" width="{long:.1f}" height="18"'
         parts += [
             text(_LEFT - 8, y + 14, name, anchor="end"),
-            f'<rect {box} fill="{"#999" if number else COLOURS[0]}"/>',
+            f'<rect class="{COLOURS[6] if number else COLOURS[0]}" {box}/>',
             text(_LEFT + long + 6, y + 14, f"{value:,.0f} {unit}"),
         ]
-    return figure(title, _LEFT + _WIDTH + _RIGHT, bottom + 34, parts)
+    said = ", ".join(f"{name} {value:,.0f} {unit}" for name, value in values.items())
+    return figure(title, _LEFT + _WIDTH + _RIGHT, bottom + 34, parts, alternative=said)

@@ -33,6 +33,7 @@ COMMANDS = {
     "gathering": ("gather", "snapshot"),
     "reading": ("explain", "logs", "add", "seal", "retry", "drain"),
     "events": ("events",),
+    "report": ("report",),
     "campaigns": ("campaign",),
     "bandit": ("bandit",),
     "launch": ("launch",),

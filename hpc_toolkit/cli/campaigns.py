@@ -20,9 +20,10 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import SEARCH, Commands
+from hpc_toolkit.cli.report import write_at_end
 from hpc_toolkit.cli.statusview import status_lines
 from hpc_toolkit.cli.working import check_code, with_progress
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.gpus import visible_gpus
@@ -163,13 +164,19 @@ def run_campaign(
         found = make_run(root, campaign, wanted)
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(LocalWorkers(found).work, count, WorkerOptions())
-    code = with_progress(found, work)
-    summary = _outcome(found)
+    try:
+        code = with_progress(found, work)
+    except HpcToolkitError:
+        write_at_end(found)
+        raise
+    report, summary = write_at_end(found), _outcome(found)
     if not as_json:
-        print("\n".join(map(printable, status_lines(found.status()))))
+        print("\n".join(map(printable, _status_lines(found))))
     if summary is not None:
         lines = [json.dumps(summary.to_json())] if as_json else summary_lines(summary)
         print("\n".join(map(printable, lines)))
+    if not as_json and report:
+        print("\n".join(map(printable, report)))
     sys.exit(code)
 
 
@@ -185,6 +192,13 @@ def _outcome(run: Run) -> Summary | None:
     from hpc_toolkit.engines.localcampaign import campaign_of
 
     return summarize(run.view, campaign_of(run))
+
+
+def _status_lines(run: Run) -> list[str]:
+    """The status without the search, which the summary below it describes."""
+    now = run.status()
+    now.search = None
+    return status_lines(now)
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -276,7 +290,9 @@ def coordinate(
     found = open_run(run)
     check_trust(found.root)
     Coordinator(found.view, campaign_of(found)).run()
-    outcome = _outcome(found) if summary else None
+    if not summary:  # a local campaign, whose parent writes the report
+        return
+    report, outcome = write_at_end(found), _outcome(found)
     if outcome is not None:
-        lines = [*status_lines(found.status()), *summary_lines(outcome)]
+        lines = [*_status_lines(found), *summary_lines(outcome), *report]
         print("\n".join(map(printable, lines)))

@@ -70,7 +70,7 @@ PANELS: Panels = {
 
 def register(app: typer.Typer) -> None:
     add_table_command(app, gather, PANELS, panel=LIST)
-    app.command(rich_help_panel=LIST)(snapshot)
+    app.command(rich_help_panel=LIST, hidden=True)(snapshot)
 
 
 def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.choices import recommended
+from hpc_toolkit.report.axes import Axis, log_span_ticks, span_label
 from hpc_toolkit.report.figures import (
     COLOURS,
     DASHED,
@@ -14,12 +15,11 @@ from hpc_toolkit.report.figures import (
     STEP_X,
     STEP_Y,
     TOP,
-    Axis,
     Panel,
     figure,
     text,
 )
-from hpc_toolkit.system.quantities import DAY_S, HOUR_S, MINUTE_S, format_duration, format_walltime
+from hpc_toolkit.system.quantities import format_duration, format_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.choices import Choice, Way
     from hpc_toolkit.planning.forecast import Interval
     from hpc_toolkit.planning.plan import Plan
-
-_TICKS = (
-    *(1, 5, 10, 30, MINUTE_S, 5 * MINUTE_S, 10 * MINUTE_S, 30 * MINUTE_S),
-    *(HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 3 * DAY_S, 7 * DAY_S, 30 * DAY_S),
-    *(100 * DAY_S, 1000 * DAY_S),
-)
 
 
 def counted(count: int, word: str = "worker") -> str:
@@ -213,13 +207,13 @@ def plan_svg(plan: Plan) -> str:
         x=Axis(min(nodes), max(*nodes, min(nodes) + 1), log=True),
         y=Axis(max(min(seconds), 1e-3) / 1.2, max(*seconds, 2e-3) * 1.2, log=True),
     )
-    columns = [(one.nodes, f"{one.nodes}\n{one.node_hours.median:,.3g} h") for one in plan.choices]
-    rows = [(s, format_duration(s)) for s in _TICKS if panel.y.low <= s <= panel.y.high]
+    columns = [(one.nodes, f"{one.nodes}\n{_node_time(one)}") for one in plan.choices]
+    rows = log_span_ticks(panel.y.low, panel.y.high)
     lower, upper, median = (
         [(float(n), getattr(time, edge)) for n, time in times] for edge in ("low", "high", "median")
     )
     parts = [
-        *panel.frame(columns, rows, "nodes, and node-hours"),
+        *panel.frame(columns, rows, "nodes, and their time added up", "time to finish"),
         panel.band(lower, upper, COLOURS[0]),
         panel.line(median, COLOURS[0]),
         *panel.dots(median, COLOURS[0]),
@@ -230,4 +224,11 @@ def plan_svg(plan: Plan) -> str:
         parts.append(panel.line(limit, COLOURS[1], DASHED))
         parts.append(text(x + 6, y + 4, "limit", colour=COLOURS[1]))
     title = f"Time to finish {plan.items:,} items; 9 of 10 cases are in the band"
-    return figure(title, LEFT + STEP_X - 30, TOP + STEP_Y, parts)
+    said = (f"{counted(one.nodes, 'node')}: {span(one.forecast.time_s)}" for one in plan.choices)
+    width, height = LEFT + STEP_X - 30, TOP + STEP_Y
+    return figure(title, width, height, parts, alternative="; ".join(said))
+
+
+def _node_time(choice: Choice) -> str:
+    hours = choice.node_hours.median
+    return f"{number(hours)} h" if hours >= 1 else span_label(3600 * hours)

@@ -1,27 +1,58 @@
-"""Draw line charts as SVG; equal numbers give equal bytes.
+"""Draw charts as SVG, in one palette; equal numbers give equal bytes.
 
-A figure is a white page with a title and one or more panels. Lengths are in pixels at full size.
+A figure has a title and one or more panels. Lengths are in pixels at full size. Colours are names
+of CSS classes (:data:`COLOURS`, :data:`INK` and so on), so that a picture follows the reader's
+light or dark setting, alone and inside of a page.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from html import escape
-from itertools import cycle
 from typing import TYPE_CHECKING
+
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from hpc_toolkit.report.axes import Axis
+
     Point = tuple[float, float]
     Ticks = Iterable[tuple[float, str]]
 
-COLOURS = (
-    *("#2a6f97", "#c1440e", "#3a7d44", "#7b4b94", "#b8860b", "#d1495b"),
-    *("#1b998b", "#6c757d", "#5f0f40", "#0b6e4f", "#8d6a9f", "#495057"),
-)
-"""Colours of the series in their order, repeated after the last one."""
+COLOURS = ("c0", "c1", "c2", "c3", "c4", "c5", "c6")
+"""Colours of the series in their order: those of Okabe and Ito, which colour-blind readers can tell
+apart, darkened on a light page where they would be pale."""
+INK, DIM, GRID, PAPER = "ink", "dim", "grid", "paper"
+"""Text and axes; less important text; lines behind the curves; the page."""
+
+_LIGHT = {
+    **dict(zip(COLOURS, ("#0072b2", "#d55e00", "#009e73", "#b5609a"), strict=False)),
+    **dict(zip(COLOURS[4:], ("#3a9bd5", "#c28800", "#6b6b6b"), strict=True)),
+    INK: "#1f2328",
+    DIM: "#59636e",
+    GRID: "#d8dee4",
+    PAPER: "#ffffff",
+}
+_DARK = {
+    **dict(zip(COLOURS, ("#2b8fd0", "#e8702a", "#1db98c", "#d68bb5"), strict=False)),
+    **dict(zip(COLOURS[4:], ("#7cc4ee", "#e69f00", "#a5a5a5"), strict=True)),
+    INK: "#e6edf3",
+    DIM: "#9ba7b4",
+    GRID: "#343b44",
+    PAPER: "#15181d",
+}
+
+
+def _rules(palette: dict[str, str]) -> str:
+    return "".join(f".fig.{name},.fig .{name}{{color:{value}}}" for name, value in palette.items())
+
+
+RULES = f"{_rules(_LIGHT)}@media screen and (prefers-color-scheme:dark){{{_rules(_DARK)}}}"
+"""The palette as CSS; paper is light."""
+STYLE = f"<style>{RULES}</style>\n"
+"""In every picture, so that it is complete alone; a page has the rules once instead."""
 
 WIDTH, HEIGHT = 380, 250
 """Size of a panel between its axes."""
@@ -30,24 +61,11 @@ LEFT, TOP = 80, 64
 STEP_X, STEP_Y = WIDTH + 90, HEIGHT + 100
 """Distance between two panels."""
 DOTTED, DASHED = 'stroke-dasharray="2 3"', 'stroke-dasharray="6 4" stroke-opacity="0.6"'
+_SOLID = 'stroke-width="2"'
 
 _LINE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The range of one axis; both ends of a logarithmic one are above 0."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    def share(self, value: float) -> float:
-        """How far along the axis a value is, from 0 to 1; a value outside it is at its end."""
-        low, high, value = self.low, self.high, min(max(value, self.low), self.high)
-        if self.log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return (value - low) / (high - low) if high > low else 0.0
+_CHAR = 0.58
+"""Width of a character by the size of its font, on average and a little more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +76,13 @@ class Panel:
     y: Axis
     left: float = LEFT
     top: float = TOP
+    width: float = WIDTH
+    height: float = HEIGHT
 
     def at(self, x: float, y: float) -> Point:
-        return self.left + WIDTH * self.x.share(x), self.top + HEIGHT * (1 - self.y.share(y))
+        return self.left + self.width * self.x.share(x), self.top + self.height * (
+            1 - self.y.share(y)
+        )
 
     def frame(self, columns: Ticks, rows: Ticks, name: str, title: str = "") -> Iterator[str]:
         """Draw the lines behind the curves.
@@ -68,65 +90,120 @@ class Panel:
         Args:
             columns: values of the horizontal axis and their labels, of one or more lines.
             rows: values of the vertical axis and their labels.
-            name: what the horizontal axis shows.
+            name: what the horizontal axis shows, with its unit.
             title: what the vertical axis shows, above the panel.
         """
-        bottom, lines = self.top + HEIGHT, 1
+        bottom, lines = self.top + self.height, 1
         for value, label in rows:
             _, y = self.at(self.x.low, value)
-            yield f'<path d="M{self.left} {y:.1f}h{WIDTH}" stroke="#ddd"/>'
+            yield rule(f"M{self.left} {y:.1f}h{self.width}")
             yield text(self.left - 6, y + 4, label, anchor="end")
         for value, label in columns:
             x, _ = self.at(value, self.y.low)
-            yield f'<path d="M{x:.1f} {self.top}V{bottom}" stroke="#eee"/>'
+            yield rule(f"M{x:.1f} {self.top}V{bottom}")
             said = label.split("\n")
             lines = max(lines, len(said))
             for number, one in enumerate(said, 1):
-                colour = "#000" if number == 1 else "#555"
+                colour = INK if number == 1 else DIM
                 yield text(x, bottom + _LINE * number, one, anchor="middle", colour=colour)
         below = bottom + _LINE * lines + 20
-        yield text(self.left + WIDTH / 2, below, name, anchor="middle")
+        yield text(self.left + self.width / 2, below, name, anchor="middle")
         if title:
             yield text(self.left, self.top - 10, title)
 
     def line(self, points: Iterable[Point], colour: str, style: str = "") -> str:
         """Join points given in the units of the axes."""
         path = _path([self.at(x, y) for x, y in points])
-        style = style or 'stroke-width="2"'
-        return f'<path d="{path}" fill="none" stroke="{colour}" {style}/>'
+        return f'<path class="{colour}" d="{path}" fill="none" {_STROKE} {style or _SOLID}/>'
 
     def dots(self, points: Iterable[Point], colour: str) -> Iterator[str]:
         for x, y in (self.at(x, y) for x, y in points):
-            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
+            yield f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
 
     def band(self, lower: Sequence[Point], upper: Sequence[Point], colour: str) -> str:
         """Fill the area between two curves."""
         path = _path([self.at(x, y) for x, y in [*upper, *lower[::-1]]])
-        return f'<path d="{path}Z" fill="{colour}" fill-opacity="0.15"/>'
+        return f'<path class="{colour}" d="{path}Z" fill-opacity="0.18"/>'
+
+
+_STROKE = 'stroke="currentColor"'
+
+
+def series(number: int) -> tuple[str, str]:
+    """The colour and the style of a series; from the eighth on its line is dashed."""
+    rounds = number // len(COLOURS)
+    dashes = ("", f"{_SOLID} {DOTTED}", f'{_SOLID} stroke-dasharray="8 3"')
+    return COLOURS[number % len(COLOURS)], dashes[min(rounds, 2)]
 
 
 def legend(left: float, top: float, names: Iterable[str]) -> Iterator[str]:
     """Name the series in their order, each in a line of 20 pixels."""
-    for number, (name, colour) in enumerate(zip(names, cycle(COLOURS), strict=False)):
+    for number, name in enumerate(names):
         y = top + 20 * number
-        yield f'<path d="M{left} {y - 4}h24" stroke="{colour}" stroke-width="2.5"/>'
+        colour, style = series(number)
+        line = f'd="M{left} {y - 4}h24" {_STROKE} {style or _SOLID}'
+        yield f'<path class="{colour}" {line}/>'
         yield text(left + 32, y, name)
 
 
+def keys(left: float, top: float, names: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Name filled areas, given as colours and names, in one row."""
+    for colour, name in names:
+        yield f'<rect class="{colour}" x="{left:.1f}" y="{top - 10}" width="12" height="12"/>'
+        yield text(left + 17, top, name)
+        left += 17 + text_width(name) + 16
+
+
 def text(
-    x: float, y: float, words: str, *, anchor: str = "start", colour: str = "#000", size: int = 12
+    x: float, y: float, words: str, *, anchor: str = "start", colour: str = "", size: int = 12
 ) -> str:
     """Write one line of text."""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-size="{size}"'
-    return f"<text {place}>{escape(words)}</text>"
+    place = f'x="{x:.1f}" y="{y:.1f}"'
+    place += f' text-anchor="{anchor}"' if anchor != "start" else ""
+    place += f' class="{colour}"' if colour and colour != INK else ""
+    place += f' font-size="{size}"' if size != 12 else ""
+    return f"<text {place}>{escaped(words)}</text>"
 
 
-def figure(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """Return a whole picture as the text of an SVG file."""
+def escaped(words: str) -> str:
+    """Text for SVG or HTML: no markup, and nothing that is invisible or changes the direction."""
+    return escape(printable(words))
+
+
+def text_width(words: str, size: int = 12) -> float:
+    """About how wide a line of text is."""
+    return len(words) * size * _CHAR
+
+
+def shortened(words: str, width: float, size: int = 12) -> str:
+    """Text that fits into a width, else its begin and its end: the end often tells names apart."""
+    words = printable(words)
+    most = max(3, int(width / (size * _CHAR)))
+    if len(words) <= most:
+        return words
+    end = (most - 1) // 2
+    return f"{words[: most - 1 - end]}…{words[len(words) - end :]}"
+
+
+def rule(path: str) -> str:
+    """A thin line behind the curves."""
+    return f'<path class="{GRID}" d="{path}" {_STROKE}/>'
+
+
+def figure(
+    title: str, width: float, height: float, parts: Iterable[str], *, alternative: str = ""
+) -> str:
+    """Return a whole picture as the text of an SVG file.
+
+    ``alternative`` says what the picture shows to readers who cannot see it.
+    """
     box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
+    size = f'width="{width:.0f}" height="{height:.0f}" font-size="12" fill="currentColor"'
     lines = [
-        f'<svg {box} font-family="sans-serif">',
-        '<rect width="100%" height="100%" fill="white"/>',
+        f'<svg {box} {size} class="fig ink" role="img" font-family="system-ui,sans-serif">',
+        f"<title>{escaped(title)}</title>",
+        f"<desc>{escaped(alternative or title)}</desc>",
+        f'{STYLE}<rect class="{PAPER}" width="100%" height="100%"/>',
         text(10, 24, title, size=15),
         *parts,
         "</svg>",

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.bench.outcome import goal_key
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.report.figures import (
-    COLOURS,
-    LEFT,
-    STEP_X,
-    STEP_Y,
-    TOP,
-    Axis,
-    Panel,
-    figure,
-    legend,
-)
+from hpc_toolkit.report.axes import Axis, number_label, number_ticks
+from hpc_toolkit.report.figures import LEFT, STEP_X, STEP_Y, TOP, Panel, figure, legend, series
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -103,8 +93,8 @@ def regret_svg(report: dict[str, Any]) -> str:
     costs = [cost for cost in costs if cost not in walls[:-1]]
     parts: list[str] = []
     for place, cost in enumerate(costs):
-        curves = [(one["curves"].get(cost), c) for one, c in zip(policies, cycle(COLOURS))]
-        parts += _panel(cost, place, [(one, colour) for one, colour in curves if one])
+        curves = [(one["curves"].get(cost), number) for number, one in enumerate(policies)]
+        parts += _panel(cost, place, [(one, number) for one, number in curves if one])
     columns = min(2, len(costs))
     rows = -(-len(costs) // columns)
     right = LEFT + columns * STEP_X - 70
@@ -112,11 +102,21 @@ def regret_svg(report: dict[str, Any]) -> str:
     height = TOP + max(rows * STEP_Y, 20 * len(names) + 20) - 30
     title = f"Mean simple regret, {report['arms']} arms, {report['tasks']} tasks"
     parts += legend(right, TOP + 12, names)
-    return figure(title, right + 50 + 7 * max(map(len, names)), height, parts)
+    width = right + 50 + 7 * max(map(len, names))
+    return figure(title, width, height, parts, alternative=_alternative(policies, costs))
+
+
+def _alternative(policies: list[dict[str, Any]], costs: list[str]) -> str:
+    ends = (
+        f"{one['policy']} ends at {one['curves'][costs[0]]['simple'][-1]:.2g}"
+        for one in policies
+        if one["curves"].get(costs[0])
+    )
+    return f"Regret against {_words(costs[0])}: {', '.join(ends)}."
 
 
 def _panel(
-    cost: str, place: int, curves: list[tuple[dict[str, list[float]], str]]
+    cost: str, place: int, curves: list[tuple[dict[str, list[float]], int]]
 ) -> Iterator[str]:
     ends = [x for curve, _ in curves for x in (curve["x"][0], curve["x"][-1])]
     most = max(value for curve, _ in curves for value in curve["high"])
@@ -127,25 +127,27 @@ def _panel(
         left=LEFT + (place % 2) * STEP_X,
         top=TOP + (place // 2) * STEP_Y,
     )
-    words = {"evaluations": "task evaluations", "gpu_s": "GPU seconds"}.get(cost, cost)
-    if cost.startswith("wall_s_"):
-        words = f"seconds on {cost.removeprefix('wall_s_')} GPUs"
     powers = [10.0**power for power in range(round(math.log10(FLOOR)), 1)]
     rows = [(value, f"{value:g}") for value in powers if value <= panel.y.high]
-    columns = [(value, f"{value:g}") for value in _ticks(panel.x)]
-    yield from panel.frame(columns, rows, words)
-    for curve, colour in curves:
+    columns = [(value, number_label(value)) for value in _ticks(panel.x)]
+    yield from panel.frame(columns, rows, _words(cost), "simple regret")
+    for curve, number in curves:
+        colour, style = series(number)
         low_edge, high_edge, mean = (
             list(zip(curve["x"], curve[name], strict=True)) for name in ("low", "high", "simple")
         )
         yield panel.band(low_edge, high_edge, colour)
-        yield panel.line(mean, colour)
+        yield panel.line(mean, colour, style)
+
+
+def _words(cost: str) -> str:
+    if cost.startswith("wall_s_"):
+        return f"seconds on {cost.removeprefix('wall_s_')} GPUs"
+    return {"evaluations": "task evaluations", "gpu_s": "GPU seconds"}.get(cost, cost)
 
 
 def _ticks(axis: Axis) -> list[float]:
     if axis.log:
         powers = range(math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high)) + 1)
         return [10.0**power for power in powers]
-    step = 10.0 ** math.floor(math.log10(max(axis.high, 1.0)))
-    step = step if axis.high / step > 3 else step / 5
-    return [step * number for number in range(1, int(axis.high / step) + 1)]
+    return [value for value, _ in number_ticks(axis.high, 8) if value >= axis.low]

@@ -55,6 +55,8 @@ class RunPaths:
         """Scripts and records of submitted jobs; absent if no job was submitted."""
         self.doctor = root / "doctor.json"
         """What 'hpctk doctor' proved about the filesystem; absent until then."""
+        self.report = root / "report.html"
+        """The default file of 'hpctk report'; a campaign writes it when it ends."""
         self.bandit = root / "bandit"
         self.trials = self.bandit / "trials.jsonl"
 

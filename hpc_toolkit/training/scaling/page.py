@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report import figures
-from hpc_toolkit.report.figures import DASHED, DOTTED, LEFT, STEP_X, Axis, Panel
+from hpc_toolkit.report.axes import Axis
+from hpc_toolkit.report.figures import DASHED, DIM, DOTTED, LEFT, STEP_X, Panel
 from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.training.scaling.comparison import POSSIBLE
 from hpc_toolkit.training.scaling.records import parameters_text
@@ -261,18 +262,20 @@ def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
     parts = [
         *_frame(speedup, comparisons, "speed-up"),
         *_frame(share, comparisons, "efficiency"),
-        speedup.line([(1.0, 1.0), (most, most)], "#999", DOTTED),
-        share.line([(1.0, minimum), (most, minimum)], "#999", DOTTED),
+        speedup.line([(1.0, 1.0), (most, most)], DIM, DOTTED),
+        share.line([(1.0, minimum), (most, minimum)], DIM, DOTTED),
     ]
     for number, one in enumerate(comparisons):
-        colour = figures.COLOURS[number % len(figures.COLOURS)]
-        parts += _draw(speedup, one, colour, speedup=True)
-        parts += _draw(share, one, colour, speedup=False)
+        parts += _draw(speedup, one, number, speedup=True)
+        parts += _draw(share, one, number, speedup=False)
     words = f"dotted: ideal, and the target of {minimum:.0%}; dashed: the fitted law"
-    parts.append(figures.text(LEFT, _BELOW + 66, words, colour="#666"))
+    parts.append(figures.text(LEFT, _BELOW + 66, words, colour=DIM))
     parts += figures.legend(LEFT, _BELOW + 92, map(_legend, comparisons))
     height = _BELOW + 92 + 20 * len(comparisons)
-    return figures.figure("Speed-up and efficiency", LEFT + 2 * STEP_X - 60, height, parts)
+    last = [(_name(one.series), one.rows[-1]) for one in comparisons]
+    said = (f"{name}: efficiency {row.efficiency:.1%} at {row.world_size}" for name, row in last)
+    width, title = LEFT + 2 * STEP_X - 60, "Speed-up and efficiency"
+    return figures.figure(title, width, height, parts, alternative="; ".join(said))
 
 
 def _legend(one: Comparison) -> str:
@@ -301,9 +304,10 @@ def _ticks(axis: Axis) -> list[float]:
     return [step * number for number in range(int(axis.high / step + 1e-9) + 1)]
 
 
-def _draw(panel: Panel, one: Comparison, colour: str, *, speedup: bool) -> Iterator[str]:
+def _draw(panel: Panel, one: Comparison, number: int, *, speedup: bool) -> Iterator[str]:
+    colour, style = figures.series(number)
     points = [(row.ideal, row.speedup if speedup else row.efficiency) for row in one.rows]
-    yield panel.line(points, colour)
+    yield panel.line(points, colour, style)
     for row in one.rows:
         if row.repeats > 1:
             scale = row.ideal if speedup else 1.0

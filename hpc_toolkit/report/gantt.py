@@ -1,0 +1,198 @@
+"""The timeline of a run's workers as a chart: a lane is filled as far as its workers are busy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.report.axes import Axis, span_ticks
+from hpc_toolkit.report.charts import PAGE
+from hpc_toolkit.report.figures import (
+    COLOURS,
+    DIM,
+    GRID,
+    Panel,
+    escaped,
+    figure,
+    keys,
+    rule,
+    shortened,
+    text,
+    text_width,
+)
+from hpc_toolkit.results import activity
+from hpc_toolkit.system.quantities import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.report.figures import Point
+    from hpc_toolkit.results.lanes import Lane, Mark, Timeline
+
+_RIGHT = 24
+_MOST_MARKS = 2_000
+_ROWS = ((24, 22), (60, 14), (120, 9))
+"""Number of lanes, and the height of a lane of at most as many."""
+_LABEL = 12
+"""Least distance between two labels."""
+_COLOURS = {
+    activity.WORK: COLOURS[0],
+    activity.RUNNING: COLOURS[2],
+    activity.DUPLICATE: COLOURS[3],
+    activity.FAILED: COLOURS[1],
+    activity.LOAD: COLOURS[5],
+}
+"""The states that are drawn, from the bottom of a lane; the rest of a life is grey."""
+STATE_COLOURS = {**_COLOURS, activity.WAIT: COLOURS[6], activity.TAIL: COLOURS[4]}
+_SYMBOLS = {
+    activity.DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
+    activity.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", COLOURS[5], "executor died"),
+    activity.DRAINED: ("M-4-3h8l-4 7z", COLOURS[3], "exited early (drained)"),
+    activity.REQUEUED: ("M-3-4 4 0-3 4z", COLOURS[2], "started after a requeue"),
+}
+"""Path around the origin, colour and name of each kind of mark."""
+
+
+def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
+    """Draw the lanes below each other, grouped by host."""
+    lanes = [*timeline.lanes, *([timeline.other] if timeline.other.workers else [])]
+    row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
+    span_s = timeline.end - timeline.begin
+    left = begin_of(timeline)
+    marks, hidden = _marks(lanes)
+    top = 92 if marks else 66
+    panel = Panel(
+        x=Axis(0.0, span_s),
+        y=Axis(0.0, 1.0),
+        left=left,
+        top=top,
+        width=PAGE - left - _RIGHT,
+        height=row * max(1, len(lanes)),
+    )
+    parts = [*_keys(lanes)]
+    parts += panel.frame(span_ticks(span_s), [], "time since the first worker started")
+    gap = 1 if row > 6 else 0.5
+    for number, lane in enumerate(lanes):
+        parts += _fill(panel, timeline, lane, top + row * number + gap, row - 2 * gap)
+    parts += _labels(lanes, (left, top), row)
+    parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
+    if hidden:
+        parts.append(text(left, 84, f"{hidden:,} more marks are not drawn", colour=DIM))
+    return figure(title, PAGE, panel.top + panel.height + 52, parts, alternative=alternative)
+
+
+def begin_of(timeline: Timeline) -> float:
+    """Where the lanes begin: right of the names of their hosts."""
+    widths = (text_width(lane.host) + 18 for lane in timeline.lanes)
+    return min(max(70.0, *widths, 0.0), 170.0)
+
+
+def _keys(lanes: Sequence[Lane]) -> Iterator[str]:
+    used = {state for lane in lanes for state in lane.spent}
+    names = [(colour, state) for state, colour in _COLOURS.items() if state in used]
+    yield from keys(10, 48, [*names, (GRID, "wait or tail")])
+    kinds = {kind for lane in lanes for _, kind in lane.marks}
+    left = 16.0
+    for kind, (_, _, name) in _SYMBOLS.items():
+        if kind in kinds:
+            yield _drawn(kind, left, 66)
+            yield text(left + 11, 70, name)
+            left += 30 + 7 * len(name)
+
+
+def _labels(lanes: Sequence[Lane], corner: Point, row: float) -> Iterator[str]:
+    """Name each host at its first lane, unless the name before is too near; separate hosts."""
+    several = len({lane.host for lane in lanes}) < len(lanes)
+    size, last, (left, top) = (11 if row >= _LABEL else 9), float(-_LABEL), corner
+    for number, lane in enumerate(lanes):
+        if number and lanes[number - 1].host == lane.host:
+            continue
+        below = row * number
+        if several and number:
+            yield rule(f"M10 {top + below}H{PAGE - _RIGHT}")
+        if below - last >= _LABEL:
+            last = below
+            name, y = shortened(lane.host, left - 16, size), top + below + max(size, row / 2 + 4)
+            yield text(left - 8, y, name, anchor="end", size=size)
+
+
+def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: float) -> Iterator[str]:
+    """Stack the states of each interval; the full height is the most workers at one time."""
+    full = max([timeline.width_s, *lane.lives.values()])
+    said = f"{lane.host}: {lane.workers} workers"
+    spent = {state: sum(cells.values()) for state, cells in lane.spent.items()}
+    said += "".join(f", {state} {format_duration(one)}" for state, one in spent.items() if one)
+    yield f"<g><title>{escaped(said)}</title>"
+    bottom = dict.fromkeys(range(timeline.intervals), 0.0)
+    yield _area(panel, timeline, GRID, lane.lives, bottom, full, (top, height))
+    for state, colour in _COLOURS.items():
+        if state in lane.spent:
+            cells = lane.spent[state]
+            yield _area(panel, timeline, colour, cells, bottom, full, (top, height))
+            for number, seconds in cells.items():
+                bottom[number] += seconds
+    yield "</g>"
+
+
+def _area(
+    panel: Panel,
+    timeline: Timeline,
+    colour: str,
+    cells: dict[int, float],
+    bottom: dict[int, float],
+    full: float,
+    place: tuple[float, float],
+) -> str:
+    """One path of a rectangle for each run of equal intervals."""
+    top, height = place
+    path: list[str] = []
+    begun: tuple[int, int, float, float] | None = None  # first, last, y and height
+    scale = panel.width / timeline.intervals
+    for number in sorted(cells):
+        y = round(top + height * (1 - min(bottom[number] / full, 1.0)), 1)
+        high = round(height * min(cells[number] / full, 1.0), 1)
+        if begun is not None and begun[1] + 1 == number and begun[2:] == (y, high):
+            begun = (begun[0], number, y, high)
+            continue
+        path += _rectangle(begun, panel.left, scale)
+        begun = (number, number, y, high) if high else None
+    path += _rectangle(begun, panel.left, scale)
+    return f'<path class="{colour}" d="{"".join(path)}"/>' if path else ""
+
+
+def _rectangle(
+    begun: tuple[int, int, float, float] | None, left: float, scale: float
+) -> Iterator[str]:
+    if begun is not None:
+        first, last, y, high = begun
+        x, wide = left + first * scale, (last - first + 1) * scale
+        yield f"M{x:.1f} {y:g}h{wide:.1f}v-{high:g}h-{wide:.1f}z"
+
+
+def _marks(lanes: Sequence[Lane]) -> tuple[list[tuple[int, str, Mark]], int]:
+    """The marks to draw, and the number of those that are too many; rare kinds come first."""
+    found = [
+        (number, kind, mark)
+        for kind in _SYMBOLS
+        for number, lane in enumerate(lanes)
+        for (_, one), mark in lane.marks.items()
+        if one == kind
+    ]
+    return found[:_MOST_MARKS], len(found[_MOST_MARKS:])
+
+
+def _symbol(
+    panel: Panel, timeline: Timeline, lane: int, kind: str, mark: Mark, row: float
+) -> Iterator[str]:
+    x, _ = panel.at(mark.at - timeline.begin, 0.0)
+    more = f" (and {mark.count - 1} more)" if mark.count > 1 else ""
+    said = f"{format_duration(mark.at - timeline.begin)}: {mark.text}{more}"
+    yield _drawn(kind, x, panel.top + row * lane + row / 2, said)
+
+
+def _drawn(kind: str, x: float, y: float, said: str = "") -> str:
+    path, colour, _ = _SYMBOLS[kind]
+    inner = f"<title>{escaped(said)}</title>" if said else ""
+    halo = 'stroke="var(--paper,#fff)" stroke-width="4.5" stroke-linejoin="round"'
+    place = f'd="{path}" transform="translate({x:.1f} {y:.1f})"'
+    line = 'stroke="currentColor" stroke-width="2"'
+    return f'<g>{inner}<path {place} {halo}/><path class="{colour}" {place} {line}/></g>'

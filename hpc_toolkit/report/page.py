@@ -1,0 +1,229 @@
+"""A report of sections with text, figures and tables, as one HTML file or as Markdown.
+
+The HTML file requests nothing: a policy in it forbids every request and every script but its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64encode
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpc_toolkit.report.figures import STYLE, escaped
+from hpc_toolkit.report.pagestyle import CSS, SCRIPT
+from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.terminal import printable, printable_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Cell(NamedTuple):
+    """A cell that is sorted by a number."""
+
+    text: str
+    value: float
+    share: float = 0.0
+    """Length of a bar behind the text, from 0 to 1."""
+
+
+Row = tuple["str | Cell", ...]
+_LONG = 40
+"""A longer text gets a wide column on a narrow screen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A picture."""
+
+    title: str
+    svg: str
+    """A picture of :func:`hpc_toolkit.report.figures.figure`: it is not escaped again."""
+    alt: str
+    """What it shows, in words; Markdown has only this and ``text``."""
+    caption: str = ""
+    text: str = ""
+    """The picture in characters, for Markdown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under headings."""
+
+    title: str
+    columns: tuple[str, ...]
+    """No names: the table has no headings, and cannot be sorted."""
+    rows: Sequence[Row]
+    note: str = ""
+    folded: bool = False
+    """Whether a reader has to open it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A text of several lines, such as a script; a reader has to open it."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of a page; its figures come before its tables."""
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    """Names and values that stand out."""
+    bullets: tuple[str, ...] = ()
+    """Sentences of a list below them."""
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+    listings: tuple[Listing, ...] = ()
+
+
+def count(value: int, most: float = 0) -> Cell:
+    """A whole number; with ``most`` a bar shows its share of it."""
+    return Cell(f"{value:,}", value, value / most if most else 0.0)
+
+
+def seconds(value: float | None, most: float = 0) -> str | Cell:
+    """A duration; with ``most`` a bar shows its share of it."""
+    if value is None:
+        return "unknown"
+    return Cell(format_duration(value), value, value / most if most else 0.0)
+
+
+def as_html(title: str, sections: Sequence[Section]) -> str:
+    """Return one self-contained file: light and dark, for screens, phones and paper."""
+    allowed = b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    policy = f"default-src 'none';style-src 'unsafe-inline';script-src 'sha256-{allowed}'"
+    policy += ";base-uri 'none';form-action 'none'"
+    links = "".join(
+        f'<a href="#s{number}">{escaped(one.title)}</a>' for number, one in enumerate(sections)
+    )
+    lines = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{escaped(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>",
+        f"<header><h1>{escaped(title)}</h1>\n<nav>{links}</nav></header>\n<main>",
+        *(line for number, one in enumerate(sections) for line in _section(number, one)),
+        f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(number: int, section: Section) -> Iterator[str]:
+    yield f'<section id="s{number}">\n<h2>{escaped(section.title)}</h2>'
+    yield from (f"<p>{escaped(one)}</p>" for one in section.paragraphs)
+    if section.facts:
+        facts = (
+            f"<div><dt>{escaped(name)}</dt><dd>{escaped(said)}</dd></div>"
+            for name, said in section.facts
+        )
+        yield f"<dl>{''.join(facts)}</dl>"
+    if section.bullets:
+        yield f"<ul>{''.join(f'<li>{escaped(one)}</li>' for one in section.bullets)}</ul>"
+    for figure in section.figures:
+        svg = figure.svg.replace(STYLE, "")
+        caption = f"<figcaption>{escaped(figure.caption)}</figcaption>" if figure.caption else ""
+        yield f'<figure><div class="scroll">{svg}</div>{caption}</figure>'
+    for table in section.tables:
+        yield from _folded(table.title, _table(table)) if table.folded else _titled(table)
+    for listing in section.listings:
+        text = escaped_lines(listing.text)
+        yield from _folded(listing.title, [f'<pre tabindex="0">{text}</pre>'])
+    yield "</section>"
+
+
+def escaped_lines(text: str) -> str:
+    """As :func:`hpc_toolkit.report.figures.escaped` for a text of several lines."""
+    return "\n".join(escaped(line.replace("\t", "    ")) for line in text.split("\n"))
+
+
+def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
+    yield f"<details><summary>{escaped(title)}</summary>"
+    yield from lines
+    yield "</details>"
+
+
+def _titled(table: Table) -> Iterator[str]:
+    if table.title:
+        yield f"<h3>{escaped(table.title)}</h3>"
+    yield from _table(table)
+
+
+def _table(table: Table) -> list[str]:
+    has_head = any(table.columns)
+    kind = "" if has_head else ' class="plain"'
+    lines = [f'<div class="scroll"><table{kind}>']
+    if has_head:
+        heads = "".join(f'<th scope="col">{escaped(name)}</th>' for name in table.columns)
+        lines.append(f"<thead><tr>{heads}</tr></thead>")
+    lines.append("<tbody>")
+    lines += (f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
+    lines.append("</tbody></table></div>")
+    lines += [f'<p class="note">{escaped(table.note)}</p>'] if table.note else []
+    return lines
+
+
+def _cell(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        kind = ' class="w"' if len(cell) > _LONG else ""
+        return f"<td{kind}>{escaped(cell)}</td>"
+    bar = f' style="--share:{100 * min(cell.share, 1):.1f}%"' if cell.share > 0 else ""
+    kind = "n b" if bar else "n"
+    return f'<td class="{kind}" data-v="{cell.value:.9g}"{bar}>{escaped(cell.text)}</td>'
+
+
+def as_markdown(title: str, sections: Sequence[Section]) -> str:
+    """Return the same report as text with tables; small bars and curves replace the figures."""
+    lines = [f"# {_inline(title)}"]
+    for section in sections:
+        lines += ["", f"## {_inline(section.title)}"]
+        lines += [line for one in section.paragraphs for line in ("", _inline(one))]
+        if section.facts:
+            lines += ["", *(f"- {_inline(name)}: {_inline(said)}" for name, said in section.facts)]
+        lines += ["", *(f"- {_inline(one)}" for one in section.bullets)] if section.bullets else []
+        for figure in section.figures:
+            lines += ["", f"**{_inline(figure.title)}**: {_inline(figure.alt)}"]
+            lines += ["", *_fenced(figure.text)] if figure.text else []
+        for table in section.tables:
+            lines += ["", *_piped(table)]
+        for listing in section.listings:
+            lines += ["", f"**{_inline(listing.title)}**", "", *_fenced(listing.text)]
+    return "\n".join(lines) + "\n"
+
+
+_MARKS = re.compile(r"([\\`*_\[\]<>|#~])")
+
+
+def _inline(text: str) -> str:
+    """Text in which nothing is markup."""
+    return _MARKS.sub(r"\\\1", printable(text))
+
+
+def _piped(table: Table) -> Iterator[str]:
+    if table.title:
+        yield f"**{_inline(table.title)}**"
+        yield ""
+    width = len(table.columns) or max((len(row) for row in table.rows), default=1)
+    yield f"| {' | '.join(map(_inline, table.columns or [''] * width))} |"
+    first = table.rows[0] if table.rows else ("",) * width
+    yield f"|{'|'.join('---:' if isinstance(cell, Cell) else '---' for cell in first)}|"
+    for row in table.rows:
+        texts = (cell if isinstance(cell, str) else cell.text for cell in row)
+        yield f"| {' | '.join(map(_inline, texts))} |"
+    if table.note:
+        yield ""
+        yield _inline(table.note)
+
+
+def _fenced(text: str) -> list[str]:
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}text", printable_lines(text.replace("\t", "    ").rstrip("\n")), fence]

@@ -1,0 +1,279 @@
+"""The parts of a run's report that are mostly tables, such as failures and settings."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpc_toolkit.report.axes import moment
+from hpc_toolkit.report.charts import Box, boxes
+from hpc_toolkit.report.page import Cell, Figure, Listing, Row, Section, Table, count, seconds
+from hpc_toolkit.results.durations import ACCURACY
+from hpc_toolkit.system.quantities import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.results.activity import Activity, JobUse
+    from hpc_toolkit.results.durations import Durations
+    from hpc_toolkit.results.failures import Failures
+    from hpc_toolkit.results.loads import Loads
+    from hpc_toolkit.results.records import Attempt
+    from hpc_toolkit.rundir.layout import Manifest
+
+_DRAWN, _LISTED, _HOSTS, _JOBS = 20, 100, 200, 200
+_CHARS, _ITEM_CHARS = 300, 200
+_ZONE = f"Times are in {time.strftime('%Z')}."
+
+
+class Job(NamedTuple):
+    """A Slurm job as its record says."""
+
+    id: str
+    name: str
+    submitted: float
+    """Epoch seconds; 0.0 if unknown."""
+    by: str
+    array: str
+    script: str
+
+
+def durations(found: Activity, items: dict[int, str]) -> list[Section]:
+    ranked = found.groups.ranked(_LISTED)
+    if not ranked:
+        return []
+    stages = {stage for stage, _, _ in ranked}
+    named = [(_group(stage, name, len(stages)), one) for stage, name, one in ranked]
+    drawn = [_box(name, one) for name, one in named[:_DRAWN]]
+    said = "; ".join(
+        f"{one.name}: median {format_duration(one.median_s)}, longest {format_duration(one.high_s)}"
+        for one in drawn[:5]
+    )
+    most = max(one.total_s for _, one in named)
+    rows: list[Row] = [
+        (
+            name,
+            count(one.count),
+            seconds(one.total_s, most),
+            *(seconds(one.quantile(share)) for share in (0.25, 0.5, 0.75, 0.95)),
+            seconds(one.most_s),
+        )
+        for name, one in named
+    ]
+    head = ("group", "attempts", "time in all", "25 %", "median", "75 %", "95 %", "longest")
+    more = len(found.groups.all) - len(ranked)
+    note = f"Quantiles are accurate to {ACCURACY:.0%}."
+    note += f" {more:,} groups with less time are left out." if more > 0 else ""
+    title = "Durations by group" if any(name for _, name, _ in ranked) else "Durations"
+    picture = Figure(
+        title=title,
+        svg=boxes(title, drawn, alternative=said),
+        alt=said,
+        caption=(
+            "Box: from 25 % to 75 % of the attempts that gave a result, with the median; line: from"
+            " the shortest to 95 %; dot: the longest. The groups with the most time in all."
+        ),
+    )
+    tables = (Table(title="", columns=head, rows=rows, note=note), _longest(found, items))
+    return [Section(title=title, figures=(picture,), tables=tables)]
+
+
+def _group(stage: str, name: str, stages: int) -> str:
+    if not name:
+        return stage if stages > 1 else "all items"
+    return f"{stage}: {name}" if stages > 1 else name
+
+
+def _box(name: str, one: Durations) -> Box:
+    return Box(
+        name=name,
+        low_s=one.least_s,
+        p25_s=one.quantile(0.25),
+        median_s=one.quantile(0.5),
+        p75_s=one.quantile(0.75),
+        p95_s=one.quantile(0.95),
+        high_s=one.most_s,
+        count=one.count,
+    )
+
+
+def _longest(found: Activity, items: dict[int, str]) -> Table:
+    rows = [_attempt_row(found, one, items.get(one.item, "")) for one in found.longest]
+    head = ("item", "duration", "times the median", "outcome", "host", "worker", "content")
+    note = "'times the median' compares with the results of the same group."
+    return Table(title="Longest attempts", columns=head, rows=rows, note=note)
+
+
+def _attempt_row(found: Activity, one: Attempt, item: str) -> Row:
+    group = found.groups.of(one.stage, one.group)
+    median = group.quantile(0.5) if group is not None else 0.0
+    spent = one.seconds or 0.0
+    ratio: str | Cell = Cell(f"{spent / median:.3g}", spent / median) if median > 0 else "unknown"
+    shown = short(item, _ITEM_CHARS)
+    return (count(one.item), seconds(spent), ratio, one.outcome, one.host, one.worker, shown)
+
+
+def short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def failures(found: Sequence[Failures], activity: Activity | None) -> list[Section]:
+    if not found:
+        return []
+    rows: list[Row] = []
+    for one in found:
+        hosts = sorted(one.hosts, key=lambda host: -one.hosts[host])
+        where = ", ".join(f"{host} ({one.hosts[host]:,})" for host in hosts[:3])
+        where += f" and {len(hosts) - 3:,} more hosts" if len(hosts) > 3 else ""
+        example = short(json.dumps(one.example, ensure_ascii=False), _ITEM_CHARS)
+        times = [moment(at, zone=False) for at in (one.first, one.last) if at is not None]
+        rows.append(
+            (
+                count(one.items),
+                count(one.retrying),
+                short(one.error, _CHARS),
+                where,
+                " to ".join(dict.fromkeys(times)),
+                f"{one.item}: {example}",
+                short(one.output, _CHARS),
+            )
+        )
+    head = ("failed", "retrying", "error", "hosts", "when", "newest item", "raised at")
+    note = f"In errors, # stands for a number and PATH for a path. {_ZONE}"
+    attempts = ""
+    if activity is not None:
+        kinds = ("failed", "permanent", "killed", "lost")
+        counted = [
+            f"{activity.outcomes[kind]:,} {kind}" for kind in kinds if activity.outcomes[kind]
+        ]
+        attempts = f"Attempts without a result: {', '.join(counted)}." if counted else ""
+    said = (attempts,) if attempts else ()
+    table = Table(title="", columns=head, rows=rows, note=note)
+    return [Section(title="Failures", paragraphs=said, tables=(table,))]
+
+
+def deaths(found: Activity) -> tuple[Table, ...]:
+    if not found.deaths:
+        return ()
+    rows: list[Row] = [
+        (
+            one.worker,
+            one.host,
+            moment(one.at, zone=False),
+            one.evidence,
+            one.explained or "no",
+            count(one.item),
+            "itself" if one.by == one.worker else one.by,
+        )
+        for one in found.deaths
+    ]
+    head = ("worker", "host", "recorded at", "evidence", "explained", "item", "recorded by")
+    more = found.outcomes["deaths"] - len(rows)
+    note = _ZONE + (f" {more:,} later deaths are not listed." if more > 0 else "")
+    return (Table(title="Deaths of workers and executors", columns=head, rows=rows, note=note),)
+
+
+def load_table(loads: Loads) -> Table:
+    rows: list[Row] = []
+    for host, one in sorted(loads.hosts.items())[:_HOSTS]:
+        gpu = one.gpu_percent
+        rows.append(
+            (
+                host,
+                Cell(f"{one.cpu_percent:.1f}%", one.cpu_percent),
+                Cell(format_size(one.rss_most), one.rss_most),
+                count(one.gpus),
+                "" if gpu is None else Cell(f"{gpu:.1f}%", gpu),
+                Cell(format_size(one.gpu_memory_most), one.gpu_memory_most) if one.gpus else "",
+                count(one.samples),
+            )
+        )
+    head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
+    more = len(loads.hosts) - len(rows)
+    note = f"{more:,} more hosts are not listed." if more > 0 else ""
+    return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)
+
+
+def jobs(known: Sequence[Job], found: Activity | None) -> list[Section]:
+    if not known:
+        return []
+    used = found.jobs if found is not None else {}
+    rows = [_job_row(one, used.get(one.id)) for one in known[-_JOBS:]]
+    times = ("submitted", "waited", "workers", "hosts", "ran for", "requeues")
+    head = ("job", "name", *times, "worker time in results", "by", "script")
+    more = len(known) - len(rows)
+    note = "As the files of the run say; Slurm was not asked. 'waited' ends with the first worker."
+    note += f" {_ZONE}"
+    note += f" {more:,} older jobs are not listed." if more > 0 else ""
+    return [Section(title="Jobs", tables=(Table(title="", columns=head, rows=rows, note=note),))]
+
+
+def _job_row(one: Job, used: JobUse | None) -> Row:
+    name = f"{one.name} (array {one.array})" if one.array else one.name
+    submitted = moment(one.submitted, zone=False) if one.submitted else "unknown"
+    if used is None or not math.isfinite(used.began):
+        return (one.id, name, submitted, "no worker yet", *[""] * 5, one.by, one.script)
+    waited = max(used.began - one.submitted, 0.0) if one.submitted else None
+    share = used.worked_s / used.lives_s if used.lives_s else 0.0
+    return (
+        one.id,
+        name,
+        submitted,
+        seconds(waited),
+        count(used.workers),
+        count(len(used.hosts)),
+        seconds(used.ended - used.began),
+        count(used.restarts),
+        Cell(f"{share:.1%}", share),
+        one.by,
+        one.script,
+    )
+
+
+def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float) -> Section:
+    origin = manifest.provenance
+    rows: list[Row] = []
+    for stage in manifest.stages:
+        code = stage.workload.function or stage.workload.command or ""
+        rows.append((f"{stage.name}: code", code))
+        if stage.workload.options:
+            rows.append((f"{stage.name}: options", _json(stage.workload.options)))
+        limits = ("group_by", "max_attempts", "timeout_s", "no_retry", "max_failures")
+        values = {key: getattr(stage, key) for key in (*limits, "items_per_claim")}
+        given = {key: value for key, value in values.items() if value is not None}
+        rows.append((f"{stage.name}: settings", _json(given)))
+    versions: list[Row] = [
+        (key, one if isinstance(one, str) else _json(one))
+        for key, one in origin.items()
+        if key != "packages" and one is not None
+    ]
+    packages = origin.get("packages")
+    names = [str(one) for one in packages] if isinstance(packages, list) else []
+    listings = [Listing(title=f"Script {name}", text=text) for name, text in scripts]
+    if names:
+        listings.insert(
+            0,
+            Listing(
+                title=f"{len(names)} Python packages",
+                text=textwrap.fill(", ".join(names), 96, break_on_hyphens=False),
+            ),
+        )
+    if manifest.campaign is not None:
+        text = json.dumps(manifest.campaign, indent=2, ensure_ascii=False)
+        listings.insert(0, Listing(title="Campaign", text=short(text, 100_000)))
+    return Section(
+        title="Settings and versions",
+        paragraphs=(f"This report was made on {moment(made)}.",),
+        tables=(
+            Table(title="", columns=(), rows=rows),
+            Table(title="When the run was created", columns=(), rows=versions),
+        ),
+        listings=tuple(listings),
+    )
+
+
+def _json(value: Any) -> str:
+    return short(json.dumps(value, ensure_ascii=False), 2_000)

@@ -1,0 +1,245 @@
+"""What the workers of a run did over time, summed up in bounded memory.
+
+Every second of a worker's life is counted once, in one of :data:`STATES`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.results import records
+from hpc_toolkit.results.durations import GroupDurations
+from hpc_toolkit.results.lanes import Lane, Timeline, lay_out
+from hpc_toolkit.results.records import Attempt, Claim, Death, Release
+from hpc_toolkit.results.status import living_workers
+from hpc_toolkit.results.workerlives import end_of
+
+if TYPE_CHECKING:
+    from hpc_toolkit.queue.presence import Presence
+    from hpc_toolkit.results.history import History
+    from hpc_toolkit.results.records import Record
+    from hpc_toolkit.system.clock import Clock
+
+WORK, LOAD, WAIT, TAIL, FAILED, DUPLICATE = "work", "load", "wait", "tail", "failed", "duplicate"
+RUNNING = "running"
+STATES = {
+    WORK: "in items whose result counts",
+    LOAD: "in unit runs outside of items: loading code and models, and starting executors",
+    WAIT: "without a unit before the last one: starting up, and waiting for something to claim",
+    TAIL: "from the end of a worker's last unit run to its exit: nothing was left to claim",
+    FAILED: "in attempts that failed, were killed, or were lost with their worker",
+    DUPLICATE: "in items whose result another worker gave as well",
+    RUNNING: "in the items that living workers run now",
+}
+"""The states of a worker, and what its seconds in them were spent on."""
+
+_OUTCOMES = {records.DONE: WORK, records.DUPLICATE: DUPLICATE}
+_LONGEST, _DEATHS = 15, 100
+
+DIED, EXECUTOR, DRAINED, REQUEUED = "died", "executor died", "drained", "requeued"
+"""Kinds of marks on a timeline."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Activity:
+    """The sums over a run."""
+
+    timeline: Timeline
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STATES, 0.0))
+    """Worker-seconds by state; together they are the lives of all workers."""
+    lives_s: float = 0.0
+    """Seconds from the start of each worker to its last sign of life, added up."""
+    workers: int = 0
+    hosts: set[str] = field(default_factory=set)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Number of attempts by outcome."""
+    groups: GroupDurations = field(default_factory=GroupDurations)
+    """How long the attempts with a result took, by stage and group."""
+    longest: list[Attempt] = field(default_factory=list)
+    """The longest attempts, the longest first."""
+    deaths: list[Death] = field(default_factory=list)
+    """The first deaths of workers and executors that were recorded."""
+    jobs: dict[str, JobUse] = field(default_factory=dict)
+    """What the workers of each Slurm job did."""
+
+
+@dataclass(slots=True)
+class JobUse:
+    """The workers of one Slurm job."""
+
+    workers: int = 0
+    hosts: set[str] = field(default_factory=set)
+    began: float = math.inf
+    ended: float = 0.0
+    worked_s: float = 0.0
+    """In items whose result counts."""
+    lives_s: float = 0.0
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """How far a worker's life was counted."""
+
+    lane: Lane
+    presence: Presence | None
+    began: float
+    at: float
+    """Until when; what comes next begins here."""
+    in_run: bool = False
+    has_run: bool = False
+    """Whether it has had a unit."""
+    worked_s: float = 0.0
+    died: Death | None = None
+
+
+def read_activity(history: History, clock: Clock) -> Activity:
+    """Sum up all records; ``history`` must be up to date, and nothing may have been read from it.
+
+    Times are those of the workers' clocks. Seconds that a clock counts twice, because it was set
+    back, are counted once.
+    """
+    lanes, timeline = lay_out(history.presences, clock.wall(), history.view.throughput.until)
+    reader = _Reader(Activity(timeline=timeline), history, lanes)
+    for record in history.records():
+        reader.take(record)
+    reader.finish(living_workers(history.view, clock, history.presences))
+    return reader.found
+
+
+class _Reader:
+    def __init__(self, found: Activity, history: History, lanes: dict[str, Lane]) -> None:
+        self.found = found
+        self._history = history
+        self._lanes = lanes
+        self._workers: dict[str, _Worker] = {}
+        self._longest: list[tuple[float, int, Attempt]] = []
+        self._number = 0
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, Attempt):
+            self._attempt(record)
+        elif isinstance(record, Claim):
+            self._claim(record)
+        elif isinstance(record, Release):
+            worker = self._worker(record.worker, record.at)
+            if worker.in_run:
+                self._spend(worker, LOAD, record.at)
+            worker.in_run = False
+        else:
+            self._death(record)
+
+    def finish(self, alive: set[str]) -> None:
+        """Count what comes after each worker's last record."""
+        for name, presence in self._history.presences.items():
+            if presence is not None and presence.started:
+                self._worker(name, presence.started)
+        for name, worker in self._workers.items():
+            end = end_of(name, worker.presence, alive)
+            self._close(worker, end)
+            self._mark_end(name, worker, end)
+        ranked = sorted(self._longest, key=lambda one: (-one[0], one[1]))
+        self.found.longest = [attempt for _, _, attempt in ranked]
+
+    def _worker(self, name: str, at: float) -> _Worker:
+        worker = self._workers.get(name)
+        if worker is None:
+            presence = self._history.presences.get(name)
+            began = presence.started if presence is not None and presence.started else at
+            lane = self._lanes.get(name) or self.found.timeline.other
+            self._workers[name] = worker = _Worker(lane, presence, began, began)
+            self.found.workers += 1
+            if presence is not None:
+                self.found.hosts.add(presence.host)
+            if presence is not None and presence.restart:
+                text = f"{name} started, requeue {presence.restart} of job {presence.job}"
+                self._mark(worker, REQUEUED, began, text)
+        return worker
+
+    def _spend(self, worker: _Worker, state: str, until: float) -> None:
+        """Count the seconds up to ``until`` in a state."""
+        begin, worker.at = worker.at, max(worker.at, until)
+        if worker.at <= begin:
+            return
+        self.found.seconds[state] += worker.at - begin
+        if state == WORK:
+            worker.worked_s += worker.at - begin
+        self.found.timeline.add(worker.lane, state, begin, worker.at)
+
+    def _claim(self, claim: Claim) -> None:
+        if claim.at is None and claim.worker not in self._workers:
+            return
+        worker = self._worker(claim.worker, claim.at or 0.0)
+        if not worker.in_run and claim.at is not None:
+            # The file server's clock may be ahead of the worker's.
+            seen = worker.presence.at if worker.presence is not None else worker.at
+            if claim.clock == records.BY_WORKER or claim.at <= seen:
+                self._spend(worker, WAIT, claim.at)
+        worker.in_run = worker.has_run = True
+
+    def _attempt(self, attempt: Attempt) -> None:
+        self.found.outcomes[attempt.outcome] += 1
+        if attempt.end is None:
+            return  # its worker died; what is left of its life is counted at its end
+        if attempt.begin is None and attempt.outcome != records.KILLED:
+            return  # imported from a snapshot
+        begin = attempt.end if attempt.begin is None else attempt.begin
+        worker = self._worker(attempt.worker, begin)
+        if attempt.begin is not None:
+            self._spend(worker, LOAD if worker.in_run else WAIT, begin)
+        self._spend(worker, _OUTCOMES.get(attempt.outcome, FAILED), attempt.end)
+        if attempt.begin is not None:
+            self._count(attempt, attempt.end - begin)
+
+    def _count(self, attempt: Attempt, seconds: float) -> None:
+        if attempt.outcome in _OUTCOMES:
+            self.found.groups.add(attempt.stage, attempt.group, seconds)
+        self._number += 1
+        entry = (seconds, -self._number, attempt)
+        if len(self._longest) < _LONGEST:
+            heapq.heappush(self._longest, entry)
+        elif entry > self._longest[0]:
+            heapq.heapreplace(self._longest, entry)
+
+    def _death(self, death: Death) -> None:
+        if len(self.found.deaths) < _DEATHS:
+            self.found.deaths.append(death)
+        self.found.outcomes["deaths"] += 1
+        worker = self._worker(death.worker, death.at)
+        if death.by == death.worker:
+            self._mark(worker, EXECUTOR, death.at, f"{death.worker}: {death.evidence}")
+        elif worker.died is None:
+            worker.died = death
+
+    def _close(self, worker: _Worker, end: str) -> None:
+        seen = worker.presence.at if worker.presence is not None else worker.at
+        if worker.in_run:
+            state = RUNNING if end == records.ALIVE else FAILED
+        else:
+            state = TAIL if worker.has_run and end in (records.ENDED, records.DRAINED) else WAIT
+        self._spend(worker, state, seen)
+        found, life_s = self.found, worker.at - worker.began
+        found.lives_s += life_s
+        found.timeline.live(worker.lane, worker.began, worker.at)
+        presence = worker.presence
+        if presence is not None and presence.job is not None:
+            job = found.jobs.setdefault(presence.job, JobUse())
+            job.workers += 1
+            job.hosts.add(presence.host)
+            job.began, job.ended = min(job.began, worker.began), max(job.ended, worker.at)
+            job.worked_s, job.lives_s = job.worked_s + worker.worked_s, job.lives_s + life_s
+            job.restarts = max(job.restarts, presence.restart)
+
+    def _mark_end(self, name: str, worker: _Worker, end: str) -> None:
+        if worker.died is not None or end == records.DIED:
+            why = f": {worker.died.evidence}" if worker.died is not None else ""
+            self._mark(worker, DIED, worker.at, f"{name} died{why}")
+        elif end == records.DRAINED and worker.presence is not None:
+            self._mark(worker, DRAINED, worker.at, f"{name} exited early: {worker.presence.note}")
+
+    def _mark(self, worker: _Worker, kind: str, at: float, text: str) -> None:
+        self.found.timeline.mark(worker.lane, kind, at, text)

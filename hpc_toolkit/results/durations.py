@@ -1,0 +1,74 @@
+"""Distributions of durations in bounded memory, by group."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+_PER_DECADE = 60
+ACCURACY = 10 ** (0.5 / _PER_DECADE) - 1
+"""Largest relative error of a quantile, because durations are counted in classes."""
+_LEAST_S = 1e-6
+_MOST_GROUPS = 2_000
+_GROUP_CHARS = 120
+OTHERS = "(other groups)"
+
+
+@dataclass(slots=True)
+class Durations:
+    """The durations of some attempts."""
+
+    count: int = 0
+    total_s: float = 0.0
+    least_s: float = math.inf
+    most_s: float = 0.0
+    classes: dict[int, int] = field(default_factory=dict)
+    """Number of durations by their logarithm."""
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total_s += seconds
+        self.least_s, self.most_s = min(self.least_s, seconds), max(self.most_s, seconds)
+        key = math.floor(math.log10(max(seconds, _LEAST_S)) * _PER_DECADE)
+        self.classes[key] = self.classes.get(key, 0) + 1
+
+    def quantile(self, share: float) -> float:
+        """A duration that is longer than this share of them; 0 without any."""
+        rank, seen = share * self.count, 0
+        for key in sorted(self.classes):
+            seen += self.classes[key]
+            if seen >= rank:
+                middle = 10 ** ((key + 0.5) / _PER_DECADE)
+                return min(max(middle, self.least_s), self.most_s)
+        return self.most_s
+
+
+class GroupDurations:
+    """Durations by stage and group; groups beyond the first 2,000 are counted together."""
+
+    def __init__(self) -> None:
+        self.all: dict[tuple[str, str], Durations] = {}
+        """By stage, and the group's JSON; "" without groups."""
+
+    def add(self, stage: str, group: Any, seconds: float) -> None:
+        name = "" if group is None else group_name(group)
+        key = (stage, name)
+        if key not in self.all and len(self.all) >= _MOST_GROUPS:
+            key = (stage, OTHERS)
+        self.all.setdefault(key, Durations()).add(seconds)
+
+    def of(self, stage: str, group: Any) -> Durations | None:
+        return self.all.get((stage, "" if group is None else group_name(group)))
+
+    def ranked(self, most: int) -> list[tuple[str, str, Durations]]:
+        """Stage, group and durations, by the time that all of its attempts took."""
+        order = sorted(self.all.items(), key=lambda one: (one[0][1] == OTHERS, -one[1].total_s))
+        return [(stage, name, found) for (stage, name), found in order[:most]]
+
+
+def group_name(group: Any) -> str:
+    """A group as people read it, shortened."""
+    text = group if isinstance(group, str) else json.dumps(group, ensure_ascii=False)
+    return text if len(text) <= _GROUP_CHARS else f"{text[: _GROUP_CHARS - 3]}..."

@@ -1,0 +1,152 @@
+"""The use of CPUs and GPUs that ``--monitor`` sampled on the hosts of a run, summed up."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.results.lanes import Timeline
+    from hpc_toolkit.rundir.layout import RunPaths
+
+_MOST_BYTES = 1 << 26
+"""Of all files together; of more, parts at equal distances are read."""
+_PART = 1 << 16
+
+
+@dataclass(slots=True)
+class Spread:
+    """Values of intervals."""
+
+    total: dict[int, float] = field(default_factory=dict)
+    number: dict[int, int] = field(default_factory=dict)
+    least: dict[int, float] = field(default_factory=dict)
+    most: dict[int, float] = field(default_factory=dict)
+
+    def add(self, interval: int, value: float) -> None:
+        self.total[interval] = self.total.get(interval, 0.0) + value
+        self.number[interval] = self.number.get(interval, 0) + 1
+        self.least[interval] = min(self.least.get(interval, value), value)
+        self.most[interval] = max(self.most.get(interval, value), value)
+
+    def means(self, intervals: int) -> list[float | None]:
+        return [
+            self.total[one] / self.number[one] if one in self.total else None
+            for one in range(intervals)
+        ]
+
+    def coarser(self) -> tuple[Spread, int]:
+        """The same values in longer intervals, about one sample each, and the factor."""
+        gaps = [second - first for first, second in pairwise(sorted(self.total))]
+        factor = max(1, math.ceil(median(gaps))) if gaps else 1
+        found = Spread()
+        for one, total in self.total.items():
+            at = one // factor
+            found.total[at] = found.total.get(at, 0.0) + total
+            found.number[at] = found.number.get(at, 0) + self.number[one]
+            found.least[at] = min(found.least.get(at, self.least[one]), self.least[one])
+            found.most[at] = max(found.most.get(at, self.most[one]), self.most[one])
+        return found, factor
+
+
+@dataclass(slots=True)
+class HostLoad:
+    """Sums over the samples of one host."""
+
+    samples: int = 0
+    cpu: float = 0.0
+    rss_most: int = 0
+    gpus: int = 0
+    gpu_values: int = 0
+    gpu: float = 0.0
+    gpu_memory_most: int = 0
+
+    @property
+    def cpu_percent(self) -> float:
+        """Mean use of all CPUs of the host."""
+        return self.cpu / max(1, self.samples)
+
+    @property
+    def gpu_percent(self) -> float | None:
+        """Mean over its GPUs of the time in which a kernel ran; None without GPUs."""
+        return self.gpu / self.gpu_values if self.gpu_values else None
+
+
+@dataclass(slots=True)
+class Loads:
+    """The samples of a run."""
+
+    hosts: dict[str, HostLoad] = field(default_factory=dict)
+    cpu: Spread = field(default_factory=Spread)
+    """Percentage of all CPUs of a host that are busy, by interval of the timeline."""
+    gpu: Spread = field(default_factory=Spread)
+    """Percentage of the time in which a kernel ran on a GPU."""
+    partly: bool = False
+    """Whether there are more samples than were read."""
+
+
+def read_loads(paths: RunPaths, timeline: Timeline) -> Loads:
+    """Read at most 64 MiB of samples; damaged lines and unreadable files are skipped."""
+    found = Loads()
+    files = sorted(paths.logs.glob("monitor-*.jsonl"))
+    share = _MOST_BYTES // max(1, len(files))
+    for path in files:
+        with suppress(OSError):
+            found.partly |= path.stat().st_size > share
+            _read(path, share, timeline, found)
+    return found
+
+
+def _read(path: Path, share: int, timeline: Timeline, found: Loads) -> None:
+    began, host = None, HostLoad()
+    for raw in _lines(path, share):
+        try:
+            record = json.loads(raw)
+            if record["type"] == "header":
+                began = float(record["started"])
+                host = found.hosts.setdefault(str(record["host"]), host)
+            elif began is not None:
+                interval = timeline.interval(began + float(record["t_s"]))
+                _sample(record, interval, host, found)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue  # torn, damaged or cut off
+
+
+def _sample(record: dict[str, Any], interval: int, host: HostLoad, found: Loads) -> None:
+    cpu = float(record["cpu_percent"])
+    found.cpu.add(interval, cpu)
+    host.samples, host.cpu = host.samples + 1, host.cpu + cpu
+    host.rss_most = max(host.rss_most, int(record["rss_bytes"]))
+    gpus = record.get("gpus") or []
+    host.gpus = max(host.gpus, len(gpus))
+    for gpu in gpus:
+        if gpu.get("memory_used_bytes") is not None:
+            host.gpu_memory_most = max(host.gpu_memory_most, int(gpu["memory_used_bytes"]))
+        if gpu.get("busy_percent") is not None:
+            busy = float(gpu["busy_percent"])
+            found.gpu.add(interval, busy)
+            host.gpu_values, host.gpu = host.gpu_values + 1, host.gpu + busy
+
+
+def _lines(path: Path, share: int) -> Iterator[bytes]:
+    """The lines of a file; of a large one those of its begin and of parts of it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= share:
+            yield from file
+            return
+        parts = max(1, share // _PART)
+        for number in range(parts):
+            file.seek(size * number // parts)
+            data = file.read(min(_PART, share))
+            lines = data.split(b"\n")
+            # A part begins and ends within lines, except at the begin of the file.
+            yield from lines[1 if number else 0 : -1]

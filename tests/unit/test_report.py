@@ -1,0 +1,584 @@
+"""The report of a run: every second counted once, bounded, harmless and complete in itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from hpc_toolkit import cli
+from hpc_toolkit.cli import report as command
+from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks, whole_ticks
+from hpc_toolkit.report.findings import findings
+from hpc_toolkit.report.gantt import gantt
+from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
+from hpc_toolkit.report.runreport import RunFacts, sections
+from hpc_toolkit.results import activity as states
+from hpc_toolkit.results.activity import Activity, read_activity
+from hpc_toolkit.results.history import History
+from hpc_toolkit.results.lanes import MOST_LANES, Lane, Timeline
+from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
+from hpc_toolkit.results.records import Attempt, Claim, Release
+from hpc_toolkit.run import Run
+from hpc_toolkit.submit.jobs import RunJob, record_job
+from tests.hostile import HOSTILE
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun, empty_campaign, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def disturbed(fast_dir: Path) -> ToyRun:
+    """Worker wa dies in its second unit and wakes up; wb takes over; wc is drained."""
+    toy = ToyRun(fast_dir / "run", 6, unit=3, group_by="id")
+    first = toy.worker("wa", host="n1", job="77", started=90.0, at=120.0)
+    second = toy.worker("wb", host="n2", job="78", restart=1, started=100.0, at=310.0)
+    third = toy.worker("wc", host="n2", started=100.0, at=140.0)
+    assert first.claim(toy.unit_name(0))
+    first.attempt(0, at=103.0, seconds=2.0)
+    first.attempt(1, "failed", at=104.0, seconds=1.0)
+    first.attempt(2, at=106.0, seconds=2.0)
+    first.release(106.0, seconds=8.0)
+    assert first.claim(toy.unit_name(3))
+    first.attempt(3, at=110.0, seconds=2.0)
+    assert second.claim(toy.unit_name(3), 2)
+    second.death(4, generation=1, worker="wa", host="n1", evidence="lease", at=300.0)
+    second.begin(toy.unit_name(3), 2)
+    second.attempt(4, at=302.0, seconds=1.0)
+    second.death(5, at=303.0)
+    second.attempt(5, at=305.0, seconds=1.5)
+    second.release(305.0, seconds=5.0)
+    second.presence.update(state="finished")
+    third.presence.update(state="finished", note="asked to leave")
+    return toy
+
+
+def activity_of(toy: ToyRun) -> Activity:
+    history = History(toy.view())
+    history.refresh()
+    return read_activity(history, ManualClock(10_000.0))
+
+
+def test_every_second_of_a_worker_is_counted_once(disturbed: ToyRun) -> None:
+    found = activity_of(disturbed)
+
+    assert sum(found.seconds.values()) == pytest.approx(found.lives_s)
+    assert found.lives_s == 30.0 + 210.0 + 40.0
+    assert found.seconds == {
+        states.WORK: pytest.approx(2 + 2 + 2 + 1 + 1.5),
+        # Up to the first item, between the items, and up to the release.
+        # The time of wa's second claim is known by another clock alone.
+        states.LOAD: pytest.approx((101 - 98) + (108 - 106) + (301 - 300) + 0.5),
+        # wa and wb before their first claim, and wc.
+        states.WAIT: pytest.approx((98 - 90) + (300 - 100) + 40),
+        states.TAIL: pytest.approx(310 - 305),
+        # One failure; wa's last item until its last heartbeat; an executor that was killed.
+        states.FAILED: pytest.approx(1 + (120 - 110) + 1),
+        states.DUPLICATE: 0.0,
+        states.RUNNING: 0.0,
+    }
+    lanes = found.timeline.lanes
+    spent = sum(sum(cells.values()) for lane in lanes for cells in lane.spent.values())
+    assert spent == pytest.approx(found.lives_s)
+
+
+times = st.floats(0.0, 500.0)
+
+
+@settings(max_examples=60)
+@given(
+    lines=st.lists(
+        st.tuples(
+            st.sampled_from(["claim", "done", "failed", "killed", "lost", "release"]), times, times
+        ),
+        max_size=20,
+    ),
+    started=times,
+    at=times,
+)
+def test_seconds_add_up_whatever_clocks_and_journals_say(
+    lines: list[tuple[str, float, float]], started: float, at: float
+) -> None:
+    lane = Lane("n1")
+    found = Activity(timeline=Timeline(0.0, 500.0, [lane]))
+    history: Any = History.__new__(History)
+    history.presences = {}
+    reader = states._Reader(found, history, {"w": lane})
+    for kind, end, seconds in [("claim", started, 0.0), *lines, ("release", at, 0.0)]:
+        reader.take(record_of(kind, end, seconds))
+    reader.finish(set())
+
+    assert sum(found.seconds.values()) == pytest.approx(found.lives_s)
+    assert all(one >= 0 for one in found.seconds.values())
+
+
+def record_of(kind: str, end: float, seconds: float) -> Claim | Attempt | Release:
+    common: dict[str, Any] = {"stage": "items", "unit": "u", "generation": 1, "worker": "w"}
+    if kind == "claim":
+        more: dict[str, Any] = {"clock": "worker", "items": 1, "group": None, "taken_from": None}
+        return Claim(**common, at=end, **more)
+    if kind == "release":
+        return Release(**common, at=end, seconds=seconds, done=1, failed=0)
+    place: dict[str, Any] = {
+        "entry": 1,
+        "position": 0,
+        "item": 0,
+        "group": None,
+        "number": 1,
+        "host": "n1",
+    }
+    ends = None if kind == "lost" else end
+    begin = None if kind == "killed" else end - seconds
+    return Attempt(**common, **place, begin=begin, end=ends, outcome=kind, error="")
+
+
+def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> None:
+    found = activity_of(disturbed)
+
+    marks = {(lane.host, kind) for lane in found.timeline.lanes for _, kind in lane.marks}
+    assert marks == {
+        ("n1", states.DIED),
+        ("n2", states.EXECUTOR),
+        ("n2", states.DRAINED),
+        ("n2", states.REQUEUED),
+    }
+    drawn = gantt("Workers", found.timeline, alternative="x")
+    said = "".join(one.text or "" for one in ET.fromstring(drawn).iter(f"{SVG}title"))
+    for words in ("wa died: lease", "exited early: asked to leave", "requeue 1 of job 78"):
+        assert words in said
+    assert {job: use.restarts for job, use in found.jobs.items()} == {"77": 0, "78": 1}
+
+
+def test_a_page_is_bounded_by_lanes_marks_and_rows_and_not_by_the_run(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(fast_dir / "run", 4)
+    presence = toy.worker("wa", host="n1", started=1.0, at=2.0).presence.presence
+    history: Any = History(toy.view())
+    names = {f"w{number:05d}": number for number in range(4096)}
+    facts = {"started": 100.0, "at": 4000.0, "state": "finished", "note": "drained"}
+    history.presences = {
+        name: type(presence)(
+            **{
+                **{key: getattr(presence, key) for key in presence.__dataclass_fields__},
+                **facts,
+                "worker": name,
+                "host": f"node-{number // 8:04d}.cluster.example.org",
+                "job": str(number // 8),
+            }
+        )
+        for name, number in names.items()
+    }
+    monkeypatch.setattr(history, "records", lambda: synthetic(names, 100_000))
+
+    found = read_activity(history, ManualClock(10_000.0))
+
+    assert found.workers == 4096
+    assert len(found.timeline.lanes) <= MOST_LANES
+    assert sum(found.seconds.values()) == pytest.approx(found.lives_s)
+    assert len(found.groups.all) <= 2_001
+    status = Run.open(toy.root).status(forecast=False)
+    made = sections(RunFacts(status=status, manifest=toy.run.manifest, made=1.0, activity=found))
+    page = as_html("Run", made)
+    assert len(page) < 2_000_000
+
+
+def test_marks_that_are_too_many_are_counted_and_not_drawn() -> None:
+    lanes = [Lane("n1") for _ in range(MOST_LANES)]
+    line = Timeline(0.0, 100.0, lanes)
+    for lane in lanes:
+        for number in range(line.intervals):
+            at = line.begin + (number + 0.5) * line.width_s
+            line.mark(lane, states.EXECUTOR, at, "executor died")
+
+    drawn = gantt("Workers", line, alternative="x")
+
+    assert drawn.count(": executor died</title>") == 2_000
+    assert f"{MOST_LANES * line.intervals - 2_000:,} more marks are not drawn" in drawn
+
+
+def synthetic(names: dict[str, int], count: int) -> Iterator[Claim | Attempt | Release]:
+    """The records of items whose states change in every interval, in groups of their own."""
+    for number in range(count):
+        name = f"w{number % len(names):05d}"
+        end = 110.0 + 38.0 * (number // len(names)) + (number * 7919 % 30)
+        kind = ("done", "failed", "killed")[number % 7 % 3]
+        place: dict[str, Any] = {
+            "entry": 1,
+            "position": 0,
+            "item": number,
+            "group": f"group {number}",
+        }
+        yield Attempt(
+            stage="items",
+            unit="u",
+            generation=1,
+            worker=name,
+            **place,
+            number=1,
+            host="",
+            begin=end - 5.0 - number % 11,
+            end=end,
+            outcome=kind,
+            error="",
+        )
+
+
+def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
+    """A run whose items, errors, names and notes are ``texts``, with samples of a monitor."""
+    texts = tuple(text.encode(errors="replace").decode() for text in texts)
+    toy = ToyRun(root, 0, sealed=False, group_by="name", max_attempts=1)
+    toy.add([{"name": text, "id": number} for number, text in enumerate(texts)])
+    toy.log().seal()
+    worker = toy.worker("wa", host=texts[0][:40], started=1_000.0, at=1_100.0)
+    for number, text in enumerate(texts):
+        unit = toy.stage().log.segments[1].unit_of(number).name
+        if worker.unit != f"items/{unit}":
+            if worker.unit:
+                worker.release(1_000.0 + number)
+            assert worker.claim(unit)
+        kind = "failed" if number % 2 else "done"
+        error = {"error": f"ValueError: {text}"} if number % 2 else {}
+        worker.attempt(number, kind, at=1_001.0 + number, seconds=0.5, **error)
+    worker.release(1_090.0)
+    worker.presence.update(state="finished", note=texts[-1][:100])
+    lines = [
+        {"type": "header", "host": texts[0][:40], "started": 1_000.0, "gpus": [{}]},
+        *(
+            {
+                "type": "sample",
+                "t_s": float(second),
+                "cpu_percent": 50.0,
+                "rss_bytes": 1 << 30,
+                "gpus": [{"busy_percent": 80.0, "memory_used_bytes": 1 << 31}],
+            }
+            for second in range(90)
+        ),
+    ]
+    data = "\n".join([*map(json.dumps, lines), '{"type": "sam'])
+    toy.paths.monitor_log("n1", 7).write_text(data)
+    toy.paths.jobs.mkdir()
+    (toy.paths.jobs / "hostile-0.sbatch").write_text(
+        "#!/bin/bash\n</pre><script>alert(1)</script>\n"
+    )
+    return toy
+
+
+def test_hostile_text_is_shown_as_text(fast_dir: Path) -> None:
+    markup = ("<script>alert(1)</script>", "</svg><img src=x onerror=alert(1)>", "\x1b[31mred")
+    toy = busy_run(fast_dir / "run", (*markup, *HOSTILE))
+
+    for form in (command.made(Run.open(toy.root)), command.made(Run.open(toy.root), markdown=True)):
+        assert all(one.isprintable() or one == "\n" for one in form)
+        assert "<img" not in form.replace("\\<img", "")
+    page = command.made(Run.open(toy.root))
+    assert page.count("<script>") == 1
+    parsed = Page(page)
+    assert parsed.open == []
+    assert parsed.outside == []
+    assert "alert(1)" in parsed.words
+    assert "red" in parsed.words
+
+
+class Page(HTMLParser):
+    """The tags of a page that are not closed, and what they refer to outside of it."""
+
+    EMPTY = ("meta", "br")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.outside: list[str] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name.startswith("on") or tag in ("link", "iframe", "object", "img", "base", "use"):
+                self.outside.append(f"{tag} {name}")
+            if name in ("src", "href", "action", "data") and not (value or "").startswith("#"):
+                self.outside.append(f"{tag} {name}={value}")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def figures_of(page: str) -> list[ET.Element]:
+    return [ET.fromstring(one) for one in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def test_every_figure_has_a_title_an_alternative_and_named_axes(fast_dir: Path) -> None:
+    toy = busy_run(fast_dir / "run", ("a", "b", "c", "d"))
+
+    figures = figures_of(command.made(Run.open(toy.root)))
+
+    found = {one.findtext(f"{SVG}title"): one for one in figures}
+    assert set(found) == {
+        *("Items by state", "Throughput", "Workers by host", "CPUs and GPUs"),
+        *("Worker time by state", "Durations"),
+    }
+    axes = {
+        "Throughput": "time since the first worker started",
+        "Workers by host": "time since the first worker started",
+        "CPUs and GPUs": "CPUs busy (%)",
+        "Durations": "duration of an attempt",
+    }
+    for title, figure in found.items():
+        assert figure.get("role") == "img"
+        assert figure.findtext(f"{SVG}desc")
+        words = [one.text for one in figure.iter(f"{SVG}text")]
+        assert axes.get(str(title), title) in words
+        width, height = map(float, figure.attrib["viewBox"].split()[2:])
+        for one in figure.iter(f"{SVG}text"):
+            assert 0 <= float(one.attrib["x"]) <= width
+            assert 0 <= float(one.attrib["y"]) <= height
+
+
+@given(high=st.floats(1e-3, 1e8))
+def test_marks_of_an_axis_are_few_in_order_and_written_without_exponents(high: float) -> None:
+    for ticks in (number_ticks(high), whole_ticks(high), span_ticks(high)):
+        values = [value for value, _ in ticks]
+        assert values == sorted(set(values))
+        assert len(values) <= 10
+        assert all(0 <= value <= high * 1.001 for value in values)
+    for ticks in (number_ticks(high), span_ticks(high), log_span_ticks(high / 50, high)):
+        labels = [label for _, label in ticks]
+        assert len(set(labels)) == len(labels)
+        assert not any(re.search("[0-9]e", label) or len(label) > 10 for label in labels)
+
+
+def damage(toy: ToyRun, what: str) -> None:
+    journal = toy.paths.journal("wa")
+    if what == "torn journal":
+        journal.write_bytes(journal.read_bytes()[:-30])
+    elif what == "binary journal":
+        journal.write_bytes(b"\0\xff" * 1000)
+    elif what == "no journal":
+        journal.unlink()
+    elif what == "torn worker file":
+        toy.paths.worker("wa").write_bytes(b"{")
+    elif what == "no segment":
+        next(toy.stage_paths.items.iterdir()).unlink()
+    elif what == "no control":
+        toy.paths.control.rmdir()
+    elif what == "job record":
+        (toy.paths.jobs / "12.json").write_text('{"job": ["x"], "submitted": {}}')
+    elif what == "monitor":
+        toy.paths.monitor_log("n1", 8).write_bytes(b"\xff\n[1]\n" + b'{"type":"header"}\n' * 3)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("torn journal", "binary journal", "no journal", "torn worker file", "no segment"),
+        *("no control", "job record", "monitor"),
+    ],
+)
+def test_a_damaged_run_has_a_report(fast_dir: Path, what: str) -> None:
+    toy = busy_run(fast_dir / "run", ("a", "b"))
+    damage(toy, what)
+    before = tree(toy.root)
+
+    page = command.made(Run.open(toy.root))
+
+    assert "Outcome" in page
+    assert Page(page).open == []
+    assert tree(toy.root) == before  # reading writes nothing
+
+
+def test_an_empty_run_and_a_campaign_that_has_not_begun_have_a_report(fast_dir: Path) -> None:
+    for run in (ToyRun(fast_dir / "list", 3).run, empty_campaign(fast_dir / "campaign")):
+        page = command.made(Run.open(run.root))
+
+        assert "Settings and versions" in page
+        assert "Timeline" not in page
+
+
+def invoke(*words: str) -> Any:
+    return CliRunner().invoke(cli.load_commands("report"), ["report", *words])
+
+
+def test_the_command_writes_the_file_that_is_named_and_prints_its_path(
+    fast_dir: Path, tmp_path: Path
+) -> None:
+    toy = busy_run(fast_dir / "run", ("a", "b"))
+
+    default, named = invoke(str(toy.root)), invoke(str(toy.root), "-o", str(tmp_path / "r.md"))
+    printed, refused = invoke(str(toy.root), "--text"), invoke(str(toy.root), "-o", "report.pdf")
+
+    assert default.output.split() == [str(toy.root / "report.html")]
+    assert (toy.root / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "r.md").read_text().startswith("# Run")
+    assert printed.output.startswith("# Run")
+    assert named.exit_code == 0
+    assert "unknown format '.pdf'" in str(refused.exception)
+
+
+def test_a_campaign_does_not_fail_if_its_report_cannot_be_written(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = busy_run(fast_dir / "run", ("a",))
+    monkeypatch.setattr(command, "made", lambda _run: 1 // 0)
+
+    command.write_at_end(Run.open(toy.root))
+
+    assert "report.html was not written: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_samples_of_a_large_file_are_read_in_parts(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = busy_run(fast_dir / "run", ("a",))
+    line = Timeline(1_000.0, 1_090.0, [])
+    everything = read_loads(toy.paths, line)
+    monkeypatch.setattr("hpc_toolkit.results.loads._MOST_BYTES", 4_096)
+    monkeypatch.setattr("hpc_toolkit.results.loads._PART", 512)
+
+    some = read_loads(toy.paths, line)
+
+    (all_of, some_of) = (*everything.hosts.values(), *some.hosts.values())
+    assert (all_of.samples, all_of.cpu_percent, all_of.gpu_percent) == (90, 50.0, 80.0)
+    assert not everything.partly
+    assert some.partly
+    assert 5 < some_of.samples < 40
+    assert max(some.cpu.total) > 200  # also the end was read
+
+
+def test_markdown_has_the_tables_and_nothing_in_them_is_markup() -> None:
+    rows = [("a|b\n# c", Cell("1", 1.0)), ("`<b>`", Cell("2", 2.0))]
+    table = Table(title="T", columns=("x", "y"), rows=rows)
+
+    text = as_markdown("R", [Section(title="S", tables=(table,))])
+
+    assert text.splitlines()[-4:] == [
+        "| x | y |",
+        "|---|---:|",
+        "| a\\|b\\\\n\\# c | 1 |",
+        "| \\`\\<b\\>\\` | 2 |",
+    ]
+
+
+@pytest.mark.slow
+def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
+    fast_dir: Path, tmp_path: Path
+) -> None:
+    """Needs chromium, which .ci/system installs."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or "chromium"
+    toy = busy_run(fast_dir / "run", ("a", "b", "<b>", "d"))
+    # The page sorts a table by its second column, and reports widths and errors in its title.
+    probe = """<script>addEventListener("load", () => {
+      const table = document.querySelector("#s2 table"), wide = document.body.scrollWidth;
+      table.tHead.querySelectorAll("button")[1].click();
+      const values = [...table.tBodies[0].rows].map(row => +row.cells[1].dataset.v);
+      document.title = JSON.stringify({wide, values, dark: getComputedStyle(document.body).color});
+    });</script>"""
+    page = command.made(Run.open(toy.root))
+    (tmp_path / "page.html").write_text(page)
+    freed = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    (tmp_path / "probe.html").write_text(freed.replace("</head>", f"{probe}</head>"))
+
+    def chromium(file: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                *(program, "--headless=new", "--no-sandbox", "--disable-gpu"),
+                *("--no-first-run", "--disable-background-networking"),
+                *("--enable-logging=stderr", "--virtual-time-budget=2000", "--window-size=390,900"),
+                *(
+                    f"--user-data-dir={tmp_path / 'profile'}",
+                    "--host-resolver-rules=MAP * ~NOTFOUND",
+                ),
+                *("--blink-settings=preferredColorScheme=0", *words, f"file://{tmp_path / file}"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+
+    printed = chromium(
+        "page.html", f"--print-to-pdf={tmp_path / 'page.pdf'}", f"--log-net-log={tmp_path / 'net'}"
+    )
+    dumped = chromium("probe.html", "--dump-dom")
+
+    assert "CONSOLE" not in printed.stderr + dumped.stderr
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    hosts = set(re.findall(r'"url":"https?://([^/"]*)', (tmp_path / "net").read_text()))
+    own = re.compile(r"(.*\.)?(google(apis)?\.com|gvt1\.com)")  # services of the browser
+    assert not {host for host in hosts if not own.fullmatch(host)}
+    found = json.loads(re.findall(r"<title>({.*?})</title>", dumped.stdout)[0])
+    assert found["values"] == sorted(found["values"], reverse=True)
+    assert found["wide"] <= 500
+    assert found["dark"] == "rgb(230, 237, 243)"
+
+
+def test_lost_time_is_named_with_its_share_and_what_to_do() -> None:
+    found = Activity(timeline=Timeline(0.0, 100.0, []))
+    found.seconds |= {states.WORK: 600.0, states.LOAD: 300.0, states.TAIL: 100.0}
+    found.lives_s = 1_000.0
+    host = HostLoad(samples=2, gpus=1, gpu_values=2, gpu=60.0)
+
+    said = findings(found, Loads(hosts={"n1": host}))
+
+    assert [one.partition(":")[0] for one in said] == [
+        "30% of the worker time (5 min 00 s) went into 'load'",
+        "10% of the worker time (1 min 40 s) went into 'tail'",
+        "The GPUs were busy for 30% of the sampled time",
+    ]
+    found.lives_s = 10.0  # too short to mean anything
+    assert findings(found, None) == []
+
+
+def test_the_items_of_living_workers_are_running_and_not_lost(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 4, unit=2)
+    busy = toy.worker("wa", host="n1", started=80.0, at=100.0)
+    toy.worker("wb", host="n2", started=90.0, at=100.0)
+    assert busy.claim(toy.unit_name(0))
+    busy.attempt(0, at=95.0, seconds=10.0)
+    history = History(toy.view())
+    history.refresh()
+
+    found = read_activity(history, ManualClock(110.0))
+
+    spent = {state: seconds for state, seconds in found.seconds.items() if seconds}
+    # Of an open claim only the file's time is known, which is by another clock here.
+    assert spent == {states.LOAD: 5.0, states.WORK: 10.0, states.RUNNING: 5.0, states.WAIT: 10.0}
+
+
+def test_jobs_have_the_times_of_their_record_and_their_workers(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 2)
+    record_job(toy.paths, RunJob(job="77", name="eval", submitted=1_000.0, by="ann"))
+    record_job(toy.paths, RunJob(job="78", name="eval", array="0-3", submitted=2_000.0, by="ann"))
+    toy.worker("wa", host="n1", job="77", restart=2, started=1_600.0, at=1_900.0)
+    toy.worker("wb", host="n2", job="77", started=1_700.0, at=2_500.0)
+
+    text = command.made(Run.open(toy.root), markdown=True)
+
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 7")]
+    waited, workers, hosts, ran, requeues = rows[0][3:8]
+    assert (waited, workers, hosts, ran, requeues) == ("10 min 00 s", "2", "2", "15 min 00 s", "2")
+    assert rows[1][1:4:2] == ["eval (array 0-3)", "no worker yet"]

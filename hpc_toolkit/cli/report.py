@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SUFFIXES = (".html", ".md")
 _FAILURES = 20
-_SCRIPTS, _SCRIPT_BYTES = 20, 1 << 16
+_SCRIPTS, _SCRIPT_BYTES = 10, 1 << 15
 _READING = (OSError, HpcToolkitError, ValueError, KeyError, RecursionError)
 
 

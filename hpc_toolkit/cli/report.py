@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SUFFIXES = (".html", ".md")
 _FAILURES = 20
-_SCRIPTS, _SCRIPT_BYTES = 20, 1 << 16
+_SCRIPTS, _SCRIPT_BYTES = 10, 1 << 15
 _READING = (OSError, HpcToolkitError, ValueError, KeyError, RecursionError)
 
 
@@ -42,9 +42,9 @@ def report(
     *,
     out: Annotated[
         str | None,
-        value("FILE", "File to write, .html or .md. [default: RUN/report.html]", "--out", "-o"),
+        value("FILE", "File to write: .html, .md or -. [default: RUN/report.html]", "--out", "-o"),
     ] = None,
-    text: Annotated[bool, switch("--text", "Print the report as Markdown instead.")] = False,
+    text: Annotated[bool, switch("--text", "Print Markdown instead, as -o - does.")] = False,
 ) -> None:
     """Write a report of a run to one file, and print its path.
 
@@ -58,7 +58,7 @@ def report(
     """
     found = open_run(run)
     path = found.paths.report if out is None else Path(out)
-    if text and out is None:
+    if out == "-" or (text and out is None):
         sys.stdout.write(made(found, markdown=True))
         return
     check_out(path, _SUFFIXES)

@@ -435,6 +435,7 @@ def test_the_command_writes_the_file_that_is_named_and_prints_its_path(
     assert (toy.root / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert (tmp_path / "r.md").read_text().startswith("# Run")
     assert printed.output.startswith("# Run")
+    assert invoke(str(toy.root), "-o", "-").output.startswith("# Run")
     assert named.exit_code == 0
     assert "unknown format '.pdf'" in str(refused.exception)
 

@@ -20,8 +20,9 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import SEARCH, Commands
+from hpc_toolkit.cli.hooks import at_end, exit_code
 from hpc_toolkit.cli.statusview import status_lines
-from hpc_toolkit.cli.working import check_code, with_progress
+from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, check_code, with_progress
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
@@ -139,6 +140,8 @@ def run_campaign(
     workers: Annotated[int | None, value("N", "Local workers. [default: one per GPU]")] = None,
     run: Annotated[str | None, value("RUN", "Run directory. [default: runs/NAME]")] = None,
     update: Annotated[bool, switch("--update", "Accept changed settings of the search.")] = False,
+    fail_on_failed: Annotated[bool, switch("--fail-on-failed", FAIL_ON_FAILED)] = False,
+    on_end: Annotated[str | None, value(ON_END.metavar, ON_END.help)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a campaign on this machine.
@@ -163,14 +166,19 @@ def run_campaign(
         found = make_run(root, campaign, wanted)
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(LocalWorkers(found).work, count, WorkerOptions())
-    code = with_progress(found, work)
-    summary = _outcome(found)
+    with at_end(found, on_end):
+        code = with_progress(found, work)
+        _print_outcome(found, as_json=as_json)
+    sys.exit(exit_code(found, code, fail_on_failed=fail_on_failed))
+
+
+def _print_outcome(run: Run, *, as_json: bool) -> None:
+    summary = _outcome(run)
     if not as_json:
-        print("\n".join(map(printable, status_lines(found.status()))))
+        print("\n".join(map(printable, status_lines(run.status()))))
     if summary is not None:
         lines = [json.dumps(summary.to_json())] if as_json else summary_lines(summary)
-        print("\n".join(map(printable, lines)))
-    sys.exit(code)
+        print("\n".join(map(printable, lines)), flush=True)
 
 
 def make_run(root: Path, file: Path, campaign: Campaign) -> Run:

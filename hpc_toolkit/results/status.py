@@ -11,6 +11,7 @@ from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.results.failures import group_failures
+from hpc_toolkit.results.troubles import damage, hidden_entries, sick_hosts
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.worker.pausing import pause_reason
 
@@ -153,20 +154,25 @@ def read_status(
     given: str,
     campaign: bool = False,
     forecast: Callable[[set[str]], TimeLeft | None] = lambda _alive: None,
+    seen: dict[str, Presence | None] | None = None,
 ) -> Status:
     """Read everything that is new and summarize it.
 
     ``given`` is the run's path as messages name it, ``campaign`` whether a coordinator adds its
-    items, and ``forecast`` returns the time left on the living workers.
+    items, and ``forecast`` returns the time left on the living workers. ``seen``: the workers'
+    presences, if the caller has read them and the view; nothing else is read then.
     """
-    view.poll_claims()
-    # Before the journals: if they lack lines that a worker reports here, they are old copies.
-    seen = view.presences()
+    is_read = seen is not None
+    if seen is None:
+        view.poll_claims()
+        # Before the journals: if they lack lines that a worker reports here, they are old copies.
+        seen = view.presences()
     alive = living_workers(view, clock, seen)
     known = {worker: presence for worker, presence in seen.items() if presence is not None}
     finished = sum(presence.state == FINISHED for presence in known.values())
     workers = WorkerCounts(len(alive), finished, len(seen) - len(alive) - finished)
-    view.poll()
+    if not is_read:
+        view.poll()
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
@@ -189,7 +195,7 @@ def read_status(
         published=last.table is not None and last.last_retry < last.table[0],
         reason=_reason(view, stages, workers, given if campaign else "", late),
         failures=[one.to_json() for one in group_failures(view, seen)],
-        warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
+        warnings=[*hidden_entries(view), *sick_hosts(view), *damage(view, alive)],
         draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
         old_copies=len(late),
         places={
@@ -292,8 +298,10 @@ def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
         if unit.clean is not None:
             counts.done += unit.unit.count
             continue
-        waiting = 0
-        for item, state in stage.states(unit):
+        touched = stage.state.touched(unit)
+        waiting = unit.unit.count - len(touched)
+        for item in touched:
+            state = stage.state.item_state(unit, item)
             counts.done += state is ItemState.DONE
             counts.failed += state is ItemState.FAILED
             waiting += state is ItemState.PENDING
@@ -350,7 +358,7 @@ def _reason(
             start = f"'hpctk submit campaign --run {campaign}' or {here} continues"
         return f"no worker is alive{died}: {unless}{start}"
     if not left:
-        return "; ".join(_hidden(view)) or _waiting(stages, campaign)
+        return "; ".join(hidden_entries(view)) or _waiting(stages, campaign)
     if not any(counts.running for counts in stages.values()):
         start = "they are starting, or wait for a dead one's lease"
         return f"workers are alive but hold nothing: {unless}{start}"
@@ -363,38 +371,3 @@ def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
         return f"no item is left until the coordinator decides what is next; {start}"
     opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
     return f"every item is finished; {opened} waits for more items, or for 'hpctk add RUN --seal'"
-
-
-def _hidden(view: RunView) -> list[str]:
-    """Warnings of log entries that cannot be read yet; no reader sees the entries after them."""
-    logs = [stage.log for stage in view.stages.values() if stage.log.hidden]
-    return [f"{log.waits_for}; 'hpctk doctor' shows whether it is lost" for log in logs]
-
-
-def _sick(view: RunView) -> list[str]:
-    """Reasons of the notices about sick hosts, only the last one of each host or worker."""
-    control = ControlReader(view.paths)
-    control.poll()
-    notices = sorted(control.health, key=lambda notice: (notice.sure, notice.at))
-    last = {(one.host, "" if one.whole else one.worker): one for one in notices}
-    more = "; 'hpctk submit' leaves it out for a day"
-    return [one.reason + (more if one.sure and one.whole else "") for one in last.values()]
-
-
-def _warnings(view: RunView, alive: set[str]) -> list[str]:
-    # Reading one journal may need lines of another, so the error may name that other file.
-    unreadable = {
-        error.filename or view.paths.journal(worker): error
-        for worker, error in view.unreadable.items()
-    }
-    found = [
-        f"{path}: cannot be read ({error.strerror}); what it says is not counted"
-        for path, error in unreadable.items()
-    ]
-    for worker, reader in view.readers.items():
-        path = view.paths.journal(worker)
-        found += [f"{path}: damaged line at byte {at} is skipped" for at in reader.bad_lines]
-        torn = reader.torn_bytes
-        if torn and worker not in alive:  # a living worker may still be writing it
-            found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")
-    return found

@@ -119,7 +119,7 @@ class LiveView:
 
     def follow(self) -> Status:
         """Return the last status."""
-        next_s, used_s = 0.0, time.process_time()
+        next_s, used_s = 0.0, float("inf")  # the first refresh does not delay the second
         while True:
             if time.monotonic() >= next_s:
                 self._refresh()

@@ -59,7 +59,7 @@ class Sampler:
         first = self._new_workers(now) + self._ended_here()
         most = _LOCAL_FILES
         if not self._is_local and self._reads:
-            most = max(_LEAST_FILES, int(FILES_PER_S * passed_s))
+            most = max(_LEAST_FILES, int(FILES_PER_S * min(passed_s, _LIST_S)))
         if self._is_over():
             most = 2 * len(self._reads)
         for worker in first:

@@ -7,14 +7,14 @@ import gc
 import io
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.planning.timeleft import Countdown
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
 from hpc_toolkit.report.panel import failed_items
-from hpc_toolkit.report.terminal import Look
+from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look
 from hpc_toolkit.results.hosts import read_hosts
 from hpc_toolkit.results.recent import RecentEvents
 from hpc_toolkit.results.sampling import Sampler
@@ -154,7 +154,8 @@ class LiveView:
     def _show(self) -> None:
         assert self.live is not None
         size = self.screen.size()
-        look = Look.of(sys.stdout)
+        # The variable COLUMNS, which Look.of reads, would not change with the window.
+        look = replace(Look.of(sys.stdout), columns=max(size.columns, LEAST_COLUMNS))
         self.screen.show(screen_lines(self.live, self.chosen, look, size.lines))
 
     def _say(self, text: str, *, is_error: bool = False) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CODES = {GOOD: "32", BAD: "31", WARN: "33", DIM: "2"}
 _BOLD = "1"
 _BAR_WIDTHS = (10, 40)
-_LEAST_COLUMNS = 20
+LEAST_COLUMNS = 20
 _PIPE_COLUMNS = 100
 _MOST_LABEL = 12
 _GAPS = 4
@@ -46,7 +46,7 @@ class Look:
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", None)
         columns = get_terminal_size().columns if is_screen else _PIPE_COLUMNS
         return cls(
-            columns=max(columns, _LEAST_COLUMNS),
+            columns=max(columns, LEAST_COLUMNS),
             colour=is_screen and not plain,
             unicode=encoding == "utf8",
         )

@@ -96,7 +96,7 @@ def watch(hpctk: Hpctk) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
     def start(run: Path, *words: object, **changes: Any) -> Terminal:
-        env = hpctk.environment({"TERM": "xterm", "LANG": "C.UTF-8", "COLUMNS": ""})
+        env = hpctk.environment({"TERM": "xterm", "LANG": "C.UTF-8"})
         opened.append(Terminal("status", run, "--watch", "--no-slurm", *words, env=env, **changes))
         return opened[-1]
 

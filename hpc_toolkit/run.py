@@ -8,6 +8,7 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.searchstate import SearchState
     from hpc_toolkit.planning.timeleft import Countdown
     from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.gather import Table
     from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Status
@@ -206,24 +208,27 @@ class Run:
         )
         return pool.run(on_tick)
 
-    def status(self, *, forecast: bool = True) -> Status:
+    def status(
+        self, *, forecast: bool = True, seen: dict[str, Presence | None] | None = None
+    ) -> Status:
         """Read the run's current status; writes nothing.
 
-        Without a ``forecast`` of the time left it takes less time.
+        Without a ``forecast`` of the time left it takes less time. ``seen`` are the workers'
+        presences; None: read them.
         """
         from hpc_toolkit.results.status import read_status
 
         given, campaign = str(self.root), self.manifest.campaign
         is_campaign = campaign is not None
+        read = partial(
+            read_status, self.view, SystemClock(), given=given, campaign=is_campaign, seen=seen
+        )
         if not forecast:
-            return read_status(self.view, SystemClock(), given=given, campaign=is_campaign)
+            return read()
         from hpc_toolkit.planning.timeleft import Countdown
 
         self._countdown = self._countdown or Countdown(self.view, campaign, given)
-        read = self._countdown.read
-        found = read_status(
-            self.view, SystemClock(), given=given, campaign=is_campaign, forecast=read
-        )
+        found = read(forecast=self._countdown.read)
         if is_campaign:
             self._add_search(found)
         return found

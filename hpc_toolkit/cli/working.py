@@ -185,12 +185,16 @@ def with_progress(
 
     The last line says what happened and what to do next.
     """
-    from hpc_toolkit.cli.progressline import progress_line
-    from hpc_toolkit.report.panel import closing
+    from hpc_toolkit.worker.closing import closing
 
-    with progress_line(run.root):
+    if sys.stderr.isatty():
+        from hpc_toolkit.cli.progressline import progress_line
+
+        with progress_line(run.root):
+            code = work_on(look)
+    else:
         code = work_on(look)
-    print(printable(closing(run.status(forecast=False))), file=sys.stderr)
+    print(printable(closing(run.view, str(run.root))), file=sys.stderr)
     return code
 
 

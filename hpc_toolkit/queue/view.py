@@ -143,13 +143,13 @@ class Throughput:
         self.width_s = 1.0
         self._done: dict[int, float] = {}
         self._first, self._last = 0, -1
-        self.until = 0.0
-        """When the last of them was done, in epoch seconds."""
+        self.since, self.until = float("inf"), 0.0
+        """When the first of them began and the last one was done, in epoch seconds."""
 
     def add(self, at: float, seconds: float, done: int) -> None:
         """Count items that were done evenly during the seconds before ``at``."""
         begin = at - min(seconds, _LONGEST_S)
-        self.until = max(self.until, at)
+        self.since, self.until = min(self.since, begin), max(self.until, at)
         if not self._done:
             self._first = self._last = int(at // self.width_s)
         while True:

@@ -118,24 +118,6 @@ def _brief(counts: StageCounts) -> list[str]:
     return parts + ([f"{counts.failed:,} failed"] if counts.failed else [])
 
 
-def closing(now: Status) -> str:
-    """Return one line for the end of work: what happened, and the commands to go on with."""
-    run, failed = quote(now.run), failed_items(now)
-    total = sum(counts.total for counts in now.stages.values())
-    items = f"{total:,} item{'s' * (total != 1)}"
-    if now.complete and failed:
-        are = f"{failed:,} of {items} failed"
-        return f"{now.run}: {are}: hpctk status {run}; hpctk retry {run}"
-    if now.complete:
-        took = f" in {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
-        gather = "" if now.published else f": hpctk gather {run}"
-        return f"{now.run}: {items} done{took}{gather}"
-    if now.reason.startswith("paused"):
-        return f"{now.run}: {now.reason}"
-    left = sum(counts.left for counts in now.stages.values())
-    return f"{now.run}: {left:,} of {items} left: hpctk status {run}"
-
-
 def headline(now: Status) -> str:
     """Return the state of a run in a few words: ``working, 2 min 10 s to 3 min 00 s left``."""
     if now.complete:

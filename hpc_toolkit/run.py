@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,12 @@ from hpc_toolkit.rundir.layout import (
 )
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import rank_environment
+from hpc_toolkit.system.seldom import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hpc_toolkit.campaign.searchstate import SearchState
     from hpc_toolkit.planning.timeleft import Countdown
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.gather import Table
@@ -54,6 +56,7 @@ class Run:
         self.manifest = manifest
         self._view: RunView | None = None
         self._countdown: Countdown | None = None
+        self._search: Seldom[SearchState] = Seldom()
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
@@ -218,9 +221,29 @@ class Run:
 
         self._countdown = self._countdown or Countdown(self.view, campaign, given)
         read = self._countdown.read
-        return read_status(
+        found = read_status(
             self.view, SystemClock(), given=given, campaign=is_campaign, forecast=read
         )
+        if is_campaign:
+            self._add_search(found)
+        return found
+
+    def _add_search(self, found: Status) -> None:
+        from hpc_toolkit.campaign.searchstate import search_so_far
+        from hpc_toolkit.campaign.settings import settings_of
+
+        def state() -> SearchState:
+            return search_so_far(self.view, settings_of(self.paths, self.manifest))
+
+        try:
+            search, _ = self._search.read(state, found.complete)
+        except RunError as error:
+            found.warnings.append(error.message)
+            return
+        found.search = asdict(search)
+        if search.best is not None:
+            counted = {"evaluated": search.evaluated, "arms": search.arms}
+            found.best = {**asdict(search.best), **counted}
 
     def _repr_html_(self) -> str:
         from hpc_toolkit.report.notebook import status_html

@@ -23,7 +23,7 @@ from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.cli.report import write_at_end
 from hpc_toolkit.cli.statusview import status_lines
 from hpc_toolkit.cli.working import check_code, with_progress
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.gpus import visible_gpus
@@ -166,14 +166,17 @@ def run_campaign(
     work = partial(LocalWorkers(found).work, count, WorkerOptions())
     try:
         code = with_progress(found, work)
-    finally:
+    except HpcToolkitError:
         write_at_end(found)
-    summary = _outcome(found)
+        raise
+    report, summary = write_at_end(found), _outcome(found)
     if not as_json:
-        print("\n".join(map(printable, status_lines(found.status()))))
+        print("\n".join(map(printable, _status_lines(found))))
     if summary is not None:
         lines = [json.dumps(summary.to_json())] if as_json else summary_lines(summary)
         print("\n".join(map(printable, lines)))
+    if not as_json and report:
+        print("\n".join(map(printable, report)))
     sys.exit(code)
 
 
@@ -189,6 +192,13 @@ def _outcome(run: Run) -> Summary | None:
     from hpc_toolkit.engines.localcampaign import campaign_of
 
     return summarize(run.view, campaign_of(run))
+
+
+def _status_lines(run: Run) -> list[str]:
+    """The status without the search, which the summary below it describes."""
+    now = run.status()
+    now.search = None
+    return status_lines(now)
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -282,8 +292,7 @@ def coordinate(
     Coordinator(found.view, campaign_of(found)).run()
     if not summary:  # a local campaign, whose parent writes the report
         return
-    write_at_end(found)
-    outcome = _outcome(found)
+    report, outcome = write_at_end(found), _outcome(found)
     if outcome is not None:
-        lines = [*status_lines(found.status()), *summary_lines(outcome)]
+        lines = [*_status_lines(found), *summary_lines(outcome), *report]
         print("\n".join(map(printable, lines)))

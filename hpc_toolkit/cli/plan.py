@@ -28,6 +28,7 @@ from hpc_toolkit.system.quantities import format_duration as shown
 from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
 
 if TYPE_CHECKING:
+    from hpc_toolkit.planning.forecast import Interval
     from hpc_toolkit.planning.lengths import Guess
     from hpc_toolkit.planning.plan import Comparison, Plan
     from hpc_toolkit.planning.work import Work
@@ -120,10 +121,21 @@ def plan(
         counts,
         site,
         node,
+        now_s=_time_left(run) if given["items"] is None else None,
         within_s=parse_duration(within, where="--within") if within else None,
         limit_s=math.ceil(parse_duration(limit, where="--time-limit")) if limit else None,
     )
     _show(found, out, as_json=as_json)
+
+
+def _time_left(run: str | None) -> Interval | None:
+    """The time left on the living workers, so that a plan and a status agree."""
+    from hpc_toolkit.planning.forecast import Interval
+
+    now = open_run(run).status()
+    if now.eta_low_s is None or now.eta_s is None or now.eta_high_s is None:
+        return None
+    return Interval(now.eta_low_s, now.eta_s, now.eta_high_s)
 
 
 def _guess(seconds: str | None, load: str) -> Guess | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -75,14 +76,18 @@ def made(run: Run, *, markdown: bool = False) -> str:
     return form(title(facts), sections(facts))
 
 
-def write_at_end(run: Run) -> None:
-    """Write the report of a run that has ended into it; never fails."""
+def write_at_end(run: Run) -> list[str]:
+    """Write the report of a run that has ended into it; never fails.
+
+    Returns a line that names the file; none if it could not be written.
+    """
     path = run.paths.report
     try:
         write_out(path, made(run))
-        note(f"the report is {path}")
     except Exception as error:  # noqa: BLE001 - the results are complete, and matter more
         note(f"{path} was not written: {type(error).__name__}: {error}", "warning")
+        return []
+    return [f"report          {path}"]
 
 
 class _Parts:
@@ -130,14 +135,15 @@ def read_facts(run: Run) -> RunFacts:
 
 
 def _status(run: Run) -> Status:
-    from hpc_toolkit.cli.statusview import add_search
+    from hpc_toolkit.submit.costs import cost_of
 
     try:
         status = run.status()
     except _READING:  # a forecast needs more of the run than its status
         status = run.status(forecast=False)
     with suppress(*_READING):
-        add_search(status, run)
+        cost = cost_of(run, status)
+        status.cost = None if cost is None else asdict(cost)
     return status
 
 

@@ -162,13 +162,15 @@ def _follow(
 ) -> bool:
     """Show a run, with ``watch`` until it is complete; whether it has failed items."""
     from hpc_toolkit.rundir.proof import believed
+    from hpc_toolkit.submit.costs import cost_of
     from hpc_toolkit.submit.jobs import JobStates
 
     said, jobs = believed(run.paths).said, JobStates(run.paths)
     now, records = run.status(), jobs.read(ask=slurm)
     while True:
         now.doctor = said
-        add_search(now, run)
+        cost = cost_of(run, now)
+        now.cost = None if cost is None else asdict(cost)
         show(now, records)
         if now.complete or not watch:
             return failed_items(now) > 0
@@ -185,19 +187,6 @@ def _follow(
         records = jobs.read(ask=slurm)
 
 
-def add_search(now: Status, run: Run) -> None:
-    """Add the search of a campaign; a list of items has none."""
-    if run.manifest.campaign is None:
-        return
-    from hpc_toolkit.campaign.searchstate import search_so_far
-    from hpc_toolkit.engines.localcampaign import campaign_of
-
-    now.search = asdict(search_so_far(run.view, campaign_of(run)))
-    if now.search["best"] is not None:
-        counted = {key: now.search[key] for key in ("evaluated", "arms")}
-        now.best = {**now.search["best"], **counted}
-
-
 def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose: bool) -> bool:
     """Print or export each run; whether one has failed items, or cannot be read."""
 
@@ -206,8 +195,6 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
         try:
             run = Run.open(find_run(str(path)))
             found.append(run.status(forecast=export is not None))
-            if export is not None:
-                add_search(found[-1], run)
         except RunError as error:
             show_error(error)
     troubled = len(found) < len(runs) or any(map(failed_items, found))

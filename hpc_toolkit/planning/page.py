@@ -231,4 +231,4 @@ def plan_svg(plan: Plan) -> str:
 
 def _node_time(choice: Choice) -> str:
     hours = choice.node_hours.median
-    return f"{number(hours)} h" if hours >= 1 else span_label(float(f"{3600 * hours:.2g}"))
+    return f"{number(hours)} h" if hours >= 1 else span_label(3600 * hours)

@@ -119,13 +119,15 @@ def make_plan(
     *,
     within_s: float | None = None,
     limit_s: int | None = None,
+    now_s: Interval | None = None,
     draws: int = DRAWS,
 ) -> Plan:
     """Plan the rest of a run for several numbers of nodes, each with its own forecast.
 
     The guess is for stages of which no item has ended. The partitions of the cluster are compared,
-    and its longest job is the default of ``limit_s``, the time limit of one job. Raises RunError if
-    no items are left, and ConfigError if nothing is known about how long items take.
+    and its longest job is the default of ``limit_s``, the time limit of one job. ``now_s`` is the
+    time left on the living workers, as a status shows it; None: forecast it here. Raises RunError
+    if no items are left, and ConfigError if nothing is known about how long items take.
     """
     if not work.left:
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
@@ -134,6 +136,9 @@ def make_plan(
     work, assumed = _known(work, guess)
     forecaster = Forecaster(work, guess, draws=draws)
     limit_s = limit_s or cluster.max_walltime_s
+    now = forecaster.forecast(None, within_s=within_s) if work.workers else None
+    if now is not None and now_s is not None:
+        now = replace(now, time_s=now_s)
     return Plan(
         run=work.run,
         at=work.at,
@@ -155,7 +160,7 @@ def make_plan(
         assumed=assumed,
         most_workers=work.most_workers,
         coming=work.coming,
-        now=forecaster.forecast(None, within_s=within_s) if work.workers else None,
+        now=now,
         choices=[
             choose(forecaster, node, count, limit_s=limit_s, within_s=within_s) for count in nodes
         ],

@@ -6,13 +6,13 @@ Nothing is written, and no process is asked.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.results.status import TimeLeft
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.seldom import Seldom
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.work import Work
@@ -23,8 +23,8 @@ _MOST_ITEMS = 20_000
 """A larger run is forecast from the mean durations of its groups, because reading every item takes
 longer than a status should."""
 _DRAWS = 60
-_BUSY = 0.05
-"""Largest share of a processor that repeated forecasts may take."""
+_WIDER = 1.15
+"""Factor on both ends of the interval: while a run goes on, other jobs come and go on its nodes."""
 _DRIFT = 0.1
 """How much all items together may run slower or faster than before, in a large run: standard
 deviation of a logarithm."""
@@ -60,23 +60,26 @@ def forecast_now(work: Work) -> TimeLeft | None:
     """Forecast the rest of a run on its living workers from what was read of it."""
     from hpc_toolkit.planning.forecast import Forecaster
 
+    coming = {stage.name: stage.coming for stage in work.stages if stage.coming}
     known = replace(work, stages=tuple(stage for stage in work.stages if stage.seen))
-    if not known.left or not work.workers:
+    if not work.workers:
         return None
+    if not known.left:
+        return TimeLeft(low_s=0.0, eta_s=None, high_s=None, coming=coming, assumed=work.assumed)
     found = Forecaster(known, draws=_DRAWS).forecast(None).time_s
     if known.left < work.left:
         return TimeLeft(
-            low_s=found.low, eta_s=None, high_s=None, coming=work.coming, assumed=work.assumed
+            low_s=found.low, eta_s=None, high_s=None, coming=coming, assumed=work.assumed
         )
-    low_s = found.low
+    low_s = found.low / _WIDER
     if work.may_stop:
         asked = replace(known, stages=tuple(stage for stage in known.stages if not stage.coming))
         low_s = Forecaster(asked, draws=_DRAWS).forecast(None).time_s.low if asked.left else 0.0
     return TimeLeft(
         low_s=low_s,
         eta_s=found.median,
-        high_s=found.high,
-        coming=work.coming,
+        high_s=found.high * _WIDER,
+        coming=coming,
         assumed=work.assumed,
     )
 
@@ -112,7 +115,7 @@ def _by_groups(view: RunView, workers: int) -> TimeLeft | None:
 
 
 class Countdown:
-    """Repeats the forecast of one run only as often as a small share of a processor allows.
+    """Repeats the forecast of one run seldom, and subtracts the time that passed in between.
 
     ``campaign`` and ``given`` are those of :func:`time_left`.
     """
@@ -126,25 +129,24 @@ class Countdown:
     ) -> None:
         self._view, self._campaign, self._given = view, campaign, given
         self._clock = clock or SystemClock()
-        self._found: TimeLeft | None = None
-        self._alive: set[str] = set()
-        self._at = -math.inf
-        self._took_s = 0.0
+        self._forecasts: Seldom[tuple[TimeLeft | None]] = Seldom(self._clock)
 
     def read(self, alive: set[str]) -> TimeLeft | None:
         """Return what :func:`time_left` returns, or its last answer minus the time since then."""
-        view, clock = self._view, self._clock
-        passed_s = clock.monotonic() - self._at
-        if alive == self._alive and passed_s < self._took_s / _BUSY and not view.complete:
-            return None if self._found is None else self._found.after(passed_s)
-        started = time.process_time()
-        try:
-            self._found = time_left(
-                view, clock, given=self._given, alive=alive, campaign=self._campaign
-            )
-        except RunError:
-            # Damaged settings of a campaign: the counts are still true, and its commands report it.
-            self._found = None
-        self._took_s = time.process_time() - started
-        self._at, self._alive = clock.monotonic(), alive
-        return self._found
+
+        def make() -> tuple[TimeLeft | None]:
+            try:
+                left = time_left(
+                    self._view,
+                    self._clock,
+                    given=self._given,
+                    alive=alive,
+                    campaign=self._campaign,
+                )
+            except RunError:
+                # Damaged settings of a campaign: the counts are true, and the search reports it.
+                left = None
+            return (left,)
+
+        (found,), age_s = self._forecasts.read(make, (frozenset(alive), self._view.complete))
+        return None if found is None else found.after(age_s)

@@ -39,7 +39,7 @@ def span_label(seconds: float) -> str:
     """A round duration in one unit: ``30 min``, ``1.5 h``."""
     for factor, unit in _UNITS:
         if seconds >= factor * (1 - 1e-9):
-            return f"{seconds / factor:.4g} {unit}"
+            return f"{seconds / factor:.3g} {unit}"
     return "0"
 
 
@@ -48,9 +48,7 @@ def number_label(value: float) -> str:
     for factor, unit in ((1e9, "G"), (1e6, "M")):
         if abs(value) >= factor:
             return f"{value / factor:.4g}{unit}"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.4g}" if abs(value) >= 1e-3 or not value else f"{value:.8f}".rstrip("0")
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
 
 
 def number_ticks(high: float, most: int = 6) -> list[Tick]:

@@ -14,6 +14,7 @@ from hpc_toolkit.report.figures import (
     escaped,
     figure,
     keys,
+    rule,
     shortened,
     text,
     text_width,
@@ -24,10 +25,15 @@ from hpc_toolkit.system.quantities import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hpc_toolkit.report.figures import Point
     from hpc_toolkit.results.lanes import Lane, Mark, Timeline
 
-_RIGHT, _TOP = 24, 92
+_RIGHT = 24
 _MOST_MARKS = 2_000
+_ROWS = ((24, 22), (60, 14), (120, 9))
+"""Number of lanes, and the height of a lane of at most as many."""
+_LABEL = 12
+"""Least distance between two labels."""
 _COLOURS = {
     activity.WORK: COLOURS[0],
     activity.RUNNING: COLOURS[2],
@@ -49,24 +55,25 @@ _SYMBOLS = {
 def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     """Draw the lanes below each other, grouped by host."""
     lanes = [*timeline.lanes, *([timeline.other] if timeline.other.workers else [])]
-    row = 22 if len(lanes) <= 24 else 14 if len(lanes) <= 60 else 9
+    row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
     span_s = timeline.end - timeline.begin
     left = begin_of(timeline)
+    marks, hidden = _marks(lanes)
+    top = 92 if marks else 66
     panel = Panel(
         x=Axis(0.0, span_s),
         y=Axis(0.0, 1.0),
         left=left,
-        top=_TOP,
+        top=top,
         width=PAGE - left - _RIGHT,
         height=row * max(1, len(lanes)),
     )
     parts = [*_keys(lanes)]
     parts += panel.frame(span_ticks(span_s), [], "time since the first worker started")
+    gap = 1 if row > 6 else 0.5
     for number, lane in enumerate(lanes):
-        top = _TOP + row * number
-        parts += _label(lanes, number, left, (top, row))
-        parts += _fill(panel, timeline, lane, top + 1, row - 2)
-    marks, hidden = _marks(lanes)
+        parts += _fill(panel, timeline, lane, top + row * number + gap, row - 2 * gap)
+    parts += _labels(lanes, (left, top), row)
     parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
     if hidden:
         parts.append(text(left, 84, f"{hidden:,} more marks are not drawn", colour=DIM))
@@ -92,19 +99,20 @@ def _keys(lanes: Sequence[Lane]) -> Iterator[str]:
             left += 30 + 7 * len(name)
 
 
-def _label(
-    lanes: Sequence[Lane], number: int, left: float, place: tuple[float, float]
-) -> Iterator[str]:
-    lane, (top, row) = lanes[number], place
-    first = number == 0 or lanes[number - 1].host != lane.host
-    if first and number:
-        yield f'<path class="{DIM}" d="M10 {top}H{PAGE - _RIGHT}" stroke="currentColor"/>'
-    same = sum(one.host == lane.host for one in lanes[number : number + 60])
-    if first and (same * row >= 12 or number % 2 == 0):
-        size = 11 if row >= 14 or same > 1 else 9
-        yield text(
-            left - 8, top + size, shortened(lane.host, left - 16, size), anchor="end", size=size
-        )
+def _labels(lanes: Sequence[Lane], corner: Point, row: float) -> Iterator[str]:
+    """Name each host at its first lane, unless the name before is too near; separate hosts."""
+    several = len({lane.host for lane in lanes}) < len(lanes)
+    size, last, (left, top) = (11 if row >= _LABEL else 9), float(-_LABEL), corner
+    for number, lane in enumerate(lanes):
+        if number and lanes[number - 1].host == lane.host:
+            continue
+        below = row * number
+        if several and number:
+            yield rule(f"M10 {top + below}H{PAGE - _RIGHT}")
+        if below - last >= _LABEL:
+            last = below
+            name, y = shortened(lane.host, left - 16, size), top + below + max(size, row / 2 + 4)
+            yield text(left - 8, y, name, anchor="end", size=size)
 
 
 def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: float) -> Iterator[str]:

@@ -77,6 +77,8 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     """Names and values that stand out."""
+    bullets: tuple[str, ...] = ()
+    """Sentences of a list below them."""
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     listings: tuple[Listing, ...] = ()
@@ -124,6 +126,8 @@ def _section(number: int, section: Section) -> Iterator[str]:
             for name, said in section.facts
         )
         yield f"<dl>{''.join(facts)}</dl>"
+    if section.bullets:
+        yield f"<ul>{''.join(f'<li>{escaped(one)}</li>' for one in section.bullets)}</ul>"
     for figure in section.figures:
         svg = figure.svg.replace(STYLE, "")
         caption = f"<figcaption>{escaped(figure.caption)}</figcaption>" if figure.caption else ""
@@ -184,6 +188,7 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
         lines += [line for one in section.paragraphs for line in ("", _inline(one))]
         if section.facts:
             lines += ["", *(f"- {_inline(name)}: {_inline(said)}" for name, said in section.facts)]
+        lines += ["", *(f"- {_inline(one)}" for one in section.bullets)] if section.bullets else []
         for figure in section.figures:
             lines += ["", f"**{_inline(figure.title)}**: {_inline(figure.alt)}"]
             lines += ["", *_fenced(figure.text)] if figure.text else []

@@ -12,16 +12,17 @@ CSS = (
 @media screen and (prefers-color-scheme:dark){:root{--ink:#e6edf3;--dim:#9ba7b4;--line:#343b44;
 --paper:#15181d;--card:#1d2229;--bar:#2b8fd050;--link:#7cc4ee}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+body{margin:0;background:var(--paper);color:var(--ink);font:.94rem/1.5 system-ui,sans-serif}
 header,main{max-width:62rem;margin:0 auto;padding:0 1.25rem}
 header{padding-top:1.25rem}
 h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:2.2rem 0 .6rem;padding-top:.8rem;border-top:1px solid var(--line)}
 h3{font-size:1rem;margin:1.3rem 0 .4rem}
 p{margin:.5rem 0;max-width:48rem;overflow-wrap:anywhere}
+ul{margin:.8rem 0;padding-left:1.2rem;max-width:54rem}
 a{color:var(--link)}
 nav{display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin-top:.5rem}
-dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(7.8rem,1fr));gap:.6rem;margin:1rem 0}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.2rem,1fr));gap:.6rem;margin:1rem 0}
 dl div{background:var(--card);border-radius:6px;padding:.5rem .75rem}
 dt{color:var(--dim);font-size:.85rem}
 dd{margin:0;font-size:1.15rem;font-weight:600;overflow-wrap:anywhere}
@@ -45,7 +46,8 @@ th[aria-sort=ascending] button::after{content:" \\2191";opacity:1}
 th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
 summary{cursor:pointer;margin:.6rem 0 .3rem;font-weight:600}
 pre{overflow-x:auto;background:var(--card);padding:.75rem;border-radius:6px;font-size:.85rem}
-@media print{nav,th button::after{display:none}body{font-size:11px}h2{break-after:avoid}
+@media print{nav,th button::after{display:none}html{font-size:11px}h2,h3{break-after:avoid}
+header,main{max-width:none;padding:0}th{white-space:normal}td,td.w,td.b{min-width:0}
 .scroll{overflow:visible}.scroll svg{min-width:0}tr{break-inside:avoid}a{color:inherit}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}td.n,dl div{print-color-adjust:exact}}
 """

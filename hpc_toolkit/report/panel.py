@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from hpc_toolkit.results.status import StageCounts, Status
+    from hpc_toolkit.results.counts import StageCounts
+    from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
 
 GOOD, BAD, WARN, DIM = "good", "bad", "warn", "dim"
@@ -65,6 +66,7 @@ def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False)
         Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True),
         *_stage_rows(now),
         *_speed(now),
+        *_cost_rows(now),
         *_search_rows(now),
         *_failure_rows(now),
         *_problem_rows(now),
@@ -97,22 +99,21 @@ def _brief(counts: StageCounts) -> list[str]:
 
 
 def closing(now: Status) -> str:
-    """Return one line for the end of work: what happened, and what to do next."""
+    """Return one line for the end of work: what happened, and the commands to go on with."""
     run, failed = quote(now.run), failed_items(now)
     total = sum(counts.total for counts in now.stages.values())
+    items = f"{total:,} item{'s' * (total != 1)}"
     if now.complete and failed:
-        return (
-            f"{now.run}: complete, {failed:,} of {total:,} items failed: 'hpctk status {run}' shows"
-            f" why, 'hpctk retry {run}' makes them pending again"
-        )
+        are = f"{failed:,} of {items} failed"
+        return f"{now.run}: {are}: hpctk status {run}; hpctk retry {run}"
     if now.complete:
         took = f" in {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
-        gather = "" if now.published else f"; 'hpctk gather {run}' writes the results"
-        return f"{now.run}: complete, {total:,} items done{took}{gather}"
+        gather = "" if now.published else f": hpctk gather {run}"
+        return f"{now.run}: {items} done{took}{gather}"
     if now.reason.startswith("paused"):
         return f"{now.run}: {now.reason}"
     left = sum(counts.left for counts in now.stages.values())
-    return f"{now.run}: {left:,} of {total:,} items are left; 'hpctk status {run}' shows more"
+    return f"{now.run}: {left:,} of {items} left: hpctk status {run}"
 
 
 def headline(now: Status) -> str:
@@ -134,7 +135,8 @@ def time_left(now: Status) -> str:
     if now.eta_low_s is None:
         return ""
     if now.eta_s is None or now.eta_high_s is None:
-        return f"more than {format_duration(now.eta_low_s)} left"
+        known = f"more than {format_duration(now.eta_low_s)} left"
+        return known if now.eta_low_s >= 1 else "time left not known yet"
     low, high = format_duration(now.eta_low_s), format_duration(now.eta_high_s)
     return f"about {high} left" if low == high else f"{low} to {high} left"
 
@@ -162,9 +164,9 @@ def _stage_rows(now: Status) -> Iterator[Row]:
         finished = counts.done + counts.failed
         shares = (one / max(whole, 1) for one in (counts.done, counts.failed, counts.running))
         up_to = "up to " if counts.coming else ""
-        share = f" {100 * finished // whole}%" if whole else ""
+        share = f"{100 * finished // whole if whole else 0:3d}%"
         opened = "" if counts.sealed or counts.coming else ", open for more"
-        yield Row(name, f"{finished:,} of {up_to}{whole:,}{share}{opened}", bar=Bar(*shares))
+        yield Row(name, f"{share}  {finished:,} of {up_to}{whole:,}{opened}", bar=Bar(*shares))
         parts = stage_parts(counts)
         if parts:
             yield Row("", ", ".join(parts), DIM)
@@ -189,6 +191,18 @@ def _speed(now: Status) -> Iterator[Row]:
     if parts:
         curve = _last(done, _SPARKS) if len(done) >= _FEWEST else ()
         yield Row("speed" if now.rate_per_s > 0 else "time", ", ".join(parts), curve=curve)
+
+
+def _cost_rows(now: Status) -> Iterator[Row]:
+    cost = now.cost
+    if cost is None:
+        return
+    parts = [f"{cost['spent']:,.2f} {cost['currency']} so far"]
+    if cost["low"] is not None and cost["high"] is not None:
+        parts.append(f"{cost['low']:,.2f} to {cost['high']:,.2f} to come")
+    if cost["unpriced"]:
+        parts.append(f"without {cost['unpriced']:,} workers of unknown price")
+    yield Row("cost", ", ".join(parts))
 
 
 def rate_text(rate_per_s: float) -> str:
@@ -218,11 +232,11 @@ def _search_rows(now: Status) -> Iterator[Row]:
         parts = [_score(best)]
         parts += [f"{search['ties']:,} ties"] if search["ties"] else []
         if search["rounds_since_best"]:
-            parts.append(f"asked for {search['rounds_since_best']:,} rounds ago")
+            parts.append(f"found {search['rounds_since_best']:,} rounds ago")
         yield Row("best", f"{_short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
     last = [f"{_short(arm, 30)} {_told(score)}" for arm, score in search["last"][:3]]
     if last:
-        yield Row("asked last", ", ".join(last), DIM)
+        yield Row("last", ", ".join(last), DIM)
 
 
 def _score(found: dict[str, Any]) -> str:

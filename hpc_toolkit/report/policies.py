@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.bench.outcome import goal_key
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.report.axes import Axis, number_label
+from hpc_toolkit.report.axes import Axis, number_label, number_ticks
 from hpc_toolkit.report.figures import LEFT, STEP_X, STEP_Y, TOP, Panel, figure, legend, series
 from hpc_toolkit.system.quantities import format_duration
 
@@ -150,6 +150,4 @@ def _ticks(axis: Axis) -> list[float]:
     if axis.log:
         powers = range(math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high)) + 1)
         return [10.0**power for power in powers]
-    step = 10.0 ** math.floor(math.log10(max(axis.high, 1.0)))
-    step = step if axis.high / step > 3 else step / 5
-    return [step * number for number in range(1, int(axis.high / step) + 1)]
+    return [value for value, _ in number_ticks(axis.high, 8) if value >= axis.low]

@@ -17,6 +17,7 @@ from hpc_toolkit.report.charts import (
     text_bars,
 )
 from hpc_toolkit.report.figures import COLOURS, GRID
+from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import STATE_COLOURS, begin_of, gantt
 from hpc_toolkit.report.page import Cell, Figure, Section, Table, seconds
 from hpc_toolkit.report.panel import failed_items, panel, rate_text, time_left
@@ -115,6 +116,7 @@ def _outcome(facts: RunFacts) -> Section:
         paragraphs=(*outcome(now), *problems),
         facts=tuple(_tiles(now, facts.activity)),
         figures=(_items(now),) if any(one.total for one in now.stages.values()) else (),
+        bullets=tuple(findings(facts.activity, facts.loads)),
         tables=(
             Table(
                 title="Status",
@@ -142,8 +144,8 @@ def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
         yield "time", format_duration(now.elapsed_s)
     if found is None or not found.workers:
         return
-    hosts = {lane.host for lane in found.timeline.lanes}
-    yield "workers", f"{found.workers:,} on {len(hosts):,} host{'s' * (len(hosts) != 1)}"
+    hosts = len(found.hosts)
+    yield "workers", f"{found.workers:,} on {hosts:,} host{'s' * (hosts != 1)}"
     yield "worker time", format_duration(found.lives_s)
     if found.lives_s > 0:
         yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"

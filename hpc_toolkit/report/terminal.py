@@ -21,7 +21,7 @@ _CODES = {GOOD: "32", BAD: "31", WARN: "33", DIM: "2"}
 _BOLD = "1"
 _BAR_WIDTHS = (10, 40)
 _LEAST_COLUMNS = 20
-_PIPE_COLUMNS = 100
+_PIPE_COLUMNS = 10_000
 _MOST_LABEL = 12
 
 
@@ -35,7 +35,7 @@ class Look:
 
     @classmethod
     def of(cls, stream: TextIO) -> Look:
-        """Find out about a stream; a file or pipe gets plain lines of 100 columns.
+        """Find out about a stream; a file or pipe gets plain lines that are not wrapped.
 
         No colour if NO_COLOR is set (https://no-color.org), or TERM is dumb.
         """
@@ -123,7 +123,7 @@ def _bar(bar: Bar, width: int, look: Look) -> str:
     most = width - (bar.done + bar.failed + bar.running < 1)
     while sum(cells.values()) > most:
         cells[max(cells, key=lambda name: cells[name])] -= 1
-    marks = ("█", "▓", "▒", "░") if look.unicode else ("#", "x", "=", ".")
+    marks = ("█", "▓", "▒", "─") if look.unicode else ("#", "x", "=", ".")
     rest = width - sum(cells.values())
     parts = zip(marks, (*cells.values(), rest), ("32", "31", "36", "2"), strict=True)
     return "".join(look.paint(mark * count, code) for mark, count, code in parts)

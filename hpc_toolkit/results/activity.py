@@ -54,6 +54,7 @@ class Activity:
     lives_s: float = 0.0
     """Seconds from the start of each worker to its last sign of life, added up."""
     workers: int = 0
+    hosts: set[str] = field(default_factory=set)
     outcomes: Counter[str] = field(default_factory=Counter)
     """Number of attempts by outcome."""
     groups: GroupDurations = field(default_factory=GroupDurations)
@@ -152,6 +153,8 @@ class _Reader:
             lane = self._lanes.get(name) or self.found.timeline.other
             self._workers[name] = worker = _Worker(lane, presence, began, began)
             self.found.workers += 1
+            if presence is not None:
+                self.found.hosts.add(presence.host)
             if presence is not None and presence.restart:
                 text = f"{name} started, requeue {presence.restart} of job {presence.job}"
                 self._mark(worker, REQUEUED, began, text)

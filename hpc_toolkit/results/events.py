@@ -135,10 +135,9 @@ def event_line(event: Event) -> str:
     So no escape sequence, and no character that changes the direction of text, reaches a terminal.
     """
     try:
-        text = json.dumps(event, allow_nan=False)
+        return json.dumps(event, allow_nan=False) + "\n"
     except ValueError:
-        text = json.dumps(_finite(event))
-    return text.replace("\x7f", "\\u007f") + "\n"
+        return json.dumps(_finite(event)) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -25,7 +25,8 @@ _NOT_READ = "(errors beyond the first 2,000, not read)"
 _CHARS = 200
 _PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+,:=-]+){2,}/?")
 _NUMBER = re.compile(
-    r"(?<![A-Za-z_0-9.])(?:0x[0-9a-fA-F]+|[0-9a-f]{12,}|[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?)"
+    r"(?<!code )(?<!status )(?<!errno )(?<!signal )(?<![A-Za-z_0-9.])"
+    r"(?:0x[0-9a-fA-F]+|[0-9a-f]{12,}|[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?)"
 )
 
 
@@ -34,7 +35,8 @@ class Failures:
     """Failures with one kind of error, of items without a result."""
 
     error: str
-    """First line of the error; ``#`` stands for a number and ``PATH`` for a path."""
+    """First line of the error. If the errors differ, ``#`` is a number that is not a code, and
+    ``PATH`` a path."""
     items: int = 0
     """Items that failed for good."""
     retrying: int = 0
@@ -72,10 +74,12 @@ def group_failures(
     """
     groups: dict[str, Failures] = {}
     newest: dict[str, _Failing] = {}
+    texts: dict[str, set[str]] = {}
     for number, failing in enumerate(_failing(view)):
         record = _record(view, failing.ref) if number < _MOST_READ else {}
         text = _first_line(record) if number < _MOST_READ else _NOT_READ
         one = groups.setdefault(masked(text), Failures(masked(text)))
+        texts.setdefault(one.error, set()).add(text)
         one.items += failing.final
         one.retrying += not failing.final
         presence = workers.get(failing.ref.worker)
@@ -89,6 +93,8 @@ def group_failures(
     ranked = sorted(groups.values(), key=lambda one: (-one.items, -one.retrying))[:most]
     for one in ranked:
         found = newest[one.error]
+        if len(texts[one.error]) == 1:
+            one.error = one.message
         one.stage = found.stage.spec.name
         one.item = number_of(view, found.stage, found.unit, found.position)
         one.example = json.loads(item_json(found.stage, found.unit, found.position))

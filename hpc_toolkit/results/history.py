@@ -48,8 +48,6 @@ class _Course:
     """The unit run of its last line."""
     ended: float | None = None
     """When the last attempt in that unit run ended."""
-    at: float = -math.inf
-    """Latest time so far: a clock that is set back does not change the order of a journal."""
 
 
 class _Unit(NamedTuple):
@@ -219,9 +217,7 @@ class History:
         course = self._courses.setdefault(worker, _Course())
         for line in self.lines(worker, course.offset):
             course.offset = line.end
-            for at, record in self._line(worker, course, line):
-                course.at = max(course.at, at)
-                yield course.at, record
+            yield from self._line(worker, course, line)
 
     def _line(self, worker: str, course: _Course, line: Line) -> Iterator[tuple[float, Record]]:
         record, at = line.record, line.record["at"]
@@ -238,7 +234,7 @@ class History:
         if record["type"] == "death":
             yield from self._death(unit, record, worker, course.ended)
         elif record["type"] == "release":
-            self._shown.discard(run)
+            self._shown.discard(run)  # its claim cannot come again
             yield at, _release(unit, worker, record)
         else:
             yield at, self._attempt(unit, worker, line)

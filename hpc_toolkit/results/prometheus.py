@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from hpc_toolkit.results.status import StageCounts, Status
+    from hpc_toolkit.results.counts import StageCounts
+    from hpc_toolkit.results.status import Status
 
 METRICS = {
     "hpctk_items": "Items of a stage by state.",

@@ -9,10 +9,10 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 from hpc_toolkit.results.failures import group_failures
+from hpc_toolkit.results.reasons import damage, hidden_entries, no_progress, sick_hosts
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
-from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,43 +20,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.system.clock import Clock
-
-
-@dataclass(slots=True)
-class StageCounts:
-    """Items of one stage by state."""
-
-    total: int = 0
-    pending: int = 0
-    """Items without a result that no living worker has claimed."""
-    running: int = 0
-    """Items that a living worker runs now, one for each worker that holds a unit."""
-    claimed: int = 0
-    """Items that wait behind these in the units of living workers."""
-    done: int = 0
-    failed: int = 0
-    retried: int = 0
-    """Items that were attempted in more than one generation."""
-    duplicates: int = 0
-    """Results beyond the one that counts."""
-    sealed: bool = False
-    """Whether no more items can be added."""
-    coming: int = 0
-    """Items that the search of a campaign may still ask for; not in ``total``."""
-
-    @property
-    def left(self) -> int:
-        """Items in the queue without a result that are not failed for good."""
-        return self.pending + self.running + self.claimed
-
-
-@dataclass(slots=True)
-class WorkerCounts:
-    """Number of workers by state."""
-
-    alive: int = 0
-    finished: int = 0
-    dead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +32,8 @@ class TimeLeft:
     """Median; None if there are items of which no duration is known yet."""
     high_s: float | None
     """The run is faster in 19 of 20 cases; None as for ``eta_s``."""
-    coming: int = 0
-    """Items that a search may still ask for; they are counted."""
+    coming: dict[str, int] = field(default_factory=dict)
+    """Items by stage that a campaign may still ask for; they are counted."""
     assumed: tuple[str, ...] = ()
     """Assumptions, in sentences."""
 
@@ -122,6 +85,10 @@ class Status:
     :class:`hpc_toolkit.results.failures.Failures`."""
     warnings: list[str] = field(default_factory=list)
     """Log entries that cannot be read yet, sick hosts, and damage that was skipped."""
+    alive: list[str] = field(default_factory=list)
+    """Names of the living workers."""
+    cost: dict[str, Any] | None = None
+    """Fields of :class:`hpc_toolkit.submit.costs.Cost`; None where no price is known."""
     draining: int = 0
     """Living workers that were asked to leave."""
     old_copies: int = 0
@@ -171,8 +138,8 @@ def read_status(
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
     left = forecast(alive)
-    if left is not None:
-        list(stages.values())[-1].coming = left.coming
+    for name, coming in (left.coming if left is not None else {}).items():
+        stages[name].coming = coming
     last = list(view.stages.values())[-1].log
     return Status(
         run=given,
@@ -187,9 +154,10 @@ def read_status(
             len(unit.deaths) for one in view.stages.values() for unit in one.state.units.values()
         ),
         published=last.table is not None and last.last_retry < last.table[0],
-        reason=_reason(view, stages, workers, given if campaign else "", late),
+        reason=no_progress(view, stages, workers, given if campaign else "", late),
         failures=[one.to_json() for one in group_failures(view, seen)],
-        warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
+        warnings=[*hidden_entries(view), *sick_hosts(view), *damage(view, alive)],
+        alive=sorted(alive),
         draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
         old_copies=len(late),
         places={
@@ -323,78 +291,3 @@ def _holder(stage: StageView, unit: str) -> str | None:
         return stage.claims.owner(unit, generation)
     except OSError:
         return ""
-
-
-def _reason(
-    view: RunView,
-    stages: dict[str, StageCounts],
-    workers: WorkerCounts,
-    campaign: str,
-    late: list[str],
-) -> str:
-    """Why there is no progress; ``campaign`` is a campaign's path, "" for a plain list."""
-    if view.complete:
-        return ""
-    # Old copies of journals make counts too low, so the message says that it may be wrong.
-    unless = f"{not_shown(late)}; look again in a minute, else " if late else ""
-    for stage in view.stages.values():
-        reason = pause_reason(stage)
-        if reason and not workers.alive:
-            return f"paused: {reason}; {unless}fix the cause, then 'hpctk retry' and start workers"
-    left = any(counts.left for counts in stages.values())
-    if not workers.alive and (left or campaign):
-        died = f"; {workers.dead} died" if workers.dead else ""
-        start = "start some with 'hpctk work' or 'hpctk submit'"
-        if campaign:
-            here = "'hpctk campaign run CAMPAIGN.toml'"
-            start = f"'hpctk submit campaign --run {campaign}' or {here} continues"
-        return f"no worker is alive{died}: {unless}{start}"
-    if not left:
-        return "; ".join(_hidden(view)) or _waiting(stages, campaign)
-    if not any(counts.running for counts in stages.values()):
-        start = "they are starting, or wait for a dead one's lease"
-        return f"workers are alive but hold nothing: {unless}{start}"
-    return ""
-
-
-def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
-    if campaign:
-        start = f"if none runs, start 'hpctk campaign coordinate {campaign}'"
-        return f"no item is left until the coordinator decides what is next; {start}"
-    opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
-    return f"every item is finished; {opened} waits for more items, or for 'hpctk add RUN --seal'"
-
-
-def _hidden(view: RunView) -> list[str]:
-    """Warnings of log entries that cannot be read yet; no reader sees the entries after them."""
-    logs = [stage.log for stage in view.stages.values() if stage.log.hidden]
-    return [f"{log.waits_for}; 'hpctk doctor' shows whether it is lost" for log in logs]
-
-
-def _sick(view: RunView) -> list[str]:
-    """Reasons of the notices about sick hosts, only the last one of each host or worker."""
-    control = ControlReader(view.paths)
-    control.poll()
-    notices = sorted(control.health, key=lambda notice: (notice.sure, notice.at))
-    last = {(one.host, "" if one.whole else one.worker): one for one in notices}
-    more = "; 'hpctk submit' leaves it out for a day"
-    return [one.reason + (more if one.sure and one.whole else "") for one in last.values()]
-
-
-def _warnings(view: RunView, alive: set[str]) -> list[str]:
-    # Reading one journal may need lines of another, so the error may name that other file.
-    unreadable = {
-        error.filename or view.paths.journal(worker): error
-        for worker, error in view.unreadable.items()
-    }
-    found = [
-        f"{path}: cannot be read ({error.strerror}); what it says is not counted"
-        for path, error in unreadable.items()
-    ]
-    for worker, reader in view.readers.items():
-        path = view.paths.journal(worker)
-        found += [f"{path}: damaged line at byte {at} is skipped" for at in reader.bad_lines]
-        torn = reader.torn_bytes
-        if torn and worker not in alive:  # a living worker may still be writing it
-            found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")
-    return found

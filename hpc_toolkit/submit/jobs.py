@@ -59,6 +59,9 @@ class RunJob:
     """Workers of each of its elements if submitit submitted it; else 0."""
     local: bool = False
     """Whether submitit runs it as processes of one machine, without Slurm."""
+    worker_price: float | None = None
+    """Price of one worker for an hour, with its share of the node; None: not known."""
+    currency: str = ""
     recorded: bool = True
     """Whether its submission was recorded; False for a job that only its workers name."""
     place: str = ""

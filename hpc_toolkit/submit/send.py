@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ControlReader
@@ -158,11 +158,24 @@ def _send_one(submission: Submission, script: Script, before: str) -> RunJob:
         excluded=submission.excluded,
         submitted=round(time.time(), 3),
         by=own_login(),
+        **_price(submission),
     )
     if submission.records is not None:
         record_job(submission.records, job)
     sys.stderr.writelines(f"{printable(line)}\n" for line in accepted.said)
     return job
+
+
+def _price(submission: Submission) -> dict[str, Any]:
+    """The price of a worker for an hour, if the cluster's description has prices."""
+    if submission.request is None:
+        return {}
+    from hpc_toolkit.planning.request import ask_of
+
+    node = ask_of(*submission.request).node
+    if node.price_per_hour is None or not node.workers:
+        return {}
+    return {"worker_price": node.price_per_hour / node.workers, "currency": node.currency}
 
 
 def _write(submission: Submission, script: Script) -> None:

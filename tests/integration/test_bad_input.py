@@ -308,12 +308,14 @@ def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
     assert status["stages"]["items"] | {"sealed": True} == {
         "total": 6,
         "pending": 1,
-        "leased": 0,
+        "running": 0,
+        "claimed": 0,
         "done": 5,
         "failed": 0,
         "retried": 0,
         "duplicates": 0,
         "sealed": True,
+        "coming": 0,
     }
     assert any("damaged line at byte 0 is skipped" in warning for warning in status["warnings"])
     assert any("torn last line (20 bytes" in warning for warning in status["warnings"])

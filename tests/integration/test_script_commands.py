@@ -123,6 +123,6 @@ def test_the_coordinator_prints_the_outcome_where_it_is_asked_for(toy: Hpctk) ->
 
     assert workers.ended().code == 0
     assert ended.code == 0, ended.err
-    assert ended.out.startswith("runs/toy: complete\n")
+    assert ended.out.startswith("runs/toy: complete after ")
     assert "best arm" in ended.out
     assert (quiet.code, quiet.out) == (0, "")

@@ -73,7 +73,7 @@ def test_the_example_tells_the_nodes_and_gpus_of_its_workers(lab: LabUnderTest, 
     done = execute(EXAMPLE, cwd, {**lab.env, "HPCTK_CLUSTER": "lab"})
 
     assert "#SBATCH --gpus-per-node=l40s:2" in done.text("preview")
-    assert "48 of 48 done" in done.html("watch")
+    assert "48 of 48" in done.html("watch")
     places = ast.literal_eval(done.text("rows"))
     MEASURED.append(f"the notebook's workers saw (node, CUDA_VISIBLE_DEVICES): {places}")
     nodes = {node for node, _ in places}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -89,6 +90,25 @@ def test_events_are_in_the_order_of_time_with_their_facts(busy: ToyRun) -> None:
     assert (claim["generation"], claim["worker"], claim["taken_from"]) == (2, "wb", "wa")
     assert (death["worker"], death["by"], death["evidence"]) == ("wa", "wb", "lease")
     assert (done["item"], done["attempt"], done["outcome"]) == (0, 2, "done")
+
+
+@pytest.mark.parametrize(
+    ("lost", "left"),
+    [
+        ("stages/items/claims", 13),  # the journals show the claims as well
+        ("journals", 8),
+        ("workers", 9),
+        ("control", 13),
+        ("stages/items/items", 4),  # without its segment, a stage has no items
+    ],
+)
+def test_a_damaged_run_gives_the_events_that_are_left(busy: ToyRun, lost: str, left: int) -> None:
+    shutil.rmtree(busy.root / lost)
+    for journal in busy.paths.journals.glob("*"):
+        with journal.open("ab") as file:
+            file.write(b"\xff\x00damaged\n{torn")
+
+    assert len(events_of(busy.root)) == left
 
 
 def test_each_poll_gives_what_is_new(busy: ToyRun) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hpc_toolkit.report.notebook import StatusDisplay, status_html
 from hpc_toolkit.report.panel import Bar, Row, closing, headline, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw
+from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 from hpc_toolkit.results.failures import Failures
-from hpc_toolkit.results.status import StageCounts, Status, WorkerCounts
+from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_items_that_a_search_may_ask_for_count_in_the_bar() -> None:
 
     row, parts = panel(status(stages={"tasks": counts}))[1:3]
 
-    assert row == Row("tasks", "45 of up to 100 45%", bar=Bar(0.45, 0.0, 0.02))
+    assert row == Row("tasks", " 45%  45 of up to 100", bar=Bar(0.45, 0.0, 0.02))
     assert parts.text == "2 running, 13 pending, 40 not asked for yet"
 
 
@@ -121,12 +122,12 @@ def test_failures_name_hosts_and_the_command_to_look_deeper() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"complete": True}, "complete, 1 of 100 items failed: 'hpctk status runs/x' shows why"),
+        ({"complete": True}, "1 of 100 items failed: hpctk status runs/x; hpctk retry runs/x"),
         (
-            {"complete": True, "stages": {"items": StageCounts(total=4, done=4)}},
-            "complete, 4 items done; 'hpctk gather runs/x' writes the results",
+            {"complete": True, "stages": {"items": StageCounts(total=1, done=1)}},
+            "1 item done: hpctk gather runs/x",
         ),
-        ({}, "84 of 100 items are left; 'hpctk status runs/x' shows more"),
+        ({}, "84 of 100 items left: hpctk status runs/x"),
         ({"reason": "paused: all failed"}, "runs/x: paused: all failed"),
     ],
 )
@@ -151,7 +152,7 @@ def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:
         ((0.5, 0.1, 0.1), False, "#####x=..."),
         ((0.999, 0.0, 0.0), False, "#########."),
         ((0.999, 0.001, 0.0), False, "#########x"),
-        ((0.0, 0.001, 0.001), True, "▓▒░░░░░░░░"),
+        ((0.0, 0.001, 0.001), True, "▓▒────────"),
         ((1.0, 0.0, 0.0), True, "██████████"),
     ],
 )
@@ -232,7 +233,7 @@ def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> 
 
 
 def test_a_run_shows_itself_in_a_notebook(toy: ToyRun) -> None:
-    assert "0 of 4 0%" in toy.run._repr_html_()
+    assert "0%  0 of 4" in toy.run._repr_html_()
 
 
 def test_a_terminal_gets_a_line_when_something_changed(

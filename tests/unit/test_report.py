@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.cli import report as command
-from hpc_toolkit.report import gantt as gantt_module
 from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks, whole_ticks
+from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import gantt
 from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
 from hpc_toolkit.report.runreport import RunFacts, sections
@@ -26,9 +26,10 @@ from hpc_toolkit.results import activity as states
 from hpc_toolkit.results.activity import Activity, read_activity
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.lanes import MOST_LANES, Lane, Timeline
-from hpc_toolkit.results.loads import read_loads
+from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
 from hpc_toolkit.results.records import Attempt, Claim, Release
 from hpc_toolkit.run import Run
+from hpc_toolkit.submit.jobs import RunJob, record_job
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, empty_campaign, tree
@@ -194,7 +195,20 @@ def test_a_page_is_bounded_by_lanes_marks_and_rows_and_not_by_the_run(
     made = sections(RunFacts(status=status, manifest=toy.run.manifest, made=1.0, activity=found))
     page = as_html("Run", made)
     assert len(page) < 2_000_000
-    assert page.count("died") < 2 * gantt_module._MOST_MARKS
+
+
+def test_marks_that_are_too_many_are_counted_and_not_drawn() -> None:
+    lanes = [Lane("n1") for _ in range(MOST_LANES)]
+    line = Timeline(0.0, 100.0, lanes)
+    for lane in lanes:
+        for number in range(line.intervals):
+            at = line.begin + (number + 0.5) * line.width_s
+            line.mark(lane, states.EXECUTOR, at, "executor died")
+
+    drawn = gantt("Workers", line, alternative="x")
+
+    assert drawn.count(": executor died</title>") == 2_000
+    assert f"{MOST_LANES * line.intervals - 2_000:,} more marks are not drawn" in drawn
 
 
 def synthetic(names: dict[str, int], count: int) -> Iterator[Claim | Attempt | Release]:
@@ -520,3 +534,51 @@ def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
     assert found["values"] == sorted(found["values"], reverse=True)
     assert found["wide"] <= 500
     assert found["dark"] == "rgb(230, 237, 243)"
+
+
+def test_lost_time_is_named_with_its_share_and_what_to_do() -> None:
+    found = Activity(timeline=Timeline(0.0, 100.0, []))
+    found.seconds |= {states.WORK: 600.0, states.LOAD: 300.0, states.TAIL: 100.0}
+    found.lives_s = 1_000.0
+    host = HostLoad(samples=2, gpus=1, gpu_values=2, gpu=60.0)
+
+    said = findings(found, Loads(hosts={"n1": host}))
+
+    assert [one.partition(":")[0] for one in said] == [
+        "30% of the worker time (5 min 00 s) went into 'load'",
+        "10% of the worker time (1 min 40 s) went into 'tail'",
+        "The GPUs were busy for 30% of the sampled time",
+    ]
+    found.lives_s = 10.0  # too short to mean anything
+    assert findings(found, None) == []
+
+
+def test_the_items_of_living_workers_are_running_and_not_lost(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 4, unit=2)
+    busy = toy.worker("wa", host="n1", started=80.0, at=100.0)
+    toy.worker("wb", host="n2", started=90.0, at=100.0)
+    assert busy.claim(toy.unit_name(0))
+    busy.attempt(0, at=95.0, seconds=10.0)
+    history = History(toy.view())
+    history.refresh()
+
+    found = read_activity(history, ManualClock(110.0))
+
+    spent = {state: seconds for state, seconds in found.seconds.items() if seconds}
+    # Of an open claim only the file's time is known, which is by another clock here.
+    assert spent == {states.LOAD: 5.0, states.WORK: 10.0, states.RUNNING: 5.0, states.WAIT: 10.0}
+
+
+def test_jobs_have_the_times_of_their_record_and_their_workers(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 2)
+    record_job(toy.paths, RunJob(job="77", name="eval", submitted=1_000.0, by="ann"))
+    record_job(toy.paths, RunJob(job="78", name="eval", array="0-3", submitted=2_000.0, by="ann"))
+    toy.worker("wa", host="n1", job="77", restart=2, started=1_600.0, at=1_900.0)
+    toy.worker("wb", host="n2", job="77", started=1_700.0, at=2_500.0)
+
+    text = command.made(Run.open(toy.root), markdown=True)
+
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 7")]
+    waited, workers, hosts, ran, requeues = rows[0][3:8]
+    assert (waited, workers, hosts, ran, requeues) == ("10 min 00 s", "2", "2", "15 min 00 s", "2")
+    assert rows[1][1:4:2] == ["eval (array 0-3)", "no worker yet"]

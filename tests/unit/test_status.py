@@ -23,7 +23,8 @@ from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.report.panel import panel
-from hpc_toolkit.results.status import StageCounts, Status, read_status
+from hpc_toolkit.results.counts import StageCounts
+from hpc_toolkit.results.status import Status, read_status
 from hpc_toolkit.system.ranks import boot_id, host_name
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker, empty_campaign, tree
@@ -428,14 +429,15 @@ def test_errors_that_differ_in_numbers_and_paths_are_one_kind(toy: ToyRun) -> No
     worker = living(toy, "w")
     worker.claim(toy.unit_name(0))
     for item, step in enumerate(("7", "-1.5e-3", "0x1f")):
-        error = f"OSError: step {step} of layer12: '/data/u{item}/x-{item}.pt' at 0xdead{item}"
+        where = f"'/data/u{item}/x-{item}.pt' at 0xdead{item}"
+        error = f"OSError: code 3, step {step} of layer12: {where}"
         worker.attempt(item, "permanent", error=error)
 
     (found,) = status(toy).failures
 
     assert (found["items"], found["retrying"]) == (3, 0)
-    assert found["error"] == "OSError: step # of layer12: 'PATH' at #"
-    assert found["message"] == "OSError: step 0x1f of layer12: '/data/u2/x-2.pt' at 0xdead2"
+    assert found["error"] == "OSError: code 3, step # of layer12: 'PATH' at #"
+    assert found["message"] == "OSError: code 3, step 0x1f of layer12: '/data/u2/x-2.pt' at 0xdead2"
 
 
 def sick(toy: ToyRun, at: float, **changes: Any) -> None:

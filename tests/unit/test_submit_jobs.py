@@ -157,7 +157,7 @@ def test_i7_status_shows_jobs_and_changes_nothing_below_the_run(
 
     result = call("status", str(toy.root))
 
-    assert "  job 7         PENDING (Priority), starts about " in result.stdout
+    assert "  job 7    PENDING (Priority), starts about " in result.stdout
     assert "no worker is alive, and job 7 waits: other jobs have a higher priority" in result.stdout
     assert len(programs.calls("squeue")) == 1
     assert tree(toy.root) == before
@@ -194,7 +194,7 @@ def test_the_job_of_another_with_the_same_id_is_unknown(
 
     result = call("status", str(toy.root))
 
-    assert "  job 9         unknown (another job has this id, or it was renamed)\n" in result.stdout
+    assert "  job 9    unknown (another job has this id, or it was renamed)\n" in result.stdout
 
 
 def test_no_slurm_asks_nothing_and_knows_nothing(toy: ToyRun, programs: Programs) -> None:
@@ -214,7 +214,7 @@ def test_status_without_slurm_says_unknown(toy: ToyRun, programs: Programs) -> N
     result = call("status", str(toy.root))
 
     assert result.exit_code == 0
-    assert "  job 7         unknown (cannot run squeue: No such file or directory)" in result.stdout
+    assert "  job 7    unknown (cannot run squeue: No such file or directory)" in result.stdout
     assert "no worker is alive: start some" in result.stdout
 
 
@@ -224,7 +224,7 @@ def test_jobs_that_slurm_does_not_know_share_a_line_and_a_complete_run_has_none(
     for job in ("7", "8", "9"):
         record_job(toy.paths, replace(JOB, job=job))
 
-    assert "  jobs      3 unknown (cannot run squeue: " in call("status", str(toy.root)).stdout
+    assert "  jobs     3 unknown (cannot run squeue: " in call("status", str(toy.root)).stdout
 
     toy.worker("a").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
     said = call("status", str(toy.root)).stdout
@@ -303,7 +303,7 @@ def test_elements_of_an_array_are_summed_up(toy: ToyRun, programs: Programs) -> 
     result = call("status", str(toy.root))
 
     assert [line for line in result.stdout.splitlines() if line.startswith("  job ")] == [
-        "  job 70        RUNNING on n1, of its elements 1 PENDING, 1 RUNNING"
+        "  job 70   RUNNING on n1, of its elements 1 PENDING, 1 RUNNING"
     ]
 
 

@@ -1,0 +1,88 @@
+"""Why a run makes no progress, and what is wrong with it, as its files show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.worker.pausing import pause_reason
+
+if TYPE_CHECKING:
+    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.results.counts import StageCounts, WorkerCounts
+
+
+def no_progress(
+    view: RunView,
+    stages: dict[str, StageCounts],
+    workers: WorkerCounts,
+    campaign: str,
+    late: list[str],
+) -> str:
+    """Why there is no progress; ``campaign`` is a campaign's path, "" for a plain list."""
+    if view.complete:
+        return ""
+    # Old copies of journals make counts too low, so the message says that it may be wrong.
+    unless = f"{not_shown(late)}; look again in a minute, else " if late else ""
+    for stage in view.stages.values():
+        reason = pause_reason(stage)
+        if reason and not workers.alive:
+            return f"paused: {reason}; {unless}fix the cause, then 'hpctk retry' and start workers"
+    left = any(counts.left for counts in stages.values())
+    if not workers.alive and (left or campaign):
+        died = f"; {workers.dead} died" if workers.dead else ""
+        start = "start some with 'hpctk work' or 'hpctk submit'"
+        if campaign:
+            here = "'hpctk campaign run CAMPAIGN.toml'"
+            start = f"'hpctk submit campaign --run {campaign}' or {here} continues"
+        return f"no worker is alive{died}: {unless}{start}"
+    if not left:
+        return "; ".join(hidden_entries(view)) or _waiting(stages, campaign)
+    if not any(counts.running for counts in stages.values()):
+        start = "they are starting, or wait for a dead one's lease"
+        return f"workers are alive but hold nothing: {unless}{start}"
+    return ""
+
+
+def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
+    if campaign:
+        start = f"if none runs, start 'hpctk campaign coordinate {campaign}'"
+        return f"no item is left until the coordinator decides what is next; {start}"
+    opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
+    return f"every item is finished; {opened} waits for more items, or for 'hpctk add RUN --seal'"
+
+
+def hidden_entries(view: RunView) -> list[str]:
+    """Warnings of log entries that cannot be read yet; no reader sees the entries after them."""
+    logs = [stage.log for stage in view.stages.values() if stage.log.hidden]
+    return [f"{log.waits_for}; 'hpctk doctor' shows whether it is lost" for log in logs]
+
+
+def sick_hosts(view: RunView) -> list[str]:
+    """Reasons of the notices about sick hosts, only the last one of each host or worker."""
+    control = ControlReader(view.paths)
+    control.poll()
+    notices = sorted(control.health, key=lambda notice: (notice.sure, notice.at))
+    last = {(one.host, "" if one.whole else one.worker): one for one in notices}
+    more = "; 'hpctk submit' leaves it out for a day"
+    return [one.reason + (more if one.sure and one.whole else "") for one in last.values()]
+
+
+def damage(view: RunView, alive: set[str]) -> list[str]:
+    # Reading one journal may need lines of another, so the error may name that other file.
+    unreadable = {
+        error.filename or view.paths.journal(worker): error
+        for worker, error in view.unreadable.items()
+    }
+    found = [
+        f"{path}: cannot be read ({error.strerror}); what it says is not counted"
+        for path, error in unreadable.items()
+    ]
+    for worker, reader in view.readers.items():
+        path = view.paths.journal(worker)
+        found += [f"{path}: damaged line at byte {at} is skipped" for at in reader.bad_lines]
+        torn = reader.torn_bytes
+        if torn and worker not in alive:  # a living worker may still be writing it
+            found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")
+    return found

@@ -35,7 +35,13 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
         series = [_best_line(list(zip(spent, scores, strict=True)))]
         series += [*_random(facts, each, spent[-1]), *_levels(summary, spent[-1])]
         drawn.append(
-            Plot(x=cost, y="best reward so far", series=series, spans=cost == "worker time")
+            Plot(
+                x=cost,
+                y="best reward so far",
+                series=series,
+                spans=cost == "worker time",
+                price=facts.price,
+            )
         )
     last = facts.steps[-1]
     said = f"The best reward rises to {last.score:.4f} after {last.evaluations:,} evaluations"

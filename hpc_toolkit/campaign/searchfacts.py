@@ -34,6 +34,8 @@ class SearchFacts:
     """The first decision, from 1, that asked for each arm of the search."""
     steps: Sequence[Step]
     """The best arm so far."""
+    price: tuple[float, str] | None = None
+    """Price of a worker for an hour, and its currency; None: not known."""
 
     @property
     def evaluated_all(self) -> bool:
@@ -41,7 +43,9 @@ class SearchFacts:
         return self.searched.found.complete
 
 
-def read_search(view: RunView, campaign: Campaign) -> SearchFacts:
+def read_search(
+    view: RunView, campaign: Campaign, price: tuple[float, str] | None = None
+) -> SearchFacts:
     searched = searched_of(view, campaign)
     found, names = searched.found, searched.campaign.tasks.names
     rewards = found.rewards(found.arms.ids, names)
@@ -56,4 +60,5 @@ def read_search(view: RunView, campaign: Campaign) -> SearchFacts:
         rewards=rewards,
         asked=asked,
         steps=progress_of(searched, rewards),
+        price=price,
     )

@@ -11,7 +11,7 @@ from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.searchmaps import key_means, metric_maps, reward_maps
 from hpc_toolkit.report.page import Section
 from hpc_toolkit.report.plots import with_error
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import HOUR_S, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView
 
 
-def sections(view: RunView, campaign: Campaign) -> list[Section]:
-    """Sections about the search, which follow the outcome of the run."""
-    facts = read_search(view, campaign)
+def sections(
+    view: RunView, campaign: Campaign, price: tuple[float, str] | None = None
+) -> list[Section]:
+    """Sections about the search, which follow the outcome of the run.
+
+    ``price`` is that of a worker for an hour, with its currency, if it is known.
+    """
+    facts = read_search(view, campaign, price)
     if not facts.searched.decisions:
         return [Section(title="Search", paragraphs=("The policy has not asked for any arm yet.",))]
     return [
@@ -118,5 +123,8 @@ def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
     yield "arms evaluated", f"{summary.evaluated:,} of {summary.arms:,}"
     yield "rounds", f"{sum(one.why != EXHAUSTIVE for one in facts.searched.decisions):,}"
     yield "worker time", format_duration(summary.gpu_s)
+    if facts.price is not None:
+        price, currency = facts.price
+        yield "cost of the evaluations", f"{price * summary.gpu_s / HOUR_S:,.2f} {currency}"
     if summary.failed_tasks:
         yield "failed evaluations", f"{summary.failed_tasks:,}"

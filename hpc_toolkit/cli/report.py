@@ -198,5 +198,6 @@ def _search(run: Run) -> list[Section]:
         return []
     from hpc_toolkit.campaign import searchreport
     from hpc_toolkit.engines.localcampaign import campaign_of
+    from hpc_toolkit.submit.costs import worker_price
 
-    return searchreport.sections(run.view, campaign_of(run))
+    return searchreport.sections(run.view, campaign_of(run), worker_price(run))

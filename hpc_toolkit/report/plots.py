@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.report.axes import Axis, range_ticks, span_ticks
+from hpc_toolkit.report.axes import Axis, number_label, range_ticks, span_ticks
 from hpc_toolkit.report.charts import PAGE
 from hpc_toolkit.report.figures import (
     COLOURS,
@@ -20,6 +20,7 @@ from hpc_toolkit.report.figures import (
     text,
     text_width,
 )
+from hpc_toolkit.system.quantities import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,6 +59,8 @@ class Plot:
     spans: bool = False
     """Whether x is a duration in seconds; then, and for ``zero``, it begins at 0."""
     zero: bool = True
+    price: tuple[float, str] | None = None
+    """Price of an hour, which is written below each duration, and its currency."""
 
 
 def plots(title: str, drawn: Sequence[Plot], *, alternative: str) -> str:
@@ -67,7 +70,7 @@ def plots(title: str, drawn: Sequence[Plot], *, alternative: str) -> str:
     parts = [*_legend(list(names.values()))]
     for number, plot in enumerate(drawn):
         parts += _plot(plot, _LEFT + number * (width + _LEFT), width)
-    return figure(title, PAGE, _TOP + _HEIGHT + 56, parts, alternative=alternative)
+    return figure(title, PAGE, _TOP + _HEIGHT + 72, parts, alternative=alternative)
 
 
 def _plot(plot: Plot, left: float, width: float) -> Iterator[str]:
@@ -76,6 +79,13 @@ def _plot(plot: Plot, left: float, width: float) -> Iterator[str]:
     low = 0.0 if plot.zero or plot.spans else min(xs)
     x, y = Axis(low, max(xs) if max(xs) > low else low + 1.0), padded(min(ys), max(ys))
     columns = span_ticks(x.high, 6) if plot.spans else range_ticks(x.low, x.high)
+    if plot.spans and plot.price is not None:
+        price, currency = plot.price
+        costs = (number_label(at / HOUR_S * price) for at, _ in columns)
+        columns = [
+            (at, f"{label}\n{cost} {currency}")
+            for (at, label), cost in zip(columns, costs, strict=True)
+        ]
     panel = Panel(x=x, y=y, left=left, top=_TOP, width=width, height=_HEIGHT)
     yield from panel.frame(columns, range_ticks(y.low, y.high), plot.x, plot.y)
     for one in plot.series:

@@ -28,6 +28,13 @@ class Cost:
     """Workers whose price is not known."""
 
 
+def worker_price(run: Run) -> tuple[float, str] | None:
+    """Return the price of a worker for an hour, and its currency; None if jobs differ in it."""
+    jobs = read_jobs(run.paths)
+    prices = {(job.worker_price, job.currency) for job in jobs if job.worker_price is not None}
+    return next(((price or 0.0, currency) for price, currency in prices if len(prices) == 1), None)
+
+
 def cost_of(run: Run, now: Status) -> Cost | None:
     """Return the cost of a run; None if no price was recorded, or prices of several currencies."""
     jobs = {job.job: job for job in read_jobs(run.paths) if job.worker_price is not None}

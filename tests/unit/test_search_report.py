@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_toolkit.campaign import searchreport
 from hpc_toolkit.campaign.progress import expected_best, some_counts
 from hpc_toolkit.campaign.scoremaps import heatmaps_of, keys_of, plane_of_models
 from hpc_toolkit.campaign.search import make_arms
@@ -147,6 +148,20 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     (table,) = sections[1].tables
     assert table.rows[0][1] == "m/step16/layer2"
     assert len(table.rows) == 20
+
+
+def test_a_price_is_below_the_worker_time_and_among_the_facts(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy(GP), monkeypatch)
+    played.coordinate()
+
+    found = searchreport.sections(Run.open(played.root).view, played.campaign, (36.0, "<EUR>"))
+
+    assert ("cost of the evaluations", "2.64 <EUR>") in found[0].facts  # 264 s
+    drawn = ET.fromstring(figures(found)["Best reward so far"].svg)
+    words = [one.text for one in drawn.iter(f"{SVG}text")]
+    assert words[words.index("2 min") + 1] == "1.2 <EUR>"
 
 
 def some_fail(item: dict[str, Any]) -> Value:

@@ -50,13 +50,13 @@ def _outcome(facts: SearchFacts) -> Section:
         return Section(title="Search", paragraphs=(said,))
     return Section(
         title="Search",
-        paragraphs=tuple(outcome(summary)),
+        paragraphs=tuple(outcome(facts, summary)),
         facts=tuple(_tiles(facts, summary)),
         figures=(*searchcurves.progress(facts, summary), *searchcurves.rounds(facts)),
     )
 
 
-def outcome(summary: Summary) -> Iterator[str]:
+def outcome(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     """The best arm and what it took, how it compares, and why the search ended."""
     best = summary.best
     assert best is not None
@@ -71,7 +71,7 @@ def outcome(summary: Summary) -> Iterator[str]:
     if summary.exhaustive_gpu_s:
         said += f", {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
     yield f"{said}). {_ties(summary.ties)}"
-    compared = [*_baseline(summary), *_truth(summary)]
+    compared = [*_baseline(facts, summary), *_truth(summary)]
     if compared:
         yield " ".join(compared)
     known = f"{summary.known:,} of the evaluations were known before. " if summary.known else ""
@@ -87,7 +87,7 @@ def _ties(ties: Sequence[str]) -> str:
     return f"{count} within 2 combined standard errors of it, and may be as good."
 
 
-def _baseline(summary: Summary) -> Iterator[str]:
+def _baseline(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     best, base = summary.best, summary.baseline
     if best is None or base is None:
         return
@@ -98,6 +98,10 @@ def _baseline(summary: Summary) -> Iterator[str]:
     side = "above" if gain >= 0 else "below"
     shown = with_error(base.score, base.stderr)
     yield f"It is {abs(gain):.4f} {side} the {summary.baseline_name}, {base.arm} ({shown})."
+    arms = [arm.id for arm in facts.searched.campaign.arms() if arm.baseline]
+    known = sum(arm in facts.rewards for arm in arms)
+    if known < len(arms):
+        yield f"Of the {len(arms):,} arms of this baseline, {known:,} were evaluated on all tasks."
 
 
 def _truth(summary: Summary) -> Iterator[str]:

@@ -17,17 +17,11 @@ from hpc_toolkit.report.figures import (
     text,
     text_width,
 )
+from hpc_toolkit.report.shades import SHADES, level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_VIRIDIS = (
-    *("#440154", "#482878", "#3e4989", "#31688e", "#26828e"),
-    *("#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"),
-)
-"""Dark to bright: colour-blind readers and a print in grey can tell the order."""
-_SHADES = 28
-"""Colours of a scale; tiles of one colour are one path, so that a page stays small."""
 _TITLED = 1_500
 """With more tiles, only those that are outlined show their value under the mouse."""
 _GAP_X, _GAP_Y, _HEAD = 30, 26, 44
@@ -63,31 +57,6 @@ class HeatMap:
     unit: str = ""
 
 
-def shades() -> list[str]:
-    """The colours of a scale from low to high."""
-    anchors = [[int(one[at : at + 2], 16) for at in (1, 3, 5)] for one in _VIRIDIS]
-    found = []
-    for number in range(_SHADES):
-        place = number / (_SHADES - 1) * (len(anchors) - 1)
-        low = min(int(place), len(anchors) - 2)
-        mixed = (
-            round(a + (b - a) * (place - low))
-            for a, b in zip(anchors[low], anchors[low + 1], strict=True)
-        )
-        found.append("#" + "".join(f"{one:02x}" for one in mixed))
-    return found
-
-
-SHADES = shades()
-
-
-def level(value: float, scale: tuple[float, float], levels: int = _SHADES) -> int:
-    """The number of a value's colour, from 0."""
-    low, high = scale
-    share = (value - low) / (high - low) if high > low else 0.5
-    return min(max(int(share * levels), 0), levels - 1)
-
-
 def heatmaps(
     title: str,
     maps: Sequence[HeatMap],
@@ -103,7 +72,7 @@ def heatmaps(
     """
     wide = (PAGE - 20 - _GAP_X * (per_row - 1)) / per_row
     titled = sum(len(one.tiles) for one in maps) <= _TITLED
-    top, parts = 66.0 if marks else 44.0, list(_legend()) if marks else []
+    top, parts = 66.0 if marks else 44.0, list(_legend(maps)) if marks else []
     for first in range(0, len(maps), per_row):
         some = [
             _Drawing(one, 10 + place * (wide + _GAP_X), top, wide, height)
@@ -114,15 +83,18 @@ def heatmaps(
     return figure(title, PAGE, top, parts, alternative=alternative)
 
 
-def _legend() -> Iterator[str]:
+def _legend(maps: Sequence[HeatMap]) -> Iterator[str]:
+    tiles = [tile for one in maps for tile in one.tiles.values()]
     left = 10.0
-    for name, tile in (
-        ("asked by the policy", Tile(0.5, outlined=True)),
-        ("best of the search", Tile(0.5, mark="best")),
-        ("best of all arms", Tile(0.5, mark="truth")),
-        ("unknown", Tile(None)),
+    for name, tile, used in (
+        ("asked by the policy", Tile(0.5, outlined=True), any(one.outlined for one in tiles)),
+        ("best of the search", Tile(0.5, mark="best"), any("best" in one.mark for one in tiles)),
+        ("best of all arms", Tile(0.5, mark="truth"), any("truth" in one.mark for one in tiles)),
+        ("unknown", Tile(None), any(one.value is None for one in tiles)),
     ):
-        shade = SHADES[_SHADES // 2]
+        if not used:
+            continue
+        shade = SHADES[len(SHADES) // 2]
         if tile.value is not None:
             yield f'<rect x="{left:.1f}" y="42" width="14" height="12" fill="{shade}"/>'
         else:
@@ -169,7 +141,7 @@ class _Drawing:
         for number, shade in enumerate(SHADES):
             place = f'x="{x + number * step:.1f}" y="{y - 9}" width="{step + 0.4}" height="10"'
             yield f'<rect {place} fill="{shade}"/>'
-        x += _SHADES * step + 5
+        x += len(SHADES) * step + 5
         said = f"{high} {self.map.unit}".rstrip()
         yield text(x, y, shortened(said, begin + self.width + self._labels - x, 11), size=11)
 

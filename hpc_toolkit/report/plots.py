@@ -98,7 +98,8 @@ def _plot(plot: Plot, left: float, width: float) -> Iterator[str]:
 
 def padded(low: float, high: float) -> Axis:
     """An axis with a little room at both ends."""
-    room = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+    room = max((high - low) * 0.06, abs(high) * 1e-6)
+    room = abs(high) * 0.05 or 1.0 if high == low else room
     return Axis(low - room, high + room)
 
 

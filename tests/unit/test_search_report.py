@@ -17,14 +17,16 @@ from hpc_toolkit.campaign import searchreport
 from hpc_toolkit.campaign.progress import expected_best, some_counts
 from hpc_toolkit.campaign.scoremaps import heatmaps_of, keys_of, plane_of_models
 from hpc_toolkit.campaign.search import make_arms
+from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.cli import report as command
-from hpc_toolkit.report.heatmap import SHADES, heatmaps, level
-from hpc_toolkit.report.page import Figure, Section, as_html, as_markdown
+from hpc_toolkit.report.heatmap import heatmaps
+from hpc_toolkit.report.page import Cell, Figure, Section, as_html, as_markdown
+from hpc_toolkit.report.shades import SHADES, level
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
 from tests.hostile import HOSTILE
-from tests.unit.playedcampaign import NOOP, SECONDS, Played, Value, toy, value_of
+from tests.unit.playedcampaign import NOOP, SECONDS, Played, Value, score, toy, value_of
 from tests.unit.test_report import SVG, Page, figures_of
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ def test_tiles_outlines_and_marks_are_those_of_the_data(
     assert f"s/step16/layer2: {means['s/step16/layer2']:.4f} ± 0.0058, asked in round 2" in titles
     marks = [one.get("class") for one in drawn.findall(f"{SVG}circle") if one.get("class")]
     assert marks[2:] == ["best", "truth"]  # after the legend: one in each model
+    assert not drawn.findall(f".//{SVG}path[@class='unknown dim']")
 
 
 @given(
@@ -230,6 +233,26 @@ def test_a_race_without_complete_arms_ranks_arms_by_tasks_and_then_by_reward(
     assert "a random order is not known" in figures(sections)["Best reward so far"].caption
 
 
+def test_arms_with_fewer_tasks_come_last_in_the_table(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Task b gives lower scores, so arms without it have higher means."""
+
+    def lower(item: dict[str, Any]) -> Value:
+        return {"score": score(item) - 5.0 * (item["task"] == "b")} if "task" in item else {}
+
+    search = {"policy": "halving"}
+    played = Played(fast_dir / "r", toy(search, tasks={"seconds": SECONDS}), monkeypatch, lower)
+    played.coordinate()
+
+    (table,) = search_of(played.root)[1].tables
+
+    tasks = [row[table.columns.index("tasks")] for row in table.rows]
+    told = [one.value for one in tasks if isinstance(one, Cell)]
+    assert len(set(told)) > 1
+    assert told == sorted(told, reverse=True)
+
+
 def arms_campaign(rows: list[dict[str, Any]], search: dict[str, Any], **tasks: Any) -> Campaign:
     table = {
         "name": "own",
@@ -304,8 +327,11 @@ def test_an_extension_shows_the_evaluations_that_were_known(
     sections = search_of(two.root)
 
     assert "10 of the evaluations were known before." in outcome_of(sections)
+    first_step = read_search(Run.open(two.root).view, second).steps[0]
+    assert first_step[:3] == (0, 0.0, 0.0)
     drawn = figures(sections)
     assert "known before cost nothing" in drawn["Best reward so far"].caption
+    assert drawn["Reward by x and y"].svg.count('class="unknown dim"') == 2  # and in the legend
     assert drawn["Reward by x and y"].alt.startswith(
         "Rewards of 8 of 12 arms; the policy asked for 3"
     )

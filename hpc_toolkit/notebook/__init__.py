@@ -8,7 +8,16 @@ follows a run. submitit is imported when the first executor is made.
 from __future__ import annotations
 
 from hpc_toolkit.notebook.executors import LOCAL, Resources, executor
-from hpc_toolkit.notebook.jobs import WorkerJobs, watch
+from hpc_toolkit.notebook.jobs import WorkerJobs, report, watch
 from hpc_toolkit.notebook.workers import preview, submit_workers
 
-__all__ = ["LOCAL", "Resources", "WorkerJobs", "executor", "preview", "submit_workers", "watch"]
+__all__ = [
+    "LOCAL",
+    "Resources",
+    "WorkerJobs",
+    "executor",
+    "preview",
+    "report",
+    "submit_workers",
+    "watch",
+]

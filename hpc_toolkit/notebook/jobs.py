@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
@@ -53,6 +54,25 @@ def watch(run: Run | str | Path, timeout: float | None = None) -> Status:
     found = run if isinstance(run, Run) else Run.open(run)
     states = JobStates(found.paths)
     return follow(lambda: _stand(found, states), timeout, lambda: False, StatusDisplay())
+
+
+def report(run: Run | str | Path) -> Page:
+    """The report of 'hpctk report', as the last line of a cell; the saved notebook keeps it."""
+    from hpc_toolkit.submit.reporting import report_of
+
+    return Page(report_of(run if isinstance(run, Run) else Run.open(run)))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A complete page in a frame of a notebook; it cannot reach the notebook around it."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        frame = "width:100%;height:40rem;border:1px solid #757575"
+        inner = html.escape(self.html)
+        return f'<iframe sandbox="allow-scripts" style="{frame}" srcdoc="{inner}"></iframe>'
 
 
 def _stand(run: Run, states: JobStates) -> Status:

@@ -30,6 +30,8 @@ class Cell(NamedTuple):
 
 
 Row = tuple["str | Cell", ...]
+_LONG_ROWS = 25
+"""A table with more rows scrolls inside of the page."""
 _LONG = 40
 """A longer text gets a wide column on a narrow screen."""
 
@@ -160,7 +162,8 @@ def _titled(table: Table) -> Iterator[str]:
 def _table(table: Table) -> list[str]:
     has_head = any(table.columns)
     kind = "" if has_head else ' class="plain"'
-    lines = [f'<div class="scroll"><table{kind}>']
+    frame = "scroll long" if len(table.rows) > _LONG_ROWS else "scroll"
+    lines = [f'<div class="{frame}" tabindex="0"><table{kind}>']
     if has_head:
         heads = "".join(f'<th scope="col">{escaped(name)}</th>' for name in table.columns)
         lines.append(f"<thead><tr>{heads}</tr></thead>")

@@ -25,17 +25,21 @@ nav{display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin-top:.5rem}
 dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.2rem,1fr));gap:.6rem;margin:1rem 0}
 dl div{background:var(--card);border-radius:6px;padding:.5rem .75rem}
 dt{color:var(--dim);font-size:.85rem}
-dd{margin:0;font-size:1.15rem;font-weight:600;overflow-wrap:anywhere}
+dd{margin:0;font-size:1.05rem;font-weight:600;overflow-wrap:anywhere}
 figure{margin:1rem 0;break-inside:avoid}
 figcaption,.note{color:var(--dim);font-size:.87rem;max-width:48rem}
 .scroll{overflow-x:auto}
+.long{max-height:min(36rem,75vh);overflow:auto}
+.long th{position:sticky;top:0;background:var(--paper)}
 .scroll svg{display:block;width:100%;height:auto;min-width:40rem}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .7rem .25rem 0;text-align:left;vertical-align:top;
 border-bottom:1px solid var(--line)}
-td{max-width:34rem;overflow-wrap:anywhere;min-width:4rem}
+td{max-width:34rem;min-width:3rem;white-space:nowrap}
+td.w,.plain td{white-space:normal;overflow-wrap:anywhere}
 th{white-space:nowrap;color:var(--dim);font-weight:600}
-td.w{min-width:14rem}
+td.w{min-width:9rem}
+@media(max-width:40rem){td.w{min-width:16rem}}
 .plain td:first-child{white-space:nowrap}
 td.b{min-width:8rem}
 td.n{text-align:right;white-space:nowrap;padding-left:.7rem;
@@ -47,8 +51,9 @@ th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
 summary{cursor:pointer;margin:.6rem 0 .3rem;font-weight:600}
 pre{overflow-x:auto;background:var(--card);padding:.75rem;border-radius:6px;font-size:.85rem}
 @media print{nav,th button::after{display:none}html{font-size:11px}h2,h3{break-after:avoid}
-header,main{max-width:none;padding:0}th{white-space:normal}td,td.w,td.b{min-width:0}
-.scroll{overflow:visible}.scroll svg{min-width:0}tr{break-inside:avoid}a{color:inherit}
+header,main{max-width:none;padding:0}th{white-space:normal}td,td.w,td.b{min-width:0}td{white-space:normal;overflow-wrap:anywhere}
+.scroll{overflow:visible}.long{max-height:none}.scroll svg{min-width:0}
+tr{break-inside:avoid}a{color:inherit}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}td.n,dl div{print-color-adjust:exact}}
 """
 )

@@ -223,7 +223,8 @@ def _search_rows(now: Status) -> Iterator[Row]:
     if search is None:
         return
     budget = search["budget"] or search["arms"]
-    asked = f"{search['asked']:,} of {budget:,} arms asked for in {search['rounds']:,} rounds"
+    rounds = f"{search['rounds']:,} round{'s' * (search['rounds'] != 1)}"
+    asked = f"{search['asked']:,} of {budget:,} arms asked for in {rounds}"
     yield Row("search", f"{search['policy']}, {asked}, {search['evaluations']:,} evaluations done")
     best = search["best"]
     if best is None:
@@ -232,7 +233,8 @@ def _search_rows(now: Status) -> Iterator[Row]:
         parts = [_score(best)]
         parts += [f"{search['ties']:,} ties"] if search["ties"] else []
         if search["rounds_since_best"]:
-            parts.append(f"found {search['rounds_since_best']:,} rounds ago")
+            ago = search["rounds_since_best"]
+            parts.append(f"found {ago:,} round{'s' * (ago != 1)} ago")
         yield Row("best", f"{_short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
     last = [f"{_short(arm, 30)} {_told(score)}" for arm, score in search["last"][:3]]
     if last:

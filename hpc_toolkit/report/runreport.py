@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hpc_toolkit.report import runtables
+from hpc_toolkit.report import runtables, runtimeline
 from hpc_toolkit.report.axes import moment
-from hpc_toolkit.report.charts import (
-    Curve,
-    Part,
-    over_time,
-    shares,
-    sparks,
-    text_bars,
-)
+from hpc_toolkit.report.charts import Part, shares, text_bars
 from hpc_toolkit.report.figures import COLOURS, GRID
 from hpc_toolkit.report.findings import findings
-from hpc_toolkit.report.gantt import STATE_COLOURS, begin_of, gantt
-from hpc_toolkit.report.page import Cell, Figure, Section, Table, seconds
+from hpc_toolkit.report.page import Figure, Section, Table
 from hpc_toolkit.report.panel import failed_items, panel, rate_text, time_left
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.system.quantities import format_duration
@@ -31,8 +23,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.report.runtables import Job
     from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.failures import Failures
-    from hpc_toolkit.results.lanes import Timeline
-    from hpc_toolkit.results.loads import Loads, Spread
+    from hpc_toolkit.results.loads import Loads
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.rundir.layout import Manifest
 
@@ -66,7 +57,8 @@ def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
     found = [_outcome(facts), *facts.search]
     if facts.activity is not None and facts.activity.workers:
-        found += [_timeline(facts), _spent(facts.activity)]
+        timeline = runtimeline.timeline(facts.activity, facts.status.throughput, facts.loads)
+        found += [timeline, runtimeline.spent(facts.activity)]
         found += runtables.durations(facts.activity, facts.items or {})
     found += runtables.failures(facts.failures, facts.activity)
     found += runtables.jobs(facts.jobs, facts.activity)
@@ -181,163 +173,4 @@ def _items(now: Status) -> Figure:
         svg=shares("Items by state", list(stages.items()), alternative=said),
         alt=said,
         text="\n\n".join(f"{name}\n{text_bars(parts)}" for name, parts in stages.items()),
-    )
-
-
-def _timeline(facts: RunFacts) -> Section:
-    assert facts.activity is not None
-    line = facts.activity.timeline
-    shown = f"{len(line.lanes)} lane{'s' * (len(line.lanes) != 1)}"
-    said = f"{facts.activity.workers:,} workers in {shown}, from {moment(line.begin)}."
-    deaths = facts.activity.outcomes["deaths"]
-    said += f" {deaths:,} deaths of workers or executors were recorded." if deaths else ""
-    tables = (
-        (runtables.load_table(facts.loads),)
-        if facts.loads is not None and facts.loads.hosts
-        else ()
-    )
-    return Section(
-        title="Timeline",
-        paragraphs=(said,),
-        figures=(_throughput(facts, line), _workers(facts.activity, said), *_loads(facts, line)),
-        tables=(*tables, *runtables.deaths(facts.activity)),
-    )
-
-
-def _throughput(facts: RunFacts, line: Timeline) -> Figure:
-    """Items done and living workers, by interval of the timeline."""
-    rates = _rates(facts.status.throughput, line)
-    alive = [
-        sum(lane.lives.get(one, 0.0) for lane in line.lanes) / line.width_s
-        for one in range(line.intervals)
-    ]
-    best = max(rates, default=0.0)
-    said = f"At most {rate_text(best)} and {max(alive, default=0):.0f} workers at one time."
-    unit, scale = _rate_unit(best)
-    curves = [
-        Curve(name=f"items done per {unit}", values=[one * scale for one in rates]),
-        Curve(name="living workers", values=alive, whole=True),
-    ]
-    name = "Throughput"
-    return Figure(
-        title=name,
-        svg=_over_time(name, line, curves, said),
-        alt=said,
-        text=f"items    {sparks(rates)}\nworkers  {sparks(alive)}",
-    )
-
-
-def _over_time(name: str, line: Timeline, curves: Sequence[Curve], said: str) -> str:
-    span_s, left = line.end - line.begin, begin_of(line)
-    return over_time(name, span_s, curves, alternative=said, left=left)
-
-
-def _rates(spent: dict[str, Any], line: Timeline) -> list[float]:
-    """Items per second in each interval of the timeline, from a status's own intervals."""
-    cells: dict[int, float] = {}
-    width_s = spent.get("width_s") or 1.0
-    for number, done in enumerate(spent.get("done", ())):
-        begin = spent["begin"] + number * width_s
-        low, high = max(begin, line.begin), min(begin + width_s, line.end)
-        if done and high > low:
-            line.fill(cells, low, high, done / (high - low))
-    return [cells.get(one, 0.0) / line.width_s for one in range(line.intervals)]
-
-
-def _rate_unit(rate_per_s: float) -> tuple[str, float]:
-    for unit, scale in (("second", 1), ("minute", 60)):
-        if rate_per_s * scale >= 1:
-            return unit, scale
-    return "hour", 3600
-
-
-def _workers(found: Activity, said: str) -> Figure:
-    name = "Workers by host"
-    lines = []
-    for lane in found.timeline.lanes[:40]:
-        busy = lane.spent.get(states.WORK, {})
-        values = [busy.get(one, 0.0) for one in range(found.timeline.intervals)]
-        marks = ", ".join(sorted({kind for _, kind in lane.marks}))
-        lines.append(f"{lane.host[:20]:<20} {sparks(values)} {marks}".rstrip())
-    return Figure(
-        title=name,
-        svg=gantt(name, found.timeline, alternative=said),
-        alt=said,
-        caption=(
-            "A lane shows one worker at a time, or all workers of a host if there are more than"
-            " 200 lanes. It is filled by the share of each interval that its workers spent in a"
-            " state; grey is the rest of their lives. Times are those of each host's clock."
-        ),
-        text="\n".join(lines),
-    )
-
-
-def _loads(facts: RunFacts, line: Timeline) -> tuple[Figure, ...]:
-    loads = facts.loads
-    if loads is None or not loads.hosts:
-        return ()
-    curves = [
-        _load_curve(words, spread, line)
-        for words, spread in (("CPUs busy (%)", loads.cpu), ("GPUs busy (%)", loads.gpu))
-        if spread.total
-    ]
-    said = f"Samples of {len(loads.hosts)} host{'s' * (len(loads.hosts) != 1)}"
-    said += ": the line is the mean, and the band reaches from the least to the most of a sample."
-    part = " Of very many samples, parts at equal distances were read." if loads.partly else ""
-    name = "CPUs and GPUs"
-    return (
-        Figure(
-            title=name,
-            svg=_over_time(name, line, curves, said),
-            alt=said,
-            caption=said + part,
-            text="\n".join(f"{curve.name:<14} {sparks(curve.values)}" for curve in curves),
-        ),
-    )
-
-
-def _load_curve(words: str, found: Spread, line: Timeline) -> Curve:
-    spread, factor = found.coarser()
-    intervals = -(-line.intervals // factor)
-    return Curve(
-        name=words,
-        values=spread.means(intervals),
-        low=[spread.least.get(one) for one in range(intervals)],
-        high=[spread.most.get(one) for one in range(intervals)],
-        most=100.0,
-        width_s=factor * line.width_s,
-    )
-
-
-def _spent(found: Activity) -> Section:
-    used = {state: spent for state, spent in found.seconds.items() if spent > 0}
-    parts = [
-        Part(one, spent, format_duration(spent), STATE_COLOURS[one]) for one, spent in used.items()
-    ]
-    said = ", ".join(f"{part.name} {part.label}" for part in parts)
-    total = max(found.lives_s, 1e-9)
-    rows = [
-        (
-            one,
-            seconds(spent, total),
-            Cell(f"{spent / total:.1%}", spent / total),
-            states.STATES[one],
-        )
-        for one, spent in used.items()
-    ]
-    name = "Where the time of the workers went"
-    lives = f"The {found.workers:,} workers lived {format_duration(found.lives_s)} in total,"
-    lives += " from their starts to their last signs of life. Each second is counted once."
-    return Section(
-        title=name,
-        paragraphs=(lives,),
-        figures=(
-            Figure(
-                title="Worker time by state",
-                svg=shares("Worker time by state", [("", parts)], alternative=said),
-                alt=said,
-                text=text_bars(parts),
-            ),
-        ),
-        tables=(Table(title="", columns=("state", "time", "share", "meaning"), rows=rows),),
     )

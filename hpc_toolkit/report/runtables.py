@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import Manifest
 
 _DRAWN, _LISTED, _HOSTS, _JOBS = 20, 100, 200, 200
-_CHARS, _ITEM_CHARS = 300, 200
+_CHARS, _ITEM_CHARS, _TEXT_CHARS, _LISTING_CHARS = 300, 200, 2_000, 100_000
 _ZONE = f"Times are in {time.strftime('%Z')}."
 
 
@@ -238,7 +238,7 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
     rows: list[Row] = []
     for stage in manifest.stages:
         code = stage.workload.function or stage.workload.command or ""
-        rows.append((f"{stage.name}: code", code))
+        rows.append((f"{stage.name}: code", short(code, _TEXT_CHARS)))
         if stage.workload.options:
             rows.append((f"{stage.name}: options", _json(stage.workload.options)))
         limits = ("group_by", "max_attempts", "timeout_s", "no_retry", "max_failures")
@@ -246,7 +246,7 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
         given = {key: value for key, value in values.items() if value is not None}
         rows.append((f"{stage.name}: settings", _json(given)))
     versions: list[Row] = [
-        (key, one if isinstance(one, str) else _json(one))
+        (key, short(one, _TEXT_CHARS) if isinstance(one, str) else _json(one))
         for key, one in origin.items()
         if key != "packages" and one is not None
     ]
@@ -254,16 +254,11 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
     names = [str(one) for one in packages] if isinstance(packages, list) else []
     listings = [Listing(title=f"Script {name}", text=text) for name, text in scripts]
     if names:
-        listings.insert(
-            0,
-            Listing(
-                title=f"{len(names)} Python packages",
-                text=textwrap.fill(", ".join(names), 96, break_on_hyphens=False),
-            ),
-        )
+        text = short(textwrap.fill(", ".join(names), 96, break_on_hyphens=False), _LISTING_CHARS)
+        listings.insert(0, Listing(title=f"{len(names)} Python packages", text=text))
     if manifest.campaign is not None:
         text = json.dumps(manifest.campaign, indent=2, ensure_ascii=False)
-        listings.insert(0, Listing(title="Campaign", text=short(text, 100_000)))
+        listings.insert(0, Listing(title="Campaign", text=short(text, _LISTING_CHARS)))
     return Section(
         title="Settings and versions",
         paragraphs=(f"This report was made on {moment(made)}.",),
@@ -276,4 +271,4 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
 
 
 def _json(value: Any) -> str:
-    return short(json.dumps(value, ensure_ascii=False), 2_000)
+    return short(json.dumps(value, ensure_ascii=False), _TEXT_CHARS)

@@ -198,8 +198,8 @@ def _spent(known: dict[str, Presence], until: float) -> dict[str, Any]:
     end = max(until, *(end for _, end in lives))
     began = min(start for start, _ in lives)
     return {
-        "elapsed_s": round(end - began, 1),
-        "worker_s": round(sum(end - start for start, end in lives), 1),
+        "elapsed_s": round(end - began, 3),
+        "worker_s": round(sum(end - start for start, end in lives), 3),
     }
 
 

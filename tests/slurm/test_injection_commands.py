@@ -187,8 +187,9 @@ def test_a_job_with_a_hostile_name_is_shown_in_one_line(
         state = call("status", "r")
         state.assert_tame()
         # A job that has another name now may be another job.
-        which = f"jobs      {number + 1}" if number else f"job {job:<9}"
-        assert f"{which} unknown (another job has this id, or it was renamed)" in state.out
+        which = f"jobs {number + 1}" if number else f"job {job}"
+        told = " ".join(state.out.split())
+        assert f"{which} unknown (another job has this id, or it was renamed)" in told
     ended = call("cancel", "r", "--yes")
     ended.assert_tame()
     assert not list(tmp_path.glob("canary"))

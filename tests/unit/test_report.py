@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.cli import report as command
+from hpc_toolkit.notebook import report as notebook_report
 from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks, whole_ticks
 from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import gantt
@@ -30,6 +32,7 @@ from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
 from hpc_toolkit.results.records import Attempt, Claim, Release
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit.jobs import RunJob, record_job
+from hpc_toolkit.submit.reporting import report_of
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, empty_campaign, tree
@@ -282,10 +285,10 @@ def test_hostile_text_is_shown_as_text(fast_dir: Path) -> None:
     markup = ("<script>alert(1)</script>", "</svg><img src=x onerror=alert(1)>", "\x1b[31mred")
     toy = busy_run(fast_dir / "run", (*markup, *HOSTILE))
 
-    for form in (command.made(Run.open(toy.root)), command.made(Run.open(toy.root), markdown=True)):
+    for form in (report_of(Run.open(toy.root)), report_of(Run.open(toy.root), markdown=True)):
         assert all(one.isprintable() or one == "\n" for one in form)
         assert "<img" not in form.replace("\\<img", "")
-    page = command.made(Run.open(toy.root))
+    page = report_of(Run.open(toy.root))
     assert page.count("<script>") == 1
     parsed = Page(page)
     assert parsed.open == []
@@ -335,7 +338,7 @@ def figures_of(page: str) -> list[ET.Element]:
 def test_every_figure_has_a_title_an_alternative_and_named_axes(fast_dir: Path) -> None:
     toy = busy_run(fast_dir / "run", ("a", "b", "c", "d"))
 
-    figures = figures_of(command.made(Run.open(toy.root)))
+    figures = figures_of(report_of(Run.open(toy.root)))
 
     found = {one.findtext(f"{SVG}title"): one for one in figures}
     assert set(found) == {
@@ -404,7 +407,7 @@ def test_a_damaged_run_has_a_report(fast_dir: Path, what: str) -> None:
     damage(toy, what)
     before = tree(toy.root)
 
-    page = command.made(Run.open(toy.root))
+    page = report_of(Run.open(toy.root))
 
     assert "Outcome" in page
     assert Page(page).open == []
@@ -413,7 +416,7 @@ def test_a_damaged_run_has_a_report(fast_dir: Path, what: str) -> None:
 
 def test_an_empty_run_and_a_campaign_that_has_not_begun_have_a_report(fast_dir: Path) -> None:
     for run in (ToyRun(fast_dir / "list", 3).run, empty_campaign(fast_dir / "campaign")):
-        page = command.made(Run.open(run.root))
+        page = report_of(Run.open(run.root))
 
         assert "Settings and versions" in page
         assert "Timeline" not in page
@@ -435,6 +438,7 @@ def test_the_command_writes_the_file_that_is_named_and_prints_its_path(
     assert (toy.root / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert (tmp_path / "r.md").read_text().startswith("# Run")
     assert printed.output.startswith("# Run")
+    assert invoke(str(toy.root), "-o", "-").output.startswith("# Run")
     assert named.exit_code == 0
     assert "unknown format '.pdf'" in str(refused.exception)
 
@@ -443,7 +447,7 @@ def test_a_campaign_does_not_fail_if_its_report_cannot_be_written(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toy = busy_run(fast_dir / "run", ("a",))
-    monkeypatch.setattr(command, "made", lambda _run: 1 // 0)
+    monkeypatch.setattr(command, "report_of", lambda _run: 1 // 0)
 
     command.write_at_end(Run.open(toy.root))
 
@@ -497,7 +501,7 @@ def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
       const values = [...table.tBodies[0].rows].map(row => +row.cells[1].dataset.v);
       document.title = JSON.stringify({wide, values, dark: getComputedStyle(document.body).color});
     });</script>"""
-    page = command.made(Run.open(toy.root))
+    page = report_of(Run.open(toy.root))
     (tmp_path / "page.html").write_text(page)
     freed = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     (tmp_path / "probe.html").write_text(freed.replace("</head>", f"{probe}</head>"))
@@ -576,9 +580,20 @@ def test_jobs_have_the_times_of_their_record_and_their_workers(fast_dir: Path) -
     toy.worker("wa", host="n1", job="77", restart=2, started=1_600.0, at=1_900.0)
     toy.worker("wb", host="n2", job="77", started=1_700.0, at=2_500.0)
 
-    text = command.made(Run.open(toy.root), markdown=True)
+    text = report_of(Run.open(toy.root), markdown=True)
 
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 7")]
     waited, workers, hosts, ran, requeues = rows[0][3:8]
     assert (waited, workers, hosts, ran, requeues) == ("10 min 00 s", "2", "2", "15 min 00 s", "2")
     assert rows[1][1:4:2] == ["eval (array 0-3)", "no worker yet"]
+
+
+def test_a_notebook_shows_the_page_in_a_frame_that_cannot_reach_it(toy: ToyRun) -> None:
+    toy.worker("w").work(toy.unit_name(0), i0="done", i1="failed")
+
+    shown = notebook_report(toy.root)._repr_html_()
+
+    (tag,) = re.findall(r"<[^>]*>", shown.replace("></iframe>", ">"))
+    assert tag.startswith('<iframe sandbox="allow-scripts"')
+    (inner,) = re.findall(r'srcdoc="([^"]*)"', tag)
+    assert "Content-Security-Policy" in html.unescape(inner)

@@ -19,12 +19,12 @@ from hpc_toolkit.campaign.scoremaps import heatmaps_of, keys_of, plane_of_models
 from hpc_toolkit.campaign.search import make_arms
 from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.settings import parse_campaign
-from hpc_toolkit.cli import report as command
 from hpc_toolkit.report.heatmap import heatmaps
 from hpc_toolkit.report.page import Cell, Figure, Section, as_html, as_markdown
 from hpc_toolkit.report.shades import SHADES, level
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
+from hpc_toolkit.submit import reporting
 from tests.hostile import HOSTILE
 from tests.unit.playedcampaign import NOOP, SECONDS, Played, Value, score, toy, value_of
 from tests.unit.test_report import SVG, Page, figures_of
@@ -41,7 +41,7 @@ REWARDS = "Reward by checkpoint (step) and layer"
 
 def search_of(root: Path) -> Sequence[Section]:
     """The sections of a run's search; all of it could be read."""
-    facts = command.read_facts(Run.open(root))
+    facts = reporting.read_facts(Run.open(root))
     assert facts.problems == []
     return facts.search
 
@@ -396,7 +396,7 @@ def test_damaged_settings_leave_a_sentence_in_the_report(
     played.coordinate()
     (played.root / "campaign.json").write_text('{"search": 3}')
 
-    page = command.made(Run.open(played.root))
+    page = reporting.report_of(Run.open(played.root))
 
     assert "Not in this report: the search (RunError: " in page
     assert "Settings and versions" in page

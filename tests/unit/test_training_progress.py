@@ -73,10 +73,10 @@ def test_status_shows_the_job_the_last_output_and_the_last_checkpoint(
 
     assert status_lines() == [
         "runs/gpt: RUNNING",
-        "  job 7         RUNNING on n[1-2], 2 restarts",
-        "  restarts      the ranks of the latest launch were restarted once",
-        "  output        AGO: step 22",
-        "  checkpoint    step 100, AGO: runs/gpt/checkpoints/step-000000100.pt",
+        "  job 7       RUNNING on n[1-2], 2 restarts",
+        "  restarts    the ranks of the latest launch were restarted once",
+        "  output      AGO: step 22",
+        "  checkpoint  step 100, AGO: runs/gpt/checkpoints/step-000000100.pt",
     ]
 
 
@@ -148,8 +148,8 @@ def test_a_training_on_this_machine_shows_the_output_of_its_ranks(root: Path) ->
     assert call("logs", "runs/gpt").stdout == "I am 9\nI am 10\n"
     assert status_lines() == [
         "runs/gpt: no job is known",
-        "  output        AGO: I am 9",
-        "  checkpoint    none in runs/gpt/checkpoints",
+        "  output      AGO: I am 9",
+        "  checkpoint  none in runs/gpt/checkpoints",
     ]
 
 

@@ -1,0 +1,148 @@
+"""Collect what a report of a run shows, its jobs and its search included, and write the page."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
+
+from hpc_toolkit.errors import HpcToolkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpc_toolkit.report.page import Section
+    from hpc_toolkit.report.runreport import RunFacts
+    from hpc_toolkit.report.runtables import Job
+    from hpc_toolkit.results.activity import Activity
+    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.run import Run
+
+T = TypeVar("T")
+_FAILURES = 20
+_SCRIPTS, _SCRIPT_BYTES = 10, 1 << 15
+_READING = (OSError, HpcToolkitError, ValueError, KeyError, RecursionError)
+
+
+def report_of(run: Run, *, markdown: bool = False) -> str:
+    """The report of a run as the text of a file."""
+    from hpc_toolkit.report.page import as_html, as_markdown
+    from hpc_toolkit.report.runreport import sections, title
+
+    facts = read_facts(run)
+    form = as_markdown if markdown else as_html
+    return form(title(facts), sections(facts))
+
+
+class _Parts:
+    """Reads the parts of a run; what cannot be read is named, and the rest is reported."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def read(self, what: str, reader: Callable[[], T], nothing: T) -> T:
+        try:
+            return reader()
+        except _READING as error:
+            self.problems.append(f"{what} ({type(error).__name__}: {error})")
+            return nothing
+
+
+def read_facts(run: Run) -> RunFacts:
+    """Read what a report needs; a part that cannot be read is named in ``problems``."""
+    from hpc_toolkit.report.runreport import RunFacts
+    from hpc_toolkit.results.failures import group_failures
+    from hpc_toolkit.results.loads import read_loads
+
+    parts, view = _Parts(), run.view
+    status, made_at = _status(run), time.time()
+    found = parts.read("the timeline of the workers", lambda: _activity(run), None)
+    loads = None
+    if found is not None:
+        line = found.timeline
+        loads = parts.read("the CPUs and GPUs", lambda: read_loads(run.paths, line), None)
+    return RunFacts(
+        status=status,
+        manifest=run.manifest,
+        made=made_at,
+        activity=found,
+        loads=loads,
+        failures=parts.read(
+            "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
+        ),
+        jobs=parts.read("the jobs", lambda: _jobs(run), []),
+        items=_items(run, found),
+        scripts=parts.read("the scripts", lambda: list(_scripts(run)), []),
+        search=parts.read("the search", lambda: _search(run), []),
+        problems=parts.problems,
+    )
+
+
+def _status(run: Run) -> Status:
+    from hpc_toolkit.submit.costs import cost_of
+
+    try:
+        status = run.status()
+    except _READING:  # a forecast needs more of the run than its status
+        status = run.status(forecast=False)
+    with suppress(*_READING):
+        cost = cost_of(run, status)
+        status.cost = None if cost is None else asdict(cost)
+    return status
+
+
+def _activity(run: Run) -> Activity | None:
+    from hpc_toolkit.results.activity import read_activity
+    from hpc_toolkit.results.history import History
+    from hpc_toolkit.system.clock import SystemClock
+
+    history = History(run.view)
+    history.refresh()
+    return read_activity(history, SystemClock())
+
+
+def _items(run: Run, found: Activity | None) -> dict[int, str]:
+    from hpc_toolkit.results.explain import item_json
+
+    items: dict[int, str] = {}
+    for one in found.longest if found is not None else ():
+        with suppress(*_READING, IndexError):
+            stage = run.view.stages[one.stage]
+            items[one.item] = item_json(stage, stage.unit(one.unit), one.position)
+    return items
+
+
+def _jobs(run: Run) -> list[Job]:
+    from hpc_toolkit.report.runtables import Job
+    from hpc_toolkit.submit.jobs import known_jobs
+
+    return [
+        Job(
+            id=one.job,
+            name=one.name,
+            submitted=one.submitted if one.recorded else 0.0,
+            by=one.by,
+            array=one.array or "",
+            script=one.script,
+        )
+        for one in known_jobs(run.paths)
+    ]
+
+
+def _scripts(run: Run) -> Iterator[tuple[str, str]]:
+    """The submitted copies, the newest ones if they are many."""
+    paths = sorted(run.paths.jobs.glob("*.sbatch"), key=lambda path: path.name)
+    for path in paths[-_SCRIPTS:]:
+        with suppress(OSError), path.open("rb") as file:
+            yield path.name, file.read(_SCRIPT_BYTES).decode(errors="replace")
+
+
+def _search(run: Run) -> list[Section]:
+    if run.manifest.campaign is None:
+        return []
+    from hpc_toolkit.campaign import searchreport
+    from hpc_toolkit.campaign.settings import settings_of
+    from hpc_toolkit.submit.costs import worker_price
+
+    return searchreport.sections(run.view, settings_of(run.paths, run.manifest), worker_price(run))

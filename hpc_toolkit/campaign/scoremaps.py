@@ -8,6 +8,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpc_toolkit.report.figures import shortened, text_width
 from hpc_toolkit.report.heatmap import HeatMap, Tile
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ class Key(NamedTuple):
     adjusted for their number."""
 
 
+_NAME = text_width("n" * 120)
+
+
+def brief(name: str) -> str:
+    """The begin and the end of a name with more than 120 characters."""
+    return shortened(name, _NAME)
+
+
 def plane_of_models(campaign: Campaign) -> Plane:
     """One facet for each model, with its checkpoints across and its layers upwards."""
     models = campaign.models[:_FACETS]
@@ -95,7 +104,7 @@ def plane_of_keys(keys: Sequence[Key]) -> Plane:
 
 def _listed(names: Sequence[str], most: int = 6) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(map(brief, names[:most])) + more
 
 
 def binned(plane: Plane) -> Plane:
@@ -263,6 +272,6 @@ def _said(
 ) -> str:
     number = "unknown" if value is None else f"{value:.4g}"
     if len(arms) == 1:
-        return f"{arms[0]}: {words.get(arms[0], number)}"
-    column, row = facet.columns[place[0]], facet.rows[place[1]]
+        return f"{brief(arms[0])}: {words.get(arms[0], number)}"
+    column, row = brief(facet.columns[place[0]]), brief(facet.rows[place[1]])
     return f"{column}, {row}: mean {number} of {known} of {len(arms)} arms"

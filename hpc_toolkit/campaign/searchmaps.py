@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.scoremaps import (
+    brief,
     heatmaps_of,
     keys_of,
     plane_of_keys,
@@ -173,5 +174,5 @@ def _means(facts: SearchFacts, key: Key) -> Iterator[Estimate]:
         mean = math.fsum(found) / len(found)
         squares = math.fsum((one - mean) ** 2 for one in found)
         error = math.sqrt(squares / (len(found) - 1) / len(found)) if len(found) > 1 else None
-        said = f"{key.levels[level]}: {with_error(mean, error)} over {len(found):,} arms"
-        yield Estimate(name=key.levels[level], intervals=[Interval(mean, error)], said=said)
+        said = f"{brief(key.levels[level])}: {with_error(mean, error)} over {len(found):,} arms"
+        yield Estimate(name=brief(key.levels[level]), intervals=[Interval(mean, error)], said=said)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign import searchcurves, searchtables
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE
+from hpc_toolkit.campaign.scoremaps import brief
 from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.searchmaps import key_means, metric_maps, reward_maps
 from hpc_toolkit.report.page import Section
@@ -63,7 +64,7 @@ def outcome(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     so_far = "" if summary.ended else " so far"
     share = summary.evaluations / summary.all_evaluations
     shown = with_error(best.score, best.stderr)
-    said = f"The best arm{so_far} is {best.arm}: {shown}, {summary.scalariser}"
+    said = f"The best arm{so_far} is {brief(best.arm)}: {shown}, {summary.scalariser}"
     if len(summary.tasks) < summary.all_evaluations / summary.arms:
         said += f" ({len(summary.tasks)} of {summary.all_evaluations // summary.arms} tasks)"
     said += f". {summary.policy} used {summary.evaluations:,} of the {summary.all_evaluations:,}"
@@ -97,7 +98,7 @@ def _baseline(facts: SearchFacts, summary: Summary) -> Iterator[str]:
         return
     side = "above" if gain >= 0 else "below"
     shown = with_error(base.score, base.stderr)
-    yield f"It is {abs(gain):.4f} {side} the {summary.baseline_name}, {base.arm} ({shown})."
+    yield f"It is {abs(gain):.4f} {side} the {summary.baseline_name}, {brief(base.arm)} ({shown})."
     arms = [arm.id for arm in facts.searched.campaign.arms() if arm.baseline]
     known = sum(arm in facts.rewards for arm in arms)
     if known < len(arms):
@@ -116,7 +117,7 @@ def _truth(summary: Summary) -> Iterator[str]:
     within = ", which is within the noise" if ties else ""
     shown = with_error(truth.score, truth.stderr)
     yield (
-        f"All {summary.arms:,} arms were evaluated: the best is {truth.arm} ({shown}),"
+        f"All {summary.arms:,} arms were evaluated: the best is {brief(truth.arm)} ({shown}),"
         f" {behind:.4f} better than the arm that the search found{within}."
     )
 

@@ -6,6 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpc_toolkit.campaign.scoremaps import brief
 from hpc_toolkit.campaign.search import observe, policy_of, score_of
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.report.figures import COLOURS
@@ -81,7 +82,7 @@ def _named(facts: SearchFacts, arm: str, keys: Sequence[str]) -> Iterator[str | 
     """The values of these keys, or the name of the arm."""
     arms = facts.searched.found.arms
     if not keys:
-        yield arm
+        yield brief(arm)
         return
     given = arms.arms[arms.index(arm)].keys
     for key in keys:
@@ -89,7 +90,7 @@ def _named(facts: SearchFacts, arm: str, keys: Sequence[str]) -> Iterator[str | 
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield Cell(json.dumps(value), float(value))
         else:
-            yield value if isinstance(value, str) else json.dumps(value)
+            yield brief(value if isinstance(value, str) else json.dumps(value))
 
 
 def _cells(facts: SearchFacts, one: _Ranked, tasks: int, errors: bool) -> Iterator[str | Cell]:
@@ -206,7 +207,7 @@ def _best_expected(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[
         texts = (one if isinstance(one, str) else one.text for one in _named(facts, arm, keys))
         model = Interval(belief.mean, _SDS * belief.sd)
         observed = (found, None) if arm in told else (None, found)
-        said = f"{arm}: expects {with_error(belief.mean, belief.sd)}, {seen}"
+        said = f"{brief(arm)}: expects {with_error(belief.mean, belief.sd)}, {seen}"
         rows.append(Estimate(name=", ".join(texts), intervals=(model, *observed), said=said))
     name = f"The {len(rows)} arms of which the model expects most"
     said = "; ".join(one.said for one in rows[:3])

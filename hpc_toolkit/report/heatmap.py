@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _TITLED = 1_500
 """With more tiles, only those that are outlined show their value under the mouse."""
 _GAP_X, _GAP_Y, _HEAD = 30, 26, 44
+_TEXT = text_width("n" * 24)
 _MARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -228,10 +229,11 @@ def _mark(kind: str, x: float, y: float, size: float) -> str:
 
 def text_map(drawn: HeatMap) -> str:
     """A map in characters: the higher the bar, the higher the value; a dot is unknown."""
-    wide = max((len(one) for one in drawn.rows), default=0)
+    names = [shortened(one, _TEXT) for one in drawn.rows]
+    wide = max(map(len, names), default=0)
     scale = f"▁ is {drawn.scale[0]:.4g}, █ is {drawn.scale[1]:.4g}"
     lines = [f"{drawn.name}: {scale}" if drawn.name else scale]
-    for row, name in enumerate(drawn.rows):
+    for row, name in enumerate(names):
         marks = ""
         for column in range(len(drawn.columns)):
             tile = drawn.tiles.get((column, row))

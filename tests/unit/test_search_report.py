@@ -389,6 +389,19 @@ def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.Mon
     assert len(figures_of(page)) >= 3
 
 
+def test_long_names_are_shortened(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": f"{x}{'z' * 5_000}{x}", "x": x, "y": x % 3, "z": 0} for x in range(40)]
+    search = {"policy": "gp-ucb", "budget": 8, "pending": 8, "exhaustive": True}
+    played = Played(fast_dir / "r", arms_campaign(rows, search), monkeypatch, number_of)
+    played.coordinate()
+
+    sections = search_of(played.root)
+
+    assert len(as_html("R", sections)) < 100_000
+    assert len(as_markdown("R", sections)) < 50_000
+    assert "39zzz" in sections[0].paragraphs[0]
+
+
 def test_damaged_settings_leave_a_sentence_in_the_report(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ def ranking(facts: SearchFacts) -> Iterator[Table]:
     keys = _keys(facts, [one.arm for one in shown])
     errors = any(one.reward and one.reward.stderr is not None for one in shown)
     rows = [
-        (count(rank), *_named(facts, one.arm, keys), *_cells(facts, one, tasks, errors))
+        (count(rank), *_row(facts, one, keys, _cells(facts, one, tasks, errors)))
         for rank, one in enumerate(shown, 1)
     ]
     hidden = len(ranked) - len(rows)
@@ -63,8 +63,20 @@ def ranking(facts: SearchFacts) -> Iterator[Table]:
     if any(one.tasks < tasks for one in ranked):
         note += " Arms with fewer tasks come last: their means are not comparable."
     error = ("standard error",) if errors else ()
-    columns = ("rank", *(keys or ("arm",)), "mean", *error, "tie", "asked in round", "tasks")
-    yield Table(title="Arms by reward", columns=(*columns, "worker time"), rows=rows, note=note)
+    told = ("tasks", "worker time")
+    judged = ("mean", *error, "tie", "asked in round")
+    columns = ("rank", *judged, *keys, *told) if keys else ("rank", "arm", *judged, *told)
+    yield Table(title="Arms by reward", columns=columns, rows=rows, note=note)
+
+
+def _row(
+    facts: SearchFacts, one: _Ranked, keys: Sequence[str], cells: Iterator[str | Cell]
+) -> Iterator[str | Cell]:
+    """The cells of an arm: its name before its reward, or its keys, which may be many, behind."""
+    named, (*judged, tasks, took) = _named(facts, one.arm, keys), cells
+    yield from (*judged, *named) if keys else (*named, *judged)
+    yield tasks
+    yield took
 
 
 def _keys(facts: SearchFacts, shown: Sequence[str]) -> tuple[str, ...]:

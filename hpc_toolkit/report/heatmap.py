@@ -117,7 +117,8 @@ class _Drawing:
         self.map = drawn
         longest = max((text_width(one, 11) for one in drawn.rows), default=0.0)
         self._labels = min(max(longest, 10.0), width * 0.3) + 6
-        self.left, self.top, self.head = left + self._labels, top + _HEAD, top
+        head = _HEAD if drawn.name else _HEAD - 18
+        self.left, self.top, self.head = left + self._labels, top + head, top
         self.width = width - self._labels
         columns, rows = max(1, len(drawn.columns)), max(1, len(drawn.rows))
         self.x = min(self.width / columns, 56.0)
@@ -133,9 +134,10 @@ class _Drawing:
     def _bar(self) -> Iterator[str]:
         """The name of the map, and below it the scale of its colours."""
         name, begin = self.map.name, self.left - self._labels
-        yield text(begin, self.head + 12, shortened(name, self.width + self._labels))
+        if name:
+            yield text(begin, self.head + 12, shortened(name, self.width + self._labels))
         low, high = map(number_label, (_short(self.map.scale[0]), _short(self.map.scale[1])))
-        x, y = begin, self.head + 30
+        x, y = begin, self.top - 14
         yield text(x, y, low, colour=DIM, size=11)
         x += text_width(low, 11) + 4
         step = 3.0

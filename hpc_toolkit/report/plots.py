@@ -70,7 +70,8 @@ def plots(title: str, drawn: Sequence[Plot], *, alternative: str) -> str:
     parts = [*_legend(list(names.values()))]
     for number, plot in enumerate(drawn):
         parts += _plot(plot, _LEFT + number * (width + _LEFT), width)
-    return figure(title, PAGE, _TOP + _HEIGHT + 72, parts, alternative=alternative)
+    height = _TOP + _HEIGHT + (72 if any(one.price for one in drawn) else 56)
+    return figure(title, PAGE, height, parts, alternative=alternative)
 
 
 def _plot(plot: Plot, left: float, width: float) -> Iterator[str]:

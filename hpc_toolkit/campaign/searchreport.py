@@ -2,14 +2,134 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.campaign import searchcurves, searchtables
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE
+from hpc_toolkit.campaign.scoremaps import brief
+from hpc_toolkit.campaign.searchfacts import read_search
+from hpc_toolkit.campaign.searchmaps import key_means, metric_maps, reward_maps
+from hpc_toolkit.report.page import Section
+from hpc_toolkit.report.plots import with_error
+from hpc_toolkit.system.quantities import HOUR_S, format_duration
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.campaign.searchfacts import SearchFacts
     from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.campaign.summary import Summary
     from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.report.page import Section
 
 
-def sections(_view: RunView, _campaign: Campaign) -> list[Section]:
-    """Sections about the search, which follow the outcome of the run."""
-    return []
+def sections(
+    view: RunView, campaign: Campaign, price: tuple[float, str] | None = None
+) -> list[Section]:
+    """Sections about the search, which follow the outcome of the run.
+
+    ``price`` is that of a worker for an hour, with its currency, if it is known.
+    """
+    facts = read_search(view, campaign, price)
+    if not facts.searched.decisions:
+        return [Section(title="Search", paragraphs=("The policy has not asked for any arm yet.",))]
+    return [
+        _outcome(facts),
+        Section(
+            title="Scores",
+            figures=(*reward_maps(facts), *metric_maps(facts, view), *key_means(facts)),
+            tables=tuple(searchtables.ranking(facts)),
+        ),
+        searchtables.expected(facts),
+    ]
+
+
+def _outcome(facts: SearchFacts) -> Section:
+    summary = facts.summary
+    if summary is None or summary.best is None:
+        said = "No arm has a reward yet." if summary is None else "No arm has a reward."
+        return Section(title="Search", paragraphs=(said,))
+    return Section(
+        title="Search",
+        paragraphs=tuple(outcome(facts, summary)),
+        facts=tuple(_tiles(facts, summary)),
+        figures=(*searchcurves.progress(facts, summary), *searchcurves.rounds(facts)),
+    )
+
+
+def outcome(facts: SearchFacts, summary: Summary) -> Iterator[str]:
+    """The best arm and what it took, how it compares, and why the search ended."""
+    best = summary.best
+    assert best is not None
+    so_far = "" if summary.ended else " so far"
+    share = summary.evaluations / summary.all_evaluations
+    shown = with_error(best.score, best.stderr)
+    said = f"The best arm{so_far} is {brief(best.arm)}: {shown}, {summary.scalariser}"
+    if len(summary.tasks) < summary.all_evaluations / summary.arms:
+        said += f" ({len(summary.tasks)} of {summary.all_evaluations // summary.arms} tasks)"
+    said += f". {summary.policy} used {summary.evaluations:,} of the {summary.all_evaluations:,}"
+    said += f" possible evaluations ({share:.0%}"
+    if summary.exhaustive_gpu_s:
+        said += f", {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
+    yield f"{said}). {_ties(summary.ties)}"
+    compared = [*_baseline(facts, summary), *_truth(summary)]
+    if compared:
+        yield " ".join(compared)
+    known = f"{summary.known:,} of the evaluations were known before. " if summary.known else ""
+    yield known + (
+        f"The search ended: {summary.ended}." if summary.ended else "The search goes on."
+    )
+
+
+def _ties(ties: Sequence[str]) -> str:
+    if not ties:
+        return "No other evaluated arm is within 2 combined standard errors of it."
+    count = "1 other arm is" if len(ties) == 1 else f"{len(ties):,} other arms are"
+    return f"{count} within 2 combined standard errors of it, and may be as good."
+
+
+def _baseline(facts: SearchFacts, summary: Summary) -> Iterator[str]:
+    best, base = summary.best, summary.baseline
+    if best is None or base is None:
+        return
+    gain = best.score - base.score
+    if best.arm == base.arm:
+        yield f"It is itself the {summary.baseline_name}."
+        return
+    side = "above" if gain >= 0 else "below"
+    shown = with_error(base.score, base.stderr)
+    yield f"It is {abs(gain):.4f} {side} the {summary.baseline_name}, {brief(base.arm)} ({shown})."
+    arms = [arm.id for arm in facts.searched.campaign.arms() if arm.baseline]
+    known = sum(arm in facts.rewards for arm in arms)
+    if known < len(arms):
+        yield f"Of the {len(arms):,} arms of this baseline, {known:,} were evaluated on all tasks."
+
+
+def _truth(summary: Summary) -> Iterator[str]:
+    truth, verified = summary.exhaustive, summary.verified
+    if truth is None or summary.best is None:
+        return
+    if truth.arm == summary.best.arm:
+        yield f"All {summary.arms:,} arms were evaluated: it is the best of them."
+        return
+    behind = truth.score - verified.score if verified else math.nan
+    ties = summary.best.arm in summary.exhaustive_ties
+    within = ", which is within the noise" if ties else ""
+    shown = with_error(truth.score, truth.stderr)
+    yield (
+        f"All {summary.arms:,} arms were evaluated: the best is {brief(truth.arm)} ({shown}),"
+        f" {behind:.4f} better than the arm that the search found{within}."
+    )
+
+
+def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
+    assert summary.best is not None
+    yield "best reward", f"{summary.best.score:.4f}"
+    yield "arms evaluated", f"{summary.evaluated:,} of {summary.arms:,}"
+    yield "rounds", f"{sum(one.why != EXHAUSTIVE for one in facts.searched.decisions):,}"
+    yield "worker time", format_duration(summary.gpu_s)
+    if facts.price is not None:
+        price, currency = facts.price
+        yield "cost of the evaluations", f"{price * summary.gpu_s / HOUR_S:,.2f} {currency}"
+    if summary.failed_tasks:
+        yield "failed evaluations", f"{summary.failed_tasks:,}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hpc_toolkit.bandit import Recommendation
-    from hpc_toolkit.campaign.evaluations import Evaluations
+    from hpc_toolkit.campaign.evaluations import Evaluations, Searched
     from hpc_toolkit.queue.view import RunView
 
 
@@ -80,9 +80,14 @@ class Summary:
         return asdict(self)
 
 
-def summarize(view: RunView, campaign: Campaign) -> Summary | None:
-    """Summarize what is finished so far; None while no arm has a reward and the search goes on."""
-    searched = searched_of(view, campaign)
+def summarize(
+    view: RunView, campaign: Campaign, searched: Searched | None = None
+) -> Summary | None:
+    """Summarize what is finished so far; None while no arm has a reward and the search goes on.
+
+    ``searched`` is the result of :func:`searched_of`, for callers that have it.
+    """
+    searched = searched or searched_of(view, campaign)
     policy = as_decided(campaign, searched.decisions).search.policy
     campaign, found, best = searched.campaign, searched.found, searched.best
     sealed = view.stages[TASKS].log.sealed

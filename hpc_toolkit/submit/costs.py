@@ -29,6 +29,13 @@ class Cost:
     """Workers whose price is not known."""
 
 
+def worker_price(run: Run) -> tuple[float, str] | None:
+    """Return the price of a worker for an hour, and its currency; None if jobs differ in it."""
+    jobs = read_jobs(run.paths)
+    prices = {(job.worker_price, job.currency) for job in jobs if job.worker_price is not None}
+    return next(((price or 0.0, currency) for price, currency in prices if len(prices) == 1), None)
+
+
 def add_cost(now: Status, run: Run, seen: dict[str, Presence | None] | None = None) -> None:
     """Add the cost of a run to its status; ``seen`` are the workers' presences, None: read them."""
     cost = cost_of(run, now, seen)

@@ -143,5 +143,6 @@ def _search(run: Run) -> list[Section]:
         return []
     from hpc_toolkit.campaign import searchreport
     from hpc_toolkit.campaign.settings import settings_of
+    from hpc_toolkit.submit.costs import worker_price
 
-    return searchreport.sections(run.view, settings_of(run.paths, run.manifest))
+    return searchreport.sections(run.view, settings_of(run.paths, run.manifest), worker_price(run))

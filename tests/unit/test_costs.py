@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.submit.costs import Cost, cost_of
+from hpc_toolkit.submit.costs import Cost, cost_of, worker_price
 from hpc_toolkit.submit.jobs import RunJob, record_job
 
 if TYPE_CHECKING:
@@ -52,3 +52,12 @@ def test_workers_of_unknown_price_are_counted(toy: ToyRun) -> None:
 
     assert found is not None
     assert (found.spent, found.unpriced) == (9.0, 1)
+
+
+def test_the_price_of_a_worker_is_known_if_all_priced_jobs_agree(toy: ToyRun) -> None:
+    assert worker_price(toy.run) is None
+    for job in (JOB, replace(JOB, job="8"), replace(JOB, job="9", worker_price=None)):
+        record_job(toy.paths, job)
+    assert worker_price(toy.run) == (3.0, "EUR")
+    record_job(toy.paths, replace(JOB, job="10", worker_price=1.0))
+    assert worker_price(toy.run) is None

@@ -13,7 +13,15 @@ import numpy as np
 from hpc_toolkit.bandit.arms import FEATURES, columns
 from hpc_toolkit.bandit.policy import Bools, Floats, Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, column_scales, fit
-from hpc_toolkit.bandit.rule import Rule, Stream, drawn, first_best, number_option, word_option
+from hpc_toolkit.bandit.rule import (
+    Belief,
+    Rule,
+    Stream,
+    drawn,
+    first_best,
+    number_option,
+    word_option,
+)
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.rule import History
@@ -149,14 +157,7 @@ class GpRule(Guided):
     def _climb(
         self, history: History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
-        centre, spread = float(history.rewards.mean()), float(history.rewards.std())
-        # The spread of one reward, or of equal rewards, is rounding error.
-        spread = 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread
-        x, y = points[list(history.scored)], (history.rewards - centre) / spread
-        if self.scales == EACH:
-            scales = column_scales(x, y)
-            x, points = x * scales, points * scales
-        posterior = Posterior(x, y, points, fit(x, y))
+        posterior, centre, spread = self._fitted(history, points)
         if self.believes:
             for index in sorted((*history.pending, *opening)):
                 posterior.believe(index)
@@ -173,6 +174,24 @@ class GpRule(Guided):
             if self.believes:
                 posterior.believe(index)
         return proposals
+
+    def _fitted(self, history: History, points: Floats) -> tuple[Posterior, float, float]:
+        """The model of every arm, and the mean and the standard deviation of the told rewards."""
+        centre, spread = float(history.rewards.mean()), float(history.rewards.std())
+        # The spread of one reward, or of equal rewards, is rounding error.
+        spread = 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread
+        x, y = points[list(history.scored)], (history.rewards - centre) / spread
+        if self.scales == EACH:
+            scales = column_scales(x, y)
+            x, points = x * scales, points * scales
+        return Posterior(x, y, points, fit(x, y)), centre, spread
+
+    def beliefs(self, history: History) -> list[Belief] | None:
+        if not history.scored:
+            return None
+        model, centre, spread = self._fitted(history, columns(history.table, self.features))
+        means, sds = (centre + spread * model.mean).tolist(), (spread * model.sd).tolist()
+        return list(map(Belief, means, sds))
 
     @abstractmethod
     def _pick(self, ask: Ask) -> tuple[int, float]:

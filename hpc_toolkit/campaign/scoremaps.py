@@ -1,0 +1,277 @@
+"""Values of arms on planes of two keys, such as checkpoint and layer, as heat maps."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpc_toolkit.report.figures import shortened, text_width
+from hpc_toolkit.report.heatmap import HeatMap, Tile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hpc_toolkit.bandit import ArmTable
+    from hpc_toolkit.campaign.settings import Campaign
+
+_COLUMNS, _ROWS, _FACETS, _TILES = 160, 64, 12, 6_000
+_EXPLAINED = 8
+"""Further keys are in the order of the arms."""
+_BINS, _DISTINCT = 12, 24
+"""Numbers with more different values than ``_DISTINCT`` are divided into ``_BINS``."""
+NOTHING = "(none)"
+
+
+class Facet(NamedTuple):
+    """The axes of one map."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """Where each arm is drawn."""
+
+    facets: Sequence[Facet]
+    places: Mapping[str, tuple[int, int, int]]
+    """Facet, column and row of an arm."""
+    axes: tuple[str, str]
+    note: str = ""
+    """What is merged, averaged or left out."""
+
+
+class Key(NamedTuple):
+    """A key of the arms, with its values as levels in their order."""
+
+    name: str
+    levels: Sequence[str]
+    level_of: Mapping[str, int]
+    """The level of each arm."""
+    explained: float
+    """Share of the variance of the rewards that the levels explain beyond the keys before it,
+    adjusted for their number."""
+
+
+_NAME = text_width("n" * 120)
+
+
+def brief(name: str) -> str:
+    """The begin and the end of a name with more than 120 characters."""
+    return shortened(name, _NAME)
+
+
+def plane_of_models(campaign: Campaign) -> Plane:
+    """One facet for each model, with its checkpoints across and its layers upwards."""
+    models = campaign.models[:_FACETS]
+    facets, places = [], {}
+    for number, model in enumerate(models):
+        layers = list(model.chosen or range(model.layers + 1))
+        columns = {step: place for place, step in enumerate(model.steps)}
+        rows = {layer: len(layers) - 1 - place for place, layer in enumerate(layers)}
+        facets.append(Facet(model.name, list(map(str, columns)), [str(one) for one in rows][::-1]))
+        for arm, (step, layer) in zip(model.arms(), model.points(), strict=True):
+            places[arm.id] = number, columns[step], rows[layer]
+    hidden = len(campaign.models) - len(models)
+    note = f"{hidden} more models are not drawn." if hidden else ""
+    return binned(
+        Plane(facets=facets, places=places, axes=("checkpoint (step)", "layer"), note=note)
+    )
+
+
+def plane_of_keys(keys: Sequence[Key]) -> Plane:
+    """One facet of the two keys that explain most of the rewards; the one with more levels across.
+
+    ``keys`` are at least two.
+    """
+    across, down = sorted(keys[:2], key=lambda key: -len(key.levels))
+    last = len(down.levels) - 1
+    places = {arm: (0, across.level_of[arm], last - down.level_of[arm]) for arm in across.level_of}
+    facet = Facet("", across.levels, down.levels[::-1])
+    others = [key.name for key in keys[2:]]
+    note = ""
+    if others:
+        note = (
+            f"The keys {across.name} and {down.name} explain most of the differences of rewards."
+            f" A tile is the mean of its evaluated arms over {_listed(others)}."
+        )
+    return binned(Plane(facets=[facet], places=places, axes=(across.name, down.name), note=note))
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(brief, names[:most])) + more
+
+
+def binned(plane: Plane) -> Plane:
+    """Merge neighbours until there are few enough tiles to see and to send."""
+    across = max((len(one.columns) for one in plane.facets), default=1)
+    down = max((len(one.rows) for one in plane.facets), default=1)
+    wide, high = -(-across // _COLUMNS), -(-down // _ROWS)
+
+    def tiles() -> int:
+        return sum(-(-len(f.columns) // wide) * -(-len(f.rows) // high) for f in plane.facets)
+
+    while tiles() > _TILES:
+        if across / wide > down / high:
+            wide += 1
+        else:
+            high += 1
+    if wide == high == 1:
+        return plane
+    merged = f"A tile is the mean of {wide} x {high} neighbours: there are too many to draw."
+    return Plane(
+        facets=[Facet(f.name, f.columns[::wide], f.rows[::high]) for f in plane.facets],
+        places={
+            arm: (facet, column // wide, row // high)
+            for arm, (facet, column, row) in plane.places.items()
+        },
+        axes=plane.axes,
+        note=f"{plane.note} {merged}".strip(),
+    )
+
+
+def keys_of(arms: ArmTable, rewards: Mapping[str, float]) -> list[Key]:
+    """The keys with at least two levels: each explains most of what those before it do not."""
+    names = dict.fromkeys(name for arm in arms.arms for name in arm.keys)
+    left = []
+    for name in names:
+        levels, level_of = _levels({arm.id: arm.keys.get(name) for arm in arms.arms})
+        if 2 <= len(levels) <= _COLUMNS:
+            left.append(Key(name, levels, level_of, 0.0))
+    found: list[Key] = []
+    rest, share = dict(rewards), 1.0
+    while left and len(found) < _EXPLAINED:
+        shares = [_explained(key, rest) for key in left]
+        best = max(range(len(left)), key=shares.__getitem__)
+        explained = share * max(shares[best], 0.0)
+        found.append(left.pop(best)._replace(explained=explained))
+        share -= explained
+        if explained > 0:
+            rest = _without(found[-1], rest)
+    return found + left
+
+
+def _levels(values: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
+    """The levels of a key's values by arm: numbers in order, other values as they first occur."""
+    known = [one for one in values.values() if one is not None]
+    numeric = all(isinstance(one, int | float) and not isinstance(one, bool) for one in known)
+    if not numeric:
+        texts = {arm: _text(value) for arm, value in values.items()}
+        names = list(dict.fromkeys(texts.values()))
+        places = {name: place for place, name in enumerate(names)}
+        return names, {arm: places[text] for arm, text in texts.items()}
+    ordered = sorted(set(known))
+    more = [NOTHING] if len(known) < len(values) else []
+    if len(ordered) <= _DISTINCT:
+        edges, labels = ordered, [*map(_text, ordered), *more]
+    else:
+        edges = [ordered[number * len(ordered) // _BINS] for number in range(_BINS)]
+        ends = [*edges[1:], ordered[-1]]
+        labels = [f"{low:.3g} to {high:.3g}" for low, high in zip(edges, ends, strict=True)] + more
+    return labels, {
+        arm: len(edges) if value is None else bisect_right(edges, value) - 1
+        for arm, value in values.items()
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return NOTHING
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _by_level(key: Key, rewards: Mapping[str, float]) -> dict[int, list[float]]:
+    groups: dict[int, list[float]] = {}
+    for arm, reward in rewards.items():
+        groups.setdefault(key.level_of[arm], []).append(reward)
+    return groups
+
+
+def _explained(key: Key, rewards: Mapping[str, float]) -> float:
+    """Share of the variance between levels, with the degrees of freedom (epsilon squared).
+
+    A key with a value of its own for each arm explains nothing.
+    """
+    groups = _by_level(key, rewards)
+    if not 2 <= len(groups) < len(rewards):
+        return -math.inf
+    total = _squares(list(rewards.values())) / (len(rewards) - 1)
+    within = math.fsum(map(_squares, groups.values())) / (len(rewards) - len(groups))
+    return 1 - within / total if total > 0 else -math.inf
+
+
+def _without(key: Key, rewards: Mapping[str, float]) -> dict[str, float]:
+    """The rewards less the mean of their level."""
+    groups = _by_level(key, rewards).items()
+    means = {level: math.fsum(found) / len(found) for level, found in groups}
+    return {arm: reward - means[key.level_of[arm]] for arm, reward in rewards.items()}
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((one - mean) ** 2 for one in values)
+
+
+def heatmaps_of(
+    plane: Plane,
+    values: Mapping[str, float],
+    *,
+    name: str,
+    words: Mapping[str, str] | None = None,
+    asked: Iterable[str] = (),
+    marks: Mapping[str, str] | None = None,
+    unit: str = "",
+) -> list[HeatMap]:
+    """The maps of one value of the arms, with one scale for all facets.
+
+    ``words`` describe arms, and ``marks`` are those of some of them (see ``Tile.mark``).
+    """
+    here: dict[tuple[int, int, int], list[str]] = {}
+    for arm, place in plane.places.items():
+        here.setdefault(place, []).append(arm)
+    chosen, marked = set(asked), marks or {}
+    tiles: list[dict[tuple[int, int], Tile]] = [{} for _ in plane.facets]
+    for (facet, column, row), arms in here.items():
+        known = [values[arm] for arm in arms if arm in values]
+        value = math.fsum(known) / len(known) if known else None
+        mark = next((marked[arm] for arm in arms if arm in marked), "")
+        tiles[facet][column, row] = Tile(
+            value,
+            _said(plane.facets[facet], (column, row), arms, value, words or {}, len(known)),
+            outlined=not chosen.isdisjoint(arms),
+            mark=mark,
+        )
+    drawn = [tile.value for some in tiles for tile in some.values() if tile.value is not None]
+    scale = (min(drawn, default=0.0), max(drawn, default=1.0))
+    return [
+        HeatMap(
+            name=", ".join(filter(None, (name, facet.name))),
+            columns=facet.columns,
+            rows=facet.rows,
+            tiles=some,
+            axes=plane.axes,
+            scale=scale,
+            unit=unit,
+        )
+        for facet, some in zip(plane.facets, tiles, strict=True)
+    ]
+
+
+def _said(
+    facet: Facet,
+    place: tuple[int, int],
+    arms: Sequence[str],
+    value: float | None,
+    words: Mapping[str, str],
+    known: int,
+) -> str:
+    number = "unknown" if value is None else f"{value:.4g}"
+    if len(arms) == 1:
+        return f"{brief(arms[0])}: {words.get(arms[0], number)}"
+    column, row = brief(facet.columns[place[0]]), brief(facet.rows[place[1]])
+    return f"{column}, {row}: mean {number} of {known} of {len(arms)} arms"

@@ -1,0 +1,160 @@
+"""Figures of a search: the best reward so far by what it cost, and its decisions over time."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE
+from hpc_toolkit.campaign.progress import expected_best, some_counts
+from hpc_toolkit.report.charts import sparks
+from hpc_toolkit.report.figures import COLOURS
+from hpc_toolkit.report.page import Figure
+from hpc_toolkit.report.plots import DASHES, DOTS_LINE, STEPS, Plot, Series, plots
+from hpc_toolkit.system.quantities import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.campaign.searchfacts import SearchFacts
+    from hpc_toolkit.campaign.summary import Summary
+
+
+def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
+    """The best arm so far, over evaluations and over worker time."""
+    if not facts.steps:
+        return
+    names = len(facts.searched.campaign.tasks.names)
+    costs = {
+        "evaluations": ([float(step.evaluations) for step in facts.steps], float(names)),
+        "worker time": ([step.seconds for step in facts.steps], _seconds_of_an_arm(facts)),
+    }
+    drawn = []
+    for cost, (spent, each) in costs.items():
+        scores = [step.score for step in facts.steps]
+        series = [_best_line(list(zip(spent, scores, strict=True)))]
+        series += [*_random(facts, each, spent[-1]), *_levels(summary, spent[-1])]
+        drawn.append(
+            Plot(
+                x=cost,
+                y="best reward so far",
+                series=series,
+                spans=cost == "worker time",
+                price=facts.price,
+            )
+        )
+    last = facts.steps[-1]
+    said = f"The best reward rises to {last.score:.4f} after {last.evaluations:,} evaluations"
+    since = next(one for one in facts.steps if one.score == last.score)
+    said += f"; it was found after {since.evaluations:,}."
+    name = "Best reward so far"
+    yield Figure(
+        title=name,
+        svg=plots(name, drawn, alternative=said),
+        alt=said,
+        caption=_caption(facts),
+        text=f"search  {sparks(_shifted([step.score for step in facts.steps]))}",
+    )
+
+
+def _shifted(values: Sequence[float]) -> list[float]:
+    """Values above the lowest, so that bars in characters show the differences."""
+    low, high = min(values), max(values)
+    return [one - low + 0.05 * (high - low) for one in values]
+
+
+def _best_line(points: Sequence[tuple[float, float]], name: str = "search") -> Series:
+    """The points at which the best changes, and the last."""
+    kept = [
+        point
+        for number, point in enumerate(points)
+        if number in (0, len(points) - 1) or point[1] != points[number - 1][1]
+    ]
+    return Series(name=name, points=kept, colour=COLOURS[0], style=STEPS)
+
+
+def _seconds_of_an_arm(facts: SearchFacts) -> float:
+    """The mean worker time of an arm that has a result of every task; 0 if there is none."""
+    rows = [facts.searched.found.rows[arm].values() for arm in facts.rewards]
+    return math.fsum(row["seconds"] for some in rows for row in some) / max(1, len(rows))
+
+
+def _random(facts: SearchFacts, each: float, end: float) -> Iterator[Series]:
+    """The expected best of arms in a random order, as far as the search went.
+
+    An arm costs ``each``; ``end`` is what the search cost.
+    """
+    rewards = [one.mean for one in facts.rewards.values()]
+    if not rewards or each <= 0:
+        return
+    most = min(len(rewards), max(1, math.ceil(end / each)))
+    counts = some_counts(most)
+    known = zip((one * each for one in counts), expected_best(rewards, counts), strict=True)
+    points = [point for point in known if point[0] <= end * 1.02 or point[0] == each]
+    yield Series(name="random order (expected)", points=points, colour=COLOURS[6], style=DASHES)
+
+
+def _levels(summary: Summary, end: float) -> Iterator[Series]:
+    lines = [(summary.baseline_name, summary.baseline, COLOURS[1])]
+    lines += [("best of all arms", summary.exhaustive, COLOURS[2])]
+    for name, found, colour in lines:
+        if found is not None:
+            points = [(0.0, found.score), (end, found.score)]
+            yield Series(name=name, points=points, colour=colour, style=DOTS_LINE)
+
+
+def _caption(facts: SearchFacts) -> str:
+    said = "Evaluations are in the order in which the policy asked for them."
+    said += " Those that were known before cost nothing." if facts.searched.found.known else ""
+    if not facts.rewards:
+        return said + " No arm has a result of every task, so a random order is not known."
+    if facts.evaluated_all:
+        return said + " The random order is exact: the mean over all orders of all arms."
+    return said + (
+        f" The random order is over the {len(facts.rewards):,} evaluated arms only. The policy"
+        " chose them, so a random order of all arms is probably worse."
+    )
+
+
+def rounds(facts: SearchFacts) -> Iterator[Figure]:
+    """What was asked and told, by the time that coordinators had searched."""
+    timed = [one for one in facts.searched.decisions if one.wall_s > 0]
+    if len(timed) < 2:
+        return
+    asked, told, names = [(0.0, 0.0)], [(0.0, 0.0)], len(facts.searched.campaign.tasks.names)
+    for one in facts.searched.decisions:
+        done = told[-1][1] + sum(len(tell.scores) + len(tell.failed) for tell in one.tells)
+        told.append((one.wall_s, done))
+        if one.why != EXHAUSTIVE:
+            new = sum(len(pull.tasks or range(names)) for pull in one.pulls)
+            asked.append((one.wall_s, asked[-1][1] + new))
+    asked.append((max(one.wall_s for one in timed), asked[-1][1]))
+    lines = [
+        Series(name="evaluations asked", points=_thin(asked), colour=COLOURS[4], style=STEPS),
+        Series(name="evaluations told", points=_thin(told), colour=COLOURS[3], style=STEPS),
+    ]
+    best = [(one.wall_s, one.score) for one in facts.steps if one.wall_s is not None]
+    drawn = [Plot(x="time of the search", y="evaluations", series=lines, spans=True)]
+    if best:
+        line = _best_line(best, "best reward")
+        drawn.append(
+            Plot(x="time of the search", y="best reward so far", series=[line], spans=True)
+        )
+    name = "Decisions over time"
+    said = f"{len(facts.asked):,} arms in {len(asked) - 2:,} decisions"
+    said += f" during {format_duration(timed[-1].wall_s)}."
+    yield Figure(
+        title=name,
+        svg=plots(name, drawn, alternative=said),
+        alt=said,
+        caption=(
+            "A step up of 'asked' is a decision; the policy sees results when it decides again."
+            " Times are those that a coordinator was searching, up to the last decision."
+        ),
+    )
+
+
+def _thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
+    """At most about so many of the points, with the last."""
+    every = max(1, len(points) // most)
+    return [*points[:-1:every], points[-1]]

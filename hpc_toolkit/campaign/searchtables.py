@@ -1,0 +1,255 @@
+"""The arms of a campaign in the order of their rewards, and what the policy expected of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpc_toolkit.campaign.scoremaps import brief
+from hpc_toolkit.campaign.search import observe, policy_of, score_of
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.report.figures import COLOURS
+from hpc_toolkit.report.page import Cell, Figure, Section, Table, count, seconds
+from hpc_toolkit.report.plots import (
+    DASHES,
+    DOTS,
+    Estimate,
+    Interval,
+    Plot,
+    Series,
+    intervals,
+    plots,
+    with_error,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hpc_toolkit.bandit.rewards import Reward
+    from hpc_toolkit.bandit.rule import Belief
+    from hpc_toolkit.campaign.searchfacts import SearchFacts
+
+_ROWS, _SHOWN, _KEYS = 200, 24, 8
+_MOST_TOLD = 600
+"""A model of more arms takes more than a few seconds."""
+_SDS = 2.0
+_DOTS = 3_000
+
+
+class _Ranked(NamedTuple):
+    arm: str
+    reward: Reward | None
+    tasks: int
+
+
+def ranking(facts: SearchFacts) -> Iterator[Table]:
+    """The evaluated arms: those with a result of every task by reward, then the others."""
+    ranked = _ranked(facts)
+    if not ranked:
+        return
+    tasks = len(facts.searched.campaign.tasks.names)
+    shown = ranked[:_ROWS]
+    keys = _keys(facts, [one.arm for one in shown])
+    errors = any(one.reward and one.reward.stderr is not None for one in shown)
+    rows = [
+        (count(rank), *_row(facts, one, keys, _cells(facts, one, tasks, errors)))
+        for rank, one in enumerate(shown, 1)
+    ]
+    hidden = len(ranked) - len(rows)
+    note = "Ties are within 2 combined standard errors of the best arm."
+    note += "" if errors else " No task reports a standard error."
+    note += f" {hidden:,} lower arms are left out." if hidden else ""
+    if any(one.tasks < tasks for one in ranked):
+        note += " Arms with fewer tasks come last: their means are not comparable."
+    error = ("standard error",) if errors else ()
+    told = ("tasks", "worker time")
+    judged = ("mean", *error, "tie", "asked in round")
+    columns = ("rank", *judged, *keys, *told) if keys else ("rank", "arm", *judged, *told)
+    yield Table(title="Arms by reward", columns=columns, rows=rows, note=note)
+
+
+def _row(
+    facts: SearchFacts, one: _Ranked, keys: Sequence[str], cells: Iterator[str | Cell]
+) -> Iterator[str | Cell]:
+    """The cells of an arm: its name before its reward, or its keys, which may be many, behind."""
+    named, (*judged, tasks, took) = _named(facts, one.arm, keys), cells
+    yield from (*judged, *named) if keys else (*named, *judged)
+    yield tasks
+    yield took
+
+
+def _keys(facts: SearchFacts, shown: Sequence[str]) -> tuple[str, ...]:
+    """The keys in which these arms differ, if they are few; empty: use the names of the arms."""
+    if facts.searched.campaign.rows is None:
+        return ()
+    arms = facts.searched.found.arms
+    keys = [arms.arms[arms.index(arm)].keys for arm in shown]
+    names = dict.fromkeys(name for one in keys for name in one)
+    differ = [name for name in names if any(one.get(name) != keys[0].get(name) for one in keys)]
+    return tuple(differ) if len(differ) <= _KEYS else ()
+
+
+def _named(facts: SearchFacts, arm: str, keys: Sequence[str]) -> Iterator[str | Cell]:
+    """The values of these keys, or the name of the arm."""
+    arms = facts.searched.found.arms
+    if not keys:
+        yield brief(arm)
+        return
+    given = arms.arms[arms.index(arm)].keys
+    for key in keys:
+        value = given.get(key, "")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield Cell(json.dumps(value), float(value))
+        else:
+            yield brief(value if isinstance(value, str) else json.dumps(value))
+
+
+def _cells(facts: SearchFacts, one: _Ranked, tasks: int, errors: bool) -> Iterator[str | Cell]:
+    rows, reward = facts.searched.found.rows[one.arm], one.reward
+    yield "no reward" if reward is None else _number(reward.mean)
+    if errors:
+        error = None if reward is None else reward.stderr
+        yield "unknown" if error is None else _number(error)
+    ties, top = _ties(facts)
+    yield "best" if one.arm == top else "yes" if one.arm in ties else "no"
+    asked = facts.asked.get(one.arm)
+    yield "not asked" if asked is None else count(asked)
+    failed = sum(score_of(row) is None for row in rows.values())
+    said = f"{one.tasks} of {tasks}" + (f", {failed} failed" if failed else "")
+    yield Cell(said, one.tasks)
+    yield seconds(math.fsum(row["seconds"] for row in rows.values()))
+
+
+def _number(value: float) -> Cell:
+    return Cell(f"{value:.4f}", value)
+
+
+def _ranked(facts: SearchFacts) -> list[_Ranked]:
+    found = facts.searched.found
+    every = len(facts.searched.campaign.tasks.names)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for arm, rows in found.rows.items():
+        groups.setdefault(tuple(sorted(rows)), []).append(arm)
+    ranked = []
+    for tasks, arms in groups.items():
+        rewards = facts.rewards if len(tasks) == every else found.rewards(arms, tasks)
+        ranked += [_Ranked(arm, rewards.get(arm), len(tasks)) for arm in arms]
+
+    def order(one: _Ranked) -> tuple[int, float]:
+        return -one.tasks, -one.reward.mean if one.reward else math.inf
+
+    return sorted(ranked, key=order)
+
+
+def _ties(facts: SearchFacts) -> tuple[set[str], str]:
+    """The ties of the best arm, and that arm: of all arms if the truth is known."""
+    summary = facts.summary
+    if summary is None or summary.best is None:
+        return set(), ""
+    if summary.exhaustive is not None:
+        return set(summary.exhaustive_ties), summary.exhaustive.arm
+    return set(summary.ties), summary.best.arm
+
+
+def expected(facts: SearchFacts) -> Section:
+    """What the policy's model expects of the arms after its last results."""
+    title = "What the policy expects"
+    policy = facts.summary.policy if facts.summary else facts.searched.campaign.search.policy
+    told = len({pull.arm for pull in facts.searched.rows})
+    if told > _MOST_TOLD:
+        said = f"Left out: the model of {told:,} arms would take more than a few seconds."
+        return Section(title=title, paragraphs=(said,))
+    try:
+        beliefs = _beliefs(facts)
+    except (HpcToolkitError, ValueError) as error:
+        return Section(title=title, paragraphs=(f"The model could not be made: {error}",))
+    if beliefs is None:
+        said = f"Left out: policy {policy} has no model of the arms that can be read"
+        return Section(title=title, paragraphs=(f"{said} without running its code.",))
+    return _expected(facts, title, policy, beliefs)
+
+
+def _beliefs(facts: SearchFacts) -> dict[str, Belief] | None:
+    searched = facts.searched
+    policy = policy_of(searched.campaign, searched.found.arms)
+    for observation in searched.found.known:
+        policy.tell(observation)
+    for pull, rows in searched.rows.items():
+        policy.tell(observe(pull.arm, rows))
+    beliefs = policy.beliefs()
+    return None if beliefs is None else dict(zip(searched.found.arms.ids, beliefs, strict=True))
+
+
+def _expected(
+    facts: SearchFacts, title: str, policy: str, beliefs: Mapping[str, Belief]
+) -> Section:
+    told = facts.searched.arms
+    unseen = [arm for arm in facts.rewards if arm not in told]
+    said = f"The model of {policy} after {len(told):,} arms, for all {len(beliefs):,} arms."
+    figures = [_best_expected(facts, beliefs, told)]
+    if unseen:
+        near = sum(_inside(beliefs[arm], facts.rewards[arm]) for arm in unseen) / len(unseen)
+        away = math.fsum(abs(beliefs[arm].mean - facts.rewards[arm].mean) for arm in unseen)
+        said += f" The {len(unseen):,} arms that it was not told differ by"
+        said += f" {away / len(unseen):.4f} on average from what it expects. {near:.0%} of them"
+        said += f" are within {_SDS:g} standard deviations of the model and standard errors of"
+        said += " the reward, combined; 95% would be if both were exact."
+        figures.append(_scatter(facts, beliefs, told))
+    return Section(title=title, paragraphs=(said,), figures=tuple(figures))
+
+
+def _inside(belief: Belief, reward: Reward) -> bool:
+    """Whether a reward is as near as the model and the error of the reward say."""
+    return abs(reward.mean - belief.mean) <= _SDS * math.hypot(belief.sd, reward.stderr or 0.0)
+
+
+def _best_expected(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[str]) -> Figure:
+    """The arms of which the model expects most, beside what was observed."""
+    top = sorted(beliefs, key=lambda arm: -beliefs[arm].mean)[:_SHOWN]
+    keys = _keys(facts, top)
+    rows = []
+    for arm in top:
+        belief, reward = beliefs[arm], facts.rewards.get(arm)
+        seen, found = "not evaluated", None
+        if reward is not None:
+            when = "" if arm in told else " after the search"
+            seen = f"observed {with_error(reward.mean, reward.stderr)}{when}"
+            found = Interval(reward.mean, reward.stderr and _SDS * reward.stderr)
+        texts = (one if isinstance(one, str) else one.text for one in _named(facts, arm, keys))
+        model = Interval(belief.mean, _SDS * belief.sd)
+        observed = (found, None) if arm in told else (None, found)
+        said = f"{brief(arm)}: expects {with_error(belief.mean, belief.sd)}, {seen}"
+        rows.append(Estimate(name=", ".join(texts), intervals=(model, *observed), said=said))
+    name = f"The {len(rows)} arms of which the model expects most"
+    said = "; ".join(one.said for one in rows[:3])
+    kinds = ["expected", "observed"]
+    kinds += ["observed after the search"] if any(one.intervals[2] for one in rows) else []
+    named = f" Arms are named by {', '.join(keys)}." if keys else ""
+    return Figure(
+        title=name,
+        svg=intervals(name, [("", rows)], kinds, x="reward", alternative=said),
+        alt=said,
+        caption=f"The bars are 2 standard deviations or standard errors to each side.{named}",
+        text="\n".join(one.said for one in rows),
+    )
+
+
+def _scatter(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[str]) -> Figure:
+    def points(arms: Sequence[str]) -> list[tuple[float, float]]:
+        shown = arms[:: -(-len(arms) // _DOTS) or 1]
+        return [(beliefs[arm].mean, facts.rewards[arm].mean) for arm in shown]
+
+    known = [arm for arm in facts.rewards if arm in told]
+    unseen = [arm for arm in facts.rewards if arm not in told]
+    every = [value for point in points(list(facts.rewards)) for value in point]
+    ends = [(min(every), min(every)), (max(every), max(every))]
+    series = [
+        Series(name="not told", points=points(unseen), colour=COLOURS[1], style=DOTS),
+        Series(name="told", points=points(known), colour=COLOURS[0], style=DOTS),
+        Series(name="equal", points=ends, colour=COLOURS[6], style=DASHES),
+    ]
+    name = "Expected and observed rewards"
+    said = f"{len(known):,} arms that the model was told, and {len(unseen):,} that it was not."
+    plot = Plot(x="expected reward", y="observed reward", series=series, zero=False)
+    return Figure(title=name, svg=plots(name, [plot], alternative=said), alt=said, caption=said)

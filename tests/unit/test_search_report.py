@@ -1,0 +1,443 @@
+"""The search of a campaign in the report of its run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.campaign import searchreport
+from hpc_toolkit.campaign.progress import expected_best, some_counts
+from hpc_toolkit.campaign.scoremaps import heatmaps_of, keys_of, plane_of_models
+from hpc_toolkit.campaign.search import make_arms
+from hpc_toolkit.campaign.searchfacts import read_search
+from hpc_toolkit.campaign.settings import parse_campaign
+from hpc_toolkit.report.heatmap import heatmaps
+from hpc_toolkit.report.page import Cell, Figure, Section, as_html, as_markdown
+from hpc_toolkit.report.shades import SHADES, level
+from hpc_toolkit.results.gather import gather
+from hpc_toolkit.run import Run
+from hpc_toolkit.submit import reporting
+from tests.hostile import HOSTILE
+from tests.unit.playedcampaign import NOOP, SECONDS, Played, Value, score, toy, value_of
+from tests.unit.test_report import SVG, Page, figures_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hpc_toolkit.campaign.settings import Campaign
+
+GP = {"policy": "gp-ucb", "budget": 8, "pending": 4}
+REWARDS = "Reward by checkpoint (step) and layer"
+
+
+def search_of(root: Path) -> Sequence[Section]:
+    """The sections of a run's search; all of it could be read."""
+    facts = reporting.read_facts(Run.open(root))
+    assert facts.problems == []
+    return facts.search
+
+
+def figures(sections: Sequence[Section]) -> dict[str, Figure]:
+    return {figure.title: figure for one in sections for figure in one.figures}
+
+
+def places(path: ET.Element) -> set[tuple[int, int]]:
+    return {(int(x), int(y)) for x, y in re.findall(r"M(\d+) (\d+)", path.attrib["d"])}
+
+
+def test_tiles_outlines_and_marks_are_those_of_the_data(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy({**GP, "exhaustive": True}), monkeypatch)
+    asked = {pull.arm for one in played.coordinate()[:-1] for pull in one.pulls}
+    rewards: dict[str, list[float]] = {}
+    for row in gather(Run.open(played.root).view, "tasks").rows:
+        arm = f"{row['item']['checkpoint']}/layer{row['item']['layer']}"
+        rewards.setdefault(arm, []).append(row["value"]["score"])
+    means = {arm: math.fsum(found) / len(found) for arm, found in rewards.items()}
+    scale = min(means.values()), max(means.values())
+
+    drawn = ET.fromstring(figures(search_of(played.root))[REWARDS].svg)
+
+    models = {"s": ["0", "4", "16"], "m": ["4", "16"]}
+    groups = drawn.findall(f"{SVG}g")
+    assert len(groups) == len(models)
+    for (model, steps), group in zip(models.items(), groups, strict=True):
+        shown = {
+            place: path.attrib["fill"]
+            for path in group.findall(f"{SVG}path[@class='tiles']")
+            for place in places(path)
+        }
+        outlined = {
+            place
+            for path in group.findall(f"{SVG}path")
+            if path.get("class", "").startswith("asked")
+            for place in places(path)
+        }
+        here = {
+            (column, 3 - layer): f"{model}/step{step}/layer{layer}"
+            for column, step in enumerate(steps)
+            for layer in range(4)
+        }
+        assert shown == {at: SHADES[level(means[arm], scale)] for at, arm in here.items()}
+        assert outlined == {at for at, arm in here.items() if arm in asked}
+    titles = "".join(one.text or "" for one in drawn.iter(f"{SVG}title"))
+    assert f"m/step16/layer2: {max(means.values()):.4f} ± 0.0058m" in titles
+    assert f"s/step16/layer2: {means['s/step16/layer2']:.4f} ± 0.0058, asked in round 2" in titles
+    marks = [one.get("class") for one in drawn.findall(f"{SVG}circle") if one.get("class")]
+    assert marks[2:] == ["best", "truth"]  # after the legend: one in each model
+    assert not drawn.findall(f".//{SVG}path[@class='unknown dim']")
+
+
+@given(
+    rewards=st.lists(
+        st.sampled_from([0.1, 0.5, 0.7, 2.0]) | st.floats(-9, 9), min_size=1, max_size=7
+    )
+)
+def test_the_random_order_is_the_mean_over_all_draws(rewards: list[float]) -> None:
+    counts = list(range(1, len(rewards) + 1))
+
+    for drawn, found in zip(counts, expected_best(rewards, counts), strict=True):
+        best = [max(some) for some in combinations(rewards, drawn)]
+        assert found == pytest.approx(math.fsum(best) / len(best))
+
+
+def test_counts_begin_with_one_and_reach_the_last() -> None:
+    for most in (1, 2, 119, 5184):
+        counts = some_counts(most)
+        assert counts[0] == 1
+        assert counts[-1] == most
+        assert len(counts) <= 250
+
+
+def outcome_of(sections: Sequence[Section]) -> str:
+    return " ".join(sections[0].paragraphs)
+
+
+def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy({**GP, "exhaustive": True}), monkeypatch)
+    played.waits_s = 60.0
+    played.coordinate()
+
+    sections = search_of(played.root)
+
+    said = outcome_of(sections)
+    assert said.startswith("The best arm is s/step16/layer2: 1.2070 ± 0.0058, mean over tasks.")
+    assert "gp-ucb used 24 of the 60 possible evaluations (40%, 40% of their time)." in said
+    assert "above the best last layer, m/step16/layer3 (" in said
+    truth = (
+        "All 20 arms were evaluated: the best is m/step16/layer2 (1.2188 ± 0.0058), 0.0118 better"
+    )
+    assert truth in said
+    assert "which is within the noise" in said
+    assert "The search ended: asked for 8 arms, the budget is 8." in said
+    drawn = figures(sections)
+    assert "random order is exact" in drawn["Best reward so far"].caption
+    assert drawn["Decisions over time"].alt == "8 arms in 2 decisions during 2 min 00 s."
+    assert "Metrics: entropy, rank." in drawn["Metrics by checkpoint (step) and layer"].alt
+    expected = sections[-1].paragraphs[0]
+    assert expected.startswith("The model of gp-ucb after 8 arms, for all 20 arms. The 12 arms")
+    (table,) = sections[1].tables
+    assert table.rows[0][1] == "m/step16/layer2"
+    assert len(table.rows) == 20
+
+
+def test_a_price_is_below_the_worker_time_and_among_the_facts(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy(GP), monkeypatch)
+    played.coordinate()
+
+    found = searchreport.sections(Run.open(played.root).view, played.campaign, (36.0, "<EUR>"))
+
+    assert ("cost of the evaluations", "2.64 <EUR>") in found[0].facts  # 264 s
+    drawn = ET.fromstring(figures(found)["Best reward so far"].svg)
+    words = [one.text for one in drawn.iter(f"{SVG}text")]
+    assert words[words.index("2 min") + 1] == "1.2 <EUR>"
+
+
+def some_fail(item: dict[str, Any]) -> Value:
+    return None if item.get("task") == "b" and item["layer"] == 2 else value_of(item)
+
+
+def all_fail(item: dict[str, Any]) -> Value:
+    return None if "task" in item else value_of(item)
+
+
+RACE = {"policy": "racing", "options": {"first": 2, "c": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("search", "value", "after", "says"),
+    [
+        (GP, value_of, 1, "No arm has a reward yet."),
+        (GP, value_of, 2, "The best arm so far is"),
+        (GP, some_fail, None, "The search ended"),
+        (GP, all_fail, None, "No arm has a reward."),
+        ({**GP, "asks": "window"}, value_of, 2, "The search goes on."),
+        ({"policy": "random", "budget": 4}, value_of, None, "The search ended"),
+        (RACE, value_of, None, "(2 of 3 tasks)"),
+        ({"policy": "halving"}, value_of, 2, "goes on"),
+    ],
+)
+def test_every_search_has_sections(
+    fast_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    search: dict[str, Any],
+    value: Any,
+    after: int | None,
+    says: str,
+) -> None:
+    campaign = toy(search, tasks={"seconds": SECONDS})
+    played = Played(fast_dir / "r", campaign, monkeypatch, value)
+    if after is None:
+        played.coordinate()
+    else:
+        assert played.killed(after)
+
+    sections = search_of(played.root)
+
+    assert says in outcome_of(sections)
+    page = as_html("R", sections)
+    assert Page(page).open == []
+    assert "nan" not in page.partition("<script>")[0]
+    for one in figures_of(page):
+        width, height = map(float, one.attrib["viewBox"].split()[2:])
+        for words in one.iter(f"{SVG}text"):
+            assert 0 <= float(words.attrib["x"]) <= width
+            assert 0 <= float(words.attrib["y"]) <= height
+
+
+def test_a_race_without_complete_arms_ranks_arms_by_tasks_and_then_by_reward(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy(RACE, tasks={"seconds": SECONDS}), monkeypatch)
+    played.coordinate()
+
+    sections = search_of(played.root)
+
+    (table,) = sections[1].tables
+    assert table.rows[0][1] == "m/step16/layer2"
+    assert "their means are not comparable" in table.note
+    assert "a random order is not known" in figures(sections)["Best reward so far"].caption
+
+
+def test_arms_with_fewer_tasks_come_last_in_the_table(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Task b gives lower scores, so arms without it have higher means."""
+
+    def lower(item: dict[str, Any]) -> Value:
+        return {"score": score(item) - 5.0 * (item["task"] == "b")} if "task" in item else {}
+
+    search = {"policy": "halving"}
+    played = Played(fast_dir / "r", toy(search, tasks={"seconds": SECONDS}), monkeypatch, lower)
+    played.coordinate()
+
+    (table,) = search_of(played.root)[1].tables
+
+    tasks = [row[table.columns.index("tasks")] for row in table.rows]
+    told = [one.value for one in tasks if isinstance(one, Cell)]
+    assert len(set(told)) > 1
+    assert told == sorted(told, reverse=True)
+
+
+def arms_campaign(rows: list[dict[str, Any]], search: dict[str, Any], **tasks: Any) -> Campaign:
+    table = {
+        "name": "own",
+        "arms": {"rows": rows, "baseline": rows[0]},
+        "tasks": {"workload": NOOP, "names": ["a", "b"], **tasks},
+        "search": search,
+    }
+    return parse_campaign(table, "own.toml")
+
+
+def number_of(item: dict[str, Any]) -> Value:
+    """Decided by x, a little by y, and not by z."""
+    return {"score": item["x"] + 0.1 * item["y"] + 0.001 * item["z"], "stderr": 0.01}
+
+
+def test_own_arms_are_drawn_by_the_keys_that_explain_most(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"z": z, "y": y, "x": x, "id": f"{x}{y}{z}", "same": 1}
+        for x in range(3)
+        for y in range(4)
+        for z in range(2)
+    ]
+    search = {"policy": "gp-ucb", "budget": 6, "pending": 3, "exhaustive": True}
+    played = Played(fast_dir / "r", arms_campaign(rows, search), monkeypatch, number_of)
+    played.coordinate()
+
+    sections = search_of(played.root)
+
+    drawn = figures(sections)["Reward by y and x"]
+    assert "most of the differences of rewards. A tile is the mean of its evaluated arms" in (
+        drawn.caption
+    )
+    assert "over z, id." in drawn.caption
+    titles = [one.text for one in ET.fromstring(drawn.svg).iter(f"{SVG}title")]
+    assert "3, 2: mean 2.3 of 2 of 2 arms" in titles  # the mean of 2.3 and 2.301
+    means = figures(sections)["Mean reward by value of each key"].text
+    assert "x 2: 2.1505 ± 0.0423 over 8 arms" in means
+    (table,) = sections[1].tables
+    columns = ("rank", "mean", "standard error", "tie", "asked in round", "z", "y", "x", "id")
+    assert table.columns == (*columns, "tasks", "worker time")
+    first = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (first["tie"], first["id"], first["tasks"]) == ("best", "231", Cell("2 of 2", 2))
+
+
+def test_numbers_are_levels_in_their_order_and_many_are_divided_into_equal_parts() -> None:
+    rows = [{"many": place * 0.5, "few": [3, 20, 100, None][place % 4]} for place in range(100)]
+    arms = make_arms(arms_campaign(rows, {"policy": "random", "budget": 2}))
+    rewards = {arm.id: float(arm.keys["many"]) for arm in arms.arms}
+
+    many, few = keys_of(arms, rewards)
+
+    assert (many.name, few.name) == ("many", "few")
+    assert few.levels == ["3", "20", "100", "(none)"]
+    assert [few.level_of[arm] for arm in arms.ids] == [0, 1, 2, 3] * 25
+    sizes = [list(many.level_of.values()).count(number) for number in range(len(many.levels))]
+    assert len(sizes) == 12
+    assert max(sizes) - min(sizes) <= 1
+    assert many.levels[0] == "0 to 4"
+
+
+def test_an_extension_shows_the_evaluations_that_were_known(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"x": x, "y": y, "z": 0} for x in range(4) for y in range(3)]
+    first = arms_campaign(rows, {"policy": "gp-ucb", "budget": 5, "pending": 2})
+    one = Played(fast_dir / "one", first, monkeypatch, number_of)
+    one.coordinate()
+    more = {"policy": "gp-ucb", "budget": 8, "pending": 2}
+    second = arms_campaign(rows, more, **{"from": str(one.root)})
+    two = Played(fast_dir / "two", second, monkeypatch, number_of)
+    two.coordinate()
+
+    sections = search_of(two.root)
+
+    assert "10 of the evaluations were known before." in outcome_of(sections)
+    first_step = read_search(Run.open(two.root).view, second).steps[0]
+    assert first_step[:3] == (0, 0.0, 0.0)
+    drawn = figures(sections)
+    assert "known before cost nothing" in drawn["Best reward so far"].caption
+    assert drawn["Reward by x and y"].svg.count('class="unknown dim"') == 2  # and in the legend
+    assert drawn["Reward by x and y"].alt.startswith(
+        "Rewards of 8 of 12 arms; the policy asked for 3"
+    )
+    assert "of all arms is probably worse" in drawn["Best reward so far"].caption
+
+
+def test_the_code_of_an_own_policy_is_not_needed(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy({**GP, "policy": "random"}), monkeypatch)
+    played.coordinate()
+    segment = next(
+        path
+        for path in (played.root / "stages/tasks/items").iterdir()
+        if '"number":1' in path.read_text().split("\n")[0]
+    )
+    head, rest = segment.read_text().split("\n", 1)
+    header = json.loads(head)
+    header["decision"]["search"]["policy"] = "missing_module:Policy"
+    segment.write_text(json.dumps(header, separators=(",", ":")) + "\n" + rest)
+
+    sections = search_of(played.root)
+
+    assert "missing_module:Policy used 24 of the 60" in outcome_of(sections)
+    assert "without running its code" in sections[-1].paragraphs[0]
+
+
+def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [
+        "<script>alert(1)</script>",
+        "</svg><img src=x onerror=alert(1)>",
+        "\x1b[31m",
+        *HOSTILE,
+    ]
+    names = list(dict.fromkeys(text.encode(errors="replace").decode() for text in texts))
+    rows = [{"<b>k</b>": name, "y\u202e": y} for name in names[:70] for y in range(2)]
+    search = {"policy": "random", "budget": 9, "pending": 9, "exhaustive": True}
+
+    def value(item: dict[str, Any]) -> Value:
+        return {"score": len(item["<b>k</b>"]) + item["y\u202e"]}
+
+    played = Played(fast_dir / "r", arms_campaign(rows, search), monkeypatch, value)
+    played.coordinate()
+
+    sections = search_of(played.root)
+
+    page = as_html("R", sections)
+    for form in (page, as_markdown("R", sections)):
+        assert all(one.isprintable() or one == "\n" for one in form)
+    assert page.count("<script>") == 1
+    parsed = Page(page)
+    assert parsed.open == []
+    assert parsed.outside == []
+    assert "<b>k</b>" in parsed.words
+    assert len(figures_of(page)) >= 3
+
+
+def test_long_names_are_shortened(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": f"{x}{'z' * 5_000}{x}", "x": x, "y": x % 3, "z": 0} for x in range(40)]
+    search = {"policy": "gp-ucb", "budget": 8, "pending": 8, "exhaustive": True}
+    played = Played(fast_dir / "r", arms_campaign(rows, search), monkeypatch, number_of)
+    played.coordinate()
+
+    sections = search_of(played.root)
+
+    assert len(as_html("R", sections)) < 100_000
+    assert len(as_markdown("R", sections)) < 50_000
+    assert "39zzz" in sections[0].paragraphs[0]
+
+
+def test_damaged_settings_leave_a_sentence_in_the_report(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy(GP), monkeypatch)
+    played.coordinate()
+    (played.root / "campaign.json").write_text('{"search": 3}')
+
+    page = reporting.report_of(Run.open(played.root))
+
+    assert "Not in this report: the search (RunError: " in page
+    assert "Settings and versions" in page
+
+
+def test_pictures_are_bounded_by_tiles_and_not_by_arms() -> None:
+    models = [
+        {"name": f"m{number}", "layers": 48, "size": 1.0, "steps": list(range(300))}
+        for number in range(13)
+    ]
+    campaign = parse_campaign(
+        {
+            "name": "large",
+            "models": models,
+            "tasks": {"workload": NOOP, "names": ["a"]},
+            "search": {"policy": "random", "budget": 2},
+        },
+        "x",
+    )
+    plane = plane_of_models(campaign)
+    values = {arm: float(number % 977) for number, arm in enumerate(plane.places)}
+
+    maps = [one for name in "abcdefgh" for one in heatmaps_of(plane, values, name=name)]
+
+    assert len(values) > 170_000
+    assert "1 more models are not drawn. A tile is the mean of" in plane.note
+    assert sum(len(one.tiles) for one in maps) <= 8 * 6_000
+    assert len(heatmaps("Metrics", maps, alternative="x", per_row=4)) < 1_500_000

@@ -74,7 +74,10 @@ def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
         asked=len(asked),
         budget=settings.budget,
         evaluated=len(searched.arms),
-        evaluations=sum(map(len, searched.rows.values())),
+        evaluations=sum(
+            len(searched.found.rows.get(pull.arm, {}).keys() & set(pull.tasks or names))
+            for pull in searched.pulls
+        ),
         evaluations_asked=sum(len(pull.tasks or names) for pull in searched.pulls),
         evaluations_budget=settings.evaluations,
         rounds=len(rounds),

@@ -8,12 +8,12 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError, RunError
 from hpc_toolkit.queue.control import ask_to_drain
-from hpc_toolkit.queue.creation import create_directory, segment_of
 from hpc_toolkit.queue.items import canonical, check_items
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView
@@ -28,7 +28,6 @@ from hpc_toolkit.rundir.layout import (
 )
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import rank_environment
-from hpc_toolkit.system.seldom import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,11 +35,13 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.searchstate import SearchState
     from hpc_toolkit.planning.timeleft import Countdown
     from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.gather import Table
     from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.results.tables import Row
     from hpc_toolkit.system.binding import Shares
+    from hpc_toolkit.system.seldom import Seldom
     from hpc_toolkit.worker.worker import WorkerOptions
 
 MAX_WORKERS = 1024
@@ -56,7 +57,7 @@ class Run:
         self.manifest = manifest
         self._view: RunView | None = None
         self._countdown: Countdown | None = None
-        self._search: Seldom[SearchState] = Seldom()
+        self._search: Seldom[SearchState] | None = None
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
@@ -206,24 +207,27 @@ class Run:
         )
         return pool.run(on_tick)
 
-    def status(self, *, forecast: bool = True) -> Status:
+    def status(
+        self, *, forecast: bool = True, seen: dict[str, Presence | None] | None = None
+    ) -> Status:
         """Read the run's current status; writes nothing.
 
-        Without a ``forecast`` of the time left it takes less time.
+        Without a ``forecast`` of the time left it takes less time. ``seen`` are the workers'
+        presences; None: read them.
         """
         from hpc_toolkit.results.status import read_status
 
         given, campaign = str(self.root), self.manifest.campaign
         is_campaign = campaign is not None
+        read = partial(
+            read_status, self.view, SystemClock(), given=given, campaign=is_campaign, seen=seen
+        )
         if not forecast:
-            return read_status(self.view, SystemClock(), given=given, campaign=is_campaign)
+            return read()
         from hpc_toolkit.planning.timeleft import Countdown
 
         self._countdown = self._countdown or Countdown(self.view, campaign, given)
-        read = self._countdown.read
-        found = read_status(
-            self.view, SystemClock(), given=given, campaign=is_campaign, forecast=read
-        )
+        found = read(forecast=self._countdown.read)
         if is_campaign:
             self._add_search(found)
         return found
@@ -231,11 +235,13 @@ class Run:
     def _add_search(self, found: Status) -> None:
         from hpc_toolkit.campaign.searchstate import search_so_far
         from hpc_toolkit.campaign.settings import settings_of
+        from hpc_toolkit.system.seldom import Seldom
 
         def state() -> SearchState:
             return search_so_far(self.view, settings_of(self.paths, self.manifest))
 
         try:
+            self._search = self._search or Seldom()
             search, _ = self._search.read(state, found.complete)
         except RunError as error:
             found.warnings.append(error.message)
@@ -356,6 +362,8 @@ def _writing(root: Path) -> Iterator[None]:
 
 
 def _add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:
+    from hpc_toolkit.queue.creation import segment_of  # workers do without it
+
     added = False
     while not added:
         log.poll()
@@ -386,5 +394,7 @@ def create_run(
     fill: Callable[[RunPaths], None] | None = None,
 ) -> Run:
     """Create a run as :func:`hpc_toolkit.queue.creation.create_directory` does."""
+    from hpc_toolkit.queue.creation import create_directory
+
     create_directory(root, manifest, items, sealed=sealed, fill=fill)
     return Run(root, manifest)

@@ -20,9 +20,10 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import SEARCH, Commands
+from hpc_toolkit.cli.hooks import at_end, exit_code
 from hpc_toolkit.cli.report import write_at_end
 from hpc_toolkit.cli.statusview import status_lines
-from hpc_toolkit.cli.working import check_code, with_progress
+from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, check_code, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
@@ -140,6 +141,8 @@ def run_campaign(
     workers: Annotated[int | None, value("N", "Local workers. [default: one per GPU]")] = None,
     run: Annotated[str | None, value("RUN", "Run directory. [default: runs/NAME]")] = None,
     update: Annotated[bool, switch("--update", "Accept changed settings of the search.")] = False,
+    fail_on_failed: Annotated[bool, switch("--fail-on-failed", FAIL_ON_FAILED)] = False,
+    on_end: Annotated[str | None, value(ON_END.metavar, ON_END.help)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a campaign on this machine.
@@ -164,20 +167,26 @@ def run_campaign(
         found = make_run(root, campaign, wanted)
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(LocalWorkers(found).work, count, WorkerOptions())
-    try:
-        code = with_progress(found, work)
-    except HpcToolkitError:
-        write_at_end(found)
-        raise
-    report, summary = write_at_end(found), _outcome(found)
+    with at_end(found, on_end):
+        try:
+            code = with_progress(found, work)
+        except HpcToolkitError:
+            write_at_end(found)
+            raise
+        _print_outcome(found, as_json=as_json)
+    sys.exit(exit_code(found, code, fail_on_failed=fail_on_failed))
+
+
+def _print_outcome(run: Run, *, as_json: bool) -> None:
+    report, summary = write_at_end(run), _outcome(run)
     if not as_json:
-        print("\n".join(map(printable, _status_lines(found))))
+        print("\n".join(map(printable, _status_lines(run))))
     if summary is not None:
         lines = [json.dumps(summary.to_json())] if as_json else summary_lines(summary)
         print("\n".join(map(printable, lines)))
     if not as_json and report:
         print("\n".join(map(printable, report)))
-    sys.exit(code)
+    sys.stdout.flush()
 
 
 def make_run(root: Path, file: Path, campaign: Campaign) -> Run:

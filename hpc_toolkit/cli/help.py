@@ -272,6 +272,7 @@ def _parameter(option: Option, panel: str) -> TyperOption:
         default=option.default,
         show_default=option.default is not None,
         multiple=option.repeated,
+        nargs=option.values,
         metavar=option.metavar or None,
         help=option.help,
         hidden=option.hidden,

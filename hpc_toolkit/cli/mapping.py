@@ -13,7 +13,9 @@ from typer.core import TyperArgument
 
 from hpc_toolkit.cli.arguments import writing
 from hpc_toolkit.cli.help import LIST, add_table_command
+from hpc_toolkit.cli.hooks import at_end
 from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, read_settings
+from hpc_toolkit.cli.working import ON_END, check_code, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option
 
@@ -28,6 +30,7 @@ PANELS: Panels = {
         Option("run", "Run directory. [default: runs/MODULE-NAME]", "DIR"),
         Option("workers", "Local workers. [default: one per GPU, else 1]", "N", least=1),
         Option("out", ".jsonl, .json, .csv, .npz or .parquet.", "FILE", short="-o"),
+        ON_END,
     ),
     **SOURCES,
     "Limits": tuple(one for one in SETTINGS["Workload and limits"] if one.name != "workload"),
@@ -54,17 +57,25 @@ def map_(workload: str | None, **given: Any) -> None:
         hpctk map bench:iterate --count 500 --key seed --workers 10 -o results.csv
     """
     from hpc_toolkit.cli.arguments import check_out
-    from hpc_toolkit.results.tables import write_table, writer_for
-    from hpc_toolkit.results.verification import verify
+    from hpc_toolkit.results.tables import writer_for
 
-    root, out, workers = (given.pop(name) for name in ("run", "out", "workers"))
+    root, out, workers, on_end = (given.pop(name) for name in ("run", "out", "workers", "on_end"))
     if out is not None:
         writer_for(Path(out))
         check_out(Path(out), (Path(out).suffix,))
     run = _the_run(workload, root, given)
     print(run.root, flush=True)
-    if not run.status(forecast=False).complete:
-        _work_here(run, workers)
+    with at_end(run, on_end):
+        if not run.status(forecast=False).complete:
+            _work_here(run, workers)
+        _write_rows(run, out)
+
+
+def _write_rows(run: Run, out: str | None) -> None:
+    """Write the results to a file; raise HpcToolkitError if items failed."""
+    from hpc_toolkit.results.tables import write_table
+    from hpc_toolkit.results.verification import verify
+
     rows = run.results()
     problems = verify(rows, run.snapshot().items)
     if out is not None:
@@ -125,7 +136,6 @@ def _spelled(field: str) -> str:
 
 
 def _work_here(run: Run, workers: int | None) -> None:
-    from hpc_toolkit.cli.working import check_code, with_progress
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.gpus import visible_gpus
 

@@ -28,10 +28,7 @@ _REFRESH_S = 0.5
 
 @contextmanager
 def progress_line(root: Path) -> Iterator[None]:
-    """Show the progress of a run on stderr while the block runs, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
+    """Show the progress of a run on stderr, a terminal, while the block runs."""
     with subprocess.Popen(
         [sys.executable, "-m", "hpc_toolkit.cli.progressline", str(root)],
         stdin=subprocess.DEVNULL,

@@ -55,10 +55,10 @@ def explain(
 
     view = open_run(run).view
     life = explain_item(view, find_item(view, item))
-    show(life, _life_lines(life), as_json=as_json)
+    show(life, life_lines(life), as_json=as_json)
 
 
-def _life_lines(life: dict[str, Any]) -> list[str]:
+def life_lines(life: dict[str, Any]) -> list[str]:
     lines = [f"{json.dumps(life['item'])}: {life['state']}"]
     lines.append(f"  stage {life['stage']}, unit {life['unit']}, group {json.dumps(life['group'])}")
     for claim in life["claims"]:

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
@@ -21,13 +20,14 @@ from hpc_toolkit.rundir.layout import all_runs, find_run
 from hpc_toolkit.system.binding import Place
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import format_duration
-from hpc_toolkit.system.terminal import printable, show_error
+from hpc_toolkit.system.terminal import note, printable, show_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import typer
 
+    from hpc_toolkit.cli.hooks import Hooks
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.system.options import Panels
@@ -41,13 +41,20 @@ _OUTPUT_CHARS = 160
 PANELS: Panels = {
     "Options": (
         flag("json", "Print JSON."),
-        flag("watch", "Refresh every 2 s until the run is complete."),
+        flag("watch", "Follow the run until it is complete; on a terminal with keys."),
         flag("check", "Exit with 1 if items have failed."),
         flag("slurm/no-slurm", "Ask Slurm for the state of the run's jobs.")._replace(default=True),
         Option(
             "prometheus",
             "Write metrics to FILE.prom for node_exporter, and print nothing.",
             "FILE.prom",
+        ),
+        Option("on_end", "With --watch: run this command at the end; see $HPCTK_STATE.", "COMMAND"),
+        Option(
+            "on_stall",
+            "With --watch: run it if no item was finished for so long.",
+            "DURATION COMMAND",
+            values=2,
         ),
         flag("verbose", "Show the CPUs, GPUs and memory of each worker.", short="-v"),
     )
@@ -71,11 +78,13 @@ def status(run: str | None, **given: Any) -> None:
     Examples:
         hpctk status
         hpctk status runs/eval --watch
+        hpctk status --watch --on-end 'notify-send "$HPCTK_RUN: $HPCTK_STATE"'
         hpctk status --prometheus /var/lib/node_exporter/hpctk.prom
     """
 
     as_json, verbose, watch = bool(given["json"]), bool(given["verbose"]), bool(given["watch"])
     runs = all_runs()
+    hooks = _hooks(given, watch=watch)
     export = None
     if given["prometheus"] is not None:
         from hpc_toolkit.cli.export import prometheus_file
@@ -84,21 +93,41 @@ def status(run: str | None, **given: Any) -> None:
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, export, as_json=as_json, verbose=verbose)
     else:
-        screen = watch and not as_json and sys.stdout.isatty()
+        screen = watch and not as_json and _is_screen()
         opened = _opened(find_run(run))
         if isinstance(opened, Run):
-            show = partial(_show, as_json=as_json, screen=screen, verbose=verbose)
+            show = partial(_show, as_json=as_json, verbose=verbose)
             if export is not None:  # it has no metrics of jobs
                 show, given["slurm"] = partial(_export, export), False
-            troubled = _follow(opened, show, watch=watch, slurm=given["slurm"])
-        elif export is not None:
-            message = f"{opened.root} is the directory of a training, which has no metrics"
-            raise ConfigError(message, hint="leave out --prometheus, or name a run")
+            follow = _follow_live if screen and export is None else _follow
+            troubled = follow(opened, show, hooks, slurm=given["slurm"])
+        elif unfit := [name for name in ("prometheus", "on_end", "on_stall") if given[name]]:
+            option = f"--{unfit[0].replace('_', '-')}"
+            message = f"{opened.root} is the directory of a training: {option} is for runs"
+            raise ConfigError(message, hint=f"leave out {option}, or name a run")
         else:
             shown = partial(_show_training, as_json=as_json, screen=screen)
             troubled = _follow_training(opened, shown, watch=watch, slurm=given["slurm"])
     if given["check"] and troubled:
         sys.exit(1)
+
+
+def _is_screen() -> bool:
+    from hpc_toolkit.system.screen import is_capable
+
+    return is_capable(sys.stdin, sys.stdout)
+
+
+def _hooks(given: dict[str, Any], *, watch: bool) -> Hooks | None:
+    for name in ("on_end", "on_stall"):
+        if given[name] and not watch:
+            message = f"--{name.replace('_', '-')} needs --watch"
+            raise ConfigError(message, hint="add --watch: the command runs when that happens")
+    if not watch:
+        return None
+    from hpc_toolkit.cli.hooks import Hooks
+
+    return Hooks(given["on_end"], given["on_stall"])
 
 
 def _opened(root: Path) -> Run | Training:
@@ -157,23 +186,45 @@ def _ago(at: float) -> str:
     return f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
-def _follow(
-    run: Run, show: Callable[[Status, list[JobRecord]], None], *, watch: bool, slurm: bool
+def _follow_live(
+    run: Run, show: Callable[[Status, list[JobRecord]], None], hooks: Hooks | None, *, slurm: bool
 ) -> bool:
-    """Show a run, with ``watch`` until it is complete; whether it has failed items."""
+    """Show a run on the whole terminal, and at the end its last state; as :func:`_follow`."""
+    from hpc_toolkit.cli.liveview import follow_live
+
+    assert hooks is not None  # a screen is for --watch
+    now, records = follow_live(run, hooks, slurm=slurm)
+    show(now, records)
+    hooks.finish()
+    return failed_items(now) > 0
+
+
+def _follow(
+    run: Run,
+    show: Callable[[Status, list[JobRecord]], None],
+    hooks: Hooks | None,
+    *,
+    slurm: bool,
+) -> bool:
+    """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
     from hpc_toolkit.rundir.proof import believed
-    from hpc_toolkit.submit.costs import cost_of
+    from hpc_toolkit.submit.costs import add_cost
     from hpc_toolkit.submit.jobs import JobStates
 
     said, jobs = believed(run.paths).said, JobStates(run.paths)
     now, records = run.status(), jobs.read(ask=slurm)
     while True:
         now.doctor = said
-        cost = cost_of(run, now)
-        now.cost = None if cost is None else asdict(cost)
+        add_cost(now, run)
         show(now, records)
-        if now.complete or not watch:
+        if hooks is None:
             return failed_items(now) > 0
+        hooks.look(now)
+        if now.complete:
+            hooks.finish()
+            return failed_items(now) > 0
+        for warning in hooks.warnings():
+            note(warning, "warning")
         gc.enable()
         time.sleep(_WATCH_S)
         if not run.paths.manifest.exists():
@@ -219,9 +270,7 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
     return troubled
 
 
-def _show(
-    now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool, verbose: bool
-) -> None:
+def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, verbose: bool) -> None:
     from hpc_toolkit.submit.standstill import why
 
     now.reason = why(now, jobs)
@@ -230,7 +279,7 @@ def _show(
         records = [{key: getattr(job, key) for key in keys} for job in jobs]
         print(json.dumps({**now.to_json(), "jobs": records}), flush=True)
         return
-    _print(panel(now, jobs, verbose=verbose), screen=screen)
+    _print(panel(now, jobs, verbose=verbose), screen=False)
 
 
 def _export(export: Export, now: Status, _jobs: list[JobRecord]) -> None:

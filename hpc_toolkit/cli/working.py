@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _IDLE_EXIT_IN_SLURM_S = 600.0
 _LEAVE_BEFORE_END_S = 30.0
 
+ON_END = Option("on_end", "Run this shell command at the end; see $HPCTK_STATE.", "COMMAND")
+FAIL_ON_FAILED = "Exit with 1 if items have failed for good."
+
 PANELS: Panels = {
     "Options": (
         Option("workers", "Local workers, outside srun. [default: one per GPU, else 1]", "N"),
@@ -50,6 +53,8 @@ PANELS: Panels = {
             "node_cache", "Copy checkpoints to this local disk.", "DIR", variable="HPCTK_NODE_CACHE"
         ),
         flag("strict_code", "Fail if the code has changed since init."),
+        flag("fail_on_failed", FAIL_ON_FAILED),
+        ON_END,
         Option("engine", "Start processes or actors of Ray.", "processes|ray", default="processes"),
     ),
     "Resources of each local worker": (
@@ -88,7 +93,7 @@ def work(run: str | None, **given: Any) -> None:
 
     Inside an srun step this process becomes one worker; with --engine ray the workers are actors.
     Exits with 0 when all items are finished, failed items included, and with 75 when items are left
-    because time is up or the worker was asked to exit.
+    because time is up or the worker was asked to exit. ^C lets the running items finish.
 
     Examples:
         hpctk work runs/eval --workers 4
@@ -119,7 +124,20 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
     # Imported objects are not garbage, and need not be looked at.
     gc.freeze()
     gc.enable()
-    return partial(_work, found, rank, options, shares, settings, given)
+    work_now = partial(_work, found, rank, options, shares, settings, given)
+    if given["on_end"] is None and not given["fail_on_failed"]:
+        return work_now
+    from hpc_toolkit.cli.hooks import at_end, exit_code, refuse_in_step
+
+    if rank.in_step:
+        refuse_in_step(given)
+
+    def work_to_the_end() -> int:
+        with at_end(found, given["on_end"]):
+            code = work_now()
+        return exit_code(found, code, fail_on_failed=bool(given["fail_on_failed"]))
+
+    return work_to_the_end
 
 
 def _work(
@@ -167,12 +185,16 @@ def with_progress(
 
     The last line says what happened and what to do next.
     """
-    from hpc_toolkit.cli.progressline import progress_line
-    from hpc_toolkit.report.panel import closing
+    from hpc_toolkit.worker.closing import closing
 
-    with progress_line(run.root):
+    if sys.stderr.isatty():
+        from hpc_toolkit.cli.progressline import progress_line
+
+        with progress_line(run.root):
+            code = work_on(look)
+    else:
         code = work_on(look)
-    print(printable(closing(run.status(forecast=False))), file=sys.stderr)
+    print(printable(closing(run.view, str(run.root))), file=sys.stderr)
     return code
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpc_toolkit.rundir.journal import Line, UnitRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from hpc_toolkit.queue.units import Unit
 
@@ -283,6 +283,12 @@ class StageState:
             return ItemState.PENDING
         floor = self.floor(entry, item)
         return history.state(floor=floor, max_attempts=self.max_attempts)
+
+    def touched(self, state: UnitState) -> Collection[int]:
+        """The items of a unit whose state a line or a table decides; all others are pending."""
+        if state.clean is not None or state.unit.entry in self._published:
+            return state.unit.items
+        return state.histories
 
     def floor(self, entry: int, item: int) -> int:
         return self._floors.get((entry, item), 0)

@@ -33,6 +33,8 @@ _LONGEST_S = 30 * 86400.0
 _LOOK_S = 1.0
 _MOST_OWNERS = 100
 _LEAST_OTHERS = 4
+_MOST_FAILURES = 4000
+"""Lines of failures in memory; a status shows at most half as many."""
 
 
 def not_shown(behind: list[str]) -> str:
@@ -141,13 +143,13 @@ class Throughput:
         self.width_s = 1.0
         self._done: dict[int, float] = {}
         self._first, self._last = 0, -1
-        self.until = 0.0
-        """When the last of them was done, in epoch seconds."""
+        self.since, self.until = float("inf"), 0.0
+        """When the first of them began and the last one was done, in epoch seconds."""
 
     def add(self, at: float, seconds: float, done: int) -> None:
         """Count items that were done evenly during the seconds before ``at``."""
         begin = at - min(seconds, _LONGEST_S)
-        self.until = max(self.until, at)
+        self.since, self.until = min(self.since, begin), max(self.until, at)
         if not self._done:
             self._first = self._last = int(at // self.width_s)
         while True:
@@ -200,6 +202,7 @@ class RunView:
         self.throughput = Throughput()
         self._progress: dict[str, object] = {}
         self._moving: set[str] = set()
+        self._failures: dict[Ref, dict[str, Any]] = {}
         self.unreadable: dict[str, OSError] = {}
         """Worker -> error from its journal, or from a file that its lines need; it is skipped."""
 
@@ -260,6 +263,15 @@ class RunView:
         """Read one journal line back; None if it is damaged now, OSError if it cannot be read."""
         lines = read_lines(self.paths.journal(ref.worker), ref.start, ref.end)
         return next((line.record for line in lines), None)
+
+    def failure(self, ref: Ref) -> dict[str, Any] | None:
+        """As :meth:`line`, for views that show the same failures again and again: reads it once."""
+        found = self._failures.get(ref) or self.line(ref)
+        if found is not None:
+            if len(self._failures) >= _MOST_FAILURES:
+                self._failures.clear()
+            self._failures[ref] = found
+        return found
 
     def read_size(self, worker: str) -> int:
         """Bytes of a worker's journal when last read; -1 while the file server does not answer."""

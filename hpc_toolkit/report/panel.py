@@ -31,6 +31,7 @@ _ARM_CHARS = 60
 _JOBS_SHOWN = 8
 _WARNINGS_SHOWN = 5
 _DAY_S = 86400
+_WHY = "why"
 _SPARKS, _FEWEST = 24, 4
 """The most and the fewest values of a curve."""
 
@@ -77,6 +78,25 @@ def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False)
     ]
 
 
+def short_panel(now: Status, jobs: Sequence[JobRecord] = (), *, hosts: int = 0) -> list[Row]:
+    """Return the rows for a view with keys: without commands, and the reason of a halt first.
+
+    ``hosts`` is the number of hosts with workers.
+    """
+    problems = list(_problem_rows(now))
+    rows = [
+        Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True),
+        *(row for row in problems if row.label == _WHY),
+        *_stage_rows(now),
+        *_speed(now),
+        *_search_rows(now),
+        *_failure_rows(now, commands=False),
+        *(row for row in problems if row.label != _WHY),
+        Row("workers", ", ".join([*_workers(now), *([f"{hosts:,} hosts"] if hosts > 1 else [])])),
+    ]
+    return rows + job_rows([job for job in jobs if not now.complete or job.state != UNKNOWN])
+
+
 def one_line(now: Status) -> str:
     """Return one line: ``12 of 100 done, 1 failed, 4 workers, 3.2 items/s, 25 s to 31 s left``."""
     stages = [
@@ -96,24 +116,6 @@ def _brief(counts: StageCounts) -> list[str]:
     up_to = "up to " if counts.coming else ""
     parts = [f"{counts.done:,} of {up_to}{counts.total + counts.coming:,} done"]
     return parts + ([f"{counts.failed:,} failed"] if counts.failed else [])
-
-
-def closing(now: Status) -> str:
-    """Return one line for the end of work: what happened, and the commands to go on with."""
-    run, failed = quote(now.run), failed_items(now)
-    total = sum(counts.total for counts in now.stages.values())
-    items = f"{total:,} item{'s' * (total != 1)}"
-    if now.complete and failed:
-        are = f"{failed:,} of {items} failed"
-        return f"{now.run}: {are}: hpctk status {run}; hpctk retry {run}"
-    if now.complete:
-        took = f" in {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
-        gather = "" if now.published else f": hpctk gather {run}"
-        return f"{now.run}: {items} done{took}{gather}"
-    if now.reason.startswith("paused"):
-        return f"{now.run}: {now.reason}"
-    left = sum(counts.left for counts in now.stages.values())
-    return f"{now.run}: {left:,} of {items} left: hpctk status {run}"
 
 
 def headline(now: Status) -> str:
@@ -250,7 +252,7 @@ def _told(score: float | None) -> str:
     return "(not done)" if score is None else f"{score:.4f}"
 
 
-def _failure_rows(now: Status) -> Iterator[Row]:
+def _failure_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:
     for one in now.failures:
         count = one["items"] or one["retrying"]
         label = "failed" if one["items"] else "retrying"
@@ -259,9 +261,11 @@ def _failure_rows(now: Status) -> Iterator[Row]:
         tone = BAD if one["items"] else WARN
         yield Row(label, f"{count:,} x {_short(one['error'], _ERROR_CHARS)}", tone)
         item = _short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS)
-        yield Row("", ", ".join(part for part in (where, when, item) if part), DIM)
-        yield Row("", f"hpctk explain {quote(now.run)} --item {one['item']}", DIM)
-    if failed_items(now):
+        parts = (where, when, item) if commands else (when, where, item)
+        yield Row("", ", ".join(part for part in parts if part), DIM)
+        if commands:
+            yield Row("", f"hpctk explain {quote(now.run)} --item {one['item']}", DIM)
+    if commands and failed_items(now):
         yield Row("", f"hpctk retry {quote(now.run)}  makes failed items pending again", DIM)
 
 
@@ -280,7 +284,7 @@ def _between(first: float | None, last: float | None) -> str:
 
 def _problem_rows(now: Status) -> Iterator[Row]:
     if now.reason:
-        yield Row("why", now.reason, BAD)
+        yield Row(_WHY, now.reason, BAD)
     if now.doctor:
         yield Row("doctor", now.doctor, WARN)
     yield from (Row("warning", warning, WARN) for warning in now.warnings[:_WARNINGS_SHOWN])

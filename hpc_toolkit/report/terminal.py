@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 _CODES = {GOOD: "32", BAD: "31", WARN: "33", DIM: "2"}
 _BOLD = "1"
 _BAR_WIDTHS = (10, 40)
-_LEAST_COLUMNS = 20
+LEAST_COLUMNS = 20
 _PIPE_COLUMNS = 10_000
 _MOST_LABEL = 12
+_GAPS = 4
+"""Columns around a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Look:
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", None)
         columns = get_terminal_size().columns if is_screen else _PIPE_COLUMNS
         return cls(
-            columns=max(columns, _LEAST_COLUMNS),
+            columns=max(columns, LEAST_COLUMNS),
             colour=is_screen and not plain,
             unicode=encoding == "utf8",
         )
@@ -74,6 +76,19 @@ def draw(rows: Sequence[Row], look: Look | None = None, *, most: int | None = No
     return lines
 
 
+def draw_line(text: str, tone: str, look: Look) -> str:
+    """One line of text, cut to the width."""
+    text = look.plain(text)
+    if len(text) > look.columns:
+        text = f"{text[: look.columns - 3]}..."
+    return look.paint(text, _CODES.get(tone, ""))
+
+
+def text_indent(look: Look) -> int:
+    """The largest number of columns before the text of a row."""
+    return min(_MOST_LABEL, look.columns // 4) + _GAPS
+
+
 def _draw_row(row: Row, width: int, look: Look) -> list[str]:
     """Return the row wrapped to the width."""
     text = look.plain(row.text)
@@ -82,7 +97,7 @@ def _draw_row(row: Row, width: int, look: Look) -> list[str]:
             look.paint(line, _CODES.get(row.tone, _BOLD))
             for line in textwrap.wrap(text, look.columns, break_on_hyphens=False) or [""]
         ]
-    indent = " " * (width + 4)
+    indent = " " * (width + _GAPS)
     label = look.plain(row.label)
     label = f"  {label:<{width}}  "
     room = look.columns - len(indent)

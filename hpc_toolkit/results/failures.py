@@ -125,7 +125,7 @@ def _failing(view: RunView) -> Iterator[_Failing]:
 def _record(view: RunView, ref: Ref) -> dict[str, Any]:
     """Return the journal line of a failure, or one that says why it cannot be read."""
     try:
-        return view.line(ref) or {"error": "?"}
+        return view.failure(ref) or {"error": "?"}
     except OSError as error:
         return {"error": f"? ({error.strerror})"}
 

@@ -120,20 +120,25 @@ def read_status(
     given: str,
     campaign: bool = False,
     forecast: Callable[[set[str]], TimeLeft | None] = lambda _alive: None,
+    seen: dict[str, Presence | None] | None = None,
 ) -> Status:
     """Read everything that is new and summarize it.
 
     ``given`` is the run's path as messages name it, ``campaign`` whether a coordinator adds its
-    items, and ``forecast`` returns the time left on the living workers.
+    items, and ``forecast`` returns the time left on the living workers. ``seen``: the workers'
+    presences, if the caller has read them and the view; nothing else is read then.
     """
-    view.poll_claims()
-    # Before the journals: if they lack lines that a worker reports here, they are old copies.
-    seen = view.presences()
+    is_read = seen is not None
+    if seen is None:
+        view.poll_claims()
+        # Before the journals: if they lack lines that a worker reports here, they are old copies.
+        seen = view.presences()
     alive = living_workers(view, clock, seen)
     known = {worker: presence for worker, presence in seen.items() if presence is not None}
     finished = sum(presence.state == FINISHED for presence in known.values())
     workers = WorkerCounts(len(alive), finished, len(seen) - len(alive) - finished)
-    view.poll()
+    if not is_read:
+        view.poll()
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
@@ -260,8 +265,10 @@ def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
         if unit.clean is not None:
             counts.done += unit.unit.count
             continue
-        waiting = 0
-        for item, state in stage.states(unit):
+        touched = stage.state.touched(unit)
+        waiting = unit.unit.count - len(touched)
+        for item in touched:
+            state = stage.state.item_state(unit, item)
             counts.done += state is ItemState.DONE
             counts.failed += state is ItemState.FAILED
             waiting += state is ItemState.PENDING

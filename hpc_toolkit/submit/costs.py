@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.submit.jobs import read_jobs
 from hpc_toolkit.system.quantities import HOUR_S
 
 if TYPE_CHECKING:
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
     from hpc_toolkit.submit.jobs import RunJob
@@ -35,13 +36,19 @@ def worker_price(run: Run) -> tuple[float, str] | None:
     return next(((price or 0.0, currency) for price, currency in prices if len(prices) == 1), None)
 
 
-def cost_of(run: Run, now: Status) -> Cost | None:
+def add_cost(now: Status, run: Run, seen: dict[str, Presence | None] | None = None) -> None:
+    """Add the cost of a run to its status; ``seen`` are the workers' presences, None: read them."""
+    cost = cost_of(run, now, seen)
+    now.cost = None if cost is None else asdict(cost)
+
+
+def cost_of(run: Run, now: Status, seen: dict[str, Presence | None] | None = None) -> Cost | None:
     """Return the cost of a run; None if no price was recorded, or prices of several currencies."""
     jobs = {job.job: job for job in read_jobs(run.paths) if job.worker_price is not None}
     if len({job.currency for job in jobs.values()}) != 1:
         return None
     spent, unpriced, per_hour = 0.0, 0, 0.0
-    for name, presence in run.view.presences().items():
+    for name, presence in (seen or run.view.presences()).items():
         job = _job_of(presence.job, jobs) if presence is not None else None
         if presence is None or job is None or job.worker_price is None:
             unpriced += 1

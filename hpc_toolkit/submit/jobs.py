@@ -20,6 +20,7 @@ from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
 from hpc_toolkit.system.ranks import noted_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from hpc_toolkit.queue.presence import Presence
@@ -158,13 +159,18 @@ def _read_job(path: Path) -> RunJob | None:
         return None
 
 
-def known_jobs(paths: RunPaths) -> list[RunJob]:
-    """The Slurm jobs that the run's own files name, oldest first."""
+def known_jobs(paths: RunPaths, seen: Iterable[Presence | None] | None = None) -> list[RunJob]:
+    """The Slurm jobs that the run's own files name, oldest first.
+
+    ``seen``: the presences of all workers, if the caller has read them.
+    """
     jobs = {(job.job, job.cluster): job for job in read_jobs(paths) if not job.local}
     named = {job for job, _ in jobs}
     workers: dict[str, list[Presence]] = {}
-    for name in files.list_names(paths.workers):
-        presence = read_presence(paths.workers / name) if name.endswith(".json") else None
+    if seen is None:
+        names = filter(lambda name: name.endswith(".json"), files.list_names(paths.workers))
+        seen = (read_presence(paths.workers / name) for name in names)
+    for presence in seen:
         if presence is not None and presence.job is not None and presence.job not in named:
             workers.setdefault(presence.job, []).append(presence)
     for job in filter(job_id, workers):
@@ -188,8 +194,12 @@ class JobStates:
         self._records: list[JobRecord] = []
         self._asked = float("-inf")
 
-    def read(self, *, ask: bool = True) -> list[JobRecord]:
+    def read(
+        self, *, ask: bool = True, seen: Iterable[Presence | None] | None = None
+    ) -> list[JobRecord]:
         """One record for every job, oldest first; asks Slurm at most once in 30 s.
+
+        ``seen`` as in :func:`known_jobs`.
 
         Never raises because of Slurm, and takes 5 s at most; a job without an answer is
         ``unknown``. Slurm is not asked again about jobs that ended more than 300 s ago, nor about
@@ -200,7 +210,7 @@ class JobStates:
         if now - self._asked < ASKED_AGAIN_S:
             return self._records
         self._asked = now
-        jobs = known_jobs(self._paths)
+        jobs = known_jobs(self._paths, seen)
         answers, named = dict(self._ended), _arrays(jobs)
         if ask:
             open_jobs = [job for job in jobs if (job.job, job.cluster) not in self._ended]

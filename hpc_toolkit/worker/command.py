@@ -149,24 +149,26 @@ class CommandWorkload:
             ["/bin/bash", "-c", text],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**os.environ, "HPCTK_ITEM": json.dumps(item)},
             preexec_fn=die_with_parent,  # noqa: PLW1509 - an executor has one thread
         ) as process:
-            tail = b""
-            for chunk in _output(process):
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.buffer.flush()
-                tail = (tail + chunk)[-(1 << 20) :]
-        return self._value(process.returncode, tail)
+            tail, errors = b"", b""
+            for chunk, is_error in _output(process):
+                stream = sys.stderr if is_error else sys.stdout
+                stream.buffer.write(chunk)
+                stream.buffer.flush()
+                if is_error:
+                    errors = (errors + chunk)[-_TAIL:]
+                else:
+                    tail = (tail + chunk)[-(1 << 20) :]
+        return self._value(process.returncode, tail, errors)
 
-    def _value(self, code: int, tail: bytes) -> dict[str, Any]:
+    def _value(self, code: int, tail: bytes, errors: bytes) -> dict[str, Any]:
         if code != 0:
             if self._was_asked_to_stop(code):
                 raise CommandInterruptedError
-            said = tail[-_TAIL:].decode(errors="replace").strip()
-            why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            message = f"{why}; its output ends with: {said}" if said else f"{why}; no output"
-            raise RuntimeError(message)
+            raise RuntimeError(_failure(code, tail, errors))
         lines = tail.strip().rsplit(b"\n", 1)
         try:
             value = json.loads(lines[-1])
@@ -185,20 +187,36 @@ class CommandWorkload:
         return self._asked_to_stop
 
 
-def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """Yield a process's output until it ends; its children may hold the pipe open longer."""
+def _failure(code: int, tail: bytes, errors: bytes) -> str:
+    """Message about a command that failed; its first line has the last line of stderr, if any."""
+    why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if said := errors.decode(errors="replace").strip():
+        before, _, last = said.rpartition("\n")
+        whole = f"\nlast lines of stderr:\n{said}" if before else ""
+        return f"{why}; its stderr ends with: {last}{whole}"
+    said = tail[-_TAIL:].decode(errors="replace").strip()
+    return f"{why}; its output ends with: {said}" if said else f"{why}; no output"
+
+
+def _output(process: subprocess.Popen[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Yield a process's output until it ends, and whether it is from stderr.
+
+    Children of the process may hold the pipes open longer.
+    """
     assert process.stdout is not None
-    out = process.stdout.fileno()
+    assert process.stderr is not None
+    pipes = {process.stdout.fileno(): False, process.stderr.fileno(): True}
     ended = os.pidfd_open(process.pid)
     try:
-        while True:
-            ready = readable(out, ended)
-            if out in ready:
-                chunk = os.read(out, 1 << 16)
-                if not chunk:
-                    return
-                yield chunk
-            elif ended in ready:
+        while pipes:
+            ready = readable(*pipes, ended)
+            if ready == {ended}:
                 return
+            for pipe in ready & pipes.keys():
+                chunk = os.read(pipe, 1 << 16)
+                if chunk:
+                    yield chunk, pipes[pipe]
+                else:
+                    del pipes[pipe]
     finally:
         os.close(ended)

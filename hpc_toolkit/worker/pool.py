@@ -19,6 +19,7 @@ from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
 from hpc_toolkit.system.machine import read_machine
 from hpc_toolkit.system.processes import die_with_parent, handling, readable
+from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.worker.worker import (
     DRAIN_SIGNALS,
     EXIT_COMPLETE,
@@ -88,7 +89,10 @@ class Pool:
                 os.close(fd)
 
     def _forward(self, number: int, _frame: object) -> None:
-        self._draining = True
+        again, self._draining = self._draining, True
+        if self._slots:
+            # Not print(): a handler may interrupt another write to the same buffer.
+            os.write(2, stopping_line(number, len(self._slots), self.options.grace_s, again=again))
         for pid in list(self._slots):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -156,6 +160,19 @@ class Pool:
             first = os.read(self._error_read, 1 << 16).split(b"\n")[0]
             raise reported_error(json.loads(first))
         return overall_code(codes)
+
+
+def stopping_line(number: int, workers: int, grace_s: float, *, again: bool) -> bytes:
+    """What a pool waits for after a signal; it replaces the progress line of a terminal."""
+    counted = "for 1 worker" if workers == 1 else f"for {workers} workers"
+    if number == signal.SIGINT and again:
+        text = f"stopping at once: waiting {counted} to interrupt the running items"
+    else:
+        most = format_duration(grace_s)
+        text = f"stopping: waiting {counted} to finish the current item (at most {most})"
+        text += "; press ^C again to stop at once" if number == signal.SIGINT else ""
+    start = "\r\x1b[K" if os.isatty(2) else ""
+    return f"{start}{text}\n".encode()
 
 
 def error_report(error: HpcToolkitError) -> bytes:

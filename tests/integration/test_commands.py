@@ -135,7 +135,12 @@ def test_value_of_a_command_is_its_last_line_if_that_is_an_object(
         ("echo some words; exit 3", "exit code 3; its output ends with: some words"),
         ("exit 4", "exit code 4; no output"),
         ("kill -SEGV $$", "killed by SIGSEGV; no output"),
-        ("no-such-program-anywhere", "exit code 127"),
+        ("no-such-program-anywhere", "its stderr ends with: /bin/bash: line 1: no-such-program"),
+        ("echo out; echo why >&2; exit 3", "exit code 3; its stderr ends with: why"),
+        (
+            "printf 'Traceback\\n  line 7\\nValueError: bad\\n' >&2; exit 1",
+            "exit code 1; its stderr ends with: ValueError: bad\nlast lines of stderr:\nTrace",
+        ),
         ("echo '{{\"a\": NaN}}'", "value.a is nan"),
     ],
 )

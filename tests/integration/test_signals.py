@@ -73,8 +73,15 @@ def test_second_interrupt_gives_the_running_item_back_at_once(hpctk: Hpctk, tmp_
     wait_until(lambda: workers_of(run)[0]["state"] == "draining", "the first to arrive")
     work.send(signal.SIGINT)
 
-    assert work.ended().code == 75
+    ended = work.ended()
+    assert ended.code == 75
     assert {line["type"] for line in journal_lines(run)} == {"release"}
+    first, second = ended.err.splitlines()[:2]
+    assert first.startswith(
+        "stopping: waiting for 1 worker to finish the current item (at most 1 h"
+    )
+    assert first.endswith("; press ^C again to stop at once")
+    assert second == "stopping at once: waiting for 1 worker to interrupt the running items"
 
 
 def test_one_interrupt_of_a_terminal_does_not_count_twice(hpctk: Hpctk) -> None:

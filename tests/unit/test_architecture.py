@@ -69,7 +69,14 @@ FENCES: dict[str, set[str]] = {
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
         *("doctor", "engines.localcampaign", "engines.ray", "lab", "notebook", "science.workloads"),
-        *("cli.progressline", "slurm.batch", "slurm.client", "training.launch", "worker"),
+        *(
+            "cli.hooks",
+            "cli.progressline",
+            "slurm.batch",
+            "slurm.client",
+            "training.launch",
+            "worker",
+        ),
     },
     "fcntl": {"doctor", "queue"},
     "multiprocessing": set(),

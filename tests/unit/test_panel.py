@@ -13,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.report.notebook import StatusDisplay, status_html
-from hpc_toolkit.report.panel import Bar, Row, closing, headline, one_line, panel
+from hpc_toolkit.report.panel import Bar, Row, headline, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 from hpc_toolkit.results.failures import Failures
 from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.worker.closing import closing
+from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
-    from tests.toyrun import ToyRun
+    from pathlib import Path
 
 
 def status(**changes: Any) -> Status:
@@ -119,22 +121,33 @@ def test_failures_name_hosts_and_the_command_to_look_deeper() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"complete": True}, "1 of 100 items failed: hpctk status runs/x; hpctk retry runs/x"),
-        (
-            {"complete": True, "stages": {"items": StageCounts(total=1, done=1)}},
-            "1 item done: hpctk gather runs/x",
-        ),
-        ({}, "84 of 100 items left: hpctk status runs/x"),
-        ({"reason": "paused: all failed"}, "runs/x: paused: all failed"),
-    ],
-)
-def test_work_ends_with_what_happened_and_what_to_do_next(
-    changes: dict[str, Any], words: str
-) -> None:
-    assert words in closing(status(**changes))
+def test_work_ends_with_what_happened_and_what_to_do_next(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "a b", 2, unit=2)
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0, at=100.0, seconds=2.0)
+    path, quoted = str(toy.root), f"'{toy.root}'"
+
+    assert closing(toy.view(), path) == f"{path}: 1 of 2 items left: hpctk status {quoted}"
+    worker.attempt(1, at=103.5)
+    assert closing(toy.view(), path) == f"{path}: 2 items done in 5.5 s: hpctk gather {quoted}"
+    toy.reopen().results()
+    assert closing(toy.view(), path) == f"{path}: 2 items done in 5.5 s"
+
+
+def test_work_ends_with_failures_and_pauses(fast_dir: Path) -> None:
+    few, many = ToyRun(fast_dir / "few", 2, unit=2), ToyRun(fast_dir / "many", 30, unit=30)
+    for toy, kind in ((few, "permanent"), (many, "failed")):
+        worker = toy.worker("w")
+        worker.claim(toy.unit_name(0))
+        for item in range(2 if toy is few else 25):
+            worker.attempt(item, kind)
+        worker.release()
+
+    assert closing(few.view(), "few") == (
+        "few: 2 of 2 items failed: hpctk status few; hpctk retry few"
+    )
+    assert closing(many.view(), "many").startswith("many: paused: the first 25 items of stage")
 
 
 def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:

@@ -160,7 +160,7 @@ def test_a_training_has_no_metrics(fast_dir: Path, monkeypatch: pytest.MonkeyPat
     words = ["status", "train", "--prometheus", "h.prom"]
     ended = CliRunner().invoke(load_commands("status"), words)
 
-    assert "directory of a training, which has no metrics" in str(ended.exception)
+    assert "directory of a training: --prometheus is for runs" in str(ended.exception)
     assert not Path("h.prom").exists()
 
 

@@ -1,0 +1,183 @@
+"""Commands of the user that run when a run ends, pauses or stalls.
+
+A command is passed to bash as it was given. Facts about the run reach it only in environment
+variables, so no text of a run can become a part of a command.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.report.panel import failed_items
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.terminal import note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.system.clock import Clock
+
+COMPLETE, FAILED, PAUSED, STOPPED, STALLED = "complete", "failed", "paused", "stopped", "stalled"
+"""Values of HPCTK_STATE; ``failed`` is a complete run with failed items."""
+
+_SHOWN = 200
+
+
+def end_of(now: Status) -> str:
+    """The state that a run has come to: complete, failed or paused; "" if it goes on."""
+    if now.complete:
+        return FAILED if failed_items(now) else COMPLETE
+    return PAUSED if now.reason.startswith("paused") else ""
+
+
+def facts(now: Status, state: str) -> dict[str, str]:
+    """The environment variables of a command."""
+    counts = now.stages.values()
+    return {
+        "HPCTK_RUN": os.path.abspath(now.run),
+        "HPCTK_STATE": state,
+        "HPCTK_DONE": str(sum(one.done for one in counts)),
+        "HPCTK_FAILED": str(failed_items(now)),
+        "HPCTK_LEFT": str(now.left),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    option: str
+    process: subprocess.Popen[bytes]
+    output: IO[bytes] | None
+    """Where its output goes; None: to stderr."""
+
+
+class Hooks:
+    """Starts each command once per event, without waiting for it."""
+
+    def __init__(
+        self,
+        on_end: str | None = None,
+        on_stall: Sequence[str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """``on_stall``: a duration and a command. Raises ConfigError for a bad duration."""
+        self.quiet = False
+        """Whether commands that start now must not write to the terminal."""
+        self._on_end = on_end
+        self._stall_s, self._on_stall = 0.0, ""
+        if on_stall is not None:
+            self._stall_s = parse_duration(on_stall[0], where="--on-stall")
+            self._on_stall = on_stall[1]
+        self._clock = clock or SystemClock()
+        self._state = ""
+        self._progress: tuple[int, ...] = ()
+        self._moved_at = 0.0
+        self._stalled = False
+        self._running: list[_Started] = []
+
+    def look(self, now: Status) -> None:
+        """Start the commands of what has happened since the last look."""
+        state = end_of(now)
+        if state and state != self._state and self._on_end is not None:
+            self.start("--on-end", self._on_end, facts(now, state))
+        self._state = state
+        if self._on_stall and self._has_stalled(now):
+            self.start("--on-stall", self._on_stall, facts(now, STALLED))
+
+    def _has_stalled(self, now: Status) -> bool:
+        """Whether nothing was done for too long; True once until something is done again."""
+        progress = tuple(n for one in now.stages.values() for n in (one.done, one.failed))
+        waits = not now.complete and (now.left > 0 or now.workers.alive > 0)
+        if progress != self._progress or not waits:
+            self._progress, self._moved_at = progress, self._clock.monotonic()
+            self._stalled = False
+            return False
+        if self._stalled or self._clock.monotonic() - self._moved_at < self._stall_s:
+            return False
+        self._stalled = True
+        return True
+
+    def start(self, option: str, command: str, environment: dict[str, str]) -> None:
+        output = tempfile.TemporaryFile() if self.quiet else None  # noqa: SIM115 - outlives this call
+        process = subprocess.Popen(
+            ["/bin/bash", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=2 if output is None else output,  # stdout is for data
+            stderr=output,
+            env={**os.environ, **environment},
+        )
+        self._running.append(_Started(option, process, output))
+
+    def warnings(self, *, wait: bool = False) -> list[str]:
+        """The failures of commands that have ended; ``wait``: until all have ended."""
+        found: list[str] = []
+        for one in list(self._running):
+            code = one.process.wait() if wait else one.process.poll()
+            if code is None:
+                continue
+            self._running.remove(one)
+            if code:
+                found.append(f"the command of {one.option} failed with exit code {code}")
+                if said := _last_line(one.output):
+                    found[-1] += f": {said}"
+            if one.output is not None:
+                one.output.close()
+        return found
+
+    def finish(self) -> None:
+        """Wait for all commands, and print a warning about each failure."""
+        for warning in self.warnings(wait=True):
+            note(warning, "warning")
+
+
+def _last_line(output: IO[bytes] | None) -> str:
+    if output is None:
+        return ""
+    output.seek(0)
+    lines = output.read().decode(errors="replace").split("\n")
+    return next((line[:_SHOWN] for line in reversed(lines) if line.strip()), "")
+
+
+@contextmanager
+def at_end(run: Run, command: str | None) -> Iterator[None]:
+    """Run ``command`` when the block has worked on a run, also after an error."""
+    try:
+        yield
+    finally:
+        if command is not None:
+            _run_at_end(run, command)
+
+
+def _run_at_end(run: Run, command: str) -> None:
+    try:
+        now = run.status(forecast=False)
+    except (HpcToolkitError, OSError) as error:
+        note(f"--on-end is not run, because the run cannot be read: {error}", "warning")
+        return
+    hooks = Hooks(command)
+    hooks.start("--on-end", command, facts(now, end_of(now) or STOPPED))
+    hooks.finish()
+
+
+def exit_code(run: Run, code: int, *, fail_on_failed: bool) -> int:
+    """The exit code of work that ended with ``code``: 1 for failed items, if that is wanted."""
+    if code == 0 and fail_on_failed and failed_items(run.status(forecast=False)):
+        return 1
+    return code
+
+
+def refuse_in_step(given: dict[str, Any]) -> None:
+    """Refuse options for the end of a run in a rank, which does not see the end of the others."""
+    for name in ("on_end", "fail_on_failed"):
+        if given[name]:
+            message = f"--{name.replace('_', '-')}: not available in a Slurm step"
+            hint = "'hpctk status RUN --watch --on-end COMMAND' or 'hpctk status RUN --check'"
+            raise ConfigError(message, hint=f"use {hint} outside the step")

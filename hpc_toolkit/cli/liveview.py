@@ -1,0 +1,300 @@
+"""The full-screen view of ``hpctk status --watch``; imports no command line framework."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import HpcToolkitError, RunError
+from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
+from hpc_toolkit.report.panel import failed_items
+from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look
+from hpc_toolkit.results.hosts import read_hosts
+from hpc_toolkit.results.recent import RecentEvents
+from hpc_toolkit.results.sampling import Sampler
+from hpc_toolkit.results.status import living_workers
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.screen import END, Screen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.cli.hooks import Hooks
+    from hpc_toolkit.queue.presence import Presence
+    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.slurm.records import JobRecord
+    from hpc_toolkit.submit.jobs import JobStates
+
+
+REFRESH_S = 2.0
+_BUSY = 0.05
+"""Largest share of a processor that refreshes may take."""
+_JOBS_S = 30.0
+_MESSAGE_S = 10.0
+"""How long a message replaces the line of keys."""
+_TAIL_BYTES = 1 << 16
+_SCROLL = {"j": 1, "down": 1, "k": -1, "up": -1}
+_SLOW = ("e", "l")
+"""Keys that search an item in the run's list, which takes a second for a million items."""
+_PAGES = {"pagedown": 1, " ": 1, "pageup": -1}
+
+
+class LiveRun:
+    """Reads what the view shows, with few file operations after the first time."""
+
+    def __init__(self, run: Run, jobs: JobStates, *, slurm: bool) -> None:
+        from hpc_toolkit.rundir.proof import believed
+
+        self.run, self._jobs, self._slurm = run, jobs, slurm
+        self._clock = SystemClock()
+        self._sampler = Sampler(run.view, self._clock)
+        self._events = RecentEvents(run.view)
+        self._doctor = believed(run.paths).said
+        self.records: list[JobRecord] = []
+        self._seen: dict[str, Presence | None] = {}
+        self._asked = float("-inf")
+
+    def read(self) -> Live:
+        from hpc_toolkit.submit.costs import add_cost
+        from hpc_toolkit.submit.standstill import why
+
+        view = self.run.view
+        if not self.run.paths.manifest.exists():
+            message = f"{self.run.root}: run.json is missing"
+            raise RunError(message, hint="the run was removed or moved")
+        seen = self._seen = self._sampler.look()
+        now = self.run.status(seen=seen)
+        now.doctor = self._doctor
+        add_cost(now, self.run, seen)
+        alive = living_workers(view, self._clock, seen)
+        now.reason = why(now, self.records)
+        return Live(
+            now,
+            self.records,
+            read_hosts(view, seen, alive),
+            self._events.read(seen, alive, now.failures),
+            self._sampler.oldest_s(),
+        )
+
+    def read_jobs(self) -> bool:
+        """Ask for the jobs if that is due; return whether it was."""
+        if self._clock.monotonic() - self._asked < _JOBS_S:
+            return False
+        self.records = self._jobs.read(ask=self._slurm, seen=self._seen.values())
+        self._asked = self._clock.monotonic()
+        return True
+
+
+@dataclass(slots=True)
+class LiveView:
+    """Shows a run and answers to keys, until the run is complete or the user quits."""
+
+    source: LiveRun
+    screen: Screen
+    hooks: Hooks
+    chosen: Choices = field(default_factory=Choices)
+    live: Live | None = None
+    _confirmed: Callable[[], str] | None = None
+    _said_at: float = 0.0
+    _changed: bool = False
+    """Whether an action may have changed the run since the last refresh."""
+
+    def follow(self) -> Status:
+        """Return the last status."""
+        next_s, used_s = 0.0, float("inf")  # the first refresh does not delay the second
+        while True:
+            if time.monotonic() >= next_s:
+                self._refresh()
+                assert self.live is not None
+                if self.live.now.complete:
+                    break
+                next_s = 0.0
+                if not self.source.read_jobs():
+                    used_s, before_s = time.process_time(), used_s
+                    next_s = time.monotonic() + max(REFRESH_S, (used_s - before_s) / _BUSY)
+            key = self.screen.key(max(0.0, next_s - time.monotonic()))
+            if key == END or (key == "q" and self.chosen.page is None and not self._confirmed):
+                break
+            if key:
+                self._press(key)
+            if self._changed:
+                self._changed, next_s = False, 0.0
+            self._show()
+        assert self.live is not None
+        return self.live.now
+
+    def _refresh(self) -> None:
+        self.live = self.source.read()
+        if time.monotonic() - self._said_at > _MESSAGE_S:
+            self._say("")
+        if not self.live.now.complete:  # else it may write to the terminal once the view is gone
+            self.hooks.look(self.live.now)
+        for warning in self.hooks.warnings():
+            self._say(warning, is_error=True)
+        self._show()
+
+    def _show(self) -> None:
+        assert self.live is not None
+        size = self.screen.size()
+        # The variable COLUMNS, which Look.of reads, would not change with the window.
+        look = replace(Look.of(sys.stdout), columns=max(size.columns, LEAST_COLUMNS))
+        self.screen.show(screen_lines(self.live, self.chosen, look, size.lines))
+
+    def _say(self, text: str, *, is_error: bool = False) -> None:
+        self.chosen.message, self.chosen.is_error = text, is_error
+        self._said_at = time.monotonic()
+
+    def _press(self, key: str) -> None:
+        chosen = self.chosen
+        self._say("")
+        if self._confirmed is not None:
+            action, self._confirmed, chosen.question = self._confirmed, None, ""
+            self._say("nothing was done")
+            if key in ("y", "Y"):
+                self._changed = True
+                self._try(lambda: self._say(action()))
+        elif key in _SCROLL:
+            chosen.offset += _SCROLL[key]
+        elif key in _PAGES:
+            chosen.offset += _PAGES[key] * max(1, self.screen.size().lines - 3)
+        elif key in ("g", "home", "G", "end"):
+            chosen.offset = 0 if key in ("g", "home") else sys.maxsize
+        elif chosen.page is not None:
+            if key in ("q", "escape", "enter"):
+                self._open(None)
+        elif key in _ACTIONS:
+            if key in _SLOW:
+                self._say("reading ...")
+                self._show()
+                self._say("")
+            self._try(lambda: _ACTIONS[key](self))
+
+    def _try(self, action: Callable[[], object]) -> None:
+        """Do something; an error becomes a line, and so does what would be written to stderr."""
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                action()
+        except HpcToolkitError as error:
+            hint = f"; {error.hint}" if error.hint else ""
+            self._say(f"error: {error.message}{hint}", is_error=True)
+        except OSError as error:
+            self._say(f"error: {error}", is_error=True)
+        else:
+            if warned := said.getvalue().strip():
+                self._say(f"{self.chosen.message} ({warned})".strip())
+
+    def _open(self, page: Page | None) -> None:
+        self.chosen.page, self.chosen.offset = page, 0
+
+    def _ask(self, question: str, action: Callable[[], str]) -> None:
+        self.chosen.question, self._confirmed = question, action
+
+    def _drain(self) -> None:
+        def drain() -> str:
+            return f"asked {_counted(self.source.run.drain(), 'worker')} to exit"
+
+        assert self.live is not None
+        self._ask(f"ask {_counted(self.live.now.workers.alive, 'worker')} to exit?", drain)
+
+    def _retry(self) -> None:
+        def retry() -> str:
+            return f"{_counted(self.source.run.retry(), 'item')} pending again"
+
+        assert self.live is not None
+        failed = _counted(failed_items(self.live.now), "failed item")
+        self._ask(f"make {failed} pending again?", retry)
+
+    def _explain(self) -> None:
+        from hpc_toolkit.cli.reading import life_lines
+        from hpc_toolkit.results.explain import explain, find_item
+
+        assert self.live is not None
+        if not self.live.now.failures:
+            self._say("no item has failed")
+            return
+        item, view = str(self.live.now.failures[0]["item"]), self.source.run.view
+        life = explain(view, find_item(view, item))
+        self._open(Page(f"item {item}", life_lines(life)))
+
+    def _log(self) -> None:
+        assert self.live is not None
+        page = read_log(self.source.run, self.live)
+        if page is None:
+            self._say("there is no log yet")
+        else:
+            self._open(page)
+            self.chosen.offset = sys.maxsize
+
+    def _workers(self) -> None:
+        self.chosen.expanded, self.chosen.offset = not self.chosen.expanded, 0
+
+    def _help(self) -> None:
+        self._open(Page("keys", HELP))
+
+
+_ACTIONS: dict[str, Callable[[LiveView], None]] = {
+    "d": LiveView._drain,
+    "r": LiveView._retry,
+    "e": LiveView._explain,
+    "l": LiveView._log,
+    "w": LiveView._workers,
+    "?": LiveView._help,
+}
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def read_log(run: Run, live: Live) -> Page | None:
+    """The end of the log of the worker with the newest failure, else of the latest job or worker.
+
+    None if there is no log yet.
+    """
+    from hpc_toolkit.results.explain import attempts_of, find_item
+    from hpc_toolkit.submit.jobs import log_files
+
+    paths = []
+    if live.now.failures:
+        item = find_item(run.view, str(live.now.failures[0]["item"]))
+        paths = [run.paths.worker_log(worker) for worker, _ in attempts_of(run.view, item)]
+    if not paths and live.jobs:
+        paths = log_files(run.paths, live.jobs[-1].id)
+    if not any(path.exists() for path in paths):
+        paths = sorted(run.paths.logs.glob("*.log"), key=lambda path: path.stat().st_mtime)
+    existing = [path for path in paths if path.exists()]
+    if not existing:
+        return None
+    with existing[-1].open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return Page(str(existing[-1]), lines[1:] if size > _TAIL_BYTES else lines)
+
+
+def follow_live(run: Run, hooks: Hooks, *, slurm: bool) -> tuple[Status, list[JobRecord]]:
+    """Show a run on the whole terminal; return its last status and its jobs."""
+    from hpc_toolkit.submit.jobs import JobStates
+
+    gc.enable()
+    source = LiveRun(run, JobStates(run.paths), slurm=slurm)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), Screen() as screen:
+            hooks.quiet = True
+            now = LiveView(source, screen, hooks).follow()
+    finally:
+        hooks.quiet = False
+        sys.stderr.write(said.getvalue())
+    if not now.complete:
+        return now, source.records
+    hooks.look(now)
+    # They are about to end, and what Slurm said before would be the last word.
+    return now, JobStates(run.paths).read(ask=slurm)

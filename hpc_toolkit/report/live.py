@@ -1,0 +1,207 @@
+"""The lines of the full-screen view of a run, from its state and the size of the screen."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.report.panel import BAD, DIM, WARN, Row, clock_time, rate_text, short_panel
+from hpc_toolkit.report.terminal import draw, draw_line, text_indent
+from hpc_toolkit.results.hosts import ALIVE, DIED
+from hpc_toolkit.system.quantities import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.report.terminal import Look
+    from hpc_toolkit.results.hosts import HostLine, WorkerLine
+    from hpc_toolkit.results.recent import Recent
+    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.slurm.records import JobRecord
+
+_NARROW = 60
+"""Fewer columns get short texts."""
+_EVENTS = 5
+"""Events that stay on the screen although not all hosts fit."""
+_OLD_S = 5.0
+_KEYS = (
+    ("d", "drain"),
+    ("r", "retry"),
+    ("e", "explain"),
+    ("l", "log"),
+    ("w", "workers"),
+    ("?", "help"),
+    ("q", "quit"),
+)
+HELP = (
+    "d        ask all workers to exit after their current item",
+    "r        make failed items pending again",
+    "e        explain the first failure: its attempts and the traceback",
+    "l        show the end of a log: of the worker with the newest failure, else of the latest job",
+    "w        show every host and its workers",
+    "j, k     scroll by a line; also the arrow keys, page up, page down, g and G",
+    "q        quit; the run goes on",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What is shown of a run."""
+
+    now: Status
+    jobs: Sequence[JobRecord] = ()
+    hosts: Sequence[HostLine] = ()
+    events: Sequence[Recent] = ()
+    age_s: float = 0.0
+    """Seconds since the worker was read that was not read for the longest time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A text in place of the run's state."""
+
+    title: str
+    lines: Sequence[str]
+
+
+@dataclass(slots=True)
+class Choices:
+    """What the user chose to see."""
+
+    expanded: bool = False
+    """Whether every host is shown with its workers."""
+    offset: int = 0
+    """Lines scrolled past."""
+    page: Page | None = None
+    question: str = ""
+    """A question in the last line."""
+    message: str = ""
+    """The answer to the last key."""
+    is_error: bool = False
+
+
+def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str]:
+    """The lines of a screen of ``rows`` rows; corrects an offset beyond the end."""
+    room = max(1, rows - 1)
+    if chosen.page is not None:
+        title = [Row("", chosen.page.title, is_title=True)]
+        head, body = draw(title, look), _page_lines(chosen.page, look)
+    else:
+        fitted = None if chosen.expanded or chosen.offset else room
+        lines = _body(live, look, expanded=chosen.expanded, room=fitted)
+        head, body = lines[:1], lines[1:]
+    shown = _window(head, body, chosen, room, look)
+    return [*shown, *[""] * (room - len(shown)), _footer(chosen, look)][:rows]
+
+
+def _page_lines(page: Page, look: Look) -> list[str]:
+    return [
+        part
+        for line in page.lines
+        for part in textwrap.wrap(
+            look.plain(line.replace("\t", "    ")),
+            look.columns,
+            subsequent_indent="  ",
+            drop_whitespace=False,
+            replace_whitespace=False,
+        )
+        or [""]
+    ]
+
+
+def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: Look) -> list[str]:
+    """The part of ``body`` that is scrolled to, below ``head``."""
+    space = max(1, room - len(head))
+    chosen.offset = max(0, min(chosen.offset, len(body) - space))
+    shown = body[chosen.offset : chosen.offset + space]
+    hidden = len(body) - chosen.offset - len(shown)
+    if hidden:
+        shown = [*shown[:-1], draw_line(f"  ... {hidden + 1} more lines (j)", DIM, look)]
+    return [*head, *shown][:room]
+
+
+def _body(live: Live, look: Look, *, expanded: bool, room: int | None) -> list[str]:
+    """All lines; with a ``room``, fewer hosts and events so that all else fits."""
+    top = [
+        replace(row, text=_cut(row.text, look)) if row.tone == DIM else row
+        for row in short_panel(live.now, live.jobs, hosts=len(live.hosts))
+    ]
+    if live.age_s > _OLD_S:
+        old = format_duration(live.age_s)
+        top.append(Row("", f"read in turn, so some counts are {old} old", DIM))
+    hosts = _host_rows(live.hosts, look, expanded=expanded)
+    events = [_event_row(one, look, is_first=not number) for number, one in enumerate(live.events)]
+    lines = draw([*top, *hosts, *events], look)
+    if room is None or len(lines) <= room:
+        return lines
+    # Rows of hosts and events take one line each, because their texts are cut.
+    left = max(0, room - (len(lines) - len(hosts) - len(events)))
+    kept = min(len(events), max(_EVENTS if left > 2 * _EVENTS else left // 2, left - len(hosts)))
+    most = left - kept
+    if len(hosts) > most:
+        hidden = len(hosts) - most + 1
+        hosts = hosts[: max(0, most - 1)]
+        hosts += [Row("", f"and {hidden:,} more hosts (w shows all)", DIM)] if most else []
+    return draw([*top, *hosts, *events[:kept]], look)
+
+
+def _host_rows(hosts: Sequence[HostLine], look: Look, *, expanded: bool) -> list[Row]:
+    width = max((len(one.host) for one in hosts), default=0)
+    rows: list[Row] = []
+    for one in hosts:
+        tone = BAD if one.died else WARN if one.alive and not one.busy else ""
+        text = _host_text(one, width, is_narrow=look.columns < _NARROW)
+        rows.append(Row("" if rows else "hosts", _cut(text, look), tone))
+        if expanded:
+            rows += [_worker_row(worker, look) for worker in one.workers]
+    return rows
+
+
+def _host_text(one: HostLine, width: int, *, is_narrow: bool) -> str:
+    share = f"{100 * one.busy // one.alive if one.alive else 0:3}% busy"
+    rate = rate_text(one.rate_per_s) if one.rate_per_s else "-"
+    name = f"{one.host:<{width}}"
+    if is_narrow:
+        deaths = f" {one.deaths} died" if one.deaths else ""
+        return f"{name} {one.alive:3} {share}{deaths}"
+    deaths = f"  {one.deaths} died" if one.deaths else ""
+    workers = "worker " if one.alive == 1 else "workers"
+    return f"{name}  {one.alive:3} {workers}  {share}  {rate:<14}{deaths}".rstrip()
+
+
+def _worker_row(one: WorkerLine, look: Look) -> Row:
+    state = one.state if one.state != ALIVE else "busy" if one.is_busy else "idle"
+    parts = [f"{one.done:,} done"]
+    parts += [f"{one.failed:,} failed"] if one.failed else []
+    parts += [f"{one.deaths:,} executors died"] if one.deaths else []
+    parts += [one.note] if one.note else []
+    tone = BAD if one.state == DIED else DIM
+    return Row("", _cut(f"  {one.name}  {state}  {', '.join(parts)}", look), tone)
+
+
+def _event_row(one: Recent, look: Look, *, is_first: bool) -> Row:
+    what = one.what if one.count == 1 else f"{one.count:,} x {one.what}"
+    where = f", {'last ' if one.count > 1 else ''}on {one.where}" if one.where else ""
+    text = f"{clock_time(one.at)} {what}{where}"
+    return Row("events" if is_first else "", _cut(text, look), WARN if one.is_bad else DIM)
+
+
+def _cut(text: str, look: Look) -> str:
+    """The text in one line beside a label of any length."""
+    room = look.columns - text_indent(look)
+    text = look.plain(text)
+    return text if len(text) <= room else f"{text[: max(0, room - 3)]}..."
+
+
+def _footer(chosen: Choices, look: Look) -> str:
+    if chosen.question:
+        return draw_line(f"{chosen.question} (y/n)", WARN, look)
+    if chosen.message:
+        return draw_line(chosen.message, BAD if chosen.is_error else "", look)
+    if chosen.page is not None:
+        return draw_line("j, k scroll  q back", DIM, look)
+    keys = "  ".join(f"{key} {word}" for key, word in _KEYS)
+    if len(keys) > look.columns:
+        keys = " ".join(key for key, _ in _KEYS[:-2]) + "  ? help  q quit"
+    return draw_line(keys, DIM, look)

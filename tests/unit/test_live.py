@@ -1,0 +1,155 @@
+"""The full-screen view of a run: which lines stand on a screen of a given size."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from hpc_toolkit.report.live import Choices, Live, Page, screen_lines
+from hpc_toolkit.report.terminal import Look
+from hpc_toolkit.results.counts import StageCounts, WorkerCounts
+from hpc_toolkit.results.failures import Failures
+from hpc_toolkit.results.hosts import ALIVE, DIED, HostLine, WorkerLine
+from hpc_toolkit.results.recent import Recent
+from hpc_toolkit.results.status import Status
+from hpc_toolkit.slurm.records import JobRecord
+
+SIZES = [(80, 24), (200, 50), (40, 20)]
+BAD = "\x1b[2J\u202e\r\n"
+
+
+def worker(name: str, state: str = ALIVE, **changes: Any) -> WorkerLine:
+    facts = {"is_busy": True, "rate_per_s": 0.5, "done": 9, "failed": 0, "deaths": 0, "note": ""}
+    return WorkerLine(name=name, state=state, **{**facts, **changes})
+
+
+def live(hosts: int = 62, text: str = "", **changes: Any) -> Live:
+    """A run with three kinds of failures, and eight workers on each of many hosts."""
+    errors = ("CUDA out of memory", "loss is nan at step", "[Errno #] Input/output error: 'PATH'")
+    failures = [
+        Failures(f"RuntimeError: {error}{text}", 200, item=17, example={"n": 1}, hosts={"n1": 200})
+        for error in errors
+    ]
+    now = Status(
+        run=f"runs/bench{text}",
+        stages={"items": StageCounts(total=1000, pending=300, running=90, done=400, failed=210)},
+        workers=WorkerCounts(alive=hosts * 8 - 1, dead=1),
+        rate_per_s=3.2,
+        eta_s=28.0,
+        eta_low_s=25.0,
+        eta_high_s=32.0,
+        elapsed_s=3600.0,
+        complete=False,
+        deaths=0,
+        published=False,
+        reason="",
+        failures=[one.to_json() for one in failures],
+        throughput={"done": [1.0, 2.0, 5.0, 3.0] * 20},
+    )
+    lines = [
+        HostLine(f"gpu{host:03}", tuple(worker(f"gpu{host:03}-{n}{text}") for n in range(8)))
+        for host in range(hosts - 1)
+    ]
+    lines.insert(0, HostLine("broken", (worker("broken-1", DIED, is_busy=False),)))
+    events = [Recent(0.0, f"event {n}{text}", where="gpu001") for n in range(10)]
+    jobs = [JobRecord(id="4711", state="RUNNING", nodes="gpu[001-062]")]
+    return Live(now, **{"jobs": jobs, "hosts": lines, "events": events, **changes})
+
+
+def plain(line: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", line)
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("unicode", [False, True])
+@pytest.mark.parametrize(
+    "chosen",
+    [Choices(), Choices(expanded=True, offset=40), Choices(page=Page("t", [f"x{BAD}" * 50] * 99))],
+    ids=["all", "expanded", "page"],
+)
+def test_a_screen_is_filled_and_nothing_controls_the_terminal(
+    columns: int, rows: int, colour: bool, unicode: bool, chosen: Choices
+) -> None:
+    look = Look(columns=columns, colour=colour, unicode=unicode)
+
+    lines = screen_lines(live(text=BAD), chosen, look, rows)
+
+    assert len(lines) == rows
+    assert max(len(plain(line)) for line in lines) <= columns
+    assert all(plain(line).isprintable() for line in lines)
+    assert colour or lines == [plain(line) for line in lines]
+
+
+def test_at_80x24_all_that_is_important_fits_and_hosts_give_way() -> None:
+    lines = screen_lines(live(), Choices(), Look(columns=80), 24)
+
+    text = "\n".join(lines)
+    assert lines[0] == "runs/bench: working, 25.0 s to 32.0 s left"
+    for error in ("CUDA out of memory", "loss is nan", "[Errno #] Input/output error"):
+        assert f"200 x RuntimeError: {error}" in text
+    assert "495 alive, 1 dead, 62 hosts" in text
+    assert "job 4711  RUNNING on gpu[001-062]" in text
+    assert re.search(r"hosts +broken +0 workers", text)  # the worst first
+    assert re.search(r"and \d+ more hosts \(w shows all\)", text)
+    assert "event 0" in text
+    assert "more lines" not in text
+    assert lines[-1].startswith("d drain")
+
+
+def test_in_a_narrow_pane_failures_come_before_workers_and_the_rest_is_counted() -> None:
+    chosen = Choices()
+    lines = screen_lines(live(), chosen, Look(columns=40), 20)
+
+    text = "\n".join(lines)
+    assert text.count(" failed ") >= 3
+    hidden = re.search(r"\.\.\. (\d+) more lines \(j\)", text)
+    if hidden is not None:
+        chosen.offset = 1
+        whole = screen_lines(live(), chosen, Look(columns=40), 400)
+        assert int(hidden[1]) <= len(whole)
+    assert lines[-1] == "d r e l w  ? help  q quit"
+
+
+def test_scrolling_reaches_the_last_line_and_stops_there() -> None:
+    chosen = Choices(expanded=True, offset=10**9)
+
+    lines = screen_lines(live(), chosen, Look(columns=80), 24)
+
+    assert lines[0].startswith("runs/bench: working")
+    assert "event 9" in lines[-2]
+    assert "more lines" not in "".join(lines)
+    assert 0 < chosen.offset < 1000
+    chosen.offset -= 2
+    above = screen_lines(live(), chosen, Look(columns=80), 24)
+    assert above[-2] == "  ... 3 more lines (j)"
+
+
+def test_every_worker_is_shown_on_request() -> None:
+    lines = screen_lines(live(), Choices(expanded=True), Look(columns=80), 1000)
+
+    assert sum("gpu" in line and " busy  9 done" in line for line in lines) == 61 * 8
+    assert any("broken-1  died" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "last"),
+    [
+        (Choices(question="ask 4 workers to exit?"), "ask 4 workers to exit? (y/n)"),
+        (Choices(message="nothing was done"), "nothing was done"),
+        (Choices(message="error: " + "x" * 100), "error: " + "x" * 70 + "..."),
+        (Choices(page=Page("help", ["a"])), "j, k scroll  q back"),
+    ],
+)
+def test_the_last_line_asks_and_answers(chosen: Choices, last: str) -> None:
+    assert screen_lines(live(), chosen, Look(columns=80), 24)[-1] == last
+
+
+def test_counts_that_are_old_are_called_old() -> None:
+    def text(age_s: float) -> str:
+        return "\n".join(screen_lines(live(age_s=age_s), Choices(), Look(columns=80), 50))
+
+    assert "some counts are 40.0 s old" in text(40.0)
+    assert " old" not in text(2.0)

@@ -1,0 +1,156 @@
+"""A view that looks again and again reads few files, and still sees everything in the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
+from hpc_toolkit.results import sampling
+from hpc_toolkit.results.hosts import read_hosts
+from hpc_toolkit.results.recent import RecentEvents
+from hpc_toolkit.results.sampling import FILES_PER_S, Sampler
+from hpc_toolkit.results.status import living_workers, read_status
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.queue.view import RunView
+
+NOW = 1_800_000_000.0
+
+
+class Opened:
+    """Counts the presences and journals that a view opens."""
+
+    def __init__(self, view: RunView, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in ("presence", "poll_journal"):
+            monkeypatch.setattr(view, name, self._counted(getattr(view, name)))
+
+    def _counted(self, real: Any) -> Any:
+        def call(worker: str) -> Any:
+            self.count += 1
+            return real(worker)
+
+        return call
+
+    def since(self) -> int:
+        found, self.count = self.count, 0
+        return found
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTK_FILESYSTEM", "shared")
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_large_run_is_read_in_turn_and_no_progress_is_missed(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy, clock = ToyRun(fast_dir / "r", 200, unit=1), ManualClock(NOW)
+    workers = [toy.worker(f"h{n % 5}-{n}-a", host=f"h{n % 5}", at=NOW) for n in range(200)]
+    view = toy.run.view
+    opened, sampler = Opened(view, monkeypatch), Sampler(view, clock)
+
+    assert len(sampler.look()) == 200
+    assert opened.since() == 400
+
+    for number, one in enumerate(workers):
+        one.claim(toy.unit_name(number))
+        one.attempt(number)
+        one.release()
+        one.presence.update(done=1, journal=one.journal.size)
+    looks = 0
+    while not view.complete:
+        clock.advance(2.0)
+        sampler.look()
+        assert opened.since() <= 2 * FILES_PER_S + 1
+        looks += 1
+        assert looks < 20
+    assert looks == 5
+
+
+@pytest.mark.usefixtures("shared")
+def test_the_status_of_samples_is_that_of_all_files(fast_dir: Path) -> None:
+    toy, clock = ToyRun(fast_dir / "r", 8, unit=2), ManualClock(NOW)
+    fine, dead = toy.worker("fine", at=NOW), toy.worker("dead", at=NOW - 3600, host="there")
+    sampler = Sampler(toy.run.view, clock)
+    sampler.look()
+    fine.work(toy.unit_name(0), i0="done", i1="permanent")
+    fine.presence.update(done=1, failed=1, journal=fine.journal.size)
+    dead.claim(toy.unit_name(2))
+    clock.advance(11.0)
+    fine.presence.update(at=clock.wall())
+
+    seen = sampler.look()
+
+    whole = read_status(toy.view(), clock, given="r")
+    assert read_status(toy.run.view, clock, given="r", seen=seen) == whole
+    alive = living_workers(toy.run.view, clock, seen)
+    assert alive == {"fine"}
+    hosts = read_hosts(toy.run.view, seen, alive)
+    assert [(one.host, one.alive, one.busy, one.died) for one in hosts] == [
+        ("there", 0, 0, 1),
+        ("here", 1, 0, 0),
+    ]
+    events = RecentEvents(toy.run.view).read(seen, alive, whole.failures)
+    assert {"worker died", "item 1 failed: permanent of test"} <= {one.what for one in events}
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_worker_that_was_not_read_for_long_is_not_taken_for_dead(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "FILES_PER_S", 0.0)
+    monkeypatch.setattr(sampling, "_LEAST_FILES", 1)
+    toy, clock = ToyRun(fast_dir / "r", 4), ManualClock(NOW)
+    workers = [toy.worker(name, at=NOW, host="there") for name in ("a", "b")]
+    sampler = Sampler(toy.run.view, clock)
+    sampler.look()
+    clock.advance(DEFAULT_LEASE_S + 20)
+    for one in workers:
+        one.presence.update(at=clock.wall())
+
+    seen = sampler.look()
+
+    assert sampler.oldest_s() == DEFAULT_LEASE_S + 20
+    assert living_workers(toy.run.view, clock, seen) == {"a", "b"}
+
+
+@pytest.mark.usefixtures("shared")
+def test_workers_that_have_left_are_not_read_again(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy, clock = ToyRun(fast_dir / "r", 1, unit=1), ManualClock(NOW)
+    left, stays = toy.worker("left"), toy.worker("stays", at=NOW)
+    left.finish()
+    stays.claim(toy.unit_name(0))
+    opened, sampler = Opened(toy.run.view, monkeypatch), Sampler(toy.run.view, clock)
+    for _ in range(3):
+        sampler.look()
+        clock.advance(2.0)
+    opened.since()
+
+    sampler.look()
+
+    assert opened.since() == 1
+
+
+def test_equal_events_that_are_near_each_other_share_a_line(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r")
+    for number in range(30):
+        toy.worker(f"w{number}", started=NOW + number, at=NOW + 1000, host=f"h{number}")
+    toy.worker("late", started=NOW + 900, at=NOW + 1000, host="z")
+    view = toy.run.view
+    view.poll()
+    seen = view.presences()
+
+    events = RecentEvents(view).read(seen, set(seen), [])
+
+    started = [(one.count, one.where) for one in events if one.what == "worker started"]
+    assert started == [(1, "z"), (30, "h29")]

@@ -6,6 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpc_toolkit.bandit.rules.gp import EACH
 from hpc_toolkit.campaign.scoremaps import brief
 from hpc_toolkit.campaign.search import observe, policy_of, score_of
 from hpc_toolkit.errors import HpcToolkitError
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.searchfacts import SearchFacts
 
 _ROWS, _SHOWN, _KEYS = 200, 24, 8
-_MOST_TOLD = 600
-"""A model of more arms takes more than a few seconds."""
+_MOST_TOLD, _MOST_SCALED = 600, 300
+"""A model of more arms takes more than a few seconds; fewer if each feature has a scale."""
 _SDS = 2.0
 _DOTS = 3_000
 
@@ -157,7 +158,9 @@ def expected(facts: SearchFacts) -> Section:
     title = "What the policy expects"
     policy = facts.summary.policy if facts.summary else facts.searched.campaign.search.policy
     told = len({pull.arm for pull in facts.searched.rows})
-    if told > _MOST_TOLD:
+    search = facts.searched.campaign.search
+    scaled = facts.searched.campaign.rows is not None or search.options.get("scales") == EACH
+    if told > (_MOST_SCALED if scaled else _MOST_TOLD):
         said = f"Left out: the model of {told:,} arms would take more than a few seconds."
         return Section(title=title, paragraphs=(said,))
     try:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.campaign import searchreport
+from hpc_toolkit.campaign import searchreport, searchtables
 from hpc_toolkit.campaign.progress import expected_best, some_counts
 from hpc_toolkit.campaign.scoremaps import heatmaps_of, keys_of, plane_of_models
 from hpc_toolkit.campaign.search import make_arms
@@ -360,6 +360,16 @@ def test_the_code_of_an_own_policy_is_not_needed(
 
     assert "missing_module:Policy used 24 of the 60" in outcome_of(sections)
     assert "without running its code" in sections[-1].paragraphs[0]
+
+
+def test_the_model_of_many_arms_is_left_out(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searchtables, "_MOST_TOLD", 7)
+    played = Played(fast_dir / "r", toy(GP), monkeypatch)
+    played.coordinate()
+
+    assert "the model of 8 arms would take" in search_of(played.root)[-1].paragraphs[0]
 
 
 def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

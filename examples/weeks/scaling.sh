@@ -3,10 +3,8 @@
 set -eu
 SIZES=${SIZES:-1,2} MODEL=${MODEL:-decoder-4x128} TOKENS=${TOKENS:-128} STEPS=${STEPS:-20} REPEATS=${REPEATS:-3}
 
-# Monday. Look at what would be measured, then measure it on this machine, also with gradients that are
-# exchanged less often, and see which size is worth its price.
-hpctk scaling run -o runs/scaling --world-sizes "$SIZES" --model "$MODEL" --seq-length "$TOKENS" \
-    --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4 --dry-run
+# Monday. Measure a training on this machine, also with gradients that are exchanged less often, and see
+# which size is worth its price.
 hpctk scaling run -o runs/scaling --world-sizes "$SIZES" --model "$MODEL" --seq-length "$TOKENS" \
     --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4 --price-per-gpu-hour 2 # first result
 # For the group's page.
@@ -24,6 +22,8 @@ for step in range(20):
     recorder.step(loss=1 / (step + 1))
 recorder.finish()
 END
+# Look at what would be measured first.
+hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --dry-run -- mytrain.py
 hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --samples 1000000 \
     --price-per-gpu-hour 1.5 -- mytrain.py
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tests.sharedfs.hosts import Hosts
 
 _ABORT_S = 5.0
+CLOSING = re.compile(r"^.*: [\d,]+ (of [\d,]+ )?items? (done|failed|left).*\n", re.MULTILINE)
+"""The line with which 'hpctk work' ends."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Ranks:
             where = self.where()
             message = f"the workers of {self.host} still run after {limit_s:g} s: {where}"
             raise AssertionError(message) from None
-        return Ended(self.host, code, self.out.read_text(), self.err.read_text())
+        err = CLOSING.sub("", self.err.read_text())
+        return Ended(self.host, code, self.out.read_text(), err)
 
     def family(self) -> list[int]:
         """The command, its workers and their executors, by their ids on the host."""

@@ -61,13 +61,25 @@ class LiveRun:
         self._asked = float("-inf")
 
     def read(self) -> Live:
+        """Read everything that is new. Raises RunError: the run was removed, perhaps meanwhile."""
+        try:
+            found = self._read()
+        except (OSError, KeyError):
+            self._refuse_removed()
+            raise
+        self._refuse_removed()
+        return found
+
+    def _refuse_removed(self) -> None:
+        if not self.run.paths.manifest.exists():
+            message = f"{self.run.root}: run.json is missing"
+            raise RunError(message, hint="the run was removed or moved")
+
+    def _read(self) -> Live:
         from hpc_toolkit.submit.costs import add_cost
         from hpc_toolkit.submit.standstill import why
 
         view = self.run.view
-        if not self.run.paths.manifest.exists():
-            message = f"{self.run.root}: run.json is missing"
-            raise RunError(message, hint="the run was removed or moved")
         seen = self._seen = self._sampler.look()
         now = self.run.status(seen=seen)
         now.doctor = self._doctor

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.system.processes import die_with_parent
+from tests.closingline import CLOSING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -229,6 +230,7 @@ class Going:
         count, fired, synced, name = _SEEN.unpack(self._seen[:])
         call = name.rstrip(b"\0").decode() if fired else ""
         out, err = (self._said.with_suffix(f".{one}").read_text() for one in ("out", "err"))
+        err = CLOSING.sub("", err)
         return Struck(os.waitstatus_to_exitcode(self._status), out, err, count, synced, call)
 
     def _wait(self, enough: Callable[[], bool]) -> None:

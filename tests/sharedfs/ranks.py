@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import time
@@ -10,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.closingline import CLOSING
 from tests.sharedfs.outcome import Ended
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tests.sharedfs.hosts import Hosts
 
 _ABORT_S = 5.0
-CLOSING = re.compile(r"^.*: [\d,]+ (of [\d,]+ )?items? (done|failed|left).*\n", re.MULTILINE)
-"""The line with which 'hpctk work' ends."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""The line with which 'hpctk work' ends, for tests that compare everything else."""
+
+import re
+
+CLOSING = re.compile(r"^.*: [\d,]+ (of [\d,]+ )?items? (done|failed|left).*\n", re.MULTILINE)

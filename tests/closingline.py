@@ -2,4 +2,4 @@
 
 import re
 
-CLOSING = re.compile(r"^.*: [\d,]+ (of [\d,]+ )?items? (done|failed|left).*\n", re.MULTILINE)
+CLOSING = re.compile(r"^.*: [\d,]+ (of [\d,]+ )?items? (done|failed|left|of an).*\n", re.MULTILINE)

@@ -167,6 +167,8 @@ def expected(facts: SearchFacts) -> Section:
         beliefs = _beliefs(facts)
     except (HpcToolkitError, ValueError) as error:
         return Section(title=title, paragraphs=(f"The model could not be made: {error}",))
+    if not facts.searched.rows and not facts.searched.found.known:
+        return Section(title=title, paragraphs=("No arm has a reward yet.",))
     if beliefs is None:
         said = f"Left out: policy {policy} has no model of the arms that can be read"
         return Section(title=title, paragraphs=(f"{said} without running its code.",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import select
 import sys
 import time
@@ -66,7 +67,9 @@ def _since(text: str, now: float) -> float:
 
     try:
         if text.startswith("@"):
-            return float(text[1:])
+            if math.isnan(at := float(text[1:])):
+                raise ValueError(text)
+            return at
         if text[:4].isdigit() and text[4:5] == "-":
             return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError) as error:

@@ -7,6 +7,7 @@ variables, so no text of a run can become a part of a command.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -125,7 +126,10 @@ class Hooks:
                 continue
             self._running.remove(one)
             if code:
-                found.append(f"the command of {one.option} failed with exit code {code}")
+                how = f"failed with exit code {code}"
+                if code < 0:
+                    how = f"was killed by {signal.Signals(-code).name}"
+                found.append(f"the command of {one.option} {how}")
                 if said := _last_line(one.output):
                     found[-1] += f": {said}"
             if one.output is not None:

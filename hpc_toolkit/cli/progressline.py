@@ -30,7 +30,8 @@ _REFRESH_S = 0.5
 def progress_line(root: Path) -> Iterator[None]:
     """Show the progress of a run on stderr, a terminal, while the block runs."""
     with subprocess.Popen(
-        [sys.executable, "-m", "hpc_toolkit.cli.progressline", str(root)],
+        # -P: no module of the user in the current directory replaces one of Python.
+        [sys.executable, "-P", "-m", "hpc_toolkit.cli.progressline", str(root)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
@@ -49,10 +50,8 @@ def progress_line(root: Path) -> Iterator[None]:
 
 def _show(run: Run) -> None:
     while True:
-        line = printable(one_line(run.status()))[
-            : os.get_terminal_size(sys.stderr.fileno()).columns - 1
-        ]
-        sys.stderr.write(f"\r{line}\x1b[K")
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        sys.stderr.write(f"\r{printable(one_line(run.status()))[: columns - 1]}\x1b[K")
         sys.stderr.flush()
         time.sleep(_REFRESH_S)
 

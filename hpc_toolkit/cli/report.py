@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hpc_toolkit.cli.arguments import RunArgument, check_out, open_run, switch, value, write_out
 from hpc_toolkit.cli.help import LIST
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.submit.reporting import report_of
 from hpc_toolkit.system.terminal import note
 
@@ -45,10 +46,15 @@ def report(
     found = open_run(run)
     path = found.paths.report if out is None else Path(out)
     if out == "-" or (text and out is None):
-        sys.stdout.write(report_of(found, markdown=True))
+        sys.stdout.flush()
+        # Whatever the locale, the report is UTF-8.
+        sys.stdout.buffer.write(report_of(found, markdown=True).encode())
         return
+    if text and path.suffix != ".md":
+        message = f"--text: {path} would be Markdown with another suffix"
+        raise ConfigError(message, hint="name a file that ends in .md, or leave out --text")
     check_out(path, _SUFFIXES)
-    write_out(path, report_of(found, markdown=text or path.suffix == ".md"))
+    write_out(path, report_of(found, markdown=path.suffix == ".md"))
     print(path)
 
 

@@ -251,6 +251,8 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
     troubled = len(found) < len(runs) or any(map(failed_items, found))
     if export is not None:
         export(*found)
+        if len(found) < len(runs):
+            sys.exit(1)  # otherwise nobody would notice that the metrics of a run are missing
         return troubled
     if as_json:
         print(json.dumps([one.to_json() for one in found]))

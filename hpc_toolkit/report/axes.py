@@ -96,10 +96,11 @@ def log_span_ticks(low_s: float, high_s: float, most: int = 8) -> list[Tick]:
 
 
 def moment(at: float, *, zone: bool = True) -> str:
-    """Local date and time."""
-    if not zone:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+    """Local date and time; "unknown" for a number that is not a time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S" + " %Z" * zone, time.localtime(at))
+    except (OverflowError, OSError, ValueError):
+        return "unknown"
 
 
 def _round_step(high: float, most: int) -> float:

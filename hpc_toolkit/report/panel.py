@@ -105,7 +105,8 @@ def one_line(now: Status) -> str:
     ]
     if now.complete:
         return "; ".join([*stages, "complete"])
-    parts = [f"{now.workers.alive:,} workers"]
+    alive = now.workers.alive
+    parts = [f"{alive:,} worker{'s' * (alive != 1)}"]
     parts += [f"{now.workers.dead:,} died"] if now.workers.dead else []
     parts += [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
     parts += [left] if (left := time_left(now)) else []
@@ -249,7 +250,7 @@ def _score(found: dict[str, Any]) -> str:
 
 
 def _told(score: float | None) -> str:
-    return "(not done)" if score is None else f"{score:.4f}"
+    return "(no score)" if score is None else f"{score:.4f}"
 
 
 def _failure_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:
@@ -349,7 +350,10 @@ def job_text(job: JobRecord) -> str:
 def clock_time(at: float) -> str:
     """The time of day here, with the date if it is not near."""
     near = abs(at - time.time()) < _DAY_S / 2
-    return time.strftime("%H:%M" if near else "%Y-%m-%d %H:%M", time.localtime(at))
+    try:
+        return time.strftime("%H:%M" if near else "%Y-%m-%d %H:%M", time.localtime(at))
+    except (OverflowError, OSError, ValueError):
+        return "unknown"
 
 
 def _short(text: str, most: int) -> str:

@@ -25,7 +25,8 @@ def timeline(found: Activity, throughput: dict[str, Any], loads: Loads | None) -
     """Throughput, workers and load on one axis of time; ``throughput`` is that of a status."""
     line = found.timeline
     shown = f"{len(line.lanes)} lane{'s' * (len(line.lanes) != 1)}"
-    said = f"{found.workers:,} workers in {shown}, from {moment(line.begin)}."
+    workers = f"{found.workers:,} worker{'s' * (found.workers != 1)}"
+    said = f"{workers} in {shown}, from {moment(line.begin)}."
     deaths = found.outcomes["deaths"]
     said += f" {deaths:,} deaths of workers or executors were recorded." if deaths else ""
     tables = (runtables.load_table(loads),) if loads is not None and loads.hosts else ()
@@ -159,7 +160,8 @@ def spent(found: Activity) -> Section:
         for one, took in used.items()
     ]
     name = "Where the time of the workers went"
-    lives = f"The {found.workers:,} workers lived {format_duration(found.lives_s)} in total,"
+    who = f"{found.workers:,} workers" if found.workers != 1 else "worker"
+    lives = f"The {who} lived {format_duration(found.lives_s)} in total,"
     lives += " from their starts to their last signs of life. Each second is counted once."
     return Section(
         title=name,

@@ -116,12 +116,12 @@ def _read(path: Path, share: int, timeline: Timeline, found: Loads) -> None:
             elif began is not None:
                 interval = timeline.interval(began + float(record["t_s"]))
                 _sample(record, interval, host, found)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
             continue  # torn, damaged or cut off
 
 
 def _sample(record: dict[str, Any], interval: int, host: HostLoad, found: Loads) -> None:
-    cpu = float(record["cpu_percent"])
+    cpu = _finite(record["cpu_percent"])
     found.cpu.add(interval, cpu)
     host.samples, host.cpu = host.samples + 1, host.cpu + cpu
     host.rss_most = max(host.rss_most, int(record["rss_bytes"]))
@@ -131,9 +131,16 @@ def _sample(record: dict[str, Any], interval: int, host: HostLoad, found: Loads)
         if gpu.get("memory_used_bytes") is not None:
             host.gpu_memory_most = max(host.gpu_memory_most, int(gpu["memory_used_bytes"]))
         if gpu.get("busy_percent") is not None:
-            busy = float(gpu["busy_percent"])
+            busy = _finite(gpu["busy_percent"])
             found.gpu.add(interval, busy)
             host.gpu_values, host.gpu = host.gpu_values + 1, host.gpu + busy
+
+
+def _finite(value: Any) -> float:
+    """Return a number; ValueError if it cannot be drawn."""
+    if not math.isfinite(number := float(value)):
+        raise ValueError(number)
+    return number
 
 
 def _lines(path: Path, share: int) -> Iterator[bytes]:

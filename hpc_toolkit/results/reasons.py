@@ -19,8 +19,14 @@ def no_progress(
     workers: WorkerCounts,
     campaign: str,
     late: list[str],
+    *,
+    moving: bool,
 ) -> str:
-    """Why there is no progress; ``campaign`` is a campaign's path, "" for a plain list."""
+    """Why there is no progress; ``campaign`` is a campaign's path, "" for a plain list.
+
+    ``moving``: an item was done a moment ago. The claims are read before the journals, so those of
+    short units may all be released already.
+    """
     if view.complete:
         return ""
     # Old copies of journals make counts too low, so the message says that it may be wrong.
@@ -39,7 +45,7 @@ def no_progress(
         return f"no worker is alive{died}: {unless}{start}"
     if not left:
         return "; ".join(hidden_entries(view)) or _waiting(stages, campaign)
-    if not any(counts.running for counts in stages.values()):
+    if not moving and not any(counts.running for counts in stages.values()):
         start = "they are starting, or wait for a dead one's lease"
         return f"workers are alive but hold nothing: {unless}{start}"
     return ""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.system.clock import Clock
 
+_MOVING_S = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLeft:
@@ -159,7 +161,9 @@ def read_status(
             len(unit.deaths) for one in view.stages.values() for unit in one.state.units.values()
         ),
         published=last.table is not None and last.last_retry < last.table[0],
-        reason=no_progress(view, stages, workers, given if campaign else "", late),
+        reason=no_progress(
+            view, stages, workers, given if campaign else "", late, moving=_moves(view, clock)
+        ),
         failures=[one.to_json() for one in group_failures(view, seen)],
         warnings=[*hidden_entries(view), *sick_hosts(view), *damage(view, alive)],
         alive=sorted(alive),
@@ -206,6 +210,11 @@ def _spent(known: dict[str, Presence], until: float) -> dict[str, Any]:
         "elapsed_s": round(end - began, 3),
         "worker_s": round(sum(end - start for start, end in lives), 3),
     }
+
+
+def _moves(view: RunView, clock: Clock) -> bool:
+    """Whether an item was done within the last seconds, by the clock of its worker."""
+    return abs(clock.wall() - view.throughput.until) < _MOVING_S
 
 
 def _throughput(view: RunView) -> dict[str, Any]:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FAILURES = 20
 _SCRIPTS, _SCRIPT_BYTES = 10, 1 << 15
-_READING = (OSError, HpcToolkitError, ValueError, KeyError, RecursionError)
+_READING = (
+    *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
+    *(AttributeError, ArithmeticError, TypeError),
+)
 
 
 def report_of(run: Run, *, markdown: bool = False) -> str:

@@ -89,7 +89,9 @@ class Screen:
         self._restore()
 
     def size(self) -> os.terminal_size:
-        return os.get_terminal_size(self._out)
+        size = os.get_terminal_size(self._out)
+        # A serial console reports nothing.
+        return os.terminal_size((size.columns or 80, size.lines or 24))
 
     def show(self, lines: list[str]) -> None:
         """Show these lines from the top; only lines that changed are written."""

@@ -39,6 +39,8 @@ def closing(view: RunView, given: str) -> str:
     reasons = [reason for stage in view.stages.values() if (reason := pause_reason(stage))]
     if reasons:
         return f"{given}: paused: {reasons[0]}; fix the cause, then hpctk retry {run}"
+    if not left:
+        return f"{given}: all {items} of an open list are finished: hpctk status {run}"
     return f"{given}: {left:,} of {items} left: hpctk status {run}"
 
 

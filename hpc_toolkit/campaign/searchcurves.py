@@ -155,6 +155,6 @@ def rounds(facts: SearchFacts) -> Iterator[Figure]:
 
 
 def _thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
-    """At most about so many of the points, with the last."""
+    """Return about this many of the points at most, with the last one."""
     every = max(1, len(points) // most)
     return [*points[:-1:every], points[-1]]

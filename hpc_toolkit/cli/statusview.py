@@ -52,7 +52,7 @@ PANELS: Panels = {
         Option("on_end", "With --watch: run this command at the end; see $HPCTK_STATE.", "COMMAND"),
         Option(
             "on_stall",
-            "With --watch: run it if no item was finished for so long.",
+            "With --watch: run it if no item was finished for this time.",
             "DURATION COMMAND",
             values=2,
         ),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.panel import one_line
 from hpc_toolkit.system.processes import die_with_parent
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import printable, split_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +50,8 @@ def progress_line(root: Path) -> Iterator[None]:
 
 def _show(run: Run) -> None:
     while True:
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-        sys.stderr.write(f"\r{printable(one_line(run.status()))[: columns - 1]}\x1b[K")
+        room = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+        sys.stderr.write(f"\r{split_at(printable(one_line(run.status())), room)[0]}\x1b[K")
         sys.stderr.flush()
         time.sleep(_REFRESH_S)
 

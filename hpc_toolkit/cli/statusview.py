@@ -20,7 +20,7 @@ from hpc_toolkit.rundir.layout import all_runs, find_run
 from hpc_toolkit.system.binding import Place
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import format_duration
-from hpc_toolkit.system.terminal import note, printable, show_error
+from hpc_toolkit.system.terminal import columns, note, pad, printable, show_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,14 +259,14 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
         return troubled
     if not runs:
         print("no runs below ./runs; create one with 'hpctk init'", file=sys.stderr)
-    width = max((len(one.run) for one in found), default=0)
+    width = max((columns(printable(one.run)) for one in found), default=0)
     for one in found:
         total = sum(counts.total for counts in one.stages.values())
         done = sum(counts.done for counts in one.stages.values())
         alive = [f"{one.workers.alive} workers", *not_shown(one)]
         state = "complete" if one.complete else ", ".join(alive)
         failed = f"{failed_items(one)} failed"
-        print(f"{printable(one.run):<{width}}  {done}/{total} done  {failed}  {state}")
+        print(f"{pad(printable(one.run), width)}  {done}/{total} done  {failed}  {state}")
         for worker, record in one.places.items() if verbose else ():
             print(printable(f"    {worker}: {Place.from_record(record)}"))
     return troubled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from hpc_toolkit.report.panel import BAD, DIM, WARN, Row, clock_time, rate_text,
 from hpc_toolkit.report.terminal import draw, draw_line, text_indent
 from hpc_toolkit.results.hosts import ALIVE, DIED
 from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.terminal import columns, cut, pad, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,14 +99,7 @@ def _page_lines(page: Page, look: Look) -> list[str]:
     return [
         part
         for line in page.lines
-        for part in textwrap.wrap(
-            look.plain(line.replace("\t", "    ")),
-            look.columns,
-            subsequent_indent="  ",
-            drop_whitespace=False,
-            replace_whitespace=False,
-        )
-        or [""]
+        for part in wrap(look.plain(line.replace("\t", "    ")), look.columns, indent="  ")
     ]
 
 
@@ -147,7 +140,7 @@ def _body(live: Live, look: Look, *, expanded: bool, room: int | None) -> list[s
 
 
 def _host_rows(hosts: Sequence[HostLine], look: Look, *, expanded: bool) -> list[Row]:
-    width = max((len(one.host) for one in hosts), default=0)
+    width = max((columns(one.host) for one in hosts), default=0)
     rows: list[Row] = []
     for one in hosts:
         tone = BAD if one.died else WARN if one.alive and not one.busy else ""
@@ -161,7 +154,7 @@ def _host_rows(hosts: Sequence[HostLine], look: Look, *, expanded: bool) -> list
 def _host_text(one: HostLine, width: int, *, is_narrow: bool) -> str:
     share = f"{100 * one.busy // one.alive if one.alive else 0:3}% busy"
     rate = rate_text(one.rate_per_s) if one.rate_per_s else "-"
-    name = f"{one.host:<{width}}"
+    name = pad(one.host, width)
     if is_narrow:
         deaths = f" {one.deaths} died" if one.deaths else ""
         return f"{name} {one.alive:3} {share}{deaths}"
@@ -189,9 +182,7 @@ def _event_row(one: Recent, look: Look, *, is_first: bool) -> Row:
 
 def _cut(text: str, look: Look) -> str:
     """The text in one line beside a label of any length."""
-    room = look.columns - text_indent(look)
-    text = look.plain(text)
-    return text if len(text) <= room else f"{text[: max(0, room - 3)]}..."
+    return cut(look.plain(text), look.columns - text_indent(look))
 
 
 def _footer(chosen: Choices, look: Look) -> str:

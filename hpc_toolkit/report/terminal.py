@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TextIO
 
 from hpc_toolkit.report.panel import BAD, DIM, GOOD, WARN
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import columns, cut, pad, printable, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,10 +77,7 @@ def draw(rows: Sequence[Row], look: Look | None = None, *, most: int | None = No
 
 def draw_line(text: str, tone: str, look: Look) -> str:
     """One line of text, cut to the width."""
-    text = look.plain(text)
-    if len(text) > look.columns:
-        text = f"{text[: look.columns - 3]}..."
-    return look.paint(text, _CODES.get(tone, ""))
+    return look.paint(cut(look.plain(text), look.columns), _CODES.get(tone, ""))
 
 
 def text_indent(look: Look) -> int:
@@ -93,37 +89,27 @@ def _draw_row(row: Row, width: int, look: Look) -> list[str]:
     """Return the row wrapped to the width."""
     text = look.plain(row.text)
     if row.is_title:
-        return [
-            look.paint(line, _CODES.get(row.tone, _BOLD))
-            for line in textwrap.wrap(text, look.columns, break_on_hyphens=False) or [""]
-        ]
+        return [look.paint(line, _CODES.get(row.tone, _BOLD)) for line in wrap(text, look.columns)]
     indent = " " * (width + _GAPS)
-    label = look.plain(row.label)
-    label = f"  {label:<{width}}  "
-    room = look.columns - len(indent)
+    label = f"  {pad(look.plain(row.label), width)}  "
+    room, needed = look.columns - len(indent), columns(text)
     picture, taken = "", 0
     if row.bar is not None:
-        taken = max(_BAR_WIDTHS[0], min(_BAR_WIDTHS[1], room - len(text) - 2))
-        if taken + 2 + min(len(text), 12) <= room:
+        taken = max(_BAR_WIDTHS[0], min(_BAR_WIDTHS[1], room - needed - 2))
+        if taken + 2 + min(needed, 12) <= room:
             picture = _bar(row.bar, taken, look)
     elif row.curve:
         taken = len(row.curve)
-        if taken + 2 + min(len(text), 12) <= room:
+        if taken + 2 + min(needed, 12) <= room:
             picture = _spark(row.curve, look)
     first = f"{picture}  " if picture else ""
-    before = len(label) + (taken + 2 if picture else 0)
-    wrapped = textwrap.wrap(
-        text,
-        look.columns,
-        initial_indent="\0" * before,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-    ) or ["\0" * before]
+    before = columns(label) + (taken + 2 if picture else 0)
+    wrapped = wrap(text, look.columns, before=before, indent=indent)
     code = _CODES.get(row.tone, "")
     lines = [
         look.paint(label, _CODES[DIM] if not code or code == _CODES[DIM] else code)
         + first
-        + look.paint(wrapped[0].lstrip("\0"), code)
+        + look.paint(wrapped[0], code)
     ]
     return lines + [look.paint(line, code) for line in wrapped[1:]]
 

@@ -101,7 +101,7 @@ class Screen:
             self._write("\x1b[2J")
         lines = lines[: size.lines]
         parts = [
-            f"\x1b[{row};1H{line}\x1b[0m\x1b[K"
+            f"\x1b[{row};1H\x1b[K{line}\x1b[0m"
             for row, line in enumerate(lines, 1)
             if row > len(self._shown) or self._shown[row - 1] != line
         ]

@@ -17,7 +17,7 @@ from hpc_toolkit.results.status import Status
 from hpc_toolkit.slurm.records import JobRecord
 
 SIZES = [(80, 24), (200, 50), (40, 20)]
-BAD = "\x1b[2J\u202e\r\n"
+BAD = "\x1b[2J\u202e\r\n日本e\u0301\U0001f600"
 
 
 def worker(name: str, state: str = ALIVE, **changes: Any) -> WorkerLine:
@@ -58,6 +58,10 @@ def live(hosts: int = 62, text: str = "", **changes: Any) -> Live:
     return Live(now, **{"jobs": jobs, "hosts": lines, "events": events, **changes})
 
 
+def width(line: str) -> int:
+    return sum((2 if c in "日本\U0001f600" else c != "\u0301") for c in line)
+
+
 def plain(line: str) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", line)
 
@@ -78,7 +82,7 @@ def test_a_screen_is_filled_and_nothing_controls_the_terminal(
     lines = screen_lines(live(text=BAD), chosen, look, rows)
 
     assert len(lines) == rows
-    assert max(len(plain(line)) for line in lines) <= columns
+    assert max(width(plain(line)) for line in lines) <= columns
     assert all(plain(line).isprintable() for line in lines)
     assert colour or lines == [plain(line) for line in lines]
 

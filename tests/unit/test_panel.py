@@ -179,6 +179,13 @@ def test_a_bar_hides_no_share(
     assert line.split()[1] == drawn
 
 
+WIDE = "日本e\u0301\U0001f600"
+
+
+def width(line: str) -> int:
+    return sum((2 if c in "日本\U0001f600" else c != "\u0301") for c in line)
+
+
 @pytest.mark.parametrize("columns", [20, 40, 80, 200])
 @pytest.mark.parametrize("unicode", [False, True])
 def test_no_line_is_wider_than_the_terminal(columns: int, unicode: bool) -> None:
@@ -186,11 +193,13 @@ def test_no_line_is_wider_than_the_terminal(columns: int, unicode: bool) -> None
         reason="no worker is alive: " + "start some with this or that " * 5,
         failures=[failures("Error: " + "long " * 40)],
         throughput={"done": [1.0, 2.0, 5.0, 3.0] * 20},
+        run=f"runs/{WIDE * 9}",
+        warnings=[f"w {WIDE * 30}", f"w {WIDE} " * 20],
     )
 
     lines = draw(panel(long), Look(columns=columns, unicode=unicode))
 
-    assert max(map(len, lines)) <= columns
+    assert max(map(width, lines)) <= columns
     assert not any(word in line for line in lines for word in "\x1b")
     text = "".join("".join(line.split()) for line in lines)
     assert "startsomewiththisorthat" * 5 in text

@@ -1,11 +1,11 @@
-"""What does not print stays off the terminal."""
+"""What does not print stays off the terminal, and what prints keeps to its columns."""
 
 from __future__ import annotations
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.terminal import printable, show_error
+from hpc_toolkit.system.terminal import columns, cut, pad, printable, show_error, wrap
 
 
 @pytest.mark.parametrize("text", ["plain", "näive ångström 日本", 'it\'s "quoted" $5 \\n'])
@@ -25,6 +25,39 @@ def test_text_that_prints_stays_as_it_is(text: str) -> None:
 )
 def test_what_does_not_print_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+COMBINED = "e\u0301"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("plain", 5), ("日本", 4), ("\U0001f600", 2), (COMBINED, 1), ("a日" + COMBINED, 4)],
+)
+def test_a_text_takes_the_columns_of_its_characters(text: str, count: int) -> None:
+    assert columns(text) == count
+    assert pad(text, 8) == text + " " * (8 - count)
+
+
+def test_a_cut_text_keeps_to_its_columns_and_a_letter_keeps_its_accent() -> None:
+    assert cut("日本語", 6) == "日本語"
+    assert cut("日本語.", 6) == "日..."
+    assert cut(COMBINED * 9, 5) == COMBINED * 2 + "..."
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", [""]),
+        ("one two  three", ["one two", "  three"]),
+        ("    kept in front", ["    kept", "  in", "  front"]),
+        ("a 0123456789", ["a 012345", "  6789"]),
+        ("日本 語日本", ["日本", "  語日本"]),
+        ("x日本語日本語", ["x日本語", "  日本語"]),
+    ],
+)
+def test_a_text_is_wrapped_by_columns(text: str, lines: list[str]) -> None:
+    assert wrap(text, 8, indent="  ") == lines
 
 
 def test_an_error_keeps_its_lines_and_loses_its_escapes(capsys: pytest.CaptureFixture[str]) -> None:

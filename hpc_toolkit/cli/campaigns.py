@@ -28,7 +28,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.gpus import visible_gpus
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def plan(
 
 
 def plan_lines(found: DryRun, workers: int | None) -> list[str]:
-    tasks = _count(len(found.tasks), "task")
+    tasks = counted(len(found.tasks), "task")
     evaluations = f"{found.evaluations:,} evaluations in all"
     kinds = ", ".join(f"{key} ({kind})" for key, kind in found.features.items())
     kinds = kinds or "none: only random and racing can search"
@@ -95,7 +95,7 @@ def plan_lines(found: DryRun, workers: int | None) -> list[str]:
     if found.unused:
         lines.append(f"  not used      {', '.join(found.unused)}")
     if found.baseline:
-        arms = _count(found.baseline, "arm")
+        arms = counted(found.baseline, "arm")
         lines.append(f"{found.baseline_name:15} {arms} to compare with")
     if found.measured:
         lines.append(f"metrics         {found.measured:,} items first")
@@ -109,10 +109,6 @@ def plan_lines(found: DryRun, workers: int | None) -> list[str]:
     return [*lines, *_search_lines(found, workers)]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
 def _search_lines(found: DryRun, workers: int | None) -> list[str]:
     most = "no limit on evaluations"
     if found.most_evaluations is not None:
@@ -124,10 +120,10 @@ def _search_lines(found: DryRun, workers: int | None) -> list[str]:
         if workers is not None:
             least = format_duration(found.seconds / min(workers, found.at_once))
             time += f", at least {least} with {workers}"
-    items = _count(found.at_once, "item")
+    items = counted(found.at_once, "item")
     lines = [
         f"search          {found.policy}: {most}",
-        f"  at once       {_count(found.pending, 'arm')}, {items} for the workers",
+        f"  at once       {counted(found.pending, 'arm')}, {items} for the workers",
         f"  time          {time}",
     ]
     if workers is not None and (idle := workers - found.at_once) > 0:

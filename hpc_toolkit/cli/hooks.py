@@ -31,6 +31,8 @@ COMPLETE, FAILED, PAUSED, STOPPED, STALLED = "complete", "failed", "paused", "st
 """Values of HPCTK_STATE; ``failed`` is a complete run with failed items."""
 
 _SHOWN = 200
+_SILENT_S = 1.0
+"""Seconds to wait for a command before a message names it."""
 
 
 def end_of(now: Status) -> str:
@@ -138,6 +140,11 @@ class Hooks:
 
     def finish(self) -> None:
         """Wait for all commands, and print a warning about each failure."""
+        for one in self._running:
+            try:
+                one.process.wait(_SILENT_S)
+            except subprocess.TimeoutExpired:
+                note(f"waiting for the command of {one.option}; ^C ends it")
         for warning in self.warnings(wait=True):
             note(warning, "warning")
 

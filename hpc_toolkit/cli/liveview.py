@@ -12,24 +12,27 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
-from hpc_toolkit.report.panel import failed_items
-from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look
+from hpc_toolkit.report.panel import DIM, failed_items
+from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
 from hpc_toolkit.results.hosts import read_hosts
 from hpc_toolkit.results.recent import RecentEvents
 from hpc_toolkit.results.sampling import Sampler
-from hpc_toolkit.results.status import living_workers
+from hpc_toolkit.results.status import living_workers, reachable_workers
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.screen import END, Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hpc_toolkit.cli.hooks import Hooks
     from hpc_toolkit.queue.presence import Presence
+    from hpc_toolkit.report.panel import Row
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.submit.jobs import JobStates
+    from hpc_toolkit.training.progress import Progress
 
 
 REFRESH_S = 2.0
@@ -94,6 +97,10 @@ class LiveRun:
             self._sampler.oldest_s(),
         )
 
+    def reachable(self) -> int:
+        """Workers that a request to exit would name."""
+        return len(reachable_workers(self.run.view, self._clock, self._seen))
+
     def read_jobs(self) -> bool:
         """Ask for the jobs if that is due; return whether it was."""
         if self._clock.monotonic() - self._asked < _JOBS_S:
@@ -153,10 +160,8 @@ class LiveView:
 
     def _show(self) -> None:
         assert self.live is not None
-        size = self.screen.size()
-        # The variable COLUMNS, which Look.of reads, would not change with the window.
-        look = replace(Look.of(sys.stdout), columns=max(size.columns, LEAST_COLUMNS))
-        self.screen.show(screen_lines(self.live, self.chosen, look, size.lines))
+        look, rows = _look(self.screen)
+        self.screen.show(screen_lines(self.live, self.chosen, look, rows))
 
     def _say(self, text: str, *, is_error: bool = False) -> None:
         self.chosen.message, self.chosen.is_error = text, is_error
@@ -210,18 +215,34 @@ class LiveView:
 
     def _drain(self) -> None:
         def drain() -> str:
-            return f"asked {_counted(self.source.run.drain(), 'worker')} to exit"
+            return f"asked {counted(self.source.run.drain(), 'worker')} to exit"
 
         assert self.live is not None
-        self._ask(f"ask {_counted(self.live.now.workers.alive, 'worker')} to exit?", drain)
+        count = self.source.reachable()
+        unsure = count - self.live.now.workers.alive
+        if not count:
+            self._say("no worker is running: there is nothing to drain")
+        else:
+            perhaps = f" ({unsure:,} may be dead)" if unsure > 0 else ""
+            self._ask(f"ask {counted(count, 'worker')} to exit{perhaps}?", drain)
 
     def _retry(self) -> None:
+        from hpc_toolkit.results.explain import retryable
+
         def retry() -> str:
-            return f"{_counted(self.source.run.retry(), 'item')} pending again"
+            return f"{counted(self.source.run.retry(), 'item')} pending again"
 
         assert self.live is not None
-        failed = _counted(failed_items(self.live.now), "failed item")
-        self._ask(f"make {failed} pending again?", retry)
+        failed = failed_items(self.live.now)
+        others = retryable(self.source.run.view) - failed
+        question = f"make {counted(failed, 'failed item')} pending again?"
+        if others > 0:
+            reset = f"the attempts of {counted(failed + others, 'item')}"
+            question = f"reset {reset} ({failed:,} failed, {others:,} retrying)?"
+        if failed or others > 0:
+            self._ask(question, retry)
+        else:
+            self._say("no item has failed")
 
     def _explain(self) -> None:
         from hpc_toolkit.cli.reading import life_lines
@@ -261,21 +282,18 @@ _ACTIONS: dict[str, Callable[[LiveView], None]] = {
 }
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
 def read_log(run: Run, live: Live) -> Page | None:
     """The end of the log of the worker with the newest failure, else of the latest job or worker.
 
-    None if there is no log yet.
+    Only failures that the view shows count. None if there is no log yet.
     """
     from hpc_toolkit.results.explain import attempts_of, find_item
     from hpc_toolkit.submit.jobs import log_files
 
     paths = []
     if live.now.failures:
-        item = find_item(run.view, str(live.now.failures[0]["item"]))
+        newest = max(live.now.failures, key=lambda one: one["last"] or 0.0)
+        item = find_item(run.view, str(newest["item"]))
         paths = [run.paths.worker_log(worker) for worker, _ in attempts_of(run.view, item)]
     if not paths and live.jobs:
         paths = log_files(run.paths, live.jobs[-1].id)
@@ -291,20 +309,58 @@ def read_log(run: Run, live: Live) -> Page | None:
     return Page(str(existing[-1]), lines[1:] if size > _TAIL_BYTES else lines)
 
 
-def follow_live(run: Run, hooks: Hooks, *, slurm: bool) -> tuple[Status, list[JobRecord]]:
-    """Show a run on the whole terminal; return its last status and its jobs."""
+def _look(screen: Screen) -> tuple[Look, int]:
+    """What the terminal can show now, and its rows."""
+    size = screen.size()
+    # The variable COLUMNS, which Look.of reads, would not change with the window.
+    look = replace(Look.of(sys.stdout), columns=max(size.columns, LEAST_COLUMNS))
+    return look, size.lines
+
+
+@contextlib.contextmanager
+def _quiet_screen() -> Iterator[Screen]:
+    """A screen; what is written to stderr meanwhile appears after it."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), Screen() as screen:
+            yield screen
+    finally:
+        sys.stderr.write(said.getvalue())
+
+
+def follow_training(
+    read: Callable[[], Progress], rows_of: Callable[[Progress], list[Row]]
+) -> Progress:
+    """Show a training on the whole terminal until its jobs have ended or the user quits."""
+    with _quiet_screen() as screen:
+        while True:
+            now = read()
+            look, rows = _look(screen)
+            lines = draw(rows_of(now), look, most=rows - 1)
+            lines += [""] * (rows - 1 - len(lines))
+            screen.show([*lines, draw_line("q quit", DIM, look)])
+            if now.ended or not now.jobs or screen.key(REFRESH_S) in ("q", END):
+                return now
+
+
+def follow_live(
+    run: Run, hooks: Hooks, *, slurm: bool, verbose: bool = False
+) -> tuple[Status, list[JobRecord]]:
+    """Show a run on the whole terminal; return its last status and its jobs.
+
+    ``verbose``: begin with every worker and what it has of its host.
+    """
     from hpc_toolkit.submit.jobs import JobStates
 
     gc.enable()
     source = LiveRun(run, JobStates(run.paths), slurm=slurm)
-    said = io.StringIO()
+    chosen = Choices(expanded=verbose, verbose=verbose)
     try:
-        with contextlib.redirect_stderr(said), Screen() as screen:
+        with _quiet_screen() as screen:
             hooks.quiet = True
-            now = LiveView(source, screen, hooks).follow()
+            now = LiveView(source, screen, hooks, chosen).follow()
     finally:
         hooks.quiet = False
-        sys.stderr.write(said.getvalue())
     if not now.complete:
         return now, source.records
     hooks.look(now)

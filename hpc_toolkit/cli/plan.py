@@ -24,8 +24,8 @@ from hpc_toolkit.cli.help import CHECK, add_table_command
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.quantities import counted, parse_counts, parse_duration, parse_size_mib
 from hpc_toolkit.system.quantities import format_duration as shown
-from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.forecast import Interval
@@ -180,10 +180,8 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
 
 
 def _said(found: Comparison) -> list[str]:
-    from hpc_toolkit.planning.page import counted
-
     span = f"{shown(found.low_s)} to {shown(found.high_s)}"
-    on = f"on {counted(found.workers_predicted)}"
+    on = f"on {counted(found.workers_predicted, 'worker')}"
     lines = [f"predicted  {shown(found.predicted_s)} ({span}) {on}"]
     if found.waited_s >= 1:
         lines.append(
@@ -195,7 +193,7 @@ def _said(found: Comparison) -> list[str]:
         return lines
     assert found.error is not None
     inside = "inside" if found.inside else "outside"
-    lines.append(f"real       {shown(found.real_s)} on {counted(found.workers)}")
+    lines.append(f"real       {shown(found.real_s)} on {counted(found.workers, 'worker')}")
     lines.append(f"off by     {found.error:+.1%} of the real time, {inside} of the interval")
     return lines
 

@@ -59,7 +59,7 @@ def explain(
 
 
 def life_lines(life: dict[str, Any]) -> list[str]:
-    lines = [f"{json.dumps(life['item'])}: {life['state']}"]
+    lines = [f"{json.dumps(life['item'], ensure_ascii=False)}: {life['state']}"]
     lines.append(f"  stage {life['stage']}, unit {life['unit']}, group {json.dumps(life['group'])}")
     for claim in life["claims"]:
         released = "released" if claim["released"] else "not released"
@@ -236,4 +236,5 @@ def drain(run: RunArgument = None) -> None:
         hpctk drain runs/eval
     """
     count = open_run(run).drain()
-    print(f"{count} workers were asked to leave", file=sys.stderr)
+    asked = "1 worker was" if count == 1 else f"{count:,} workers were"
+    print(f"{asked} asked to exit", file=sys.stderr)

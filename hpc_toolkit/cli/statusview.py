@@ -9,7 +9,6 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
@@ -99,15 +98,16 @@ def status(run: str | None, **given: Any) -> None:
             show = partial(_show, as_json=as_json, verbose=verbose)
             if export is not None:  # it has no metrics of jobs
                 show, given["slurm"] = partial(_export, export), False
-            follow = _follow_live if screen and export is None else _follow
+            live = partial(_follow_live, verbose=verbose)
+            follow = live if screen and export is None else _follow
             troubled = follow(opened, show, hooks, slurm=given["slurm"])
         elif unfit := [name for name in ("prometheus", "on_end", "on_stall") if given[name]]:
             option = f"--{unfit[0].replace('_', '-')}"
             message = f"{opened.root} is the directory of a training: {option} is for runs"
             raise ConfigError(message, hint=f"leave out {option}, or name a run")
         else:
-            shown = partial(_show_training, as_json=as_json, screen=screen)
-            troubled = _follow_training(opened, shown, watch=watch, slurm=given["slurm"])
+            read = partial(opened.progress, ask=given["slurm"])
+            troubled = _follow_training(read, watch=watch, as_json=as_json, screen=screen)
     if given["check"] and troubled:
         sys.exit(1)
 
@@ -143,22 +143,20 @@ def _opened(root: Path) -> Run | Training:
 
 
 def _follow_training(
-    training: Training, show: Callable[[Progress], None], *, watch: bool, slurm: bool
+    read: Callable[[], Progress], *, watch: bool, as_json: bool, screen: bool
 ) -> bool:
     """Show a training, with ``watch`` until its jobs have ended; whether the last one failed."""
+    if screen:
+        from hpc_toolkit.cli.liveview import follow_training
+
+        read, watch = partial(follow_training, read, training_rows), False
     while True:
-        now = training.progress(ask=slurm)
-        show(now)
+        now = read()
+        text = json.dumps(now.to_json()) if as_json else "\n".join(draw(training_rows(now)))
+        print(text, flush=True)
         if not watch or now.ended or not now.jobs:
             return now.failed
         time.sleep(_WATCH_S)
-
-
-def _show_training(now: Progress, *, as_json: bool, screen: bool) -> None:
-    if as_json:
-        print(json.dumps(now.to_json()), flush=True)
-    else:
-        _print(training_rows(now), screen=screen)
 
 
 def training_rows(now: Progress) -> list[Row]:
@@ -187,13 +185,18 @@ def _ago(at: float) -> str:
 
 
 def _follow_live(
-    run: Run, show: Callable[[Status, list[JobRecord]], None], hooks: Hooks | None, *, slurm: bool
+    run: Run,
+    show: Callable[[Status, list[JobRecord]], None],
+    hooks: Hooks | None,
+    *,
+    slurm: bool,
+    verbose: bool,
 ) -> bool:
     """Show a run on the whole terminal, and at the end its last state; as :func:`_follow`."""
     from hpc_toolkit.cli.liveview import follow_live
 
     assert hooks is not None  # a screen is for --watch
-    now, records = follow_live(run, hooks, slurm=slurm)
+    now, records = follow_live(run, hooks, slurm=slurm, verbose=verbose)
     show(now, records)
     hooks.finish()
     return failed_items(now) > 0
@@ -281,20 +284,11 @@ def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, verbose: bool) -
         records = [{key: getattr(job, key) for key in keys} for job in jobs]
         print(json.dumps({**now.to_json(), "jobs": records}), flush=True)
         return
-    _print(panel(now, jobs, verbose=verbose), screen=False)
+    print("\n".join(draw(panel(now, jobs, verbose=verbose))), flush=True)
 
 
 def _export(export: Export, now: Status, _jobs: list[JobRecord]) -> None:
     export(now)
-
-
-def _print(rows: list[Row], *, screen: bool) -> None:
-    if not screen:
-        print("\n".join(draw(rows)), flush=True)
-        return
-    # The last row is the cursor's.
-    lines = draw(rows, most=get_terminal_size().lines - 1)
-    print("\x1b[2J\x1b[H" + "\n".join(lines), flush=True)
 
 
 def status_lines(now: Status) -> list[str]:

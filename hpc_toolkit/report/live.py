@@ -12,7 +12,8 @@ from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import columns, cut, pad, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from hpc_toolkit.report.terminal import Look
     from hpc_toolkit.results.hosts import HostLine, WorkerLine
@@ -38,7 +39,7 @@ HELP = (
     "d        ask all workers to exit after their current item",
     "r        make failed items pending again",
     "e        explain the first failure: its attempts and the traceback",
-    "l        show the end of a log: of the worker with the newest failure, else of the latest job",
+    "l        show the end of a log: of the worker with the newest failure shown, else of a job",
     "w        show every host and its workers",
     "j, k     scroll by a line; also the arrow keys, page up, page down, g and G",
     "q        quit; the run goes on",
@@ -71,6 +72,8 @@ class Choices:
 
     expanded: bool = False
     """Whether every host is shown with its workers."""
+    verbose: bool = False
+    """Whether these workers are shown with their CPUs, GPUs and memory."""
     offset: int = 0
     """Lines scrolled past."""
     page: Page | None = None
@@ -89,7 +92,7 @@ def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str
         head, body = draw(title, look), _page_lines(chosen.page, look)
     else:
         fitted = None if chosen.expanded or chosen.offset else room
-        lines = _body(live, look, expanded=chosen.expanded, room=fitted)
+        lines = _body(live, look, chosen, fitted)
         head, body = lines[:1], lines[1:]
     shown = _window(head, body, chosen, room, look)
     return [*shown, *[""] * (room - len(shown)), _footer(chosen, look)][:rows]
@@ -114,7 +117,7 @@ def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: 
     return [*head, *shown][:room]
 
 
-def _body(live: Live, look: Look, *, expanded: bool, room: int | None) -> list[str]:
+def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str]:
     """All lines; with a ``room``, fewer hosts and events so that all else fits."""
     top = [
         replace(row, text=_cut(row.text, look)) if row.tone == DIM else row
@@ -123,7 +126,8 @@ def _body(live: Live, look: Look, *, expanded: bool, room: int | None) -> list[s
     if live.age_s > _OLD_S:
         old = format_duration(live.age_s)
         top.append(Row("", f"read in turn, so some counts are {old} old", DIM))
-    hosts = _host_rows(live.hosts, look, expanded=expanded)
+    places = live.now.places if chosen.verbose else {}
+    hosts = _host_rows(live.hosts, look, places, expanded=chosen.expanded)
     events = [_event_row(one, look, is_first=not number) for number, one in enumerate(live.events)]
     lines = draw([*top, *hosts, *events], look)
     if room is None or len(lines) <= room:
@@ -139,7 +143,9 @@ def _body(live: Live, look: Look, *, expanded: bool, room: int | None) -> list[s
     return draw([*top, *hosts, *events[:kept]], look)
 
 
-def _host_rows(hosts: Sequence[HostLine], look: Look, *, expanded: bool) -> list[Row]:
+def _host_rows(
+    hosts: Sequence[HostLine], look: Look, places: Mapping[str, dict[str, Any]], *, expanded: bool
+) -> list[Row]:
     width = max((columns(one.host) for one in hosts), default=0)
     rows: list[Row] = []
     for one in hosts:
@@ -147,7 +153,7 @@ def _host_rows(hosts: Sequence[HostLine], look: Look, *, expanded: bool) -> list
         text = _host_text(one, width, is_narrow=look.columns < _NARROW)
         rows.append(Row("" if rows else "hosts", _cut(text, look), tone))
         if expanded:
-            rows += [_worker_row(worker, look) for worker in one.workers]
+            rows += [_worker_row(worker, look, places.get(worker.name)) for worker in one.workers]
     return rows
 
 
@@ -163,12 +169,16 @@ def _host_text(one: HostLine, width: int, *, is_narrow: bool) -> str:
     return f"{name}  {one.alive:3} {workers}  {share}  {rate:<14}{deaths}".rstrip()
 
 
-def _worker_row(one: WorkerLine, look: Look) -> Row:
+def _worker_row(one: WorkerLine, look: Look, place: dict[str, Any] | None) -> Row:
     state = one.state if one.state != ALIVE else "busy" if one.is_busy else "idle"
     parts = [f"{one.done:,} done"]
     parts += [f"{one.failed:,} failed"] if one.failed else []
     parts += [f"{one.deaths:,} executors died"] if one.deaths else []
     parts += [one.note] if one.note else []
+    if place is not None:
+        from hpc_toolkit.system.binding import Place
+
+        parts.append(str(Place.from_record(place)))
     tone = BAD if one.state == DIED else DIM
     return Row("", _cut(f"  {one.name}  {state}  {', '.join(parts)}", look), tone)
 
@@ -187,12 +197,14 @@ def _cut(text: str, look: Look) -> str:
 
 def _footer(chosen: Choices, look: Look) -> str:
     if chosen.question:
-        return draw_line(f"{chosen.question} (y/n)", WARN, look)
+        answers = " (y/n)"
+        asked = cut(look.plain(chosen.question), look.columns - len(answers))
+        return draw_line(asked + answers, WARN, look)
     if chosen.message:
         return draw_line(chosen.message, BAD if chosen.is_error else "", look)
     if chosen.page is not None:
         return draw_line("j, k scroll  q back", DIM, look)
     keys = "  ".join(f"{key} {word}" for key, word in _KEYS)
-    if len(keys) > look.columns:
-        keys = " ".join(key for key, _ in _KEYS[:-2]) + "  ? help  q quit"
-    return draw_line(keys, DIM, look)
+    letters = " ".join(key for key, _ in _KEYS)
+    fitting = (keys, letters.replace(" ? q", "  ? help  q quit"), letters)
+    return draw_line(next(one for one in fitting if len(one) <= look.columns), DIM, look)

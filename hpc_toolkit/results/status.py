@@ -223,12 +223,15 @@ def _throughput(view: RunView) -> dict[str, Any]:
     return {"begin": begin, "width_s": width_s, "done": [round(one, 2) for one in done]}
 
 
-def reachable_workers(view: RunView, clock: Clock) -> set[str]:
+def reachable_workers(
+    view: RunView, clock: Clock, seen: dict[str, Presence | None] | None = None
+) -> set[str]:
     """Workers that a request may reach: all but those that have left or died on this host.
 
     Workers of other hosts count even if they seem dead, because their clocks may be wrong.
+    ``seen`` as for :func:`living_workers`.
     """
-    seen = view.presences()
+    seen = view.presences() if seen is None else seen
     here = (host_name(), boot_id())
     return living_workers(view, clock, seen) | {
         name

@@ -120,6 +120,11 @@ def format_seconds(seconds: int) -> str:
     return f"{seconds}s"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: "1 worker", "2,000 workers"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def format_duration(seconds: float) -> str:
     """A duration for people, with two units at most: "3.2 s", "4 min 10 s", "2 h 05 min".
 

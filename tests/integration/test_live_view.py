@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.submit.jobs import RunJob, own_login, record_job
 from hpc_toolkit.system.processes import readable
 from tests.integration.realrun import HANG_S, Hpctk, wait_until
 from tests.toyrun import ToyRun
@@ -139,6 +141,67 @@ def test_keys_act_on_the_run_and_ask_before_they_do(
     assert terminal.ended() == 0
     # The last state stays on the terminal.
     assert "5 pending" in terminal.text.partition(LEAVE)[2]
+
+
+def test_questions_name_what_their_answers_do(
+    fast_dir: Path, watch: Callable[..., Terminal]
+) -> None:
+    toy = ToyRun(fast_dir / "r", 6, unit=2)
+    first, last = (toy.worker(name, host="there", at=time.time() - 1e6) for name in "ab")
+    last.work(toy.unit_name(0), i0="permanent", i1="permanent")
+    first.work(toy.unit_name(2), i2="permanent", i3="permanent")
+    first.work(toy.unit_name(4), i4="failed", i5="failed")
+    terminal = watch(toy.root)
+    terminal.shown("q quit")
+
+    terminal.press("r", r"reset the attempts of 6 items \(4 failed, 2 retrying\)\? \(y/n\)")
+    terminal.press("y", "6 items pending again")
+    terminal.press("r", "no item has failed")
+    terminal.press("d", r"ask 2 workers to exit \(2 may be dead\)\? \(y/n\)")
+    terminal.press("n", "nothing was done")
+    first.finish()
+    last.finish()
+    terminal.shown("2 finished")
+    terminal.press("d", "there is nothing to drain")
+    terminal.press("q", re.escape(LEAVE))
+    assert terminal.ended() == 0
+
+
+def test_the_log_is_that_of_the_newest_failure(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
+    newest = toy.worker("newest", host="there", at=time.time() + 1e6)
+    newest.claim(toy.unit_name(2))
+    newest.attempt(2, "failed", error="another", at=time.time())
+    newest.attempt(3, "done")
+    newest.release()
+    for name in ("w", "newest"):
+        toy.paths.worker_log(name).write_text(f"written by {name}\n")
+    terminal = watch(toy.root)
+    terminal.shown("q quit")
+
+    terminal.press("l", "written by newest")
+    terminal.press("q", "d drain")
+    terminal.press("q", re.escape(LEAVE))
+
+    assert terminal.ended() == 0
+
+
+def test_a_training_is_drawn_in_place(tmp_path: Path, watch: Callable[..., Terminal]) -> None:
+    root = tmp_path / "gpt"
+    root.mkdir()
+    record_job(
+        RunPaths(root), RunJob(job="7", name="gpt", log="%j.out", submitted=1.0, by=own_login())
+    )
+    terminal = watch(root)
+    terminal.shown("q quit")
+
+    (root / "checkpoints").mkdir()
+    (root / "checkpoints" / "step-000000012.pt").touch()
+
+    terminal.shown("step 12")
+    terminal.press("q", re.escape(LEAVE))
+    assert terminal.ended() == 0
+    assert terminal.text.count("\x1b[2J") == 2  # at its begin
+    assert "step 12" in terminal.text.partition(LEAVE)[2]
 
 
 def test_an_error_of_an_action_is_a_line(toy: ToyRun, watch: Callable[..., Terminal]) -> None:

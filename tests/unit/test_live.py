@@ -115,6 +115,7 @@ def test_in_a_narrow_pane_failures_come_before_workers_and_the_rest_is_counted()
         whole = screen_lines(live(), chosen, Look(columns=40), 400)
         assert int(hidden[1]) <= len(whole)
     assert lines[-1] == "d r e l w  ? help  q quit"
+    assert screen_lines(live(), chosen, Look(columns=20), 20)[-1] == "d r e l w ? q"
 
 
 def test_scrolling_reaches_the_last_line_and_stops_there() -> None:
@@ -142,6 +143,7 @@ def test_every_worker_is_shown_on_request() -> None:
     ("chosen", "last"),
     [
         (Choices(question="ask 4 workers to exit?"), "ask 4 workers to exit? (y/n)"),
+        (Choices(question="x" * 100), "x" * 71 + "... (y/n)"),
         (Choices(message="nothing was done"), "nothing was done"),
         (Choices(message="error: " + "x" * 100), "error: " + "x" * 70 + "..."),
         (Choices(page=Page("help", ["a"])), "j, k scroll  q back"),
@@ -149,6 +151,20 @@ def test_every_worker_is_shown_on_request() -> None:
 )
 def test_the_last_line_asks_and_answers(chosen: Choices, last: str) -> None:
     assert screen_lines(live(), chosen, Look(columns=80), 24)[-1] == last
+
+
+def test_the_cpus_and_gpus_of_workers_are_shown_to_who_asks_for_them() -> None:
+    found = live(hosts=3)
+    found.now.places = {"gpu001-3": {"host": "gpu001", "cpus": "4-7", "gpus": ["2"]}}
+
+    def shown(chosen: Choices) -> list[str]:
+        lines = screen_lines(found, chosen, Look(columns=80), 100)
+        return [line.strip() for line in lines if "CPUs" in line]
+
+    assert shown(Choices(expanded=True)) == []
+    assert shown(Choices(expanded=True, verbose=True)) == [
+        "gpu001-3  busy  9 done, CPUs 4-7, GPUs 2"
+    ]
 
 
 def test_counts_that_are_old_are_called_old() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.rundir import files
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.progress import CHECKPOINTS, last_checkpoint
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def summary(outcome: Outcome, run_dir: Path | None) -> str:
         how = "the ranks saved and exited with 75; run the same command again to continue"
     else:
         how = f"exit code {outcome.code}"
-    found = [how, _counted(outcome.ranks, "rank") + ", " + _counted(outcome.restarts, "restart")]
+    found = [how, counted(outcome.ranks, "rank") + ", " + counted(outcome.restarts, "restart")]
     if run_dir is None:
         found.append("with --run-dir DIR, 'hpctk status DIR' shows its output and checkpoints")
         return "; ".join(found)
@@ -81,10 +82,6 @@ def summary(outcome: Outcome, run_dir: Path | None) -> str:
             found.append(f"last checkpoint: step {last.step}, {last.path}")
     found.append(f"next: hpctk status {shlex.quote(str(run_dir))}")
     return "; ".join(found)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def exit_code(code: int) -> int:
@@ -120,7 +117,7 @@ def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolk
     """Describe a failed rank as an error, with the end of its log and a hint."""
     name, log = signal_name(-failure.code) if failure.code < 0 else "", failure.log
     how = f"ended by {name}" if name else f"ended with exit code {failure.code}"
-    after = f", after {_counted(restarts, 'restart')}" if restarts else ""
+    after = f", after {counted(restarts, 'restart')}" if restarts else ""
     lines = last_lines(log) if log is not None else []
     where = f"; its log: {log}" if log is not None else ""
     message = f"rank {failure.rank} on {host} {how}{after}{where}"

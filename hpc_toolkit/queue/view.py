@@ -144,7 +144,7 @@ class Throughput:
         self._done: dict[int, float] = {}
         self._first, self._last = 0, -1
         self.since, self.until = float("inf"), 0.0
-        """When the first of them began and the last one was done, in epoch seconds."""
+        """When the first attempt began and the last one ended, in epoch seconds."""
 
     def add(self, at: float, seconds: float, done: int) -> None:
         """Count items that were done evenly during the seconds before ``at``."""
@@ -313,10 +313,12 @@ class RunView:
             if stage is None:
                 continue
             stage.add(worker, found)
-            if record["type"] == "done" or isinstance(found, UnitRun):
-                done = record["done"] if isinstance(found, UnitRun) else 1
-                pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
-                pace.append((done, record["seconds"]))
+            if isinstance(found, UnitRun) or record["type"] in ("done", "failed", "permanent"):
+                is_done = record["type"] == "done"
+                done = record["done"] if isinstance(found, UnitRun) else int(is_done)
+                if is_done or isinstance(found, UnitRun):
+                    pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
+                    pace.append((done, record["seconds"]))
                 self.throughput.add(record["at"], record["seconds"], done)
 
     @property

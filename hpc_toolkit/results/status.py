@@ -69,7 +69,9 @@ class Status:
     assumed: list[str] = field(default_factory=list)
     """Assumptions of the time left, in sentences."""
     elapsed_s: float = 0.0
-    """Seconds since the first worker started, until the last one ended."""
+    """Seconds since the first attempt began, until now or, without living workers and of a complete
+    run, until the last attempt ended; before an attempt has ended, since the first worker started.
+    """
     worker_s: float = 0.0
     """Seconds of life of all workers, added up."""
     throughput: dict[str, Any] = field(default_factory=dict)
@@ -154,7 +156,7 @@ def read_status(
         workers=workers,
         rate_per_s=round(_rate(view, alive), 4),
         **_time_left(left),
-        **_spent(known, clock.wall() if alive else view.throughput.until),
+        **_spent(view, known, clock.wall() if alive else 0.0),
         throughput=_throughput(view),
         complete=view.complete,
         deaths=sum(
@@ -199,15 +201,16 @@ def _time_left(left: TimeLeft | None) -> dict[str, Any]:
     }
 
 
-def _spent(known: dict[str, Presence], until: float) -> dict[str, Any]:
-    """Return the time since the first start, at least to ``until``, and that of all workers."""
+def _spent(view: RunView, known: dict[str, Presence], now: float) -> dict[str, Any]:
+    """Return the time that the run took, and that of all workers; ``now`` is 0 if none is alive."""
     lives = [(one.started, max(one.started, one.at)) for one in known.values() if one.started]
-    if not lives:
-        return {}
-    end = max(until, *(end for _, end in lives))
-    began = min(start for start, _ in lives)
+    began, until = view.throughput.since, view.throughput.until
+    if not until:
+        began = min((start for start, _ in lives), default=now)
+        until = max((end for _, end in lives), default=now)
+    end = until if view.complete else max(now, until)
     return {
-        "elapsed_s": round(end - began, 3),
+        "elapsed_s": round(max(0.0, end - began), 3),
         "worker_s": round(sum(end - start for start, end in lives), 3),
     }
 

@@ -123,7 +123,7 @@ def test_failures_name_hosts_and_the_command_to_look_deeper() -> None:
 
 def test_work_ends_with_what_happened_and_what_to_do_next(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "a b", 2, unit=2)
-    worker = toy.worker("w")
+    worker = toy.worker("w", started=90.0, at=110.0)
     worker.claim(toy.unit_name(0))
     worker.attempt(0, at=100.0, seconds=2.0)
     path, quoted = str(toy.root), f"'{toy.root}'"
@@ -131,6 +131,7 @@ def test_work_ends_with_what_happened_and_what_to_do_next(fast_dir: Path) -> Non
     assert closing(toy.view(), path) == f"{path}: 1 of 2 items left: hpctk status {quoted}"
     worker.attempt(1, at=103.5)
     assert closing(toy.view(), path) == f"{path}: 2 items done in 5.5 s: hpctk gather {quoted}"
+    assert headline(toy.reopen().status()) == "complete after 5.5 s"
     toy.reopen().results()
     assert closing(toy.view(), path) == f"{path}: 2 items done in 5.5 s"
 

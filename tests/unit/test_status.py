@@ -227,6 +227,22 @@ def test_a_pass_and_its_lines_give_one_rate(fast_dir: Path) -> None:
     assert status(toy).rate_per_s == 1.0
 
 
+def test_the_time_of_a_run_counts_from_its_first_attempt_to_its_last_one(toy: ToyRun) -> None:
+    clock = ManualClock(NOW)
+    worker = living(toy, "w", started=NOW - 60, at=NOW)
+
+    def elapsed_s() -> float:
+        return read_status(toy.view(), clock, given="r").elapsed_s
+
+    worker.claim(toy.unit_name(0))
+    assert elapsed_s() == 60
+    worker.attempt(0, at=NOW - 5, seconds=15.0)
+    assert elapsed_s() == 20
+    for item, kind in ((1, "done"), (2, "done"), (3, "permanent")):
+        worker.attempt(item, kind, at=NOW - 1)
+    assert elapsed_s() == 19
+
+
 def test_complete_has_no_reason(toy: ToyRun) -> None:
     living(toy, "w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="permanent")
 

@@ -18,7 +18,7 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import all_runs, find_run
 from hpc_toolkit.system.binding import Place
 from hpc_toolkit.system.options import Option, flag
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import columns, note, pad, printable, show_error
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
     for one in found:
         total = sum(counts.total for counts in one.stages.values())
         done = sum(counts.done for counts in one.stages.values())
-        alive = [f"{one.workers.alive} workers", *not_shown(one)]
+        alive = [counted(one.workers.alive, "worker"), *not_shown(one)]
         state = "complete" if one.complete else ", ".join(alive)
         failed = f"{failed_items(one)} failed"
         print(f"{pad(printable(one.run), width)}  {done}/{total} done  {failed}  {state}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.report.panel import BAD, DIM, WARN, Row, clock_time, rate_text, short_panel
 from hpc_toolkit.report.terminal import draw, draw_line, text_indent
 from hpc_toolkit.results.hosts import ALIVE, DIED
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import columns, cut, pad, wrap
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: 
     shown = body[chosen.offset : chosen.offset + space]
     hidden = len(body) - chosen.offset - len(shown)
     if hidden:
-        shown = [*shown[:-1], draw_line(f"  ... {hidden + 1} more lines (j)", DIM, look)]
+        shown = [*shown[:-1], draw_line(f"  ... {counted(hidden + 1, 'more line')} (j)", DIM, look)]
     return [*head, *shown][:room]
 
 
@@ -139,7 +139,7 @@ def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str
     if len(hosts) > most:
         hidden = len(hosts) - most + 1
         hosts = hosts[: max(0, most - 1)]
-        hosts += [Row("", f"and {hidden:,} more hosts (w shows all)", DIM)] if most else []
+        hosts += [Row("", f"and {counted(hidden, 'more host')} (w shows all)", DIM)] if most else []
     return draw([*top, *hosts, *events[:kept]], look)
 
 
@@ -173,7 +173,7 @@ def _worker_row(one: WorkerLine, look: Look, place: dict[str, Any] | None) -> Ro
     state = one.state if one.state != ALIVE else "busy" if one.is_busy else "idle"
     parts = [f"{one.done:,} done"]
     parts += [f"{one.failed:,} failed"] if one.failed else []
-    parts += [f"{one.deaths:,} executors died"] if one.deaths else []
+    parts += [f"{counted(one.deaths, 'executor')} died"] if one.deaths else []
     parts += [one.note] if one.note else []
     if place is not None:
         from hpc_toolkit.system.binding import Place

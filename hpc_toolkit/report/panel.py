@@ -13,7 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.slurm.records import UNKNOWN
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,9 +105,9 @@ def one_line(now: Status) -> str:
     ]
     if now.complete:
         return "; ".join([*stages, "complete"])
-    alive = now.workers.alive
-    parts = [f"{alive:,} worker{'s' * (alive != 1)}"]
+    parts = [counted(now.workers.alive, "worker")]
     parts += [f"{now.workers.dead:,} died"] if now.workers.dead else []
+    parts += [f"{now.workers.unreadable:,} unreadable"] if now.workers.unreadable else []
     parts += [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
     parts += [left] if (left := time_left(now)) else []
     return "; ".join([*stages, ", ".join(parts)])
@@ -121,16 +121,23 @@ def _brief(counts: StageCounts) -> list[str]:
 
 def headline(now: Status) -> str:
     """Return the state of a run in a few words: ``working, 2 min 10 s to 3 min 00 s left``."""
+    failed = f", {failed_items(now):,} failed" if failed_items(now) else ""
     if now.complete:
-        failed = failed_items(now)
         took = f" after {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
-        return f"complete{took}, {failed:,} failed" if failed else f"complete{took}"
+        return f"complete{took}{failed}"
+    if _is_open(now):
+        return now.reason.partition(":")[0] + failed
     if now.reason.startswith("paused"):
         return "paused"
     left = time_left(now)
     if left:
         return f"working, {left}"
     return "nothing moves" if now.reason else "working"
+
+
+def _is_open(now: Status) -> bool:
+    """Whether nothing is left to do until items are added to an open list."""
+    return ", the list is open: " in now.reason
 
 
 def time_left(now: Status) -> str:
@@ -156,8 +163,8 @@ def not_shown(now: Status) -> list[str]:
 
 
 def _tone(now: Status) -> str:
-    if now.complete:
-        return WARN if failed_items(now) else GOOD
+    if now.complete or _is_open(now):
+        return WARN if failed_items(now) else GOOD if now.complete else ""
     return BAD if now.reason else ""
 
 
@@ -204,7 +211,7 @@ def _cost_rows(now: Status) -> Iterator[Row]:
     if cost["low"] is not None and cost["high"] is not None:
         parts.append(f"{cost['low']:,.2f} to {cost['high']:,.2f} to come")
     if cost["unpriced"]:
-        parts.append(f"without {cost['unpriced']:,} workers of unknown price")
+        parts.append(f"without {counted(cost['unpriced'], 'worker')} of unknown price")
     yield Row("cost", ", ".join(parts))
 
 
@@ -226,7 +233,7 @@ def _search_rows(now: Status) -> Iterator[Row]:
     if search is None:
         return
     budget = search["budget"] or search["arms"]
-    rounds = f"{search['rounds']:,} round{'s' * (search['rounds'] != 1)}"
+    rounds = counted(search["rounds"], "round")
     asked = f"{search['asked']:,} of {budget:,} arms asked for in {rounds}"
     yield Row("search", f"{search['policy']}, {asked}, {search['evaluations']:,} evaluations done")
     best = search["best"]
@@ -234,10 +241,9 @@ def _search_rows(now: Status) -> Iterator[Row]:
         yield Row("best", "no arm has a score yet", DIM)
     else:
         parts = [_score(best)]
-        parts += [f"{search['ties']:,} ties"] if search["ties"] else []
+        parts += [counted(search["ties"], "tie")] if search["ties"] else []
         if search["rounds_since_best"]:
-            ago = search["rounds_since_best"]
-            parts.append(f"found {ago:,} round{'s' * (ago != 1)} ago")
+            parts.append(f"found {counted(search['rounds_since_best'], 'round')} ago")
         yield Row("best", f"{_short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
     last = [f"{_short(arm, 30)} {_told(score)}" for arm, score in search["last"][:3]]
     if last:
@@ -272,7 +278,7 @@ def _failure_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:
 
 def _hosts(hosts: dict[str, int]) -> str:
     names = sorted(hosts, key=lambda name: -hosts[name])
-    more = f" and {len(names) - 2:,} more hosts" if len(names) > 2 else ""
+    more = f" and {counted(len(names) - 2, 'more host')}" if len(names) > 2 else ""
     return f"on {', '.join(names[:2])}{more}" if names else ""
 
 
@@ -284,7 +290,9 @@ def _between(first: float | None, last: float | None) -> str:
 
 
 def _problem_rows(now: Status) -> Iterator[Row]:
-    if now.reason:
+    if _is_open(now):
+        yield Row("next", now.reason.partition(": ")[2])
+    elif now.reason:
         yield Row(_WHY, now.reason, BAD)
     if now.doctor:
         yield Row("doctor", now.doctor, WARN)
@@ -296,6 +304,7 @@ def _workers(now: Status) -> list[str]:
         "draining": now.draining,
         "finished": now.workers.finished,
         "dead": now.workers.dead,
+        "unreadable": now.workers.unreadable,
         "deaths seen": now.deaths,
     }
     some = [f"{count:,} {word}" for word, count in counted.items() if count]
@@ -343,7 +352,7 @@ def job_text(job: JobRecord) -> str:
     if len(job.elements) > 1:
         state += ", of its elements " + ", ".join(f"{n} {name}" for name, n in job.elements)
     if job.restarts:
-        parts.append(f"{job.restarts} restarts" if job.restarts > 1 else "1 restart")
+        parts.append(counted(job.restarts, "restart"))
     return ", ".join([state, *parts])
 
 

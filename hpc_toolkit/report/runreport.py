@@ -14,7 +14,7 @@ from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.page import Figure, Section, Table
 from hpc_toolkit.report.panel import failed_items, panel, rate_text, time_left
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,7 +96,8 @@ def _next(now: Status, run: str, failed: int) -> str:
     if now.reason:
         return f"It makes no progress: {now.reason}."
     left = time_left(now)
-    return f"{now.workers.alive:,} workers go on{f', {left}' if left else ''}."
+    goes = "goes" if now.workers.alive == 1 else "go"
+    return f"{counted(now.workers.alive, 'worker')} {goes} on{f', {left}' if left else ''}."
 
 
 def _outcome(facts: RunFacts) -> Section:
@@ -137,7 +138,7 @@ def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
     if found is None or not found.workers:
         return
     hosts = len(found.hosts)
-    yield "workers", f"{found.workers:,} on {hosts:,} host{'s' * (hosts != 1)}"
+    yield "workers", f"{found.workers:,} on {counted(hosts, 'host')}"
     yield "worker time", format_duration(found.lives_s)
     if found.lives_s > 0:
         yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"

@@ -9,6 +9,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TextIO
 
 from hpc_toolkit.report.panel import BAD, DIM, GOOD, WARN
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import columns, cut, pad, printable, wrap
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ def draw(rows: Sequence[Row], look: Look | None = None, *, most: int | None = No
     lines = [line for row in rows for line in _draw_row(row, width, look)]
     if most is not None and len(lines) > most:
         hidden = len(lines) - most + 1
-        lines = [*lines[: most - 1], look.paint(f"  ... {hidden} more lines", _CODES[DIM])]
+        lines = [
+            *lines[: most - 1],
+            look.paint(f"  ... {counted(hidden, 'more line')}", _CODES[DIM]),
+        ]
     return lines
 
 

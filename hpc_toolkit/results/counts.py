@@ -40,3 +40,5 @@ class WorkerCounts:
     alive: int = 0
     finished: int = 0
     dead: int = 0
+    unreadable: int = 0
+    """Workers whose file in ``workers/`` cannot be read: they may run or not."""

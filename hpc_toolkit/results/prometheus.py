@@ -72,6 +72,7 @@ def _samples(status: Status, at: float) -> Iterator[_Sample]:
         "draining": status.draining,
         "finished": status.workers.finished,
         "dead": status.workers.dead,
+        "unreadable": status.workers.unreadable,
     }
     for state, count in workers.items():
         yield "hpctk_workers", {**run, "state": state}, count

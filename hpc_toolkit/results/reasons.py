@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 
@@ -36,7 +40,9 @@ def no_progress(
         if reason and not workers.alive:
             return f"paused: {reason}; {unless}fix the cause, then 'hpctk retry' and start workers"
     left = any(counts.left for counts in stages.values())
-    if not workers.alive and (left or campaign):
+    # A worker whose file cannot be read is not known to be dead.
+    perhaps = moving and workers.unreadable
+    if not workers.alive and not perhaps and (left or campaign):
         died = f"; {workers.dead} died" if workers.dead else ""
         start = "start some with 'hpctk work' or 'hpctk submit'"
         if campaign:
@@ -55,8 +61,19 @@ def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
     if campaign:
         start = f"if none runs, start 'hpctk campaign coordinate {campaign}'"
         return f"no item is left until the coordinator decides what is next; {start}"
-    opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
-    return f"every item is finished; {opened} waits for more items, or for 'hpctk add RUN --seal'"
+    finished = any(counts.total for counts in stages.values())
+    state = "all items added so far are finished" if finished else "no item was added yet"
+    add = "'hpctk add RUN --items FILE' adds items"
+    return f"{state}, the list is open: {add}, 'hpctk add RUN --seal' ends it"
+
+
+def unreadable_workers(view: RunView, seen: Mapping[str, Presence | None]) -> list[str]:
+    """A warning about workers of which it is not known whether they run."""
+    names = [name for name, presence in seen.items() if presence is None]
+    if not names:
+        return []
+    more = f", and of {counted(len(names) - 1, 'other worker')}" if names[1:] else ""
+    return [f"{view.paths.worker(names[0])}{more}: cannot be read, so it may run or not"]
 
 
 def hidden_entries(view: RunView) -> list[str]:

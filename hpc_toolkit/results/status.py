@@ -11,7 +11,13 @@ from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 from hpc_toolkit.results.failures import group_failures
-from hpc_toolkit.results.reasons import damage, hidden_entries, no_progress, sick_hosts
+from hpc_toolkit.results.reasons import (
+    damage,
+    hidden_entries,
+    no_progress,
+    sick_hosts,
+    unreadable_workers,
+)
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 
 if TYPE_CHECKING:
@@ -137,15 +143,17 @@ def read_status(
         view.poll_claims()
         # Before the journals: if they lack lines that a worker reports here, they are old copies.
         seen = view.presences()
-    alive = living_workers(view, clock, seen)
     known = {worker: presence for worker, presence in seen.items() if presence is not None}
+    possible = living_workers(view, clock, seen)
+    alive = possible & known.keys()
     finished = sum(presence.state == FINISHED for presence in known.values())
-    workers = WorkerCounts(len(alive), finished, len(seen) - len(alive) - finished)
+    dead = len(seen) - len(possible) - finished
+    workers = WorkerCounts(len(alive), finished, dead, len(possible) - len(alive))
     if not is_read:
         view.poll()
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
-    stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
+    stages = {name: _count(stage, alive, possible) for name, stage in view.stages.items()}
     left = forecast(alive)
     for name, coming in (left.coming if left is not None else {}).items():
         stages[name].coming = coming
@@ -167,7 +175,12 @@ def read_status(
             view, stages, workers, given if campaign else "", late, moving=_moves(view, clock)
         ),
         failures=[one.to_json() for one in group_failures(view, seen)],
-        warnings=[*hidden_entries(view), *sick_hosts(view), *damage(view, alive)],
+        warnings=[
+            *hidden_entries(view),
+            *sick_hosts(view),
+            *unreadable_workers(view, seen),
+            *damage(view, possible),
+        ],
         alive=sorted(alive),
         draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
         old_copies=len(late),
@@ -248,6 +261,7 @@ def living_workers(
 ) -> set[str]:
     """Workers that have not left and do not seem dead; a guess that no rule of the queue uses.
 
+    A worker whose presence cannot be read may be alive, so it is among them.
     ``seen`` are the workers' presences; None: read them.
     """
     here = (host_name(), boot_id())
@@ -272,7 +286,8 @@ def _seems_alive(presence: Presence, here: tuple[str, str], clock: Clock) -> boo
     return silence < max(DEFAULT_LEASE_S, 3 * presence.interval_s)
 
 
-def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
+def _count(stage: StageView, alive: set[str], possible: set[str]) -> StageCounts:
+    """Count the items of a stage; ``possible``: the living workers, and those that may be alive."""
     counts = StageCounts(sealed=stage.log.sealed)
     busy: set[str] = set()
     for name, unit in stage.state.units.items():
@@ -293,13 +308,13 @@ def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
                 tries = len(history.failures) + (history.done is not None)
                 counts.retried += tries > 1
         holder = _holder(stage, name) if waiting else None
-        if holder is None or (holder and holder not in alive):
+        if holder is None or (holder and holder not in possible):
             counts.pending += waiting
         else:
             counts.claimed += waiting
             busy.add(holder)
     # A worker runs one item at a time, also one that holds several units.
-    counts.running = min(len(busy), counts.claimed)
+    counts.running = min(len(busy & (alive | {""})), counts.claimed)
     counts.claimed -= counts.running
     return counts
 

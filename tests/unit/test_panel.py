@@ -88,6 +88,10 @@ def test_stages_are_named_where_there_are_several() -> None:
         ({"eta_s": None, "eta_high_s": None}, "working, more than 25.0 s left"),
         ({"eta_s": None, "eta_low_s": None, "eta_high_s": None}, "working"),
         ({"eta_low_s": None, "reason": "no worker is alive"}, "nothing moves"),
+        (
+            {"eta_low_s": None, "reason": "every item is finished, the list is open: add some"},
+            "every item is finished, the list is open, 1 failed",
+        ),
         ({"reason": "paused: the first 25 items all failed"}, "paused"),
         ({"complete": True, "elapsed_s": 61.0}, "complete after 1 min 01 s, 1 failed"),
     ],
@@ -115,7 +119,7 @@ def test_failures_name_hosts_and_the_command_to_look_deeper() -> None:
         ("", 'on n1, {"n": 1}'),
         ("", "hpctk explain 'runs/a b' --item 17"),
         ("retrying", "7 x OSError: #"),
-        ("", 'on n1, n2 and 1 more hosts, {"n": 1}'),
+        ("", 'on n1, n2 and 1 more host, {"n": 1}'),
         ("", "hpctk explain 'runs/a b' --item 17"),
         ("", "hpctk retry 'runs/a b'  makes failed items pending again"),
     ]

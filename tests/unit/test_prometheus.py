@@ -63,7 +63,7 @@ def status_of(run: str = "/runs/a", **changes: object) -> Status:
         "stages": {
             "items": StageCounts(total=9, pending=2, running=1, claimed=0, done=5, failed=1)
         },
-        "workers": WorkerCounts(3, 1, 2),
+        "workers": WorkerCounts(3, 1, 2, 4),
         "rate_per_s": 1e-9,
         "eta_s": 12.5,
         "eta_low_s": 9.0,
@@ -92,6 +92,7 @@ def test_every_number_of_a_status_is_a_sample_with_its_labels() -> None:
     assert by_state == [2.0, 1.0]
     assert value("hpctk_items", stage="items", state="failed") == 1.0
     assert value("hpctk_workers", state="dead") == 2.0
+    assert value("hpctk_workers", state="unreadable") == 4.0
     assert value("hpctk_rate_items_per_second") == 1e-9
     assert value("hpctk_eta_seconds") == 12.5
     assert value("hpctk_best_score", arm='m"1\\') == 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -183,6 +183,24 @@ def test_workers_are_counted_by_what_is_known_of_them(toy: ToyRun) -> None:
 
     assert (found.workers.alive, found.workers.finished, found.workers.dead) == (4, 1, 2)
     assert found.draining == 1
+    assert found.workers.unreadable == 0
+
+
+def test_a_worker_whose_file_cannot_be_read_is_not_called_alive(toy: ToyRun) -> None:
+    torn = toy.worker("torn", host="elsewhere", at=NOW)
+    torn.claim(toy.unit_name(0))
+    toy.paths.worker("torn").write_text("torn")
+
+    found = status(toy)
+
+    assert asdict(found.workers) == {"alive": 0, "finished": 0, "dead": 0, "unreadable": 1}
+    assert found.alive == []
+    # Its claim stands until its lease ends.
+    assert (found.stages["items"].running, found.stages["items"].claimed) == (0, 4)
+    assert found.warnings == [f"{toy.paths.worker('torn')}: cannot be read, so it may run or not"]
+    assert found.reason.startswith("no worker is alive")
+    torn.attempt(0, at=NOW - 1)
+    assert status(toy).reason == ""
 
 
 @pytest.mark.parametrize("heartbeats", [(3, 9), (9, 3)])
@@ -264,7 +282,16 @@ def test_an_open_stage_without_work_waits_for_more(fast_dir: Path) -> None:
     found = status(toy)
 
     assert not found.complete
-    assert "items waits for more items, or for 'hpctk add RUN --seal'" in found.reason
+    assert found.reason == (
+        "all items added so far are finished, the list is open: "
+        "'hpctk add RUN --items FILE' adds items, 'hpctk add RUN --seal' ends it"
+    )
+
+
+def test_an_open_list_without_items_waits_for_the_first(fast_dir: Path) -> None:
+    found = status(ToyRun(fast_dir / "r", 0, sealed=False))
+
+    assert found.reason.startswith("no item was added yet, the list is open: ")
 
 
 def test_a_campaign_without_workers_names_what_goes_on_with_it(fast_dir: Path) -> None:

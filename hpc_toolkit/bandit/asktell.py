@@ -77,8 +77,8 @@ class Policy:
         the answer.
         """
         if n < 0:
-            message = f"asked for {n} arms"
-            raise ConfigError(message, hint="ask for 0 or more")
+            message = f"requested {n} arms"
+            raise ConfigError(message, hint="request 0 or more")
         return self.rule.choose(self._history(pending), n)
 
     def tell(self, observation: Observation) -> None:

@@ -63,19 +63,19 @@ class StopRules:
         """
         asked = history.results.asked
         if self.pulls is not None and (arms := int(asked.any(axis=1).sum())) >= self.pulls:
-            return f"asked for {arms} arms, the budget is {self.pulls}"
+            return f"requested {arms} arms, the budget is {self.pulls}"
         if self.evaluations is not None and (count := int(asked.sum())) >= self.evaluations:
-            return f"asked for {count} evaluations, the budget is {self.evaluations}"
+            return f"requested {count} evaluations, the budget is {self.evaluations}"
         if self.gpu_s is not None and (spent := seconds_spent(history)) >= self.gpu_s:
             used, most = format_duration(spent), format_duration(self.gpu_s)
-            return f"asked for {used} of GPU time, the budget is {most}"
+            return f"requested {used} of GPU time, the budget is {most}"
         if self.wall_s is not None and wall_s >= self.wall_s:
             passed, most = format_duration(wall_s), format_duration(self.wall_s)
             return f"{passed} have passed, the budget is {most}"
         if self.win_probability is not None:
             highest = float(np.max(win_odds(history, judged), initial=0.0))
             if highest <= self.win_probability:
-                bound = f"{self.win_probability:.2g} is asked for"
+                bound = f"{self.win_probability:.2g} is requested"
                 return f"no other arm is the best with a probability above {highest:.2g}, {bound}"
         return None
 

@@ -287,7 +287,7 @@ class CampaignSearch:
             if pulls:
                 return pulls
             if not waiting:
-                self.ended = "the policy asked for nothing more"
+                self.ended = "the policy requested nothing more"
                 return []
             due = waiting[:1]
 

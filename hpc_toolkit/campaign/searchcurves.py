@@ -104,7 +104,7 @@ def _levels(summary: Summary, end: float) -> Iterator[Series]:
 
 
 def _caption(facts: SearchFacts) -> str:
-    said = "Evaluations are in the order in which the policy asked for them."
+    said = "Evaluations are in the order in which the policy requested them."
     said += " Those that were known before cost nothing." if facts.searched.found.known else ""
     if not facts.rewards:
         return said + " No arm has a result of every task, so a random order is not known."

@@ -64,7 +64,7 @@ def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
     across, down = plane.axes
     title = f"Reward by {across} and {down}"
     known, chosen = len(facts.rewards), len(facts.asked)
-    said = f"Rewards of {known:,} of {len(words):,} arms; the policy asked for {chosen:,} arms."
+    said = f"Rewards of {known:,} of {len(words):,} arms; the policy requested {chosen:,} arms."
     yield Figure(
         title=title,
         svg=heatmaps(title, maps, alternative=said, per_row=_per_row(maps), marks=True),

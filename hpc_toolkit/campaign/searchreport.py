@@ -32,7 +32,7 @@ def sections(
     """
     facts = read_search(view, campaign, price)
     if not facts.searched.decisions:
-        return [Section(title="Search", paragraphs=("The policy has not asked for any arm yet.",))]
+        return [Section(title="Search", paragraphs=("The policy has not requested any arm yet.",))]
     return [
         _outcome(facts),
         Section(

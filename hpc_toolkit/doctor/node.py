@@ -24,7 +24,7 @@ from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.advice import harmful
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
-from hpc_toolkit.system.quantities import format_duration, format_size
+from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -134,7 +134,7 @@ def judge_torch(told: dict[str, Any]) -> Finding:
     if broken := [f"GPU {index}: {error}" for index, error in enumerate(gpus) if error]:
         found = f"{len(broken)} of {len(gpus)} fail: {', '.join(broken)}"
         return _fault(check, found, _LEAVE_OUT)
-    return fine(check, f"{version} for CUDA {told['cuda']} computes on {len(gpus)} GPU(s)")
+    return fine(check, f"{version} for CUDA {told['cuda']} computes on {counted(len(gpus), 'GPU')}")
 
 
 def _decoded(records: list[dict[str, Any]], host: str) -> list[Finding]:
@@ -286,7 +286,7 @@ def _costly_settings(config: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if "CANCEL" in config.get("PreemptMode", "").upper():
         yield (
             "PreemptMode=CANCEL: a preempted job does not start again",
-            "submit again after a preemption, or ask for another QOS",
+            "submit again after a preemption, or request another QOS",
         )
     kill_wait = re.match("[0-9]+", config.get("KillWait", ""))
     if kill_wait and (wait_s := int(kill_wait[0])) < _GRACE_S:

@@ -38,7 +38,7 @@ def free_block(count: int, *, seed: int) -> int:
             if taken.isdisjoint(block) and all(map(is_free, block)):
                 return first
     message = f"no {count} consecutive free ports between {FIRST_PORT} and {LAST_PORT}"
-    raise ConfigError(message, hint="ask for fewer --nodes, or stop other labs")
+    raise ConfigError(message, hint="use fewer --nodes, or stop other labs")
 
 
 def is_free(port: int) -> bool:

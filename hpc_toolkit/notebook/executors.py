@@ -207,7 +207,7 @@ def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.A
         sys.stderr.write("note: modules, setup, env: local jobs have this notebook's environment\n")
     found = visible_gpus()
     if gpus is not None and gpus > len(found):
-        sys.stderr.write(f"note: {gpus} GPUs were asked for, and {len(found)} are here\n")
+        sys.stderr.write(f"note: {gpus} GPUs were requested, and {len(found)} are here\n")
     used = found if gpus is None else found[:gpus]
     made = _new("local", request, None, folder)
     made.configure(

@@ -110,7 +110,7 @@ def _workers(site: Cluster, worker: Worker, gpus: int) -> tuple[int, str]:
         if fit is not None and worker.per_node > fit[0] and not fit[1].startswith("one for"):
             message = f"--workers-per-node: {worker.per_node} do not fit on a node of {site.name}"
             raise ConfigError(message, hint=f"{fit[0]} do: {fit[1]}")
-        return worker.per_node, "as asked for"
+        return worker.per_node, "as requested"
     if fit is None:
         return 1, "nothing is known of the node; see --workers-per-node"
     if fit[0] < 1:

@@ -40,7 +40,7 @@ def number(value: float) -> str:
 def basis(plan: Plan) -> list[str]:
     said = [f"{plan.items:,} items are left, {plan.done:,} have a result."]
     if plan.coming:
-        said.append(f"{plan.coming:,} of those left the campaign has not asked for yet.")
+        said.append(f"{plan.coming:,} of those left the campaign has not requested yet.")
     said += plan.assumed
     if not plan.sealed:
         said.append("The list is open: items that come later are not in these numbers.")

@@ -351,15 +351,15 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
     bounds = _bounds(campaign, decisions, asked)
     fresh = [pull for pull in open_pulls if not pull.tasks]
     if not bounds and search.wall_hours is None:
-        return [], "Nothing says how many arms the search will ask for: those to come are left out."
+        return [], "Nothing says how many arms the search will request: those to come are left out."
     count = min(*bounds, len(fresh)) if bounds else len(fresh)
     # In an order that mixes models and sizes, as a search does.
     taken = [fresh[number * len(fresh) // count] for number in range(count)]
     taken.sort(key=lambda pull: crc32(pull.arm.encode()))
     together = "a round begins when the one before is done" if search.in_rounds else "no rounds"
     said = (
-        f"The search may ask for {count:,} more arms on {len(names)} tasks, at most"
-        f" {search.most_pending} at once ({together}); it is taken to ask for all of them, spread"
+        f"The search may request {count:,} more arms on {len(names)} tasks, at most"
+        f" {search.most_pending} at once ({together}); it is taken to request all of them, spread"
         " evenly over those that are left."
     )
     return taken, said

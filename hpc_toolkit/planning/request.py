@@ -89,13 +89,13 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
 
 def asked_line(ask: Ask) -> str:
     """Return the request of a submission, with its cost if all of the time is used."""
-    each = f"each of {ask.jobs} jobs asks" if ask.jobs > 1 else "asks"
+    each = f"each of {ask.jobs} jobs requests" if ask.jobs > 1 else "requests"
     if ask.array:
         some = f" ({ask.at_once} at once)" if ask.at_once < ask.jobs else ""
-        each = f"each of {counted(ask.jobs, 'job')} of the array{some} asks"
+        each = f"each of {counted(ask.jobs, 'job')} of the array{some} requests"
     hours = ask.needs.nodes * ask.needs.time_s / HOUR_S
     together = f"; together {costs(ask, hours * ask.jobs)}" if ask.jobs > 1 else ""
-    return f"{each} for {ask.needs}: up to {costs(ask, hours)}{together}"
+    return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}"
 
 
 def costs(ask: Ask, node_hours: float) -> str:

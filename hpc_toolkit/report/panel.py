@@ -187,7 +187,7 @@ def stage_parts(counts: StageCounts) -> list[str]:
     words = ("running", "claimed", "pending", "failed", "retried", "duplicates")
     parts = [f"{getattr(counts, word):,} {word}" for word in words if getattr(counts, word)]
     if counts.coming:
-        parts.insert(3, f"{counts.coming:,} not asked for yet")
+        parts.insert(3, f"{counts.coming:,} not requested yet")
     return parts
 
 
@@ -234,7 +234,7 @@ def _search_rows(now: Status) -> Iterator[Row]:
         return
     budget = search["budget"] or search["arms"]
     rounds = counted(search["rounds"], "round")
-    asked = f"{search['asked']:,} of {budget:,} arms asked for in {rounds}"
+    asked = f"{search['asked']:,} of {budget:,} arms requested in {rounds}"
     yield Row("search", f"{search['policy']}, {asked}, {search['evaluations']:,} evaluations done")
     best = search["best"]
     if best is None:

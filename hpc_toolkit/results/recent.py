@@ -67,7 +67,7 @@ def _entry(entry: LogEntry) -> Iterator[Recent]:
     if decision is not None:
         arms = decision.get("arms")
         count = len(arms) if isinstance(arms, list) else 0
-        yield Recent(at, f"search asked for {counted(count, 'arm')} ({items})")
+        yield Recent(at, f"search requested {counted(count, 'arm')} ({items})")
     elif entry.kind == "add":
         yield Recent(at, f"{items} added to stage {entry.stage}")
     elif entry.kind == "retry":

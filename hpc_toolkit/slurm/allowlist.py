@@ -125,7 +125,7 @@ PATTERNS = {
     "gpu_bind": (_GPU_BIND, "closest, none, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST"),
     "gres": (
         rf"{_GRES}(,{_GRES}){{0,15}}",
-        "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node asks for GPUs",
+        "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node requests GPUs",
     ),
     "open_mode": ("append|truncate", "append or truncate"),
     "chdir": (

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _SENTENCES = {
     "AccountNotAllowed": "its account may not use this partition: submit with another --account",
-    "BadConstraints": "no node can give what it asks for: cancel it and ask for less",
+    "BadConstraints": "no node can give what it requests: cancel it and request less",
     "BeginTime": "its begin time has not come; a requeued job waits about two minutes",
     "Dependency": "it waits for another job to end",
     "DependencyNeverSatisfied": "what it waits for can never happen any more: cancel it",
@@ -26,11 +26,11 @@ _SENTENCES = {
     "None": "Slurm has not looked at it yet",
     "PartitionDown": "its partition takes no jobs now: submit with another --partition, or wait",
     "PartitionInactive": "its partition is inactive: submit with another --partition",
-    "PartitionNodeLimit": "it wants more nodes than its partition gives: cancel it, ask for less",
-    "PartitionTimeLimit": "it wants more time than its partition gives: cancel it, ask for less",
+    "PartitionNodeLimit": "it wants more nodes than its partition gives: cancel it, request less",
+    "PartitionTimeLimit": "it wants more time than its partition gives: cancel it, request less",
     "Priority": "other jobs have a higher priority",
     "QOSNotAllowed": "its quality of service is not allowed here: submit with another --qos",
-    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved: wait, or ask for others",
+    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved: wait, or request others",
     "ReservationDeleted": "its reservation is gone: cancel it and submit without a reservation",
     "Resources": "the nodes that it needs are busy",
 }

@@ -189,7 +189,7 @@ def test_ask_with_an_unknown_pending_arm_is_refused() -> None:
 
 
 def test_ask_for_less_than_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="asked for -1 arms"):
+    with pytest.raises(ConfigError, match="requested -1 arms"):
         make_policy("random", ARMS, 0).ask(-1)
 
 

@@ -57,7 +57,7 @@ def test_budget_of_pulls_counts_arms_that_were_asked_on_whichever_tasks() -> Non
 
     assert policy.stop() is None
     assert policy.stop([Pull("a1", ("y",)), "a0"]) is None
-    assert policy.stop([Pull("a2", ("y",))]) == "asked for 3 arms, the budget is 3"
+    assert policy.stop([Pull("a2", ("y",))]) == "requested 3 arms, the budget is 3"
 
 
 def test_budget_of_evaluations_counts_tasks_told_failed_and_pending() -> None:
@@ -66,7 +66,7 @@ def test_budget_of_evaluations_counts_tasks_told_failed_and_pending() -> None:
 
     assert policy.stop([Pull("a1", ("y",))]) is None
     assert policy.stop([Pull("a1", ("y",)), Pull("a2", ("y",))]) == (
-        "asked for 4 evaluations, the budget is 4"
+        "requested 4 evaluations, the budget is 4"
     )
     assert policy.stop(["a1"]) is not None
 
@@ -81,7 +81,7 @@ def test_budget_of_gpu_seconds_adds_what_pending_tasks_are_expected_to_take() ->
     assert policy.stop([Pull("a2", ("x", "y"))]) is None
     assert policy.stop(["a0", "a1"]) is None
     assert policy.stop([Pull("a2", ("x",)), Pull("a3", ("x", "y"))]) == (
-        "asked for 15.0 s of GPU time, the budget is 12.5 s"
+        "requested 15.0 s of GPU time, the budget is 12.5 s"
     )
 
 

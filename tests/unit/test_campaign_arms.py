@@ -267,8 +267,8 @@ def test_a_users_policy_asks_and_a_restart_repeats_it(
     [
         ("Random", "asks differently when asked again|asked again for arm"),
         ("Later", "asks differently when asked again|asked again for arm"),
-        ("Stranger", "asked for 'depth=99', an unknown arm"),
-        ("Nothing", "nothing would be evaluated: the policy asked for nothing more"),
+        ("Stranger", "requested 'depth=99', an unknown arm"),
+        ("Nothing", "nothing would be evaluated: the policy requested nothing more"),
         ("Leaves", "failed: SystemExit"),
         ("Repeats", "asked again for arm 'depth=2,lr=0.001,model=a'"),
         ("Breaks", "failed: ZeroDivisionError"),
@@ -374,7 +374,7 @@ def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
         assert len(rows) == 30 * 2 - 6
         found = summarize(Run.open(second.root).view, campaign_of(Run.open(second.root)))
         assert found is not None
-        assert found.ended == "asked for 10 arms, the budget is 10"
+        assert found.ended == "requested 10 arms, the budget is 10"
         assert found.exhaustive is not None
         assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}
 
@@ -429,7 +429,7 @@ def test_an_extension_needs_its_source_only_at_its_start_and_can_be_extended_its
     assert (found.evaluated, found.evaluations, found.known) == (10, 10, 8)
 
     for budget, source, names, says in (
-        (10, third.root, "['a']", "nothing would be evaluated: asked for 10 arms"),
+        (10, third.root, "['a']", "nothing would be evaluated: requested 10 arms"),
         (12, third.root, "['b']", "none of 10 results is of an arm and task of this campaign"),
     ):
         with pytest.raises(ConfigError, match=says):

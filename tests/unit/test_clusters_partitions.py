@@ -129,7 +129,7 @@ def test_a_refusal_proposes_what_would_help() -> None:
     with pytest.raises(RenderError) as caught:
         choose_partition(MIXED, needs(gpus_per_node=5, mem_mib=3 * 2**20, sources=sources))
 
-    assert caught.value.hint == "ask for fewer GPUs a node, or less memory than $HPCTK_MEM says"
+    assert caught.value.hint == "request fewer GPUs a node, or less memory than $HPCTK_MEM says"
 
 
 def test_a_partition_for_large_jobs_takes_no_small_one() -> None:

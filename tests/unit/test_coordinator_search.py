@@ -340,7 +340,7 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
     assert summarize(run.view, made("racing")) is not None, "settings that say no end"
     found = summarize(run.view, made("window"))
     assert found is not None
-    assert found.ended == "asked for 9 arms, the budget is 9"
+    assert found.ended == "requested 9 arms, the budget is 9"
 
 
 def test_a_coordinator_that_is_late_for_the_seal_leaves_without_a_failure(

@@ -125,7 +125,7 @@ def test_gpus_that_answer_and_compute_are_fine(here: dict[str, Any]) -> None:
         (
             "torch",
             "fine",
-            "torch 2.5.1 for CUDA 12.4 computes on 1 GPU(s)",
+            "torch 2.5.1 for CUDA 12.4 computes on 1 GPU",
         ),
     ]
     assert here["asked"] == ["driver", "torch"]

@@ -181,7 +181,7 @@ def test_unit_rows_have_length_one_however_short_and_angles_are_exact_at_both_en
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([9, 10], r"a length is 10, of at least \d and at most 9 row\(s\)"),
+        ([9, 10], r"a length is 10, of at least \d and at most 9"),
         ([-3, 9], r"a length is -3, of at least"),
         ([9], r"integers of shape \(2,\), one a matrix, got torch.int64 of shape \(1,\)"),
         ([9.0, 8.5], r"got torch.float32 of shape \(2,\)"),

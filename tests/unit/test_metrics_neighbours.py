@@ -169,7 +169,7 @@ def test_distances_agree_with_the_neighbours_of_scikit_learn() -> None:
 @pytest.mark.parametrize(
     ("z", "options", "message"),
     [
-        (torch.eye(2), {}, r"at least 3 row\(s\)"),
+        (torch.eye(2), {}, r"at least 3 rows"),
         (torch.ones(9, 2), {}, "needs 3 different rows, got 1"),
         (torch.tensor([[0.0], [-0.0], [1.0], [1.0]]), {}, "different rows, got 2"),
         (torch.eye(9), {}, "at equal distances"),

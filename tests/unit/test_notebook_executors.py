@@ -395,7 +395,7 @@ def test_the_variable_names_the_cluster_where_none_is_given(
     [
         ("5,7", 1, "5", ""),
         ("GPU-8a,MIG-1", 2, "GPU-8a,MIG-1", ""),
-        ("5,7", 4, "5,7", "note: 4 GPUs were asked for, and 2 are here"),
+        ("5,7", 4, "5,7", "note: 4 GPUs were requested, and 2 are here"),
     ],
 )
 def test_local_jobs_see_the_gpus_of_this_process(

@@ -71,10 +71,10 @@ def test_the_request_is_shown_with_the_cost_of_all_of_its_time() -> None:
     plain = Cluster(name="plain", file="plain.toml")
 
     assert asked_line(ask(8)) == (
-        "asks for 8 nodes with 4 GPUs for 04:00:00: up to 128 GPU-hours, 256 USD"
+        "requests 8 nodes with 4 GPUs for 04:00:00: up to 128 GPU-hours, 256 USD"
     )
     assert asked_line(ask(1, hours=0.5, site=plain, jobs=3)) == (
-        "each of 3 jobs asks for 1 node for 00:30:00: up to 0.50 node-hours;"
+        "each of 3 jobs requests 1 node for 00:30:00: up to 0.50 node-hours;"
         " together 1.50 node-hours"
     )
 
@@ -96,7 +96,7 @@ def test_an_array_is_forecast_on_the_jobs_that_run_at_once(tmp_path: Path) -> No
     said, warnings = left_lines(run, nine)
 
     assert asked_line(nine) == (
-        "each of 18 jobs of the array (9 at once) asks for 1 node with 4 GPUs for 12:00:00:"
+        "each of 18 jobs of the array (9 at once) requests 1 node with 4 GPUs for 12:00:00:"
         " up to 48.0 GPU-hours, 96.0 USD; together 864 GPU-hours, 1,728 USD"
     )
     assert (said, warnings) == left_lines(run, ask(9, hours=12))
@@ -128,7 +128,7 @@ def test_a_campaign_is_forecast_with_the_items_that_it_may_still_request(
     left, more = map(int, counts.groups())
     assert 0 < more <= left < 24
     assert re.search(r" not requested yet\): .* on 8 workers, .* USD$", said[0])
-    assert f"The search may ask for {more // 3} more arms on 3 tasks, at most 2" in said[1]
+    assert f"The search may request {more // 3} more arms on 3 tasks, at most 2" in said[1]
     assert warnings == []
 
 
@@ -283,7 +283,7 @@ def test_submit_shows_the_request_before_it_sends(here: Path) -> None:
     found = call("--run", "run", "--nodes", "10", "--time", "4:00:00")
 
     lines = found.stderr.splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("asks for 10 nodes"))
+    first = next(n for n, line in enumerate(lines) if line.startswith("requests 10 nodes"))
     assert lines[first + 1].startswith("36 items are left: ")
     assert lines[first + 2].startswith("warning: 04:00:00 is too short for all items")
     assert lines[first + 3].startswith("warning: nodes will be idle")

@@ -106,7 +106,7 @@ def test_items_that_a_search_may_ask_for_count_in_the_bar() -> None:
     row, parts = panel(status(stages={"tasks": counts}))[1:3]
 
     assert row == Row("tasks", " 45%  45 of up to 100", bar=Bar(0.45, 0.0, 0.02))
-    assert parts.text == "2 running, 13 pending, 40 not asked for yet"
+    assert parts.text == "2 running, 13 pending, 40 not requested yet"
 
 
 def test_failures_name_hosts_and_the_command_to_look_deeper() -> None:

@@ -176,7 +176,7 @@ def test_a_run_without_items_left_is_refused(tmp_path: Path) -> None:
         (Worker(cores=32), None, 2, "32 of 64 CPUs each"),
         (Worker(mem_mib=200 * 1024), None, 2, "200G of 480G each"),
         (Worker(cores=8, mem_mib=240 * 1024), 0, 2, "240G of 480G each"),
-        (Worker(per_node=8), None, 8, "as asked for"),
+        (Worker(per_node=8), None, 8, "as requested"),
     ],
 )
 def test_workers_of_a_node_are_as_many_as_fit(

@@ -119,7 +119,7 @@ def test_the_only_run_is_the_one_that_a_script_works_on() -> None:
     assert result.stdout == f"{DEFAULT}\n"
     assert result.stderr.splitlines() == [
         "note: the script works on runs/it's one",
-        "asks for 2 nodes for 01:00:00: up to 2.00 node-hours",
+        "requests 2 nodes for 01:00:00: up to 2.00 node-hours",
     ]
     assert "--run=runs/it's one" in batch_words(DEFAULT.read_text())
     moved = call("render", "--sbatch", "chdir=/tmp", "-o", "-")

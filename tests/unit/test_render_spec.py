@@ -220,7 +220,7 @@ def test_absurd_numbers_are_refused(nodes: Any) -> None:
         ({"modules": ("a;b",)}, "--module"),
         ({"exclusive": True, "oversubscribe": True}, "--sbatch oversubscribe exclude"),
         ({"isolate_gpus": True, "gpu_bind": "none"}, "sbatch gpu-bind and --isolate-gpus"),
-        ({"mem_per_gpu": "1G"}, "--sbatch mem-per-gpu: the job asks for no GPU"),
+        ({"mem_per_gpu": "1G"}, "--sbatch mem-per-gpu: the job requests no GPU"),
         ({"gres": "GPU:4"}, "--sbatch gres: 'GPU:4' is not accepted"),
         ({"gres": "nvme:1,gpu:l40s:4"}, "--sbatch gres: .* is not accepted"),
         ({"ntasks": 3, "nodes": 4}, "--sbatch ntasks: 3 ranks are fewer than 4 nodes"),

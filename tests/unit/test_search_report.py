@@ -141,7 +141,7 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     )
     assert truth in said
     assert "which is within the noise" in said
-    assert "The search ended: asked for 8 arms, the budget is 8." in said
+    assert "The search ended: requested 8 arms, the budget is 8." in said
     drawn = figures(sections)
     assert "random order is exact" in drawn["Best reward so far"].caption
     assert drawn["Decisions over time"].alt == "8 arms in 2 decisions during 2 min 00 s."
@@ -336,7 +336,7 @@ def test_an_extension_shows_the_evaluations_that_were_known(
     assert "known before cost nothing" in drawn["Best reward so far"].caption
     assert drawn["Reward by x and y"].svg.count('class="unknown dim"') == 2  # and in the legend
     assert drawn["Reward by x and y"].alt.startswith(
-        "Rewards of 8 of 12 arms; the policy asked for 3"
+        "Rewards of 8 of 12 arms; the policy requested 3"
     )
     assert "of all arms is probably worse" in drawn["Best reward so far"].caption
 

@@ -69,10 +69,10 @@ def test_summary_of_a_search_by_arms(fast_dir: Path, monkeypatch: pytest.MonkeyP
     assert found.tasks == ["a", "b", "c"]
     assert found.baseline is not None
     assert found.baseline.arm == "m/step16/layer3"
-    assert found.ended == "asked for 6 arms, the budget is 6"
+    assert found.ended == "requested 6 arms, the budget is 6"
     assert len(found.sequence) == 6
     lines = "\n".join(summary_lines(found))
-    assert "gp-ucb: 6 of 20 arms, 18 of 60 evaluations\n  ended         asked for 6" in lines
+    assert "gp-ucb: 6 of 20 arms, 18 of 60 evaluations\n  ended         requested 6" in lines
     assert "with 30% of the evaluations and 30% of their time" in lines
     assert "rewards" not in lines
     assert " over " not in lines
@@ -94,7 +94,7 @@ def test_summary_of_a_race_is_of_the_tasks_that_it_needed(
     parts = [score({"checkpoint": "m/step16", "layer": 3, "task": task}) for task in "ab"]
     assert found.baseline.score == sum(parts) / 2
     assert found.exhaustive is None
-    assert found.ended == "the policy asked for nothing more"
+    assert found.ended == "the policy requested nothing more"
     assert "layer2  1.2" in summary_lines(found)[2]
     assert summary_lines(found)[2].endswith(" over 2 of 3 tasks")
 
@@ -145,11 +145,11 @@ def test_summary_says_why_searches_end(fast_dir: Path, monkeypatch: pytest.Monke
         campaign = toy({"policy": "random", "pending": 2, **search})
         return outcome(fast_dir / name, campaign, monkeypatch).ended
 
-    assert ended("e", evaluations=7) == "asked for 9 evaluations, the budget is 7"
+    assert ended("e", evaluations=7) == "requested 9 evaluations, the budget is 7"
     assert (
-        ended("g", gpu_hours=0.05) == "asked for 3 min 18 s of GPU time, the budget is 3 min 00 s"
+        ended("g", gpu_hours=0.05) == "requested 3 min 18 s of GPU time, the budget is 3 min 00 s"
     )
-    assert ended("a", budget=20) == "asked for 20 arms, the budget is 20"
+    assert ended("a", budget=20) == "requested 20 arms, the budget is 20"
 
 
 def test_reason_is_that_of_the_moment_and_not_of_what_was_evaluated_afterwards(

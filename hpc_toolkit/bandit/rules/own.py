@@ -62,11 +62,11 @@ class OwnRule(Rule):
             asked: list[Proposal] = []
             while len(asked) < n and (arm := policy.ask(pending)) is not None:
                 if arm not in known:
-                    message = f"policy {self.called!r} asked for {str(arm)[:80]!r}, an unknown arm"
+                    message = f"policy {self.called!r} requested {str(arm)[:80]!r}, an unknown arm"
                     raise ConfigError(message, hint="return the id of an arm, or None")
                 if table.index(arm) in told or arm in pending:
                     message = f"policy {self.called!r} asked again for arm {arm!r}"
-                    hint = "ask for arms without a result that are not pending"
+                    hint = "request arms without a result that are not pending"
                     raise ConfigError(message, hint=hint)
                 asked.append(Proposal(arm, None, "own policy"))
                 pending = [*pending, arm]

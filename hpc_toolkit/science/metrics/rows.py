@@ -138,7 +138,8 @@ def real_rows(z: Tensor, lengths: Tensor | None = None, *, fewest: int = 1) -> T
         msg = f"needs real numbers, got {z.dtype}"
         raise ValueError(msg)
     if z.ndim < 2 or z.shape[-2] < fewest or z.shape[-1] < 1:
-        msg = f"needs a matrix of at least {fewest} row(s) and 1 column, got shape {tuple(z.shape)}"
+        least = f"{fewest} row{'s' * (fewest != 1)}"
+        msg = f"needs a matrix of at least {least} and 1 column, got shape {tuple(z.shape)}"
         raise ValueError(msg)
     rows = z.detach().double()
     if lengths is not None:
@@ -163,5 +164,5 @@ def _require_lengths(z: Tensor, lengths: Tensor, fewest: int) -> None:
     low, high = (int(end) for end in lengths.aminmax())
     if low < fewest or high > z.shape[-2]:
         wrong = low if low < fewest else high
-        msg = f"a length is {wrong}, of at least {fewest} and at most {z.shape[-2]} row(s)"
+        msg = f"a length is {wrong}, of at least {fewest} and at most {z.shape[-2]}"
         raise ValueError(msg)

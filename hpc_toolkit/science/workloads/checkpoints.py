@@ -27,6 +27,7 @@ from hpc_toolkit.science.workloads.checkpointfiles import (
     weight_names,
 )
 from hpc_toolkit.science.workloads.nodecache import local_copy
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,7 +211,7 @@ def _load(copy: Path, directory: Path, checkpoint: str) -> LoadedModel:
     lost = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if lost:
         # transformers would fill these with random numbers and continue.
-        msg = f"{directory}: the weights lack {len(lost)} tensor(s), such as {lost[0]}"
+        msg = f"{directory}: the weights lack {counted(len(lost), 'tensor')}, such as {lost[0]}"
         raise PermanentError(msg)
     device = pick_device()
     return LoadedModel(model.eval().to(device), tokenizer, device, checkpoint)

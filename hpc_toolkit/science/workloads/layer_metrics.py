@@ -28,6 +28,7 @@ from hpc_toolkit.science.workloads.onepass import (
     layer_count,
     tokenize,
 )
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -187,7 +188,8 @@ class LayerMetrics(OfCheckpoints):
             fewest = metric.fewest if _of_tokens(metric) else 0
             for row, tokens in enumerate(ids):
                 if len(tokens) < fewest:
-                    msg = f"prompt {row + 1} has {len(tokens)} token(s): {prompts[row][:40]!r}"
+                    count = counted(len(tokens), "token")
+                    msg = f"prompt {row + 1} has {count}: {prompts[row][:40]!r}"
                     raise PermanentError(msg, hint=f"{name} needs at least {fewest} of each prompt")
         return ids
 
@@ -203,13 +205,15 @@ class LayerMetrics(OfCheckpoints):
             lines, where = list(self._prompts), "prompts"
         prompts = [line for line in lines if line.strip()][: self._max_prompts]
         if len(prompts) < 2:
-            msg = f"{where}: {len(prompts)} prompt(s), at least 2 are needed"
+            msg = f"{where}: {counted(len(prompts), 'prompt')}, at least 2 are needed"
             raise PermanentError(msg)
         different = len(set(prompts))
         for name, metric in self._metrics.items():
             fewest = metric.fewest
             if different < fewest and not _of_tokens(metric):
-                msg = f"{where}: {different} different prompt(s), but {name} needs {fewest}"
+                msg = (
+                    f"{where}: {counted(different, 'different prompt')}, but {name} needs {fewest}"
+                )
                 raise PermanentError(msg, hint="remove it from metrics, or give more prompts")
         return prompts
 

@@ -165,7 +165,7 @@ def _refusal(cluster: Cluster, sites: dict[str, Cluster], needs: Needs) -> Rende
         for name, found in excesses.items()
     )
     msg = f"no partition of {cluster.name} offers {needs} ({cluster.written('partitions')}: {said})"
-    hint = f"ask for {', or '.join(ways.values())}"
+    hint = f"request {', or '.join(ways.values())}"
     if "max_walltime" in ways:
         hint += "; a job can requeue itself until its work is done"
     return RenderError(msg, hint=hint)
@@ -178,5 +178,5 @@ def _beyond(site: Cluster, one: Excess, needs: Needs) -> RenderError:
     relation = words.relation.format(site.name)
     msg = f"{words.asked}{source}: {one.wanted} is {relation}"
     msg += f" ({site.written(one.key)} = {one.limit})"
-    hint = f"ask for {words.way_out}, or correct the cluster file"
+    hint = f"request {words.way_out}, or correct the cluster file"
     return RenderError(msg, hint=hint)

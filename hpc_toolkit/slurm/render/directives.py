@@ -222,7 +222,7 @@ def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:
         return [("gres", ",".join(filter(None, (f"gpu:{typed}{gpus}", full.gres))))]
     if site.gpu_request == "gpus-per-node":
         return [("gpus-per-node", f"{typed}{gpus}"), ("gres", full.gres)]
-    per_rank = _gpus_of_rank(full, f"{site.written('gpu_request')} asks for GPUs per task")
+    per_rank = _gpus_of_rank(full, f"{site.written('gpu_request')} requests GPUs per task")
     return [("gpus-per-task", f"{typed}{per_rank}"), ("gres", full.gres)]
 
 

@@ -53,7 +53,7 @@ _UNSUPPORTED = {
     "tres-per-task": "use --gpus-per-node and --cpus-per-task",
     "no-requeue": "use --no-requeue",
     "no-kill": "the script's template decides that",
-    **dict.fromkeys(("hetjob", "packjob"), "one script asks for nodes of one kind"),
+    **dict.fromkeys(("hetjob", "packjob"), "one script requests nodes of one kind"),
     **dict.fromkeys(("help", "usage", "version"), "it would keep sbatch from submitting"),
     "test-only": "it would keep sbatch from submitting: give it to sbatch itself",
     **dict.fromkeys(("parsable", "quiet", "verbose", "wait"), "give it to sbatch itself"),

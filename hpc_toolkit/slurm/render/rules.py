@@ -138,7 +138,7 @@ def _check_together(spec: Request) -> None:
             raise RenderError(msg, hint="leave one of them out")
     alone = [option(name) for name in _OF_GPUS if name in given and not spec.gpus_per_node]
     if alone:
-        msg = f"{alone[0]}: the job asks for no GPU"
+        msg = f"{alone[0]}: the job requests no GPU"
         raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
     for name, (other, value) in _NEEDS.items():
         if name in given and other not in given:
@@ -150,9 +150,9 @@ def _check_together(spec: Request) -> None:
 def _check_ranks(spec: Request) -> None:
     if spec.ntasks is not None and spec.ntasks < spec.nodes:
         msg = f"--sbatch ntasks: {spec.ntasks} ranks are fewer than {spec.nodes} nodes"
-        raise RenderError(msg, hint="ask for fewer nodes")
+        raise RenderError(msg, hint="request fewer nodes")
     most = spec.nodes * (spec.ntasks_per_node or COUNTS["ntasks_per_node"][1])
     if spec.ntasks is not None and spec.ntasks > most:
         msg = f"--sbatch ntasks: {spec.ntasks} are more than"
         msg += f" --nodes x --ntasks-per-node, at most {most}"
-        raise RenderError(msg, hint="leave out --ntasks-per-node, or ask for more nodes")
+        raise RenderError(msg, hint="leave out --ntasks-per-node, or request more nodes")

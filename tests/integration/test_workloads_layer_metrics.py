@@ -337,7 +337,7 @@ def test_layer_that_does_not_exist_is_permanent(root: str, layer: Any) -> None:
     ("prompts", "message"),
     [
         ("missing.txt", r"missing\.txt: no such file of prompts"),
-        (["only one prompt is here"], r"prompts: 1 prompt\(s\), at least 2"),
+        (["only one prompt is here"], r"prompts: 1 prompt, at least 2"),
         (["this one is long enough", "a"], r"prompt 2 has 1 token: 'a'"),
     ],
 )

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import Manifest
 
 
+_CLOCKS = 5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What a report is made from."""
@@ -57,7 +60,7 @@ def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
     found = [_outcome(facts), *facts.search]
     if facts.activity is not None and facts.activity.workers:
-        timeline = runtimeline.timeline(facts.activity, facts.status.throughput, facts.loads)
+        timeline = runtimeline.timeline(facts.activity, facts.loads)
         found += [timeline, runtimeline.spent(facts.activity)]
         found += runtables.durations(facts.activity, facts.items or {})
     found += runtables.failures(facts.failures, facts.activity)
@@ -105,7 +108,7 @@ def _outcome(facts: RunFacts) -> Section:
     problems = [f"Not in this report: {problem}." for problem in facts.problems]
     return Section(
         title="Outcome",
-        paragraphs=(*outcome(now), *problems),
+        paragraphs=(*outcome(now), *_clocks(facts.activity), *problems),
         facts=tuple(_tiles(now, facts.activity)),
         figures=(_items(now),) if any(one.total for one in now.stages.values()) else (),
         bullets=tuple(findings(facts.activity, facts.loads)),
@@ -117,6 +120,22 @@ def _outcome(facts: RunFacts) -> Section:
                 note=f"As of {moment(facts.made)}; 'hpctk status {quote(now.run)}' shows it now.",
             ),
         ),
+    )
+
+
+def _clocks(found: Activity | None) -> Iterator[str]:
+    """The hosts whose clocks are off."""
+    if found is None or not found.ahead:
+        return
+    ranked = sorted(found.ahead.items(), key=lambda one: -abs(one[1]))
+    said = [
+        f"{host} by {format_duration(abs(late))} ({'ahead' if late > 0 else 'behind'})"
+        for host, late in ranked[:_CLOCKS]
+    ]
+    said += [f"{len(ranked) - _CLOCKS:,} more"] if len(ranked) > _CLOCKS else []
+    yield (
+        f"Warning: clocks differ from that of the file server: {', '.join(said)}. The timeline"
+        " corrects the times of these hosts; times of failures, and other commands, do not."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.report import runtables
 from hpc_toolkit.report.axes import moment
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.loads import Loads, Spread
 
 
-def timeline(found: Activity, throughput: dict[str, Any], loads: Loads | None) -> Section:
-    """Throughput, workers and load on one axis of time; ``throughput`` is that of a status."""
+def timeline(found: Activity, loads: Loads | None) -> Section:
+    """Throughput, workers and load on one axis of time."""
     line = found.timeline
     shown = f"{len(line.lanes)} lane{'s' * (len(line.lanes) != 1)}"
     workers = f"{found.workers:,} worker{'s' * (found.workers != 1)}"
@@ -33,20 +33,22 @@ def timeline(found: Activity, throughput: dict[str, Any], loads: Loads | None) -
     return Section(
         title="Timeline",
         paragraphs=(said,),
-        figures=(_throughput(throughput, line), _workers(found, said), *_loads(loads, line)),
+        figures=(_throughput(found), _workers(found, said), *_loads(loads, line)),
         tables=(*tables, *runtables.deaths(found)),
     )
 
 
-def _throughput(done: dict[str, Any], line: Timeline) -> Figure:
+def _throughput(found: Activity) -> Figure:
     """Items done and living workers, by interval of the timeline."""
-    rates = _rates(done, line)
+    line = found.timeline
+    rates = [found.done.get(one, 0.0) / line.width_s for one in range(line.intervals)]
     alive = [
         sum(lane.lives.get(one, 0.0) for lane in line.lanes) / line.width_s
         for one in range(line.intervals)
     ]
-    best = max(rates, default=0.0)
-    said = f"At most {rate_text(best)} and {max(alive, default=0):.0f} workers at one time."
+    best, most = max(rates), max(alive)
+    said = f"Up to {rate_text(best)}; living workers: up to {most:.3g}"
+    said += f" (means of {format_duration(line.width_s)})."
     unit, scale = _rate_unit(best)
     curves = [
         Curve(name=f"items done per {unit}", values=[one * scale for one in rates]),
@@ -64,18 +66,6 @@ def _throughput(done: dict[str, Any], line: Timeline) -> Figure:
 def _over_time(name: str, line: Timeline, curves: Sequence[Curve], said: str) -> str:
     span_s, left = line.end - line.begin, begin_of(line)
     return over_time(name, span_s, curves, alternative=said, left=left)
-
-
-def _rates(throughput: dict[str, Any], line: Timeline) -> list[float]:
-    """Items per second in each interval of the timeline, from a status's own intervals."""
-    cells: dict[int, float] = {}
-    width_s = throughput.get("width_s") or 1.0
-    for number, done in enumerate(throughput.get("done", ())):
-        begin = throughput["begin"] + number * width_s
-        low, high = max(begin, line.begin), min(begin + width_s, line.end)
-        if done and high > low:
-            line.fill(cells, low, high, done / (high - low))
-    return [cells.get(one, 0.0) / line.width_s for one in range(line.intervals)]
 
 
 def _rate_unit(rate_per_s: float) -> tuple[str, float]:

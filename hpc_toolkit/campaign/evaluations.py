@@ -74,6 +74,11 @@ class Evaluations:
         found, wanted = self.rows.get(pull.arm, {}), pull.tasks or self.campaign.tasks.names
         return [found[task] for task in wanted] if found.keys() >= set(wanted) else None
 
+    def lacks(self, arm: str) -> str:
+        """Why an arm has no reward over all tasks."""
+        done, every = len(self.rows.get(arm, {})), len(self.campaign.tasks.names)
+        return "failed" if done == every else f"{done} of {every} tasks" if done else "not done"
+
     def failures(self) -> list[dict[str, Any]]:
         """The rows without a score, of arms that have results of all tasks."""
         arms = [one for one in self.rows.values() if len(one) == len(self.campaign.tasks.names)]

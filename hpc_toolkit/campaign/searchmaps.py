@@ -83,7 +83,8 @@ def _per_row(maps: Sequence[HeatMap]) -> int:
 
 def _words(facts: SearchFacts, arm: str) -> str:
     reward, asked = facts.rewards.get(arm), facts.asked.get(arm)
-    said = "unknown" if reward is None else with_error(reward.mean, reward.stderr)
+    said = facts.searched.found.lacks(arm)
+    said = said if reward is None else with_error(reward.mean, reward.stderr)
     return f"{said}, asked in round {asked}" if asked else said
 
 

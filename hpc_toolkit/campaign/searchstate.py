@@ -47,9 +47,9 @@ class SearchState:
     rounds_since_best: int | None
     """Decisions since the one that asked for ``best``; None if it was known before, or no arm has a
     reward."""
-    last: list[tuple[str, float | None]]
-    """The arms that were asked for last, the newest first, each with its reward over all tasks;
-    None: not evaluated on all of them."""
+    last: list[tuple[str, float | None, str]]
+    """The arms that were asked for last, the newest first, each with its reward over all tasks. If
+    that is None, the text says why: ``failed``, ``not done``, or ``2 of 3 tasks``."""
 
 
 def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
@@ -63,8 +63,8 @@ def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
     if best is not None:
         rest = (n for n, one in enumerate(reversed(rounds)) if best.arm in _arms_of(one))
         since = next(rest, None)
-    scored = searched.found.rewards(asked[-_LAST_ASKS:], names)
-    last = [(arm, scored[arm].mean if arm in scored else None) for arm in reversed(asked)]
+    newest = asked[: -_LAST_ASKS - 1 : -1]
+    scored = searched.found.rewards(newest, names)
     sealed = view.stages[TASKS].log.sealed
     return SearchState(
         policy=settings.policy,
@@ -84,7 +84,10 @@ def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
         best=None if best is None else searched.found.found(best.arm, best),
         ties=0 if best is None else len(best.ties),
         rounds_since_best=since,
-        last=last[:_LAST_ASKS],
+        last=[
+            (arm, scored[arm].mean, "") if arm in scored else (arm, None, searched.found.lacks(arm))
+            for arm in newest
+        ],
     )
 
 

@@ -216,7 +216,7 @@ def _best_expected(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[
     rows = []
     for arm in top:
         belief, reward = beliefs[arm], facts.rewards.get(arm)
-        seen, found = "not evaluated", None
+        seen, found = facts.searched.found.lacks(arm), None
         if reward is not None:
             when = "" if arm in told else " after the search"
             seen = f"observed {with_error(reward.mean, reward.stderr)}{when}"

@@ -239,7 +239,7 @@ def _search_rows(now: Status) -> Iterator[Row]:
             ago = search["rounds_since_best"]
             parts.append(f"found {ago:,} round{'s' * (ago != 1)} ago")
         yield Row("best", f"{_short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
-    last = [f"{_short(arm, 30)} {_told(score)}" for arm, score in search["last"][:3]]
+    last = [f"{_short(arm, 30)} {_told(*told)}" for arm, *told in search["last"][:3]]
     if last:
         yield Row("last", ", ".join(last), DIM)
 
@@ -249,8 +249,8 @@ def _score(found: dict[str, Any]) -> str:
     return f"{found['score']:.4f}{spread}"
 
 
-def _told(score: float | None) -> str:
-    return "(no score)" if score is None else f"{score:.4f}"
+def _told(score: float | None, why: str) -> str:
+    return f"({why})" if score is None else f"{score:.4f}"
 
 
 def _failure_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:

@@ -21,6 +21,7 @@ from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.report.heatmap import heatmaps
 from hpc_toolkit.report.page import Cell, Figure, Section, as_html, as_markdown
+from hpc_toolkit.report.panel import panel
 from hpc_toolkit.report.shades import SHADES, level
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
@@ -217,6 +218,26 @@ def test_every_search_has_sections(
         for words in one.iter(f"{SVG}text"):
             assert 0 <= float(words.attrib["x"]) <= width
             assert 0 <= float(words.attrib["y"]) <= height
+
+
+def test_an_arm_without_a_reward_says_why(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def value(item: dict[str, Any]) -> Value:
+        return None if "task" in item and item["layer"] > 1 else value_of(item)
+
+    played = Played(fast_dir / "r", toy(GP), monkeypatch, value)
+    assert played.killed(2)  # the last arms that were asked for are not done
+
+    run = Run.open(played.root)
+    found = run.status().search
+    assert found is not None
+    shown = [row.text for row in panel(run.status()) if row.label == "last"]
+
+    whys = {why for _, _, why in found["last"]}
+    assert whys == {"", "failed", "not done"}
+    assert "(not done)" in shown[0]
+    said = figures(search_of(played.root))[REWARDS].svg
+    assert "failed, asked in round 1" in said
+    assert "not done, asked in round 2" in said
 
 
 def test_a_race_without_complete_arms_ranks_arms_by_tasks_and_then_by_reward(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.report.figures import shortened, text_width
 from hpc_toolkit.report.heatmap import HeatMap, Tile
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +78,7 @@ def plane_of_models(campaign: Campaign) -> Plane:
         for arm, (step, layer) in zip(model.arms(), model.points(), strict=True):
             places[arm.id] = number, columns[step], rows[layer]
     hidden = len(campaign.models) - len(models)
-    note = f"{hidden} more models are not drawn." if hidden else ""
+    note = f"Not drawn: {counted(hidden, 'more model')}." if hidden else ""
     return binned(
         Plane(facets=facets, places=places, axes=("checkpoint (step)", "layer"), note=note)
     )

@@ -19,6 +19,7 @@ from hpc_toolkit.report.heatmap import heatmaps, text_map
 from hpc_toolkit.report.page import Figure
 from hpc_toolkit.report.plots import Estimate, Interval, intervals, with_error
 from hpc_toolkit.results.gather import gather
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,8 +64,8 @@ def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
     )
     across, down = plane.axes
     title = f"Reward by {across} and {down}"
-    known, chosen = len(facts.rewards), len(facts.asked)
-    said = f"Rewards of {known:,} of {len(words):,} arms; the policy asked for {chosen:,} arms."
+    said = f"Rewards of {len(facts.rewards):,} of {counted(len(words), 'arm')};"
+    said += f" the policy asked for {counted(len(facts.asked), 'arm')}."
     yield Figure(
         title=title,
         svg=heatmaps(title, maps, alternative=said, per_row=_per_row(maps), marks=True),
@@ -111,7 +112,7 @@ def metric_maps(facts: SearchFacts, view: RunView) -> Iterator[Figure]:
     title = f"Metrics by {plane.axes[0]} and {plane.axes[1]}"
     said = f"Metrics: {', '.join(drawn)}."
     hidden = len(values) - len(drawn)
-    said += f" {hidden} more are not drawn." if hidden else ""
+    said += f" Not drawn: {hidden} more." if hidden else ""
     yield Figure(
         title=title,
         svg=heatmaps(
@@ -151,7 +152,7 @@ def key_means(facts: SearchFacts) -> Iterator[Figure]:
     said = "Share of the variance of the rewards that each key explains beyond the keys above it:"
     said += f" {', '.join(f'{key.name} {key.explained:.0%}' for key in keys[:_KEYS])}."
     hidden = len(keys) - len(groups)
-    said += f" {hidden} more keys are not drawn." if hidden > 0 else ""
+    said += f" Not drawn: {counted(hidden, 'more key')}." if hidden > 0 else ""
     chosen = (
         "" if facts.evaluated_all else " The policy evaluated more arms where it expected more."
     )
@@ -175,5 +176,6 @@ def _means(facts: SearchFacts, key: Key) -> Iterator[Estimate]:
         mean = math.fsum(found) / len(found)
         squares = math.fsum((one - mean) ** 2 for one in found)
         error = math.sqrt(squares / (len(found) - 1) / len(found)) if len(found) > 1 else None
-        said = f"{brief(key.levels[level])}: {with_error(mean, error)} over {len(found):,} arms"
-        yield Estimate(name=brief(key.levels[level]), intervals=[Interval(mean, error)], said=said)
+        name, arms = brief(key.levels[level]), counted(len(found), "arm")
+        said = f"{name}: {with_error(mean, error)} over {arms}"
+        yield Estimate(name=name, intervals=[Interval(mean, error)], said=said)

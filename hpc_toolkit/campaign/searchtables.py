@@ -23,6 +23,7 @@ from hpc_toolkit.report.plots import (
     plots,
     with_error,
 )
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ def ranking(facts: SearchFacts) -> Iterator[Table]:
     hidden = len(ranked) - len(rows)
     note = "Ties are within 2 combined standard errors of the best arm."
     note += "" if errors else " No task reports a standard error."
-    note += f" {hidden:,} lower arms are left out." if hidden else ""
+    note += f" Left out: {counted(hidden, 'lower arm')}." if hidden else ""
     if any(one.tasks < tasks for one in ranked):
         note += " Arms with fewer tasks come last: their means are not comparable."
     error = ("standard error",) if errors else ()
@@ -191,12 +192,14 @@ def _expected(
 ) -> Section:
     told = facts.searched.arms
     unseen = [arm for arm in facts.rewards if arm not in told]
-    said = f"The model of {policy} after {len(told):,} arms, for all {len(beliefs):,} arms."
+    said = (
+        f"The model of {policy} after {counted(len(told), 'arm')}, for all {len(beliefs):,} arms."
+    )
     figures = [_best_expected(facts, beliefs, told)]
     if unseen:
         near = sum(_inside(beliefs[arm], facts.rewards[arm]) for arm in unseen) / len(unseen)
         away = math.fsum(abs(beliefs[arm].mean - facts.rewards[arm].mean) for arm in unseen)
-        said += f" The {len(unseen):,} arms that it was not told differ by"
+        said += f" Rewards of {counted(len(unseen), 'arm')} that it was not told differ by"
         said += f" {away / len(unseen):.4f} on average from what it expects. {near:.0%} of them"
         said += f" are within {_SDS:g} standard deviations of the model and standard errors of"
         said += " the reward, combined; 95% would be if both were exact."
@@ -255,6 +258,6 @@ def _scatter(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[str]) 
         Series(name="equal", points=ends, colour=COLOURS[6], style=DASHES),
     ]
     name = "Expected and observed rewards"
-    said = f"{len(known):,} arms that the model was told, and {len(unseen):,} that it was not."
+    said = f"{counted(len(known), 'arm')} that the model was told, {len(unseen):,} that it was not."
     plot = Plot(x="expected reward", y="observed reward", series=series, zero=False)
     return Figure(title=name, svg=plots(name, [plot], alternative=said), alt=said, caption=said)

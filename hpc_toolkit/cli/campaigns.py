@@ -28,7 +28,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.gpus import visible_gpus
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -84,23 +84,23 @@ def plan(
 
 
 def plan_lines(found: DryRun, workers: int | None) -> list[str]:
-    tasks = _count(len(found.tasks), "task")
-    evaluations = f"{found.evaluations:,} evaluations in all"
+    tasks = counted(len(found.tasks), "task")
+    evaluations = f"{counted(found.evaluations, 'evaluation')} in all"
     kinds = ", ".join(f"{key} ({kind})" for key, kind in found.features.items())
     kinds = kinds or "none: only random and racing can search"
     lines = [
-        f"campaign        {found.name}: {found.arms:,} arms, {tasks}, {evaluations}",
+        f"campaign        {found.name}: {counted(found.arms, 'arm')}, {tasks}, {evaluations}",
         *textwrap.wrap(f"features        {kinds}", 80, subsequent_indent=" " * 16),
     ]
     if found.unused:
         lines.append(f"  not used      {', '.join(found.unused)}")
     if found.baseline:
-        arms = _count(found.baseline, "arm")
+        arms = counted(found.baseline, "arm")
         lines.append(f"{found.baseline_name:15} {arms} to compare with")
     if found.measured:
-        lines.append(f"metrics         {found.measured:,} items first")
+        lines.append(f"metrics         {counted(found.measured, 'item')} first")
     if found.known:
-        lines.append(f"known           {found.known:,} evaluations")
+        lines.append(f"known           {counted(found.known, 'evaluation')}")
     for model, count in found.checkpoints.items():
         where = "checkpoints"
         if found.from_hub:
@@ -109,25 +109,21 @@ def plan_lines(found: DryRun, workers: int | None) -> list[str]:
     return [*lines, *_search_lines(found, workers)]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
 def _search_lines(found: DryRun, workers: int | None) -> list[str]:
     most = "no limit on evaluations"
     if found.most_evaluations is not None:
         share = found.most_evaluations / found.evaluations
-        most = f"at most {found.most_evaluations:,} evaluations ({share:.1%})"
+        most = f"at most {counted(found.most_evaluations, 'evaluation')} ({share:.1%})"
     time = "unknown; [tasks] seconds gives the expected duration of each task"
     if found.seconds is not None:
         time = f"{format_duration(found.seconds)} of one worker"
         if workers is not None:
             least = format_duration(found.seconds / min(workers, found.at_once))
             time += f", at least {least} with {workers}"
-    items = _count(found.at_once, "item")
+    items = counted(found.at_once, "item")
     lines = [
         f"search          {found.policy}: {most}",
-        f"  at once       {_count(found.pending, 'arm')}, {items} for the workers",
+        f"  at once       {counted(found.pending, 'arm')}, {items} for the workers",
         f"  time          {time}",
     ]
     if workers is not None and (idle := workers - found.at_once) > 0:
@@ -211,9 +207,9 @@ def _status_lines(run: Run) -> list[str]:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    spent = f"{summary.evaluations} of {summary.all_evaluations} evaluations"
+    spent = f"{summary.evaluations:,} of {counted(summary.all_evaluations, 'evaluation')}"
     before = f" ({summary.known} known before)" if summary.known else ""
-    arms = f"{summary.evaluated} of {summary.arms} arms"
+    arms = f"{summary.evaluated:,} of {counted(summary.arms, 'arm')}"
     lines = [f"policy          {summary.policy}: {arms}, {spent}{before}"]
     if summary.ended is not None:
         lines.append(f"  ended         {summary.ended}")

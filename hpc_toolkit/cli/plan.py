@@ -180,10 +180,10 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
 
 
 def _said(found: Comparison) -> list[str]:
-    from hpc_toolkit.planning.page import counted
+    from hpc_toolkit.system.quantities import counted
 
     span = f"{shown(found.low_s)} to {shown(found.high_s)}"
-    on = f"on {counted(found.workers_predicted)}"
+    on = f"on {counted(found.workers_predicted, 'worker')}"
     lines = [f"predicted  {shown(found.predicted_s)} ({span}) {on}"]
     if found.waited_s >= 1:
         lines.append(
@@ -195,7 +195,7 @@ def _said(found: Comparison) -> list[str]:
         return lines
     assert found.error is not None
     inside = "inside" if found.inside else "outside"
-    lines.append(f"real       {shown(found.real_s)} on {counted(found.workers)}")
+    lines.append(f"real       {shown(found.real_s)} on {counted(found.workers, 'worker')}")
     lines.append(f"off by     {found.error:+.1%} of the real time, {inside} of the interval")
     return lines
 

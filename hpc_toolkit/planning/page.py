@@ -19,7 +19,7 @@ from hpc_toolkit.report.figures import (
     figure,
     text,
 )
-from hpc_toolkit.system.quantities import format_duration, format_walltime
+from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.choices import Choice, Way
     from hpc_toolkit.planning.forecast import Interval
     from hpc_toolkit.planning.plan import Plan
-
-
-def counted(count: int, word: str = "worker") -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def span(interval: Interval, shown: Any = format_duration) -> str:
@@ -62,7 +58,7 @@ def basis(plan: Plan) -> list[str]:
             f"{plan.retried:,} attempts failed; as large a share of those to come is taken to fail."
         )
     node = plan.node
-    said.append(f"{counted(node.workers)} on a node of {plan.cluster}: {node.why}.")
+    said.append(f"{counted(node.workers, 'worker')} on a node of {plan.cluster}: {node.why}.")
     return said
 
 
@@ -178,7 +174,7 @@ def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list
         text = f"{format_duration(now.time_s.median)} ({span(now.time_s)})"
         if now.within is not None:
             text += f"; {now.within:.0%} to be done within the limit"
-        lines += ["", f"As it goes on now, on {counted(now.workers)}: {text}"]
+        lines += ["", f"As it goes on now, on {counted(now.workers, 'worker')}: {text}"]
     if plan.choices:
         lines += ["", *table(*_table_rows(plan)), "", *_sentences(plan)]
     if plan.ways:

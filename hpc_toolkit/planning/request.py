@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.planning.choices import Node, price_of
-from hpc_toolkit.planning.page import counted, number
+from hpc_toolkit.planning.page import number
 from hpc_toolkit.slurm.clusters.partitions import Needs, named_site
 from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks
 from hpc_toolkit.slurm.render.grammar import parse_array
-from hpc_toolkit.system.quantities import HOUR_S
+from hpc_toolkit.system.quantities import HOUR_S, counted
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster

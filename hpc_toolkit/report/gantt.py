@@ -20,7 +20,7 @@ from hpc_toolkit.report.figures import (
     text_width,
 )
 from hpc_toolkit.results import activity
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     parts += _labels(lanes, (left, top), row)
     parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
     if hidden:
-        parts.append(text(left, 84, f"{hidden:,} more marks are not drawn", colour=DIM))
+        parts.append(text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=DIM))
     return figure(title, PAGE, panel.top + panel.height + 52, parts, alternative=alternative)
 
 
@@ -118,7 +118,7 @@ def _labels(lanes: Sequence[Lane], corner: Point, row: float) -> Iterator[str]:
 def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: float) -> Iterator[str]:
     """Stack the states of each interval; the full height is the most workers at one time."""
     full = max([timeline.width_s, *lane.lives.values()])
-    said = f"{lane.host}: {lane.workers} workers"
+    said = f"{lane.host}: {counted(lane.workers, 'worker')}"
     spent = {state: sum(cells.values()) for state, cells in lane.spent.items()}
     said += "".join(f", {state} {format_duration(one)}" for state, one in spent.items() if one)
     yield f"<g><title>{escaped(said)}</title>"

@@ -14,7 +14,7 @@ from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.page import Figure, Section, Table
 from hpc_toolkit.report.panel import failed_items, panel, rate_text, time_left
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,12 +78,9 @@ def outcome(now: Status) -> tuple[str, str]:
     done = sum(one.done for one in now.stages.values())
     failed, run = failed_items(now), quote(now.run)
     took = f" in {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
-    if now.complete:
-        happened = f"The run is complete: {done:,} of {total:,} items are done{took}"
-        happened += f", and {failed:,} failed." if failed else "."
-    else:
-        happened = f"The run is not complete: {done:,} of {total:,} items are done{took}"
-        happened += f", {failed:,} failed." if failed else "."
+    happened = f"The run is {'' if now.complete else 'not '}complete: {done:,} of"
+    happened += f" {counted(total, 'item')} {'is' if total == 1 else 'are'} done{took}"
+    happened += f", and {failed:,} failed." if failed else "."
     return happened, _next(now, run, failed)
 
 
@@ -99,7 +96,7 @@ def _next(now: Status, run: str, failed: int) -> str:
     if now.reason:
         return f"It makes no progress: {now.reason}."
     left = time_left(now)
-    return f"{now.workers.alive:,} workers go on{f', {left}' if left else ''}."
+    return f"It goes on with {counted(now.workers.alive, 'worker')}{f', {left}' if left else ''}."
 
 
 def _outcome(facts: RunFacts) -> Section:
@@ -155,8 +152,7 @@ def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
         yield "time", format_duration(now.elapsed_s)
     if found is None or not found.workers:
         return
-    hosts = len(found.hosts)
-    yield "workers", f"{found.workers:,} on {hosts:,} host{'s' * (hosts != 1)}"
+    yield "workers", f"{found.workers:,} on {counted(len(found.hosts), 'host')}"
     yield "worker time", format_duration(found.lives_s)
     if found.lives_s > 0:
         yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"

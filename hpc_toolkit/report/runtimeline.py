@@ -11,7 +11,7 @@ from hpc_toolkit.report.gantt import STATE_COLOURS, begin_of, gantt
 from hpc_toolkit.report.page import Cell, Figure, Section, Table, seconds
 from hpc_toolkit.report.panel import rate_text
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 def timeline(found: Activity, loads: Loads | None) -> Section:
     """Throughput, workers and load on one axis of time."""
     line = found.timeline
-    shown = f"{len(line.lanes)} lane{'s' * (len(line.lanes) != 1)}"
-    workers = f"{found.workers:,} worker{'s' * (found.workers != 1)}"
-    said = f"{workers} in {shown}, from {moment(line.begin)}."
+    shown = counted(len(line.lanes), "lane")
+    said = f"{counted(found.workers, 'worker')} in {shown}, from {moment(line.begin)}."
     deaths = found.outcomes["deaths"]
-    said += f" {deaths:,} deaths of workers or executors were recorded." if deaths else ""
+    said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
     tables = (runtables.load_table(loads),) if loads is not None and loads.hosts else ()
     return Section(
         title="Timeline",
@@ -104,7 +103,7 @@ def _loads(loads: Loads | None, line: Timeline) -> tuple[Figure, ...]:
         for words, spread in (("CPUs busy (%)", loads.cpu), ("GPUs busy (%)", loads.gpu))
         if spread.total
     ]
-    said = f"Samples of {len(loads.hosts)} host{'s' * (len(loads.hosts) != 1)}"
+    said = f"Samples of {counted(len(loads.hosts), 'host')}"
     said += ": the line is the mean, and the band reaches from the least to the most of a sample."
     part = " Of very many samples, parts at equal distances were read." if loads.partly else ""
     name = "CPUs and GPUs"
@@ -150,8 +149,8 @@ def spent(found: Activity) -> Section:
         for one, took in used.items()
     ]
     name = "Where the time of the workers went"
-    who = f"{found.workers:,} workers" if found.workers != 1 else "worker"
-    lives = f"The {who} lived {format_duration(found.lives_s)} in total,"
+    who = counted(found.workers, "worker")
+    lives = f"{who} lived {format_duration(found.lives_s)} in total,"
     lives += " from their starts to their last signs of life. Each second is counted once."
     return Section(
         title=name,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.choices import SURE, choose
-from hpc_toolkit.planning.page import counted, span
+from hpc_toolkit.planning.page import span
 from hpc_toolkit.planning.request import costs
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.quantities import format_duration, format_walltime
+from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.choices import Choice
@@ -53,10 +53,12 @@ def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:
 
 def _forecast_text(run: Run, ask: Ask, choice: Choice) -> str:
     running = run.status(forecast=False).workers.alive
-    took, workers = choice.forecast.time_s, counted(choice.forecast.workers)
+    took, workers = choice.forecast.time_s, counted(choice.forecast.workers, "worker")
     text = f"{format_duration(took.median)} ({span(took)}) on {workers}"
     text += f", {costs(ask, choice.node_hours.median)}"
-    return text + f"; the {counted(running)} running now will shorten that" * bool(running)
+    return text + f"; the {counted(running, 'worker')} running now will shorten that" * bool(
+        running
+    )
 
 
 def _assumptions(work: Work, forecaster: Forecaster | None) -> list[str]:
@@ -81,7 +83,7 @@ def _waiting(work: Work, ask: Ask) -> list[str]:
     enough = f"{counted(useful, 'node')} {'is' if useful == 1 else 'are'} enough"
     waiting = f"the search requests at most {counted(most, 'item')} at once"
     hint = f"{enough}, or raise 'pending' in [search]"
-    return [f"nodes will be idle: {waiting}, for {counted(ask.workers)}; {hint}"]
+    return [f"nodes will be idle: {waiting}, for {counted(ask.workers, 'worker')}; {hint}"]
 
 
 def _too_short(forecaster: Forecaster, ask: Ask, choice: Choice) -> str:
@@ -111,7 +113,7 @@ def _idle(run: Run, ask: Ask) -> list[str]:
     useful = max(1, math.ceil(units / ask.node.workers))
     if useful >= ask.nodes:
         return []
-    workers = counted(ask.workers)
+    workers = counted(ask.workers, "worker")
     enough = f"{counted(useful, 'node')} {'is' if useful == 1 else 'are'} enough"
     return [f"nodes will be idle: {counted(units, 'unit')} for {workers}; {enough}"]
 

@@ -178,6 +178,16 @@ def test_the_throughput_names_the_interval_of_its_means(fast_dir: Path) -> None:
     assert "Up to 1.5 items/s; living workers: up to 1 (means of 2.0 s)." in text
 
 
+def test_one_thing_of_a_kind_is_not_a_plural(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 1)
+    worker = toy.worker("wa", host="n1", started=1_000.0, at=1_010.0)
+    assert worker.claim(toy.unit_name(0))
+    worker.attempt(0, at=1_001.0, seconds=0.5)
+
+    for form in (report_of(toy.reopen()), report_of(toy.reopen(), markdown=True)):
+        assert re.findall(r"(?<![\d.,])1 (?!is\b)[a-z]+s\b", form) == []
+
+
 def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
     """Host n2 is 3 days ahead; ``files``: times of the files of workers and of run.json."""
     toy = ToyRun(root, 6, unit=2)
@@ -272,7 +282,7 @@ def test_marks_that_are_too_many_are_counted_and_not_drawn() -> None:
     drawn = gantt("Workers", line, alternative="x")
 
     assert drawn.count(": executor died</title>") == 2_000
-    assert f"{MOST_LANES * line.intervals - 2_000:,} more marks are not drawn" in drawn
+    assert f"not drawn: {MOST_LANES * line.intervals - 2_000:,} more marks" in drawn
 
 
 def synthetic(names: dict[str, int], count: int) -> Iterator[Claim | Attempt | Release]:

@@ -148,7 +148,7 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     assert drawn["Decisions over time"].alt == "8 arms in 2 decisions during 2 min 00 s."
     assert "Metrics: entropy, rank." in drawn["Metrics by checkpoint (step) and layer"].alt
     expected = sections[-1].paragraphs[0]
-    assert expected.startswith("The model of gp-ucb after 8 arms, for all 20 arms. The 12 arms")
+    assert expected.startswith("The model of gp-ucb after 8 arms, for all 20 arms. Rewards of 12")
     (table,) = sections[1].tables
     assert table.rows[0][1] == "m/step16/layer2"
     assert len(table.rows) == 20
@@ -350,7 +350,7 @@ def test_an_extension_shows_the_evaluations_that_were_known(
 
     sections = search_of(two.root)
 
-    assert "10 of the evaluations were known before." in outcome_of(sections)
+    assert "Known before: 10 evaluations." in outcome_of(sections)
     first_step = read_search(Run.open(two.root).view, second).steps[0]
     assert first_step[:3] == (0, 0.0, 0.0)
     drawn = figures(sections)
@@ -469,6 +469,6 @@ def test_pictures_are_bounded_by_tiles_and_not_by_arms() -> None:
     maps = [one for name in "abcdefgh" for one in heatmaps_of(plane, values, name=name)]
 
     assert len(values) > 170_000
-    assert "1 more models are not drawn. A tile is the mean of" in plane.note
+    assert "Not drawn: 1 more model. A tile is the mean of" in plane.note
     assert sum(len(one.tiles) for one in maps) <= 8 * 6_000
     assert len(heatmaps("Metrics", maps, alternative="x", per_row=4)) < 1_500_000

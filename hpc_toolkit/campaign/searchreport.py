@@ -110,7 +110,7 @@ def _truth(summary: Summary) -> Iterator[str]:
     if truth is None or summary.best is None:
         return
     if truth.arm == summary.best.arm:
-        yield f"All {summary.arms:,} arms were evaluated: it is the best of them."
+        yield f"It is the best of all arms: {counted(summary.arms, 'arm')} evaluated."
         return
     behind = truth.score - verified.score if verified else math.nan
     ties = summary.best.arm in summary.exhaustive_ties

@@ -6,6 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpc_toolkit.bandit.rule import Rule
 from hpc_toolkit.bandit.rules.gp import EACH
 from hpc_toolkit.campaign.scoremaps import brief
 from hpc_toolkit.campaign.search import observe, policy_of, score_of
@@ -156,35 +157,35 @@ def _ties(facts: SearchFacts) -> tuple[set[str], str]:
 
 def expected(facts: SearchFacts) -> Section:
     """What the policy's model expects of the arms after its last results."""
-    title = "What the policy expects"
-    policy = facts.summary.policy if facts.summary else facts.searched.campaign.search.policy
-    told = len({pull.arm for pull in facts.searched.rows})
-    search = facts.searched.campaign.search
-    scaled = facts.searched.campaign.rows is not None or search.options.get("scales") == EACH
-    if told > (_MOST_SCALED if scaled else _MOST_TOLD):
-        said = f"Left out: the model of {told:,} arms would take more than a few seconds."
-        return Section(title=title, paragraphs=(said,))
+    title, searched = "What the policy expects", facts.searched
+    policy = facts.summary.policy if facts.summary else ""
     try:
-        beliefs = _beliefs(facts)
+        found = _beliefs(facts, policy) if policy else "No arm has a reward yet."
     except (HpcToolkitError, ValueError) as error:
-        return Section(title=title, paragraphs=(f"The model could not be made: {error}",))
-    if not facts.searched.rows and not facts.searched.found.known:
-        return Section(title=title, paragraphs=("No arm has a reward yet.",))
-    if beliefs is None:
-        said = f"Left out: policy {policy} has no model of the arms that can be read"
-        return Section(title=title, paragraphs=(f"{said} without running its code.",))
-    return _expected(facts, title, policy, beliefs)
+        found = f"The model could not be made: {error}"
+    if isinstance(found, str):
+        return Section(title=title, paragraphs=(found,))
+    return _expected(facts, title, policy, dict(zip(searched.found.arms.ids, found, strict=True)))
 
 
-def _beliefs(facts: SearchFacts) -> dict[str, Belief] | None:
+def _beliefs(facts: SearchFacts, name: str) -> list[Belief] | str:
+    """What the policy's model expects of each arm, or why that is not known."""
     searched = facts.searched
+    search = searched.campaign.search
+    if name != search.policy:
+        return f"Left out: it would run the code of policy {name}."
     policy = policy_of(searched.campaign, searched.found.arms)
+    if type(policy.rule).beliefs is Rule.beliefs:
+        return f"Policy {name} has no model of the arms."
+    told = len({pull.arm for pull in searched.rows})
+    scaled = searched.campaign.rows is not None or search.options.get("scales") == EACH
+    if told > (_MOST_SCALED if scaled else _MOST_TOLD):
+        return f"Left out: the model of {told:,} arms would take more than a few seconds."
     for observation in searched.found.known:
         policy.tell(observation)
     for pull, rows in searched.rows.items():
         policy.tell(observe(pull.arm, rows))
-    beliefs = policy.beliefs()
-    return None if beliefs is None else dict(zip(searched.found.arms.ids, beliefs, strict=True))
+    return policy.beliefs() or "No arm has a reward."
 
 
 def _expected(

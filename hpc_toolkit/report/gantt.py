@@ -54,7 +54,7 @@ _SYMBOLS = {
 
 def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     """Draw the lanes below each other, grouped by host."""
-    lanes = [*timeline.lanes, *([timeline.other] if timeline.other.workers else [])]
+    lanes = timeline.drawn
     row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
     span_s = timeline.end - timeline.begin
     left = begin_of(timeline)
@@ -82,7 +82,7 @@ def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
 
 def begin_of(timeline: Timeline) -> float:
     """Where the lanes begin: right of the names of their hosts."""
-    widths = (text_width(lane.host) + 18 for lane in timeline.lanes)
+    widths = (text_width(lane.host) + 18 for lane in timeline.drawn)
     return min(max(70.0, *widths, 0.0), 170.0)
 
 

@@ -232,7 +232,9 @@ def _job_row(one: Job, used: JobUse | None) -> Row:
 
 
 def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float) -> Section:
-    origin = manifest.provenance
+    origin = dict(manifest.provenance)
+    if isinstance(code := origin.get("code"), dict):  # of stages that run commands nothing is known
+        origin["code"] = {stage: one for stage, one in code.items() if one is not None} or None
     rows: list[Row] = []
     for stage in manifest.stages:
         code = stage.workload.function or stage.workload.command or ""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def timeline(found: Activity, loads: Loads | None) -> Section:
     """Throughput, workers and load on one axis of time."""
     line = found.timeline
-    shown = counted(len(line.lanes), "lane")
+    shown = counted(len(line.drawn), "lane")
     said = f"{counted(found.workers, 'worker')} in {shown}, from {moment(line.begin)}."
     deaths = found.outcomes["deaths"]
     said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
@@ -42,17 +42,17 @@ def _throughput(found: Activity) -> Figure:
     line = found.timeline
     rates = [found.done.get(one, 0.0) / line.width_s for one in range(line.intervals)]
     alive = [
-        sum(lane.lives.get(one, 0.0) for lane in line.lanes) / line.width_s
+        sum(lane.lives.get(one, 0.0) for lane in line.drawn) / line.width_s
         for one in range(line.intervals)
     ]
     best, most = max(rates), max(alive)
-    said = f"Up to {rate_text(best)}; living workers: up to {most:.3g}"
-    said += f" (means of {format_duration(line.width_s)})."
+    said = f"Up to {rate_text(best)}" if best else "No item was done"
+    said += f"; living workers: up to {most:.3g} (means of {format_duration(line.width_s)})."
     unit, scale = _rate_unit(best)
-    curves = [
-        Curve(name=f"items done per {unit}", values=[one * scale for one in rates]),
-        Curve(name="living workers", values=alive, whole=True),
-    ]
+    curves = [Curve(name="living workers", values=alive, whole=True)]
+    if best:
+        values = [one * scale for one in rates]
+        curves.insert(0, Curve(name=f"items done per {unit}", values=values))
     name = "Throughput"
     return Figure(
         title=name,
@@ -77,7 +77,7 @@ def _rate_unit(rate_per_s: float) -> tuple[str, float]:
 def _workers(found: Activity, said: str) -> Figure:
     name = "Workers by host"
     lines = []
-    for lane in found.timeline.lanes[:40]:
+    for lane in found.timeline.drawn[:40]:
         busy = lane.spent.get(states.WORK, {})
         values = [busy.get(one, 0.0) for one in range(found.timeline.intervals)]
         marks = ", ".join(sorted({kind for _, kind in lane.marks}))
@@ -89,7 +89,8 @@ def _workers(found: Activity, said: str) -> Figure:
         caption=(
             "A lane shows one worker at a time, or all workers of a host if there are more than"
             " 200 lanes. It is filled by the share of each interval that its workers spent in a"
-            " state; grey is the rest of their lives. Times are those of each host's clock."
+            " state; grey is the rest of their lives. Times are those of each host's clock, unless"
+            " a warning says that they are corrected."
         ),
         text="\n".join(lines),
     )
@@ -151,7 +152,7 @@ def spent(found: Activity) -> Section:
     name = "Where the time of the workers went"
     who = counted(found.workers, "worker")
     lives = f"{who} lived {format_duration(found.lives_s)} in total,"
-    lives += " from their starts to their last signs of life. Each second is counted once."
+    lives += " each from its start to its last sign of life. Each second is counted once."
     return Section(
         title=name,
         paragraphs=(lives,),

@@ -109,8 +109,8 @@ def read_activity(history: History, clock: Clock) -> Activity:
     """
     ahead = clocks_ahead(history.view.paths, history.presences)
     seen = {name: _corrected(one, ahead) for name, one in history.presences.items()}
-    until = 0.0 if ahead else history.view.throughput.until
-    lanes, timeline = lay_out(seen, clock.wall(), until)
+    done = history.view.throughput
+    lanes, timeline = lay_out(seen, min(done.since, clock.wall()), 0.0 if ahead else done.until)
     reader = _Reader(Activity(timeline=timeline, ahead=ahead), seen, lanes)
     for record in history.records():
         reader.take(record)
@@ -222,9 +222,10 @@ class _Reader:
         if attempt.begin is not None:
             self._count(attempt, attempt.end - begin)
             if attempt.outcome == records.DONE:
-                took = max(attempt.end - begin, 1e-3)
                 line = self.found.timeline
-                line.fill(self.found.done, attempt.end - took, attempt.end, 1 / took)
+                low = max(min(begin, attempt.end - 1e-3), line.begin)
+                if (high := min(attempt.end, line.end)) > low:
+                    line.fill(self.found.done, low, high, 1 / (high - low))
 
     def _count(self, attempt: Attempt, seconds: float) -> None:
         if attempt.outcome in _OUTCOMES:

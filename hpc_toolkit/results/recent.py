@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.presence import FINISHED
 from hpc_toolkit.results.entries import RequestReader, read_entries
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -61,16 +62,16 @@ class RecentEvents:
 
 
 def _entry(entry: LogEntry) -> Iterator[Recent]:
-    at = entry.at or 0.0
+    at, items = entry.at or 0.0, counted(entry.items or 0, "item")
     decision = entry.decision if isinstance(entry.decision, dict) else None
     if decision is not None:
         arms = decision.get("arms")
         count = len(arms) if isinstance(arms, list) else 0
-        yield Recent(at, f"search asked for {count:,} arms ({entry.items or 0:,} items)")
+        yield Recent(at, f"search asked for {counted(count, 'arm')} ({items})")
     elif entry.kind == "add":
-        yield Recent(at, f"{entry.items or 0:,} items added to stage {entry.stage}")
+        yield Recent(at, f"{items} added to stage {entry.stage}")
     elif entry.kind == "retry":
-        yield Recent(at, f"retry of {entry.items or 0:,} items of {entry.stage}")
+        yield Recent(at, f"retry of {items} of {entry.stage}")
     elif entry.kind == "gather":
         yield Recent(at, f"results of {entry.stage} gathered")
 
@@ -80,7 +81,7 @@ def _request(one: Request) -> Recent:
     if one.kind == "sick":
         return Recent(one.at or 0.0, f"host {one.host}: {one.reason}", is_bad=True)
     reason = f" ({one.reason})" if one.reason else ""
-    return Recent(one.at or 0.0, f"{len(one.workers):,} workers {what}{reason}")
+    return Recent(one.at or 0.0, f"{counted(len(one.workers), 'worker')} {what}{reason}")
 
 
 def _workers(seen: Mapping[str, Presence | None], alive: set[str]) -> Iterator[Recent]:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from hpc_toolkit import cli
 from hpc_toolkit.cli import report as command
 from hpc_toolkit.notebook import report as notebook_report
-from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks, whole_ticks
+from hpc_toolkit.report.axes import log_span_ticks, moment, number_ticks, span_ticks, whole_ticks
 from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import gantt
 from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
@@ -186,6 +186,34 @@ def test_one_thing_of_a_kind_is_not_a_plural(fast_dir: Path) -> None:
 
     for form in (report_of(toy.reopen()), report_of(toy.reopen(), markdown=True)):
         assert re.findall(r"(?<![\d.,])1 (?!is\b)[a-z]+s\b", form) == []
+
+
+def test_a_short_run_without_a_result_fills_its_timeline(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 1, max_attempts=1)
+    worker = toy.worker("wa", host="n1", started=1_000.0, at=1_000.12)
+    assert worker.claim(toy.unit_name(0))
+    worker.attempt(0, "failed", at=1_000.1, seconds=0.05, error="E: x")
+
+    line = activity_of(toy).timeline
+    text = report_of(toy.reopen(), markdown=True)
+
+    assert line.end - line.begin == pytest.approx(0.12)
+    assert "**Throughput**: No item was done; living workers: up to 1" in text
+
+
+def test_a_worker_whose_file_is_damaged_has_a_lane_and_items(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 1)
+    worker = toy.worker("wa")
+    assert worker.claim(toy.unit_name(0))
+    worker.attempt(0, at=1_002.0, seconds=1.0)
+    worker.release(1_002.0, seconds=2.0)
+    damage(toy, "torn worker file")
+
+    text = report_of(toy.reopen(), markdown=True)
+
+    assert f"1 worker in 1 lane, from {moment(1_000.0)}." in text
+    assert "(unknown host)" in text
+    assert "Up to 1 items/s; living workers: up to 1 " in text
 
 
 def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:

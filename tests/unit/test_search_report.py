@@ -220,6 +220,22 @@ def test_every_search_has_sections(
             assert 0 <= float(words.attrib["y"]) <= height
 
 
+@pytest.mark.parametrize(
+    ("search", "value", "says"),
+    [
+        ({"policy": "random", "budget": 4}, value_of, "Policy random has no model of the arms."),
+        (GP, all_fail, "No arm has a reward."),
+    ],
+)
+def test_without_a_model_the_section_says_why(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, search: dict[str, Any], value: Any, says: str
+) -> None:
+    played = Played(fast_dir / "r", toy(search), monkeypatch, value)
+    played.coordinate()
+
+    assert search_of(played.root)[-1].paragraphs == (says,)
+
+
 def test_an_arm_without_a_reward_says_why(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def value(item: dict[str, Any]) -> Value:
         return None if "task" in item and item["layer"] > 1 else value_of(item)
@@ -380,7 +396,7 @@ def test_the_code_of_an_own_policy_is_not_needed(
     sections = search_of(played.root)
 
     assert "missing_module:Policy used 24 of the 60" in outcome_of(sections)
-    assert "without running its code" in sections[-1].paragraphs[0]
+    assert sections[-1].paragraphs[0].startswith("Left out: it would run the code of policy miss")
 
 
 def test_the_model_of_many_arms_is_left_out(

@@ -77,7 +77,9 @@ class Evaluations:
     def lacks(self, arm: str) -> str:
         """Why an arm has no reward over all tasks."""
         done, every = len(self.rows.get(arm, {})), len(self.campaign.tasks.names)
-        return "failed" if done == every else f"{done} of {every} tasks" if done else "not done"
+        return (
+            "failed" if done == every else f"{done} of {every} tasks" if done else "not evaluated"
+        )
 
     def failures(self) -> list[dict[str, Any]]:
         """The rows without a score, of arms that have results of all tasks."""

@@ -49,7 +49,7 @@ class SearchState:
     reward."""
     last: list[tuple[str, float | None, str]]
     """The arms that were asked for last, the newest first, each with its reward over all tasks. If
-    that is None, the text says why: ``failed``, ``not done``, or ``2 of 3 tasks``."""
+    that is None, the text says why: ``failed``, ``not evaluated``, or ``2 of 3 tasks``."""
 
 
 def search_so_far(view: RunView, campaign: Campaign) -> SearchState:

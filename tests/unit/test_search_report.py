@@ -249,11 +249,11 @@ def test_an_arm_without_a_reward_says_why(fast_dir: Path, monkeypatch: pytest.Mo
     shown = [row.text for row in panel(run.status()) if row.label == "last"]
 
     whys = {why for _, _, why in found["last"]}
-    assert whys == {"", "failed", "not done"}
-    assert "(not done)" in shown[0]
+    assert whys == {"", "failed", "not evaluated"}
+    assert "(not evaluated)" in shown[0]
     said = figures(search_of(played.root))[REWARDS].svg
     assert "failed, asked in round 1" in said
-    assert "not done, asked in round 2" in said
+    assert "not evaluated, asked in round 2" in said
 
 
 def test_a_race_without_complete_arms_ranks_arms_by_tasks_and_then_by_reward(

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign import searchcurves, searchtables
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE
 from hpc_toolkit.campaign.scoremaps import brief
 from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.searchmaps import key_means, metric_maps, reward_maps
@@ -126,7 +125,7 @@ def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
     assert summary.best is not None
     yield "best reward", f"{summary.best.score:.4f}"
     yield "arms evaluated", f"{summary.evaluated:,} of {summary.arms:,}"
-    yield "rounds", f"{sum(one.why != EXHAUSTIVE for one in facts.searched.decisions):,}"
+    yield "rounds", f"{len(facts.searched.rounds):,}"
     yield "worker time", format_duration(summary.gpu_s)
     if facts.price is not None:
         price, currency = facts.price

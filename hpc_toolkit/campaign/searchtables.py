@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpc_toolkit.bandit.rule import Rule
 from hpc_toolkit.bandit.rules.gp import EACH
 from hpc_toolkit.campaign.scoremaps import brief
-from hpc_toolkit.campaign.search import observe, policy_of, score_of
+from hpc_toolkit.campaign.search import observe, score_of
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.report.figures import COLOURS
 from hpc_toolkit.report.page import Cell, Figure, Section, Table, count, seconds
@@ -158,44 +158,38 @@ def _ties(facts: SearchFacts) -> tuple[set[str], str]:
 def expected(facts: SearchFacts) -> Section:
     """What the policy's model expects of the arms after its last results."""
     title, searched = "What the policy expects", facts.searched
-    policy = facts.summary.policy if facts.summary else ""
     try:
-        found = _beliefs(facts, policy) if policy else "No arm has a reward yet."
+        found = _beliefs(facts) if facts.summary else "No arm has a reward yet."
     except (HpcToolkitError, ValueError) as error:
         found = f"The model could not be made: {error}"
     if isinstance(found, str):
         return Section(title=title, paragraphs=(found,))
-    return _expected(facts, title, policy, dict(zip(searched.found.arms.ids, found, strict=True)))
+    return _expected(facts, title, dict(zip(searched.found.arms.ids, found, strict=True)))
 
 
-def _beliefs(facts: SearchFacts, name: str) -> list[Belief] | str:
+def _beliefs(facts: SearchFacts) -> list[Belief] | str:
     """What the policy's model expects of each arm, or why that is not known."""
     searched = facts.searched
     search = searched.campaign.search
-    if name != search.policy:
-        return f"Left out: it would run the code of policy {name}."
-    policy = policy_of(searched.campaign, searched.found.arms)
+    if searched.policy != search.policy:
+        return f"Left out: it would run the code of policy {searched.policy}."
+    policy = searched.found.policy()
     if type(policy.rule).beliefs is Rule.beliefs:
-        return f"Policy {name} has no model of the arms."
+        return f"Policy {searched.policy} has no model of the arms."
     told = len({pull.arm for pull in searched.rows})
     scaled = searched.campaign.rows is not None or search.options.get("scales") == EACH
     if told > (_MOST_SCALED if scaled else _MOST_TOLD):
         return f"Left out: the model of {told:,} arms would take more than a few seconds."
-    for observation in searched.found.known:
-        policy.tell(observation)
     for pull, rows in searched.rows.items():
         policy.tell(observe(pull.arm, rows))
     return policy.beliefs() or "No arm has a reward."
 
 
-def _expected(
-    facts: SearchFacts, title: str, policy: str, beliefs: Mapping[str, Belief]
-) -> Section:
+def _expected(facts: SearchFacts, title: str, beliefs: Mapping[str, Belief]) -> Section:
     told = facts.searched.arms
     unseen = [arm for arm in facts.rewards if arm not in told]
-    said = (
-        f"The model of {policy} after {counted(len(told), 'arm')}, for all {len(beliefs):,} arms."
-    )
+    said = f"The model of {facts.searched.policy} after {counted(len(told), 'arm')},"
+    said += f" for all {len(beliefs):,} arms."
     figures = [_best_expected(facts, beliefs, told)]
     if unseen:
         near = sum(_inside(beliefs[arm], facts.rewards[arm]) for arm in unseen) / len(unseen)

@@ -37,6 +37,11 @@ class SearchFacts:
     """Price of a worker for an hour, and its currency; None: not known."""
 
     @property
+    def means(self) -> dict[str, float]:
+        """The rewards without their errors."""
+        return {arm: reward.mean for arm, reward in self.rewards.items()}
+
+    @property
     def evaluated_all(self) -> bool:
         """Whether the reward of every arm is known."""
         return self.searched.found.complete

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.scoremaps import (
     brief,
+    by_level,
     heatmaps_of,
     keys_of,
     plane_of_keys,
@@ -44,8 +46,7 @@ def _plane(facts: SearchFacts) -> Plane | None:
 
 
 def _keys(facts: SearchFacts) -> list[Key]:
-    means = {arm: reward.mean for arm, reward in facts.rewards.items()}
-    return keys_of(facts.searched.found.arms, means)
+    return keys_of(facts.searched.found.arms, facts.means)
 
 
 def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
@@ -55,7 +56,7 @@ def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
     words = {arm: _words(facts, arm) for arm in plane.places}
     maps = heatmaps_of(
         plane,
-        {arm: reward.mean for arm, reward in facts.rewards.items()},
+        facts.means,
         name="",
         words=words,
         asked=facts.asked,
@@ -168,14 +169,9 @@ def key_means(facts: SearchFacts) -> Iterator[Figure]:
 
 
 def _means(facts: SearchFacts, key: Key) -> Iterator[Estimate]:
-    groups: dict[int, list[float]] = {}
-    for arm, reward in facts.rewards.items():
-        groups.setdefault(key.level_of[arm], []).append(reward.mean)
-    for level in sorted(groups)[:_VALUES]:
-        found = groups[level]
-        mean = math.fsum(found) / len(found)
-        squares = math.fsum((one - mean) ** 2 for one in found)
-        error = math.sqrt(squares / (len(found) - 1) / len(found)) if len(found) > 1 else None
+    for level, found in sorted(by_level(key, facts.means).items())[:_VALUES]:
+        mean = fmean(found)
+        error = stdev(found, mean) / math.sqrt(len(found)) if len(found) > 1 else None
         name, arms = brief(key.levels[level]), counted(len(found), "arm")
         said = f"{name}: {with_error(mean, error)} over {arms}"
         yield Estimate(name=name, intervals=[Interval(mean, error)], said=said)

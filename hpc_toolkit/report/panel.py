@@ -110,7 +110,14 @@ def one_line(now: Status) -> str:
     parts += [f"{now.workers.dead:,} died"] if now.workers.dead else []
     parts += [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
     parts += [left] if (left := time_left(now)) else []
-    return "; ".join([*stages, ", ".join(parts)])
+    return "; ".join([*stages, ", ".join([*parts, *_silence(now)])])
+
+
+def _silence(now: Status) -> list[str]:
+    """Return for how many minutes there was no result, so that a long item does not look stuck."""
+    running = sum(counts.running for counts in now.stages.values())
+    minutes = int(now.silent_s // 60)
+    return [f"{running:,} running, no result for {minutes:,} min"] if running and minutes else []
 
 
 def _brief(counts: StageCounts) -> list[str]:
@@ -188,7 +195,7 @@ def _speed(now: Status) -> Iterator[Row]:
     done = now.throughput.get("done", ())
     parts = [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
     if now.elapsed_s and not now.complete:
-        parts.append(f"{format_duration(now.elapsed_s)} so far")
+        parts += [f"{format_duration(now.elapsed_s)} so far", *_silence(now)]
     if now.eta_s is not None and now.eta_s > 60:
         parts.append(f"done about {clock_time(time.time() + now.eta_s)}")
     if parts:

@@ -72,6 +72,8 @@ class Status:
     """Seconds since the first worker started, until the last one ended."""
     worker_s: float = 0.0
     """Seconds of life of all workers, added up."""
+    silent_s: float = 0.0
+    """Seconds since the last result, or since the first living worker started; 0 without one."""
     throughput: dict[str, Any] = field(default_factory=dict)
     """Items done over time: ``begin`` (epoch seconds), ``width_s``, and ``done``, a list."""
     complete: bool
@@ -155,6 +157,7 @@ def read_status(
         rate_per_s=round(_rate(view, alive), 4),
         **_time_left(left),
         **_spent(known, clock.wall() if alive else view.throughput.until),
+        silent_s=_silent(view, [known[one] for one in alive & known.keys()], clock),
         throughput=_throughput(view),
         complete=view.complete,
         deaths=sum(
@@ -210,6 +213,11 @@ def _spent(known: dict[str, Presence], until: float) -> dict[str, Any]:
         "elapsed_s": round(end - began, 3),
         "worker_s": round(sum(end - start for start, end in lives), 3),
     }
+
+
+def _silent(view: RunView, living: list[Presence], clock: Clock) -> float:
+    since = max(view.throughput.until, min((one.started for one in living), default=0.0))
+    return max(0.0, round(clock.wall() - since, 1)) if living and since else 0.0
 
 
 def _moves(view: RunView, clock: Clock) -> bool:

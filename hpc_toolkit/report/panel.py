@@ -110,14 +110,16 @@ def one_line(now: Status) -> str:
     parts += [f"{now.workers.dead:,} died"] if now.workers.dead else []
     parts += [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
     parts += [left] if (left := time_left(now)) else []
-    return "; ".join([*stages, ", ".join([*parts, *_silence(now)])])
+    running = sum(counts.running for counts in now.stages.values())
+    parts += [f"{running:,} running, {one}" for one in _silence(now)]
+    return "; ".join([*stages, ", ".join(parts)])
 
 
 def _silence(now: Status) -> list[str]:
     """Return for how many minutes there was no result, so that a long item does not look stuck."""
-    running = sum(counts.running for counts in now.stages.values())
     minutes = int(now.silent_s // 60)
-    return [f"{running:,} running, no result for {minutes:,} min"] if running and minutes else []
+    running = any(counts.running for counts in now.stages.values())
+    return [f"no result for {minutes:,} min"] if running and minutes else []
 
 
 def _brief(counts: StageCounts) -> list[str]:

@@ -77,7 +77,8 @@ def outcome(now: Status) -> tuple[str, str]:
     total = sum(one.total for one in now.stages.values())
     done = sum(one.done for one in now.stages.values())
     failed, run = failed_items(now), quote(now.run)
-    took = f" in {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
+    in_or_after = "in" if now.complete else "after"
+    took = f" {in_or_after} {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
     happened = f"The run is {'' if now.complete else 'not '}complete: {done:,} of"
     happened += f" {counted(total, 'item')} {'is' if total == 1 else 'are'} done{took}"
     happened += f", and {failed:,} failed." if failed else "."

@@ -58,7 +58,7 @@ def _throughput(found: Activity) -> Figure:
         title=name,
         svg=_over_time(name, line, curves, said),
         alt=said,
-        text=f"items    {sparks(rates)}\nworkers  {sparks(alive)}",
+        text=f"items    {sparks(rates)}\n" * bool(best) + f"workers  {sparks(alive)}",
     )
 
 

@@ -127,13 +127,13 @@ def _clocks(found: Activity | None) -> Iterator[str]:
         return
     ranked = sorted(found.ahead.items(), key=lambda one: -abs(one[1]))
     said = [
-        f"{host} by {format_duration(abs(late))} ({'ahead' if late > 0 else 'behind'})"
+        f"{host} is {format_duration(abs(late))} {'ahead' if late > 0 else 'behind'}"
         for host, late in ranked[:_CLOCKS]
     ]
     said += [f"{len(ranked) - _CLOCKS:,} more"] if len(ranked) > _CLOCKS else []
     yield (
         f"Warning: clocks differ from that of the file server: {', '.join(said)}. The timeline"
-        " corrects the times of these hosts; times of failures, and other commands, do not."
+        " uses corrected times; the table of failures and other commands show recorded times."
     )
 
 

@@ -246,7 +246,7 @@ def test_times_of_a_host_whose_clock_is_off_are_corrected_with_a_warning(fast_di
     assert found.done[119] == pytest.approx(0.2)  # an item of n2, from 1115 s to 1120 s
     for form in (report_of(toy.reopen()), report_of(toy.reopen(), markdown=True)):
         assert form.count("Warning: clocks differ") == 1
-        assert "n2 by 3 d 00 h (ahead)" in form
+        assert "n2 is 3 d 00 h ahead. The" in form
         assert "6 of 6 items are done in 4 min 00 s" in form
 
 

@@ -14,7 +14,7 @@ from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats
 from hpc_toolkit.bandit.regression import Posterior, fit
 from hpc_toolkit.bandit.rule import checked_number
 from hpc_toolkit.bandit.rules.racing import gaps
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.rule import Finalists, History
@@ -63,9 +63,9 @@ class StopRules:
         """
         asked = history.results.asked
         if self.pulls is not None and (arms := int(asked.any(axis=1).sum())) >= self.pulls:
-            return f"requested {arms} arms, the budget is {self.pulls}"
+            return f"requested {counted(arms, 'arm')}, the budget is {self.pulls}"
         if self.evaluations is not None and (count := int(asked.sum())) >= self.evaluations:
-            return f"requested {count} evaluations, the budget is {self.evaluations}"
+            return f"requested {counted(count, 'evaluation')}, the budget is {self.evaluations}"
         if self.gpu_s is not None and (spent := seconds_spent(history)) >= self.gpu_s:
             used, most = format_duration(spent), format_duration(self.gpu_s)
             return f"requested {used} of GPU time, the budget is {most}"

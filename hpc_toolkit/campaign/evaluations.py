@@ -28,7 +28,7 @@ from hpc_toolkit.system.quantities import HOUR_S, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpc_toolkit.bandit import ArmTable, Observation, Pull, Recommendation
+    from hpc_toolkit.bandit import ArmTable, Observation, Policy, Pull, Recommendation
     from hpc_toolkit.bandit.rewards import Reward
     from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.queue.view import RunView
@@ -74,6 +74,13 @@ class Evaluations:
         found, wanted = self.rows.get(pull.arm, {}), pull.tasks or self.campaign.tasks.names
         return [found[task] for task in wanted] if found.keys() >= set(wanted) else None
 
+    def lacks(self, arm: str) -> str:
+        """Why an arm has no reward over all tasks."""
+        done, every = len(self.rows.get(arm, {})), len(self.campaign.tasks.names)
+        return (
+            "failed" if done == every else f"{done} of {every} tasks" if done else "not evaluated"
+        )
+
     def failures(self) -> list[dict[str, Any]]:
         """The rows without a score, of arms that have results of all tasks."""
         arms = [one for one in self.rows.values() if len(one) == len(self.campaign.tasks.names)]
@@ -82,6 +89,13 @@ class Evaluations:
     def found(self, arm: str, by: Reward | Recommendation) -> Found:
         keys = dict(self.arms.arms[self.arms.index(arm)].keys)
         return Found(arm=arm, keys=keys, score=by.mean, stderr=by.stderr)
+
+    def policy(self) -> Policy:
+        """The policy of the search, which was told what was known before."""
+        policy = policy_of(self.campaign, self.arms)
+        for observation in self.known:
+            policy.tell(observation)
+        return policy
 
     def best(self) -> Recommendation | None:
         search = self.campaign.search
@@ -109,7 +123,9 @@ class Evaluations:
 class Searched:
     """What a search has found, from its decisions and the rows that are finished."""
 
+    policy: str
     campaign: Campaign
+    """As it was decided; the policy of an own one is replaced, because its code is not run."""
     decisions: list[Decision]
     found: Evaluations
     rows: dict[Pull, list[Row]]
@@ -122,9 +138,19 @@ class Searched:
         return {pull.arm for pull in self.rows} | {one.arm for one in self.found.known}
 
     @property
+    def rounds(self) -> list[Decision]:
+        """The decisions of the policy."""
+        return [one for one in self.decisions if one.why != EXHAUSTIVE]
+
+    @property
     def pulls(self) -> list[Pull]:
         """All that the policy asked for."""
-        return [pull for one in self.decisions if one.why != EXHAUSTIVE for pull in one.pulls]
+        return [pull for one in self.rounds for pull in one.pulls]
+
+    @property
+    def asked(self) -> list[str]:
+        """The policy's arms in the order in which they were first asked for."""
+        return list(dict.fromkeys(pull.arm for pull in self.pulls))
 
 
 def searched_of(view: RunView, campaign: Campaign) -> Searched:
@@ -132,6 +158,7 @@ def searched_of(view: RunView, campaign: Campaign) -> Searched:
     rows = _rows(view)
     decisions = read_decisions(view.stages[TASKS].log.segments.values())
     campaign = as_decided(campaign, decisions)
+    name = campaign.search.policy
     if campaign.search.is_own:
         # The code of the policy is not needed to compare results, and reading a run executes none.
         search = replace(campaign.search, policy="random", options={})
@@ -142,10 +169,8 @@ def searched_of(view: RunView, campaign: Campaign) -> Searched:
         keys = arms.arms[arms.index(observation.arm)].keys
         rows.setdefault(observation.arm, {}).update(rows_of(observation, keys))
     found = Evaluations(campaign, arms, rows, known)
-    judge = policy_of(campaign, arms)
-    for observation in known:
-        judge.tell(observation)
-    searched = Searched(campaign, decisions, found, {}, None)
+    judge = found.policy()
+    searched = Searched(name, campaign, decisions, found, {}, None)
     for pull in searched.pulls:
         if (some := found.rows_of(pull)) is not None:
             searched.rows[pull] = some

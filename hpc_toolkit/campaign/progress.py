@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.bandit.registry import TASK_RULES
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE
-from hpc_toolkit.campaign.search import observe, policy_of
+from hpc_toolkit.campaign.search import observe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,13 +62,10 @@ def _by_arm(searched: Searched, rewards: Mapping[str, Reward]) -> Iterator[Step]
 
 
 def _race(searched: Searched, rewards: Mapping[str, Reward]) -> Iterator[Step]:
-    judge = policy_of(searched.campaign, searched.found.arms)
-    for observation in searched.found.known:
-        judge.tell(observation)
-    spent = dict(_spent(searched))
-    for decision in searched.decisions:
+    judge, spent = searched.found.policy(), dict(_spent(searched))
+    for decision in searched.rounds:
         last = None
-        for pull in decision.pulls if decision.why != EXHAUSTIVE else ():
+        for pull in decision.pulls:
             if pull in spent:
                 judge.tell(observe(pull.arm, searched.rows[pull]))
                 last = spent[pull]

@@ -6,10 +6,12 @@ import json
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.report.figures import shortened, text_width
 from hpc_toolkit.report.heatmap import HeatMap, Tile
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +79,7 @@ def plane_of_models(campaign: Campaign) -> Plane:
         for arm, (step, layer) in zip(model.arms(), model.points(), strict=True):
             places[arm.id] = number, columns[step], rows[layer]
     hidden = len(campaign.models) - len(models)
-    note = f"{hidden} more models are not drawn." if hidden else ""
+    note = f"Not drawn: {counted(hidden, 'more model')}." if hidden else ""
     return binned(
         Plane(facets=facets, places=places, axes=("checkpoint (step)", "layer"), note=note)
     )
@@ -185,7 +187,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def _by_level(key: Key, rewards: Mapping[str, float]) -> dict[int, list[float]]:
+def by_level(key: Key, rewards: Mapping[str, float]) -> dict[int, list[float]]:
+    """The rewards of the arms of each level."""
     groups: dict[int, list[float]] = {}
     for arm, reward in rewards.items():
         groups.setdefault(key.level_of[arm], []).append(reward)
@@ -197,7 +200,7 @@ def _explained(key: Key, rewards: Mapping[str, float]) -> float:
 
     A key with a value of its own for each arm explains nothing.
     """
-    groups = _by_level(key, rewards)
+    groups = by_level(key, rewards)
     if not 2 <= len(groups) < len(rewards):
         return -math.inf
     total = _squares(list(rewards.values())) / (len(rewards) - 1)
@@ -207,13 +210,13 @@ def _explained(key: Key, rewards: Mapping[str, float]) -> float:
 
 def _without(key: Key, rewards: Mapping[str, float]) -> dict[str, float]:
     """The rewards less the mean of their level."""
-    groups = _by_level(key, rewards).items()
-    means = {level: math.fsum(found) / len(found) for level, found in groups}
+    groups = by_level(key, rewards).items()
+    means = {level: fmean(found) for level, found in groups}
     return {arm: reward - means[key.level_of[arm]] for arm, reward in rewards.items()}
 
 
 def _squares(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     return math.fsum((one - mean) ** 2 for one in values)
 
 
@@ -238,7 +241,7 @@ def heatmaps_of(
     tiles: list[dict[tuple[int, int], Tile]] = [{} for _ in plane.facets]
     for (facet, column, row), arms in here.items():
         known = [values[arm] for arm in arms if arm in values]
-        value = math.fsum(known) / len(known) if known else None
+        value = fmean(known) if known else None
         mark = next((marked[arm] for arm in arms if arm in marked), "")
         tiles[facet][column, row] = Tile(
             value,

@@ -11,7 +11,7 @@ from hpc_toolkit.report.charts import sparks
 from hpc_toolkit.report.figures import COLOURS
 from hpc_toolkit.report.page import Figure
 from hpc_toolkit.report.plots import DASHES, DOTS_LINE, STEPS, Plot, Series, plots
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,9 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
             )
         )
     last = facts.steps[-1]
-    said = f"The best reward rises to {last.score:.4f} after {last.evaluations:,} evaluations"
+    said = (
+        f"The best reward rises to {last.score:.4f} after {counted(last.evaluations, 'evaluation')}"
+    )
     since = next(one for one in facts.steps if one.score == last.score)
     said += f"; it was found after {since.evaluations:,}."
     name = "Best reward so far"
@@ -111,7 +113,7 @@ def _caption(facts: SearchFacts) -> str:
     if facts.evaluated_all:
         return said + " The random order is exact: the mean over all orders of all arms."
     return said + (
-        f" The random order is over the {len(facts.rewards):,} evaluated arms only. The policy"
+        f" The random order is over {counted(len(facts.rewards), 'evaluated arm')} only. The policy"
         " chose them, so a random order of all arms is probably worse."
     )
 
@@ -141,7 +143,7 @@ def rounds(facts: SearchFacts) -> Iterator[Figure]:
             Plot(x="time of the search", y="best reward so far", series=[line], spans=True)
         )
     name = "Decisions over time"
-    said = f"{len(facts.asked):,} arms in {len(asked) - 2:,} decisions"
+    said = f"{counted(len(facts.asked), 'arm')} in {counted(len(asked) - 2, 'decision')}"
     said += f" during {format_duration(timed[-1].wall_s)}."
     yield Figure(
         title=name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE
 from hpc_toolkit.campaign.evaluations import searched_of
 from hpc_toolkit.campaign.progress import progress_of
 from hpc_toolkit.campaign.summary import summarize
@@ -38,6 +37,11 @@ class SearchFacts:
     """Price of a worker for an hour, and its currency; None: not known."""
 
     @property
+    def means(self) -> dict[str, float]:
+        """The rewards without their errors."""
+        return {arm: reward.mean for arm, reward in self.rewards.items()}
+
+    @property
     def evaluated_all(self) -> bool:
         """Whether the reward of every arm is known."""
         return self.searched.found.complete
@@ -50,8 +54,7 @@ def read_search(
     found, names = searched.found, searched.campaign.tasks.names
     rewards = found.rewards(found.arms.ids, names)
     asked: dict[str, int] = {}
-    rounds = [one for one in searched.decisions if one.why != EXHAUSTIVE]
-    for number, decision in enumerate(rounds, 1):
+    for number, decision in enumerate(searched.rounds, 1):
         for pull in decision.pulls:
             asked.setdefault(pull.arm, number)
     return SearchFacts(

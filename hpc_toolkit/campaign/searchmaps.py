@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.scoremaps import (
     brief,
+    by_level,
     heatmaps_of,
     keys_of,
     plane_of_keys,
@@ -19,6 +21,7 @@ from hpc_toolkit.report.heatmap import heatmaps, text_map
 from hpc_toolkit.report.page import Figure
 from hpc_toolkit.report.plots import Estimate, Interval, intervals, with_error
 from hpc_toolkit.results.gather import gather
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,8 +46,7 @@ def _plane(facts: SearchFacts) -> Plane | None:
 
 
 def _keys(facts: SearchFacts) -> list[Key]:
-    means = {arm: reward.mean for arm, reward in facts.rewards.items()}
-    return keys_of(facts.searched.found.arms, means)
+    return keys_of(facts.searched.found.arms, facts.means)
 
 
 def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
@@ -54,7 +56,7 @@ def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
     words = {arm: _words(facts, arm) for arm in plane.places}
     maps = heatmaps_of(
         plane,
-        {arm: reward.mean for arm, reward in facts.rewards.items()},
+        facts.means,
         name="",
         words=words,
         asked=facts.asked,
@@ -63,8 +65,8 @@ def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
     )
     across, down = plane.axes
     title = f"Reward by {across} and {down}"
-    known, chosen = len(facts.rewards), len(facts.asked)
-    said = f"Rewards of {known:,} of {len(words):,} arms; the policy requested {chosen:,} arms."
+    said = f"Rewards of {len(facts.rewards):,} of {counted(len(words), 'arm')};"
+    said += f" the policy requested {counted(len(facts.asked), 'arm')}."
     yield Figure(
         title=title,
         svg=heatmaps(title, maps, alternative=said, per_row=_per_row(maps), marks=True),
@@ -83,7 +85,8 @@ def _per_row(maps: Sequence[HeatMap]) -> int:
 
 def _words(facts: SearchFacts, arm: str) -> str:
     reward, asked = facts.rewards.get(arm), facts.asked.get(arm)
-    said = "unknown" if reward is None else with_error(reward.mean, reward.stderr)
+    said = facts.searched.found.lacks(arm)
+    said = said if reward is None else with_error(reward.mean, reward.stderr)
     return f"{said}, asked in round {asked}" if asked else said
 
 
@@ -110,7 +113,7 @@ def metric_maps(facts: SearchFacts, view: RunView) -> Iterator[Figure]:
     title = f"Metrics by {plane.axes[0]} and {plane.axes[1]}"
     said = f"Metrics: {', '.join(drawn)}."
     hidden = len(values) - len(drawn)
-    said += f" {hidden} more are not drawn." if hidden else ""
+    said += f" Not drawn: {hidden} more." if hidden else ""
     yield Figure(
         title=title,
         svg=heatmaps(
@@ -150,7 +153,7 @@ def key_means(facts: SearchFacts) -> Iterator[Figure]:
     said = "Share of the variance of the rewards that each key explains beyond the keys above it:"
     said += f" {', '.join(f'{key.name} {key.explained:.0%}' for key in keys[:_KEYS])}."
     hidden = len(keys) - len(groups)
-    said += f" {hidden} more keys are not drawn." if hidden > 0 else ""
+    said += f" Not drawn: {counted(hidden, 'more key')}." if hidden > 0 else ""
     chosen = (
         "" if facts.evaluated_all else " The policy evaluated more arms where it expected more."
     )
@@ -166,13 +169,9 @@ def key_means(facts: SearchFacts) -> Iterator[Figure]:
 
 
 def _means(facts: SearchFacts, key: Key) -> Iterator[Estimate]:
-    groups: dict[int, list[float]] = {}
-    for arm, reward in facts.rewards.items():
-        groups.setdefault(key.level_of[arm], []).append(reward.mean)
-    for level in sorted(groups)[:_VALUES]:
-        found = groups[level]
-        mean = math.fsum(found) / len(found)
-        squares = math.fsum((one - mean) ** 2 for one in found)
-        error = math.sqrt(squares / (len(found) - 1) / len(found)) if len(found) > 1 else None
-        said = f"{brief(key.levels[level])}: {with_error(mean, error)} over {len(found):,} arms"
-        yield Estimate(name=brief(key.levels[level]), intervals=[Interval(mean, error)], said=said)
+    for level, found in sorted(by_level(key, facts.means).items())[:_VALUES]:
+        mean = fmean(found)
+        error = stdev(found, mean) / math.sqrt(len(found)) if len(found) > 1 else None
+        name, arms = brief(key.levels[level]), counted(len(found), "arm")
+        said = f"{name}: {with_error(mean, error)} over {arms}"
+        yield Estimate(name=name, intervals=[Interval(mean, error)], said=said)

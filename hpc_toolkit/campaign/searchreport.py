@@ -6,13 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign import searchcurves, searchtables
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE
 from hpc_toolkit.campaign.scoremaps import brief
 from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.searchmaps import key_means, metric_maps, reward_maps
 from hpc_toolkit.report.page import Section
 from hpc_toolkit.report.plots import with_error
-from hpc_toolkit.system.quantities import HOUR_S, format_duration
+from hpc_toolkit.system.quantities import HOUR_S, counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,7 +74,7 @@ def outcome(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     compared = [*_baseline(facts, summary), *_truth(summary)]
     if compared:
         yield " ".join(compared)
-    known = f"{summary.known:,} of the evaluations were known before. " if summary.known else ""
+    known = f"Known before: {counted(summary.known, 'evaluation')}. " if summary.known else ""
     yield known + (
         f"The search ended: {summary.ended}." if summary.ended else "The search goes on."
     )
@@ -84,8 +83,8 @@ def outcome(facts: SearchFacts, summary: Summary) -> Iterator[str]:
 def _ties(ties: Sequence[str]) -> str:
     if not ties:
         return "No other evaluated arm is within 2 combined standard errors of it."
-    count = "1 other arm is" if len(ties) == 1 else f"{len(ties):,} other arms are"
-    return f"{count} within 2 combined standard errors of it, and may be as good."
+    others = counted(len(ties), "other arm")
+    return f"Within 2 combined standard errors of it: {others}, perhaps as good."
 
 
 def _baseline(facts: SearchFacts, summary: Summary) -> Iterator[str]:
@@ -102,7 +101,7 @@ def _baseline(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     arms = [arm.id for arm in facts.searched.campaign.arms() if arm.baseline]
     known = sum(arm in facts.rewards for arm in arms)
     if known < len(arms):
-        yield f"Of the {len(arms):,} arms of this baseline, {known:,} were evaluated on all tasks."
+        yield f"Arms of this baseline with results of all tasks: {known:,} of {len(arms):,}."
 
 
 def _truth(summary: Summary) -> Iterator[str]:
@@ -110,7 +109,7 @@ def _truth(summary: Summary) -> Iterator[str]:
     if truth is None or summary.best is None:
         return
     if truth.arm == summary.best.arm:
-        yield f"All {summary.arms:,} arms were evaluated: it is the best of them."
+        yield f"It is the best of all arms: {counted(summary.arms, 'arm')} evaluated."
         return
     behind = truth.score - verified.score if verified else math.nan
     ties = summary.best.arm in summary.exhaustive_ties
@@ -126,7 +125,7 @@ def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
     assert summary.best is not None
     yield "best reward", f"{summary.best.score:.4f}"
     yield "arms evaluated", f"{summary.evaluated:,} of {summary.arms:,}"
-    yield "rounds", f"{sum(one.why != EXHAUSTIVE for one in facts.searched.decisions):,}"
+    yield "rounds", f"{len(facts.searched.rounds):,}"
     yield "worker time", format_duration(summary.gpu_s)
     if facts.price is not None:
         price, currency = facts.price

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE
 from hpc_toolkit.campaign.evaluations import searched_of, why_ended
-from hpc_toolkit.campaign.search import as_decided
 from hpc_toolkit.campaign.settings import TASKS, Campaign
 
 if TYPE_CHECKING:
@@ -47,44 +45,45 @@ class SearchState:
     rounds_since_best: int | None
     """Decisions since the one that asked for ``best``; None if it was known before, or no arm has a
     reward."""
-    last: list[tuple[str, float | None]]
-    """The arms that were asked for last, the newest first, each with its reward over all tasks;
-    None: not evaluated on all of them."""
+    last: list[tuple[str, float | None, str]]
+    """The arms that were asked for last, the newest first, each with its reward over all tasks. If
+    that is None, the text says why: ``failed``, ``not evaluated``, or ``2 of 3 tasks``."""
 
 
 def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
     """The state of the search, from the files alone."""
     searched = searched_of(view, campaign)
-    settings = as_decided(campaign, searched.decisions).search
     names, best = campaign.tasks.names, searched.best
-    rounds = [one for one in searched.decisions if one.why != EXHAUSTIVE]
-    asked = list(dict.fromkeys(pull.arm for pull in searched.pulls))
+    search, rounds, asked = searched.campaign.search, searched.rounds, searched.asked
     since = None
     if best is not None:
         rest = (n for n, one in enumerate(reversed(rounds)) if best.arm in _arms_of(one))
         since = next(rest, None)
-    scored = searched.found.rewards(asked[-_LAST_ASKS:], names)
-    last = [(arm, scored[arm].mean if arm in scored else None) for arm in reversed(asked)]
+    newest = asked[: -_LAST_ASKS - 1 : -1]
+    scored = searched.found.rewards(newest, names)
     sealed = view.stages[TASKS].log.sealed
     return SearchState(
-        policy=settings.policy,
+        policy=searched.policy,
         # Otherwise it may take a fit of the policy's model to find out.
         ended=why_ended(searched.found, searched.decisions, sealed=True) if sealed else None,
         arms=len(searched.found.arms.arms),
         asked=len(asked),
-        budget=settings.budget,
+        budget=search.budget,
         evaluated=len(searched.arms),
         evaluations=sum(
             len(searched.found.rows.get(pull.arm, {}).keys() & set(pull.tasks or names))
             for pull in searched.pulls
         ),
         evaluations_asked=sum(len(pull.tasks or names) for pull in searched.pulls),
-        evaluations_budget=settings.evaluations,
+        evaluations_budget=search.evaluations,
         rounds=len(rounds),
         best=None if best is None else searched.found.found(best.arm, best),
         ties=0 if best is None else len(best.ties),
         rounds_since_best=since,
-        last=last[:_LAST_ASKS],
+        last=[
+            (arm, scored[arm].mean, "") if arm in scored else (arm, None, searched.found.lacks(arm))
+            for arm in newest
+        ],
     )
 
 

@@ -6,9 +6,10 @@ import json
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpc_toolkit.bandit.rule import Rule
 from hpc_toolkit.bandit.rules.gp import EACH
 from hpc_toolkit.campaign.scoremaps import brief
-from hpc_toolkit.campaign.search import observe, policy_of, score_of
+from hpc_toolkit.campaign.search import observe, score_of
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.report.figures import COLOURS
 from hpc_toolkit.report.page import Cell, Figure, Section, Table, count, seconds
@@ -23,6 +24,7 @@ from hpc_toolkit.report.plots import (
     plots,
     with_error,
 )
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,9 +60,9 @@ def ranking(facts: SearchFacts) -> Iterator[Table]:
         for rank, one in enumerate(shown, 1)
     ]
     hidden = len(ranked) - len(rows)
-    note = "Ties are within 2 combined standard errors of the best arm."
-    note += "" if errors else " No task reports a standard error."
-    note += f" {hidden:,} lower arms are left out." if hidden else ""
+    note = "Ties are within 2 combined standard errors of the best arm." if _ties(facts)[1] else ""
+    note += "" if errors or not note else " No task reports a standard error."
+    note += f" Left out: {counted(hidden, 'lower arm')}." if hidden else ""
     if any(one.tasks < tasks for one in ranked):
         note += " Arms with fewer tasks come last: their means are not comparable."
     error = ("standard error",) if errors else ()
@@ -155,48 +157,44 @@ def _ties(facts: SearchFacts) -> tuple[set[str], str]:
 
 def expected(facts: SearchFacts) -> Section:
     """What the policy's model expects of the arms after its last results."""
-    title = "What the policy expects"
-    policy = facts.summary.policy if facts.summary else facts.searched.campaign.search.policy
-    told = len({pull.arm for pull in facts.searched.rows})
-    search = facts.searched.campaign.search
-    scaled = facts.searched.campaign.rows is not None or search.options.get("scales") == EACH
-    if told > (_MOST_SCALED if scaled else _MOST_TOLD):
-        said = f"Left out: the model of {told:,} arms would take more than a few seconds."
-        return Section(title=title, paragraphs=(said,))
+    title, searched = "What the policy expects", facts.searched
     try:
-        beliefs = _beliefs(facts)
+        found = _beliefs(facts) if facts.summary else "No arm has a reward yet."
     except (HpcToolkitError, ValueError) as error:
-        return Section(title=title, paragraphs=(f"The model could not be made: {error}",))
-    if not facts.searched.rows and not facts.searched.found.known:
-        return Section(title=title, paragraphs=("No arm has a reward yet.",))
-    if beliefs is None:
-        said = f"Left out: policy {policy} has no model of the arms that can be read"
-        return Section(title=title, paragraphs=(f"{said} without running its code.",))
-    return _expected(facts, title, policy, beliefs)
+        found = f"The model could not be made: {error}"
+    if isinstance(found, str):
+        return Section(title=title, paragraphs=(found,))
+    return _expected(facts, title, dict(zip(searched.found.arms.ids, found, strict=True)))
 
 
-def _beliefs(facts: SearchFacts) -> dict[str, Belief] | None:
+def _beliefs(facts: SearchFacts) -> list[Belief] | str:
+    """What the policy's model expects of each arm, or why that is not known."""
     searched = facts.searched
-    policy = policy_of(searched.campaign, searched.found.arms)
-    for observation in searched.found.known:
-        policy.tell(observation)
+    search = searched.campaign.search
+    if searched.policy != search.policy:
+        return f"Left out: it would run the code of policy {searched.policy}."
+    policy = searched.found.policy()
+    if type(policy.rule).beliefs is Rule.beliefs:
+        return f"Policy {searched.policy} has no model of the arms."
+    told = len({pull.arm for pull in searched.rows})
+    scaled = searched.campaign.rows is not None or search.options.get("scales") == EACH
+    if told > (_MOST_SCALED if scaled else _MOST_TOLD):
+        return f"Left out: the model of {told:,} arms would take more than a few seconds."
     for pull, rows in searched.rows.items():
         policy.tell(observe(pull.arm, rows))
-    beliefs = policy.beliefs()
-    return None if beliefs is None else dict(zip(searched.found.arms.ids, beliefs, strict=True))
+    return policy.beliefs() or "No arm has a reward."
 
 
-def _expected(
-    facts: SearchFacts, title: str, policy: str, beliefs: Mapping[str, Belief]
-) -> Section:
+def _expected(facts: SearchFacts, title: str, beliefs: Mapping[str, Belief]) -> Section:
     told = facts.searched.arms
     unseen = [arm for arm in facts.rewards if arm not in told]
-    said = f"The model of {policy} after {len(told):,} arms, for all {len(beliefs):,} arms."
+    said = f"The model of {facts.searched.policy} after {counted(len(told), 'arm')},"
+    said += f" for all {len(beliefs):,} arms."
     figures = [_best_expected(facts, beliefs, told)]
     if unseen:
         near = sum(_inside(beliefs[arm], facts.rewards[arm]) for arm in unseen) / len(unseen)
         away = math.fsum(abs(beliefs[arm].mean - facts.rewards[arm].mean) for arm in unseen)
-        said += f" The {len(unseen):,} arms that it was not told differ by"
+        said += f" Rewards of {counted(len(unseen), 'arm')} that it was not told differ by"
         said += f" {away / len(unseen):.4f} on average from what it expects. {near:.0%} of them"
         said += f" are within {_SDS:g} standard deviations of the model and standard errors of"
         said += " the reward, combined; 95% would be if both were exact."
@@ -216,7 +214,7 @@ def _best_expected(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[
     rows = []
     for arm in top:
         belief, reward = beliefs[arm], facts.rewards.get(arm)
-        seen, found = "not evaluated", None
+        seen, found = facts.searched.found.lacks(arm), None
         if reward is not None:
             when = "" if arm in told else " after the search"
             seen = f"observed {with_error(reward.mean, reward.stderr)}{when}"
@@ -255,6 +253,6 @@ def _scatter(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[str]) 
         Series(name="equal", points=ends, colour=COLOURS[6], style=DASHES),
     ]
     name = "Expected and observed rewards"
-    said = f"{len(known):,} arms that the model was told, and {len(unseen):,} that it was not."
+    said = f"{counted(len(known), 'arm')} that the model was told, {len(unseen):,} that it was not."
     plot = Plot(x="expected reward", y="observed reward", series=series, zero=False)
     return Figure(title=name, svg=plots(name, [plot], alternative=said), alt=said, caption=said)

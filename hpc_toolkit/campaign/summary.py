@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.bandit.rewards import WORDS
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.evaluations import Found, searched_of, why_ended
-from hpc_toolkit.campaign.search import (
-    as_decided,
-)
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.results.gather import gather
 
@@ -88,7 +85,6 @@ def summarize(
     ``searched`` is the result of :func:`searched_of`, for callers that have it.
     """
     searched = searched or searched_of(view, campaign)
-    policy = as_decided(campaign, searched.decisions).search.policy
     campaign, found, best = searched.campaign, searched.found, searched.best
     sealed = view.stages[TASKS].log.sealed
     if best is None and not sealed:
@@ -97,7 +93,7 @@ def summarize(
     failures = found.failures()
     known = sum(len(one.scores) for one in found.known)
     return Summary(
-        policy=policy,
+        policy=searched.policy,
         scalariser=WORDS[campaign.search.scalariser],
         ended=why_ended(found, searched.decisions, sealed=sealed),
         arms=len(found.arms.arms),
@@ -113,7 +109,7 @@ def summarize(
         baseline=_baseline(found, over),
         baseline_name=campaign.baseline,
         **_exhaustive(found, best),
-        sequence=list(dict.fromkeys(pull.arm for pull in searched.pulls)),
+        sequence=searched.asked,
         failed_tasks=len(failures),
         failure=_said(failures[0]) if failures else None,
         same_metrics=_same_metrics(view, campaign),

@@ -85,11 +85,11 @@ def plan(
 
 def plan_lines(found: DryRun, workers: int | None) -> list[str]:
     tasks = counted(len(found.tasks), "task")
-    evaluations = f"{found.evaluations:,} evaluations in all"
+    evaluations = f"{counted(found.evaluations, 'evaluation')} in all"
     kinds = ", ".join(f"{key} ({kind})" for key, kind in found.features.items())
     kinds = kinds or "none: only random and racing can search"
     lines = [
-        f"campaign        {found.name}: {found.arms:,} arms, {tasks}, {evaluations}",
+        f"campaign        {found.name}: {counted(found.arms, 'arm')}, {tasks}, {evaluations}",
         *textwrap.wrap(f"features        {kinds}", 80, subsequent_indent=" " * 16),
     ]
     if found.unused:
@@ -98,9 +98,9 @@ def plan_lines(found: DryRun, workers: int | None) -> list[str]:
         arms = counted(found.baseline, "arm")
         lines.append(f"{found.baseline_name:15} {arms} to compare with")
     if found.measured:
-        lines.append(f"metrics         {found.measured:,} items first")
+        lines.append(f"metrics         {counted(found.measured, 'item')} first")
     if found.known:
-        lines.append(f"known           {found.known:,} evaluations")
+        lines.append(f"known           {counted(found.known, 'evaluation')}")
     for model, count in found.checkpoints.items():
         where = "checkpoints"
         if found.from_hub:
@@ -113,7 +113,7 @@ def _search_lines(found: DryRun, workers: int | None) -> list[str]:
     most = "no limit on evaluations"
     if found.most_evaluations is not None:
         share = found.most_evaluations / found.evaluations
-        most = f"at most {found.most_evaluations:,} evaluations ({share:.1%})"
+        most = f"at most {counted(found.most_evaluations, 'evaluation')} ({share:.1%})"
     time = "unknown; [tasks] seconds gives the expected duration of each task"
     if found.seconds is not None:
         time = f"{format_duration(found.seconds)} of one worker"
@@ -207,9 +207,9 @@ def _status_lines(run: Run) -> list[str]:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    spent = f"{summary.evaluations} of {summary.all_evaluations} evaluations"
+    spent = f"{summary.evaluations:,} of {counted(summary.all_evaluations, 'evaluation')}"
     before = f" ({summary.known} known before)" if summary.known else ""
-    arms = f"{summary.evaluated} of {summary.arms} arms"
+    arms = f"{summary.evaluated:,} of {counted(summary.arms, 'arm')}"
     lines = [f"policy          {summary.policy}: {arms}, {spent}{before}"]
     if summary.ended is not None:
         lines.append(f"  ended         {summary.ended}")

@@ -26,7 +26,7 @@ from hpc_toolkit.report.figures import (
     text,
     text_width,
 )
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -209,7 +209,8 @@ def _box(panel: Panel, one: Box, y: float) -> Iterator[str]:
     spots = (one.low_s, one.p25_s, one.median_s, one.p75_s, one.p95_s, one.high_s)
     low, p25, median, p75, p95, high = (panel.at(max(spot, 1e-6), 0.0)[0] for spot in spots)
     times = f"median {format_duration(one.median_s)}, 95 % below {format_duration(one.p95_s)}"
-    said = f"{one.name}: {one.count:,} attempts, {times}, longest {format_duration(one.high_s)}"
+    times += f", longest {format_duration(one.high_s)}"
+    said = f"{one.name}: {counted(one.count, 'attempt')}, {times}"
     stroke = 'stroke="currentColor" fill="none"'
     yield f"<g><title>{escaped(said)}</title>"
     yield text(panel.left - 8, y + 4, shortened(one.name, panel.left - 16), anchor="end")

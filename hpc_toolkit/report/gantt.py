@@ -20,7 +20,7 @@ from hpc_toolkit.report.figures import (
     text_width,
 )
 from hpc_toolkit.results import activity
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ _SYMBOLS = {
 
 def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     """Draw the lanes below each other, grouped by host."""
-    lanes = [*timeline.lanes, *([timeline.other] if timeline.other.workers else [])]
+    lanes = timeline.drawn
     row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
     span_s = timeline.end - timeline.begin
     left = begin_of(timeline)
@@ -76,13 +76,13 @@ def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     parts += _labels(lanes, (left, top), row)
     parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
     if hidden:
-        parts.append(text(left, 84, f"{hidden:,} more marks are not drawn", colour=DIM))
+        parts.append(text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=DIM))
     return figure(title, PAGE, panel.top + panel.height + 52, parts, alternative=alternative)
 
 
 def begin_of(timeline: Timeline) -> float:
     """Where the lanes begin: right of the names of their hosts."""
-    widths = (text_width(lane.host) + 18 for lane in timeline.lanes)
+    widths = (text_width(lane.host) + 18 for lane in timeline.drawn)
     return min(max(70.0, *widths, 0.0), 170.0)
 
 
@@ -118,7 +118,7 @@ def _labels(lanes: Sequence[Lane], corner: Point, row: float) -> Iterator[str]:
 def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: float) -> Iterator[str]:
     """Stack the states of each interval; the full height is the most workers at one time."""
     full = max([timeline.width_s, *lane.lives.values()])
-    said = f"{lane.host}: {lane.workers} workers"
+    said = f"{lane.host}: {counted(lane.workers, 'worker')}"
     spent = {state: sum(cells.values()) for state, cells in lane.spent.items()}
     said += "".join(f", {state} {format_duration(one)}" for state, one in spent.items() if one)
     yield f"<g><title>{escaped(said)}</title>"

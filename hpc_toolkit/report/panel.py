@@ -110,7 +110,16 @@ def one_line(now: Status) -> str:
     parts += [f"{now.workers.unreadable:,} unreadable"] if now.workers.unreadable else []
     parts += [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
     parts += [left] if (left := time_left(now)) else []
+    running = sum(counts.running for counts in now.stages.values())
+    parts += [f"{running:,} running, {one}" for one in _silence(now)]
     return "; ".join([*stages, ", ".join(parts)])
+
+
+def _silence(now: Status) -> list[str]:
+    """Return for how many minutes there was no result, so that a long item does not look stuck."""
+    minutes = int(now.silent_s // 60)
+    running = any(counts.running for counts in now.stages.values())
+    return [f"no result for {minutes:,} min"] if running and minutes else []
 
 
 def _brief(counts: StageCounts) -> list[str]:
@@ -195,7 +204,7 @@ def _speed(now: Status) -> Iterator[Row]:
     done = now.throughput.get("done", ())
     parts = [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
     if now.elapsed_s and not now.complete:
-        parts.append(f"{format_duration(now.elapsed_s)} so far")
+        parts += [f"{format_duration(now.elapsed_s)} so far", *_silence(now)]
     if now.eta_s is not None and now.eta_s > 60:
         parts.append(f"done about {clock_time(time.time() + now.eta_s)}")
     if parts:
@@ -245,7 +254,7 @@ def _search_rows(now: Status) -> Iterator[Row]:
         if search["rounds_since_best"]:
             parts.append(f"found {counted(search['rounds_since_best'], 'round')} ago")
         yield Row("best", f"{_short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
-    last = [f"{_short(arm, 30)} {_told(score)}" for arm, score in search["last"][:3]]
+    last = [f"{_short(arm, 30)} {_told(*told)}" for arm, *told in search["last"][:3]]
     if last:
         yield Row("last", ", ".join(last), DIM)
 
@@ -255,8 +264,8 @@ def _score(found: dict[str, Any]) -> str:
     return f"{found['score']:.4f}{spread}"
 
 
-def _told(score: float | None) -> str:
-    return "(no score)" if score is None else f"{score:.4f}"
+def _told(score: float | None, why: str) -> str:
+    return f"({why})" if score is None else f"{score:.4f}"
 
 
 def _failure_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import Manifest
 
 
+_CLOCKS = 5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What a report is made from."""
@@ -57,7 +60,7 @@ def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
     found = [_outcome(facts), *facts.search]
     if facts.activity is not None and facts.activity.workers:
-        timeline = runtimeline.timeline(facts.activity, facts.status.throughput, facts.loads)
+        timeline = runtimeline.timeline(facts.activity, facts.loads)
         found += [timeline, runtimeline.spent(facts.activity)]
         found += runtables.durations(facts.activity, facts.items or {})
     found += runtables.failures(facts.failures, facts.activity)
@@ -74,13 +77,11 @@ def outcome(now: Status) -> tuple[str, str]:
     total = sum(one.total for one in now.stages.values())
     done = sum(one.done for one in now.stages.values())
     failed, run = failed_items(now), quote(now.run)
-    took = f" in {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
-    if now.complete:
-        happened = f"The run is complete: {done:,} of {total:,} items are done{took}"
-        happened += f", and {failed:,} failed." if failed else "."
-    else:
-        happened = f"The run is not complete: {done:,} of {total:,} items are done{took}"
-        happened += f", {failed:,} failed." if failed else "."
+    in_or_after = "in" if now.complete else "after"
+    took = f" {in_or_after} {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
+    happened = f"The run is {'' if now.complete else 'not '}complete: {done:,} of"
+    happened += f" {counted(total, 'item')} {'is' if total == 1 else 'are'} done{took}"
+    happened += f", and {failed:,} failed." if failed else "."
     return happened, _next(now, run, failed)
 
 
@@ -96,8 +97,7 @@ def _next(now: Status, run: str, failed: int) -> str:
     if now.reason:
         return f"It makes no progress: {now.reason}."
     left = time_left(now)
-    goes = "goes" if now.workers.alive == 1 else "go"
-    return f"{counted(now.workers.alive, 'worker')} {goes} on{f', {left}' if left else ''}."
+    return f"It goes on with {counted(now.workers.alive, 'worker')}{f', {left}' if left else ''}."
 
 
 def _outcome(facts: RunFacts) -> Section:
@@ -106,7 +106,7 @@ def _outcome(facts: RunFacts) -> Section:
     problems = [f"Not in this report: {problem}." for problem in facts.problems]
     return Section(
         title="Outcome",
-        paragraphs=(*outcome(now), *problems),
+        paragraphs=(*outcome(now), *_clocks(facts.activity), *problems),
         facts=tuple(_tiles(now, facts.activity)),
         figures=(_items(now),) if any(one.total for one in now.stages.values()) else (),
         bullets=tuple(findings(facts.activity, facts.loads)),
@@ -118,6 +118,22 @@ def _outcome(facts: RunFacts) -> Section:
                 note=f"As of {moment(facts.made)}; 'hpctk status {quote(now.run)}' shows it now.",
             ),
         ),
+    )
+
+
+def _clocks(found: Activity | None) -> Iterator[str]:
+    """The hosts whose clocks are off."""
+    if found is None or not found.ahead:
+        return
+    ranked = sorted(found.ahead.items(), key=lambda one: -abs(one[1]))
+    said = [
+        f"{host} is {format_duration(abs(late))} {'ahead' if late > 0 else 'behind'}"
+        for host, late in ranked[:_CLOCKS]
+    ]
+    said += [f"{len(ranked) - _CLOCKS:,} more"] if len(ranked) > _CLOCKS else []
+    yield (
+        f"Warning: clocks differ from that of the file server: {', '.join(said)}. The timeline"
+        " uses corrected times; the table of failures and other commands show recorded times."
     )
 
 
@@ -137,8 +153,7 @@ def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
         yield "time", format_duration(now.elapsed_s)
     if found is None or not found.workers:
         return
-    hosts = len(found.hosts)
-    yield "workers", f"{found.workers:,} on {counted(hosts, 'host')}"
+    yield "workers", f"{found.workers:,} on {counted(len(found.hosts), 'host')}"
     yield "worker time", format_duration(found.lives_s)
     if found.lives_s > 0:
         yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"

@@ -12,7 +12,7 @@ from hpc_toolkit.report.axes import moment
 from hpc_toolkit.report.charts import Box, boxes
 from hpc_toolkit.report.page import Cell, Figure, Listing, Row, Section, Table, count, seconds
 from hpc_toolkit.results.durations import ACCURACY
-from hpc_toolkit.system.quantities import format_duration, format_size
+from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ def durations(found: Activity, items: dict[int, str]) -> list[Section]:
     head = ("group", "attempts", "time in all", "25 %", "median", "75 %", "95 %", "longest")
     more = len(found.groups.all) - len(ranked)
     note = f"Quantiles are accurate to {ACCURACY:.0%}."
-    note += f" {more:,} groups with less time are left out." if more > 0 else ""
+    note += f" Left out: {counted(more, 'group')} with less time." if more > 0 else ""
     title = "Durations by group" if any(name for _, name, _ in ranked) else "Durations"
     picture = Figure(
         title=title,
@@ -127,7 +127,7 @@ def failures(found: Sequence[Failures], activity: Activity | None) -> list[Secti
     for one in found:
         hosts = sorted(one.hosts, key=lambda host: -one.hosts[host])
         where = ", ".join(f"{host} ({one.hosts[host]:,})" for host in hosts[:3])
-        where += f" and {len(hosts) - 3:,} more hosts" if len(hosts) > 3 else ""
+        where += f" and {counted(len(hosts) - 3, 'more host')}" if len(hosts) > 3 else ""
         example = short(json.dumps(one.example, ensure_ascii=False), _ITEM_CHARS)
         times = [moment(at, zone=False) for at in (one.first, one.last) if at is not None]
         rows.append(
@@ -146,10 +146,8 @@ def failures(found: Sequence[Failures], activity: Activity | None) -> list[Secti
     attempts = ""
     if activity is not None:
         kinds = ("failed", "permanent", "killed", "lost")
-        counted = [
-            f"{activity.outcomes[kind]:,} {kind}" for kind in kinds if activity.outcomes[kind]
-        ]
-        attempts = f"Attempts without a result: {', '.join(counted)}." if counted else ""
+        some = [f"{activity.outcomes[kind]:,} {kind}" for kind in kinds if activity.outcomes[kind]]
+        attempts = f"Attempts without a result: {', '.join(some)}." if some else ""
     said = (attempts,) if attempts else ()
     table = Table(title="", columns=head, rows=rows, note=note)
     return [Section(title="Failures", paragraphs=said, tables=(table,))]
@@ -172,7 +170,7 @@ def deaths(found: Activity) -> tuple[Table, ...]:
     ]
     head = ("worker", "host", "recorded at", "evidence", "explained", "item", "recorded by")
     more = found.outcomes["deaths"] - len(rows)
-    note = _ZONE + (f" {more:,} later deaths are not listed." if more > 0 else "")
+    note = _ZONE + (f" Not listed: {counted(more, 'later death')}." if more > 0 else "")
     return (Table(title="Deaths of workers and executors", columns=head, rows=rows, note=note),)
 
 
@@ -193,7 +191,7 @@ def load_table(loads: Loads) -> Table:
         )
     head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
     more = len(loads.hosts) - len(rows)
-    note = f"{more:,} more hosts are not listed." if more > 0 else ""
+    note = f"Not listed: {counted(more, 'more host')}." if more > 0 else ""
     return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)
 
 
@@ -207,7 +205,7 @@ def jobs(known: Sequence[Job], found: Activity | None) -> list[Section]:
     more = len(known) - len(rows)
     note = "As the files of the run say; Slurm was not asked. 'waited' ends with the first worker."
     note += f" {_ZONE}"
-    note += f" {more:,} older jobs are not listed." if more > 0 else ""
+    note += f" Not listed: {counted(more, 'older job')}." if more > 0 else ""
     return [Section(title="Jobs", tables=(Table(title="", columns=head, rows=rows, note=note),))]
 
 
@@ -234,7 +232,9 @@ def _job_row(one: Job, used: JobUse | None) -> Row:
 
 
 def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float) -> Section:
-    origin = manifest.provenance
+    origin = dict(manifest.provenance)
+    if isinstance(code := origin.get("code"), dict):  # of stages that run commands nothing is known
+        origin["code"] = {stage: one for stage, one in code.items() if one is not None} or None
     rows: list[Row] = []
     for stage in manifest.stages:
         code = stage.workload.function or stage.workload.command or ""
@@ -255,7 +255,7 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
     listings = [Listing(title=f"Script {name}", text=text) for name, text in scripts]
     if names:
         text = short(textwrap.fill(", ".join(names), 96, break_on_hyphens=False), _LISTING_CHARS)
-        listings.insert(0, Listing(title=f"{len(names)} Python packages", text=text))
+        listings.insert(0, Listing(title=counted(len(names), "Python package"), text=text))
     if manifest.campaign is not None:
         text = json.dumps(manifest.campaign, indent=2, ensure_ascii=False)
         listings.insert(0, Listing(title="Campaign", text=short(text, _LISTING_CHARS)))

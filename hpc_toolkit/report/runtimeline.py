@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.report import runtables
 from hpc_toolkit.report.axes import moment
@@ -11,7 +11,7 @@ from hpc_toolkit.report.gantt import STATE_COLOURS, begin_of, gantt
 from hpc_toolkit.report.page import Cell, Figure, Section, Table, seconds
 from hpc_toolkit.report.panel import rate_text
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,61 +21,50 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.loads import Loads, Spread
 
 
-def timeline(found: Activity, throughput: dict[str, Any], loads: Loads | None) -> Section:
-    """Throughput, workers and load on one axis of time; ``throughput`` is that of a status."""
+def timeline(found: Activity, loads: Loads | None) -> Section:
+    """Throughput, workers and load on one axis of time."""
     line = found.timeline
-    shown = f"{len(line.lanes)} lane{'s' * (len(line.lanes) != 1)}"
-    workers = f"{found.workers:,} worker{'s' * (found.workers != 1)}"
-    said = f"{workers} in {shown}, from {moment(line.begin)}."
+    shown = counted(len(line.drawn), "lane")
+    said = f"{counted(found.workers, 'worker')} in {shown}, from {moment(line.begin)}."
     deaths = found.outcomes["deaths"]
-    said += f" {deaths:,} deaths of workers or executors were recorded." if deaths else ""
+    said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
     tables = (runtables.load_table(loads),) if loads is not None and loads.hosts else ()
     return Section(
         title="Timeline",
         paragraphs=(said,),
-        figures=(_throughput(throughput, line), _workers(found, said), *_loads(loads, line)),
+        figures=(_throughput(found), _workers(found, said), *_loads(loads, line)),
         tables=(*tables, *runtables.deaths(found)),
     )
 
 
-def _throughput(done: dict[str, Any], line: Timeline) -> Figure:
+def _throughput(found: Activity) -> Figure:
     """Items done and living workers, by interval of the timeline."""
-    rates = _rates(done, line)
+    line = found.timeline
+    rates = [found.done.get(one, 0.0) / line.width_s for one in range(line.intervals)]
     alive = [
-        sum(lane.lives.get(one, 0.0) for lane in line.lanes) / line.width_s
+        sum(lane.lives.get(one, 0.0) for lane in line.drawn) / line.width_s
         for one in range(line.intervals)
     ]
-    best = max(rates, default=0.0)
-    said = f"At most {rate_text(best)} and {max(alive, default=0):.0f} workers at one time."
+    best, most = max(rates), max(alive)
+    said = f"Up to {rate_text(best)}" if best else "No item was done"
+    said += f"; living workers: up to {most:.3g} (means of {format_duration(line.width_s)})."
     unit, scale = _rate_unit(best)
-    curves = [
-        Curve(name=f"items done per {unit}", values=[one * scale for one in rates]),
-        Curve(name="living workers", values=alive, whole=True),
-    ]
+    curves = [Curve(name="living workers", values=alive, whole=True)]
+    if best:
+        values = [one * scale for one in rates]
+        curves.insert(0, Curve(name=f"items done per {unit}", values=values))
     name = "Throughput"
     return Figure(
         title=name,
         svg=_over_time(name, line, curves, said),
         alt=said,
-        text=f"items    {sparks(rates)}\nworkers  {sparks(alive)}",
+        text=f"items    {sparks(rates)}\n" * bool(best) + f"workers  {sparks(alive)}",
     )
 
 
 def _over_time(name: str, line: Timeline, curves: Sequence[Curve], said: str) -> str:
     span_s, left = line.end - line.begin, begin_of(line)
     return over_time(name, span_s, curves, alternative=said, left=left)
-
-
-def _rates(throughput: dict[str, Any], line: Timeline) -> list[float]:
-    """Items per second in each interval of the timeline, from a status's own intervals."""
-    cells: dict[int, float] = {}
-    width_s = throughput.get("width_s") or 1.0
-    for number, done in enumerate(throughput.get("done", ())):
-        begin = throughput["begin"] + number * width_s
-        low, high = max(begin, line.begin), min(begin + width_s, line.end)
-        if done and high > low:
-            line.fill(cells, low, high, done / (high - low))
-    return [cells.get(one, 0.0) / line.width_s for one in range(line.intervals)]
 
 
 def _rate_unit(rate_per_s: float) -> tuple[str, float]:
@@ -88,7 +77,7 @@ def _rate_unit(rate_per_s: float) -> tuple[str, float]:
 def _workers(found: Activity, said: str) -> Figure:
     name = "Workers by host"
     lines = []
-    for lane in found.timeline.lanes[:40]:
+    for lane in found.timeline.drawn[:40]:
         busy = lane.spent.get(states.WORK, {})
         values = [busy.get(one, 0.0) for one in range(found.timeline.intervals)]
         marks = ", ".join(sorted({kind for _, kind in lane.marks}))
@@ -100,7 +89,8 @@ def _workers(found: Activity, said: str) -> Figure:
         caption=(
             "A lane shows one worker at a time, or all workers of a host if there are more than"
             " 200 lanes. It is filled by the share of each interval that its workers spent in a"
-            " state; grey is the rest of their lives. Times are those of each host's clock."
+            " state; grey is the rest of their lives. Times are those of each host's clock, unless"
+            " a warning says that they are corrected."
         ),
         text="\n".join(lines),
     )
@@ -114,7 +104,7 @@ def _loads(loads: Loads | None, line: Timeline) -> tuple[Figure, ...]:
         for words, spread in (("CPUs busy (%)", loads.cpu), ("GPUs busy (%)", loads.gpu))
         if spread.total
     ]
-    said = f"Samples of {len(loads.hosts)} host{'s' * (len(loads.hosts) != 1)}"
+    said = f"Samples of {counted(len(loads.hosts), 'host')}"
     said += ": the line is the mean, and the band reaches from the least to the most of a sample."
     part = " Of very many samples, parts at equal distances were read." if loads.partly else ""
     name = "CPUs and GPUs"
@@ -160,9 +150,9 @@ def spent(found: Activity) -> Section:
         for one, took in used.items()
     ]
     name = "Where the time of the workers went"
-    who = f"{found.workers:,} workers" if found.workers != 1 else "worker"
-    lives = f"The {who} lived {format_duration(found.lives_s)} in total,"
-    lives += " from their starts to their last signs of life. Each second is counted once."
+    who = counted(found.workers, "worker")
+    lives = f"{who} lived {format_duration(found.lives_s)} in total,"
+    lives += " each from its start to its last sign of life. Each second is counted once."
     return Section(
         title=name,
         paragraphs=(lives,),

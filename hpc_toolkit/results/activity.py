@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.results import records
@@ -16,7 +16,7 @@ from hpc_toolkit.results.durations import GroupDurations
 from hpc_toolkit.results.lanes import Lane, Timeline, lay_out
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
 from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.results.workerlives import end_of
+from hpc_toolkit.results.workerlives import clocks_ahead, end_of
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
@@ -65,6 +65,10 @@ class Activity:
     """The first deaths of workers and executors that were recorded."""
     jobs: dict[str, JobUse] = field(default_factory=dict)
     """What the workers of each Slurm job did."""
+    done: dict[int, float] = field(default_factory=dict)
+    """Items done by interval of the timeline; each is spread over its duration."""
+    ahead: dict[str, float] = field(default_factory=dict)
+    """Seconds by which the clocks of hosts are off; times here are corrected by them."""
 
 
 @dataclass(slots=True)
@@ -100,27 +104,39 @@ class _Worker:
 def read_activity(history: History, clock: Clock) -> Activity:
     """Sum up all records; ``history`` must be up to date, and nothing may have been read from it.
 
-    Times are those of the workers' clocks. Seconds that a clock counts twice, because it was set
-    back, are counted once.
+    Times are those of the workers' clocks, less what they are ahead of the file server's. Seconds
+    that a clock counts twice, because it was set back, are counted once.
     """
-    lanes, timeline = lay_out(history.presences, clock.wall(), history.view.throughput.until)
-    reader = _Reader(Activity(timeline=timeline), history, lanes)
+    ahead = clocks_ahead(history.view.paths, history.presences)
+    seen = {name: _corrected(one, ahead) for name, one in history.presences.items()}
+    done = history.view.throughput
+    lanes, timeline = lay_out(seen, min(done.since, clock.wall()), 0.0 if ahead else done.until)
+    reader = _Reader(Activity(timeline=timeline, ahead=ahead), seen, lanes)
     for record in history.records():
         reader.take(record)
-    reader.finish(living_workers(history.view, clock, history.presences))
+    reader.finish(living_workers(history.view, clock, seen))
     return reader.found
 
 
+def _corrected(one: Presence | None, ahead: dict[str, float]) -> Presence | None:
+    late = ahead.get(one.host, 0.0) if one is not None else 0.0
+    return replace(one, started=one.started - late, at=one.at - late) if one and late else one
+
+
 class _Reader:
-    def __init__(self, found: Activity, history: History, lanes: dict[str, Lane]) -> None:
+    def __init__(
+        self, found: Activity, presences: dict[str, Presence | None], lanes: dict[str, Lane]
+    ) -> None:
         self.found = found
-        self._history = history
+        self._presences = presences
         self._lanes = lanes
         self._workers: dict[str, _Worker] = {}
         self._longest: list[tuple[float, int, Attempt]] = []
         self._number = 0
 
     def take(self, record: Record) -> None:
+        if self.found.ahead:
+            record = self._on_time(record)
         if isinstance(record, Attempt):
             self._attempt(record)
         elif isinstance(record, Claim):
@@ -133,9 +149,20 @@ class _Reader:
         else:
             self._death(record)
 
+    def _on_time(self, record: Record) -> Record:
+        """The record with times that are corrected by its clock."""
+        by = self._presences.get(record.by if isinstance(record, Death) else record.worker)
+        late = self.found.ahead.get(by.host, 0.0) if by is not None else 0.0
+        if isinstance(record, Attempt):
+            begin, end = (one and one - late for one in (record.begin, record.end))
+            return replace(record, begin=begin, end=end)
+        if record.at is None or (isinstance(record, Claim) and record.clock != records.BY_WORKER):
+            return record
+        return replace(record, at=record.at - late)
+
     def finish(self, alive: set[str]) -> None:
         """Count what comes after each worker's last record."""
-        for name, presence in self._history.presences.items():
+        for name, presence in self._presences.items():
             if presence is not None and presence.started:
                 self._worker(name, presence.started)
         for name, worker in self._workers.items():
@@ -148,7 +175,7 @@ class _Reader:
     def _worker(self, name: str, at: float) -> _Worker:
         worker = self._workers.get(name)
         if worker is None:
-            presence = self._history.presences.get(name)
+            presence = self._presences.get(name)
             began = presence.started if presence is not None and presence.started else at
             lane = self._lanes.get(name) or self.found.timeline.other
             self._workers[name] = worker = _Worker(lane, presence, began, began)
@@ -194,6 +221,11 @@ class _Reader:
         self._spend(worker, _OUTCOMES.get(attempt.outcome, FAILED), attempt.end)
         if attempt.begin is not None:
             self._count(attempt, attempt.end - begin)
+            if attempt.outcome == records.DONE:
+                line = self.found.timeline
+                low = max(min(begin, attempt.end - 1e-3), line.begin)
+                if (high := min(attempt.end, line.end)) > low:
+                    line.fill(self.found.done, low, high, 1 / (high - low))
 
     def _count(self, attempt: Attempt, seconds: float) -> None:
         if attempt.outcome in _OUTCOMES:

@@ -191,13 +191,6 @@ class History:
             times += [line.record["at"] for line in self.lines(worker, start)]
         return max(times, default=None)
 
-    def death(self, line: Line, by: str) -> Death | None:
-        """The death that a line in the journal of ``by`` records; None for any other line."""
-        unit = self._unit(line.record["unit"])
-        if unit is None or line.record["type"] != "death":
-            return None
-        return self._dead(unit, line.record, by)
-
     @property
     def _chunk(self) -> int:
         share = _MEMORY // max(1, len(self.view.readers))

@@ -56,11 +56,16 @@ class Timeline:
         """For workers whose files cannot be read."""
         fine = _MOST_CELLS // max(1, len(lanes))
         self.intervals = min(_FINEST, max(_COARSEST, fine))
-        self.width_s = max((end - begin) / self.intervals, 1e-3)
+        self.width_s = max((end - begin) / self.intervals, 1e-5)
 
     @property
     def end(self) -> float:
         return self.begin + self.intervals * self.width_s
+
+    @property
+    def drawn(self) -> list[Lane]:
+        """The lanes that workers have."""
+        return [*self.lanes, *([self.other] if self.other.workers else [])]
 
     def interval(self, at: float) -> int:
         return min(max(int((at - self.begin) / self.width_s), 0), self.intervals - 1)
@@ -94,17 +99,18 @@ class Timeline:
 
 
 def lay_out(
-    presences: dict[str, Presence | None], now: float, until: float
+    presences: dict[str, Presence | None], since: float, until: float
 ) -> tuple[dict[str, Lane], Timeline]:
-    """The lane of each worker, and the empty timeline.
+    """The lane of each worker, and the empty timeline: of their lives, at least to ``until``.
 
+    ``since`` is when it begins if no life is known.
     A lane has the workers of one rank that followed each other. If these are too many, a lane has
     all workers of a host, or of several hosts.
     """
     lives = [one for one in presences.values() if one is not None and one.started]
     lives.sort(key=lambda one: (one.host, one.started, one.rank, one.worker))
-    begin = min((one.started for one in lives), default=now)
-    end = max((max(until, *(one.at for one in lives))) if lives else now, begin)
+    begin = min((one.started for one in lives), default=since)
+    end = max(begin, until, *(one.at for one in lives))
     lanes, of = _by_rank(lives)
     if len(lanes) > MOST_LANES:
         lanes, of = _by_host(lives)

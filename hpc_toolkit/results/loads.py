@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from hpc_toolkit.results.lanes import Timeline
@@ -93,25 +93,30 @@ class Loads:
     """Whether there are more samples than were read."""
 
 
-def read_loads(paths: RunPaths, timeline: Timeline) -> Loads:
-    """Read at most 64 MiB of samples; damaged lines and unreadable files are skipped."""
+def read_loads(paths: RunPaths, timeline: Timeline, ahead: Mapping[str, float]) -> Loads:
+    """Read at most 64 MiB of samples; damaged lines and unreadable files are skipped.
+
+    ``ahead``: seconds by which the clocks of hosts are off.
+    """
     found = Loads()
     files = sorted(paths.logs.glob("monitor-*.jsonl"))
     share = _MOST_BYTES // max(1, len(files))
     for path in files:
         with suppress(OSError):
             found.partly |= path.stat().st_size > share
-            _read(path, share, timeline, found)
+            _read(path, share, timeline, ahead, found)
     return found
 
 
-def _read(path: Path, share: int, timeline: Timeline, found: Loads) -> None:
+def _read(
+    path: Path, share: int, timeline: Timeline, ahead: Mapping[str, float], found: Loads
+) -> None:
     began, host = None, HostLoad()
     for raw in _lines(path, share):
         try:
             record = json.loads(raw)
             if record["type"] == "header":
-                began = float(record["started"])
+                began = float(record["started"]) - ahead.get(str(record["host"]), 0.0)
                 host = found.hosts.setdefault(str(record["host"]), host)
             elif began is not None:
                 interval = timeline.interval(began + float(record["t_s"]))

@@ -15,7 +15,8 @@ BY_WORKER, BY_FILE, UNKNOWN = "worker", "file", ""
 """Which clock gave the time of a claim: the worker's, the file server's (mtime), or none."""
 
 ALIVE, ENDED, DRAINED, DIED, UNKNOWN_END = "alive", "finished", "drained", "died", "unknown"
-"""How a worker ended."""
+"""How a worker ended; ``finished``: nothing was left to do; ``drained``: it exited early, and its
+note says why. Whether a worker is alive is a guess, as in a status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,48 +115,6 @@ class Death:
 
 
 Record = Claim | Attempt | Release | Death
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLife:
-    """One worker from its start to its end."""
-
-    name: str
-    host: str = ""
-    """"" if its file in ``workers/`` cannot be read; then little more than its times is known."""
-    rank: int | None = None
-    """Rank in its job."""
-    job: str | None = None
-    """Slurm job id; None outside of a job."""
-    cluster: str = ""
-    """The job's Slurm cluster; "" if unknown."""
-    restart: int = 0
-    """How often its job had been requeued before."""
-    cpus: str = ""
-    """CPUs that it was bound to; "" if unknown."""
-    gpus: tuple[str, ...] | None = None
-    """CUDA_VISIBLE_DEVICES at its start; None if it was not set."""
-    started: float | None = None
-    """When it started, by its own clock."""
-    seen: float | None = None
-    """Its last heartbeat or journal line, by its own clock; None without any."""
-    end: str = UNKNOWN_END
-    """``alive``; ``finished``: nothing was left to do; ``drained``: it exited early, and ``note``
-    says why; ``died``; ``unknown``. Whether a worker is alive is a guess, as in a status."""
-    note: str = ""
-    """Why it exits or has exited; "" if nothing was left to do."""
-    done: int = 0
-    """Results that it reported."""
-    failed: int = 0
-    """Attempts that failed, as it reported."""
-    deaths: int = 0
-    """Executors that died, as it reported."""
-    busy_s: float = 0.0
-    """Seconds in items, from its journal."""
-    load_s: float = 0.0
-    """Seconds in unit runs outside of items: loading, and waiting for executors."""
-    died: Death | None = None
-    """The first record of its death by another worker; None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

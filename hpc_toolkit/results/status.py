@@ -80,6 +80,8 @@ class Status:
     """
     worker_s: float = 0.0
     """Seconds of life of all workers, added up."""
+    silent_s: float = 0.0
+    """Seconds since the last result, or since the first living worker started; 0 without one."""
     throughput: dict[str, Any] = field(default_factory=dict)
     """Items done over time: ``begin`` (epoch seconds), ``width_s``, and ``done``, a list."""
     complete: bool
@@ -165,6 +167,7 @@ def read_status(
         rate_per_s=round(_rate(view, alive), 4),
         **_time_left(left),
         **_spent(view, known, clock.wall() if alive else 0.0),
+        silent_s=_silent(view, [known[one] for one in alive & known.keys()], clock),
         throughput=_throughput(view),
         complete=view.complete,
         deaths=sum(
@@ -226,6 +229,11 @@ def _spent(view: RunView, known: dict[str, Presence], now: float) -> dict[str, A
         "elapsed_s": round(max(0.0, end - began), 3),
         "worker_s": round(sum(end - start for start, end in lives), 3),
     }
+
+
+def _silent(view: RunView, living: list[Presence], clock: Clock) -> float:
+    since = max(view.throughput.until, min((one.started for one in living), default=0.0))
+    return max(0.0, round(clock.wall() - since, 1)) if living and since else 0.0
 
 
 def _moves(view: RunView, clock: Clock) -> bool:

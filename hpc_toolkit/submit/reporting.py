@@ -63,8 +63,10 @@ def read_facts(run: Run) -> RunFacts:
     found = parts.read("the timeline of the workers", lambda: _activity(run), None)
     loads = None
     if found is not None:
-        line = found.timeline
-        loads = parts.read("the CPUs and GPUs", lambda: read_loads(run.paths, line), None)
+        line, ahead = found.timeline, found.ahead
+        loads = parts.read("the CPUs and GPUs", lambda: read_loads(run.paths, line, ahead), None)
+        if ahead:
+            status.elapsed_s = line.end - line.begin
     return RunFacts(
         status=status,
         manifest=run.manifest,

@@ -102,6 +102,11 @@ def _check_range(
         raise ConfigError(msg, hint=hint)
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things for people: "1 worker", "2,000 workers"."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def format_walltime(seconds: int) -> str:
     """``HH:MM:SS``, or ``D-HH:MM:SS`` from one day on: what squeue(1) prints."""
     if not 0 < seconds <= MAX_WALLTIME_S:
@@ -118,11 +123,6 @@ def format_seconds(seconds: int) -> str:
         if seconds % factor == 0:
             return f"{seconds // factor}{unit}"
     return f"{seconds}s"
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things: "1 worker", "2,000 workers"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def format_duration(seconds: float) -> str:

@@ -178,7 +178,7 @@ def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
     assert (state.asked, state.budget, state.evaluated, state.arms) == (12, 12, 12, 24)
     assert (state.rounds, state.evaluations, state.ended) == (4, 12, found.ended)
     assert state.rounds_since_best is not None
-    assert [arm for arm, _ in state.last] == list(reversed(found.sequence))[:8]
+    assert [arm for arm, *_ in state.last] == list(reversed(found.sequence))[:8]
     assert found.baseline is None or found.baseline.keys["depth"] == 2
     row = run.results()[0]
     assert row["item"].keys() == {"lr", "depth", "model", "task"}

@@ -18,9 +18,8 @@ from hpc_toolkit.results import history as history_module
 from hpc_toolkit.results.entries import RequestReader, read_entries
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
-from hpc_toolkit.results.workerlives import read_lives
+from hpc_toolkit.results.workerlives import end_of
 from hpc_toolkit.rundir.journal import JournalReader, encode_line, next_release, read_lines
-from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
 from tests.unit.test_queue_state import ITEMS, UNIT, PassPlan, plans, write
 
@@ -189,28 +188,17 @@ def test_records_come_in_the_order_of_time_and_a_clock_set_back_changes_no_journ
     assert [one.end for one in found] == [7.0, 10.0, 5.0, 20.0, 30.0, 40.0]
 
 
-def test_lives_tell_what_a_worker_did_and_how_it_ended(disturbed: ToyRun) -> None:
+def test_ends_tell_how_a_worker_ended_and_when_it_was_last_seen(disturbed: ToyRun) -> None:
     stopped = disturbed.worker("wc", host="n3")
     stopped.presence.update(state="finished", note="got SIGTERM")
     disturbed.paths.worker("wd").write_bytes(b"torn")
+    history = history_of(disturbed)
 
-    first, second, third, fourth = read_lives(history_of(disturbed), ManualClock(10_000.0))
+    ends = {name: end_of(name, one, set()) for name, one in history.presences.items()}
 
-    assert (first.name, first.host, first.rank, first.job, first.end) == (
-        "wa",
-        "n1",
-        1,
-        "77",
-        "died",
-    )
-    assert (first.started, first.seen) == (99.0, 310.0)  # its last line is newer than its heartbeat
-    assert first.died is not None
-    assert (first.died.by, first.died.evidence, first.died.at) == ("wb", "lease", 300.0)
-    # Its second unit run was never released, so only the items of the first are compared.
-    assert (first.busy_s, first.load_s) == (1.0 + 1.0 + 1.0 + 2.0 + 9.0, 5.0 - 3.0)
-    assert (second.end, second.cpus, second.gpus, second.died) == ("finished", "0-3", ("2",), None)
-    assert (third.end, third.note) == ("drained", "got SIGTERM")
-    assert (fourth.end, fourth.started, fourth.host) == ("unknown", None, "")
+    assert ends == {"wa": "died", "wb": "finished", "wc": "drained", "wd": "unknown"}
+    assert end_of("wa", history.presences["wa"], {"wa"}) == "alive"
+    assert history.seen("wa") == 310.0  # its last line is newer than its heartbeat
 
 
 def test_log_entries_and_requests_have_the_times_of_their_files(disturbed: ToyRun) -> None:
@@ -252,7 +240,6 @@ def test_reading_a_history_changes_nothing_below_the_run(disturbed: ToyRun) -> N
 
     history = history_of(disturbed)
     list(history.records())
-    read_lives(history, ManualClock())
     read_entries(history.view)
 
     assert tree(disturbed.root) == before

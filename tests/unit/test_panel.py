@@ -72,6 +72,14 @@ def test_a_line_tells_counts_workers_and_what_is_left() -> None:
     )
 
 
+def test_running_items_without_a_result_for_minutes_are_named() -> None:
+    silent = status(silent_s=130.0, elapsed_s=200.0)
+
+    assert one_line(silent).endswith(", 4 running, no result for 2 min")
+    assert "no result for 2 min" in next(row.text for row in panel(silent) if row.label == "speed")
+    assert "running" not in one_line(status(silent_s=59.0))
+
+
 def test_stages_are_named_where_there_are_several() -> None:
     stages = {"metrics": StageCounts(total=2, done=2), "tasks": StageCounts(total=3)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from hpc_toolkit import cli
 from hpc_toolkit.cli import report as command
 from hpc_toolkit.notebook import report as notebook_report
-from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks, whole_ticks
+from hpc_toolkit.report.axes import log_span_ticks, moment, number_ticks, span_ticks, whole_ticks
 from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import gantt
 from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
@@ -118,9 +119,7 @@ def test_seconds_add_up_whatever_clocks_and_journals_say(
 ) -> None:
     lane = Lane("n1")
     found = Activity(timeline=Timeline(0.0, 500.0, [lane]))
-    history: Any = History.__new__(History)
-    history.presences = {}
-    reader = states._Reader(found, history, {"w": lane})
+    reader = states._Reader(found, {}, {"w": lane})
     for kind, end, seconds in [("claim", started, 0.0), *lines, ("release", at, 0.0)]:
         reader.take(record_of(kind, end, seconds))
     reader.finish(set())
@@ -164,6 +163,106 @@ def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> Non
     for words in ("wa died: lease", "exited early: asked to leave", "requeue 1 of job 78"):
         assert words in said
     assert {job: use.restarts for job, use in found.jobs.items()} == {"77": 0, "78": 1}
+
+
+def test_the_throughput_names_the_interval_of_its_means(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 4)
+    worker = toy.worker("wa", host="n1", started=1_000.0, at=1_480.0)
+    assert worker.claim(toy.unit_name(0))
+    for item, end in enumerate((1_003.0, 1_003.5, 1_004.0, 1_016.0)):
+        worker.attempt(item, at=end, seconds=0.5 if item < 3 else 12.0)
+    worker.release(1_016.0)
+
+    text = report_of(Run.open(toy.root), markdown=True)
+
+    assert "Up to 1.5 items/s; living workers: up to 1 (means of 2.0 s)." in text
+
+
+def test_one_thing_of_a_kind_is_not_a_plural(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 1)
+    worker = toy.worker("wa", host="n1", started=1_000.0, at=1_010.0)
+    assert worker.claim(toy.unit_name(0))
+    worker.attempt(0, at=1_001.0, seconds=0.5)
+
+    for form in (report_of(toy.reopen()), report_of(toy.reopen(), markdown=True)):
+        assert re.findall(r"(?<![\d.,])1 (?!is\b)[a-z]+s\b", form) == []
+
+
+def test_a_short_run_without_a_result_fills_its_timeline(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 1, max_attempts=1)
+    worker = toy.worker("wa", host="n1", started=1_000.0, at=1_000.12)
+    assert worker.claim(toy.unit_name(0))
+    worker.attempt(0, "failed", at=1_000.1, seconds=0.05, error="E: x")
+
+    line = activity_of(toy).timeline
+    text = report_of(toy.reopen(), markdown=True)
+
+    assert line.end - line.begin == pytest.approx(0.12)
+    assert "**Throughput**: No item was done; living workers: up to 1" in text
+
+
+def test_a_worker_whose_file_is_damaged_has_a_lane_and_items(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 1)
+    worker = toy.worker("wa")
+    assert worker.claim(toy.unit_name(0))
+    worker.attempt(0, at=1_002.0, seconds=1.0)
+    worker.release(1_002.0, seconds=2.0)
+    damage(toy, "torn worker file")
+
+    text = report_of(toy.reopen(), markdown=True)
+
+    assert f"1 worker in 1 lane, from {moment(1_000.0)}." in text
+    assert "(unknown host)" in text
+    assert "Up to 1 items/s; living workers: up to 1 " in text
+
+
+def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
+    """Host n2 is 3 days ahead; ``files``: times of the files of workers and of run.json."""
+    toy = ToyRun(root, 6, unit=2)
+    for number, name in enumerate(("wa", "wb", "wc")):
+        late = 259_200.0 if name == "wb" else 0.0
+        host = f"n{number + 1}"
+        worker = toy.worker(name, host=host, job="7", started=1_000.0 + late, at=1_240.0 + late)
+        assert worker.claim(toy.unit_name(2 * number))
+        for item in (2 * number, 2 * number + 1):
+            worker.attempt(item, at=1_100.0 + 10 * item + late, seconds=5.0)
+        worker.release(1_200.0 + late, seconds=180.0)
+        worker.presence.update(state="finished")
+    for name, at in files.items():
+        path = toy.paths.worker(name) if name.startswith("w") else toy.paths.manifest
+        os.utime(path, (at, at))
+    return toy
+
+
+def test_times_of_a_host_whose_clock_is_off_are_corrected_with_a_warning(fast_dir: Path) -> None:
+    beats = {"wa": 1_240.0, "wb": 1_240.0, "wc": 1_239.0, "run.json": 990.0}
+    toy = clocks_off(fast_dir / "run", beats)
+
+    found = activity_of(toy)
+
+    assert found.ahead == {"n2": 259_200.0}
+    assert (found.timeline.begin, found.timeline.end) == (1_000.0, 1_240.0)
+    assert sum(found.done.values()) == pytest.approx(6)
+    assert found.done[119] == pytest.approx(0.2)  # an item of n2, from 1115 s to 1120 s
+    for form in (report_of(toy.reopen()), report_of(toy.reopen(), markdown=True)):
+        assert form.count("Warning: clocks differ") == 1
+        assert "n2 is 3 d 00 h ahead. The" in form
+        assert "6 of 6 items are done in 4 min 00 s" in form
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param({}, id="copied now"),
+        pytest.param(
+            dict.fromkeys(("wa", "wb", "wc", "run.json"), 1_250.0), id="copied at the end"
+        ),
+    ],
+)
+def test_the_times_of_copied_files_say_nothing_about_clocks(
+    fast_dir: Path, files: dict[str, float]
+) -> None:
+    assert activity_of(clocks_off(fast_dir / "run", files)).ahead == {}
 
 
 def test_a_page_is_bounded_by_lanes_marks_and_rows_and_not_by_the_run(
@@ -211,7 +310,7 @@ def test_marks_that_are_too_many_are_counted_and_not_drawn() -> None:
     drawn = gantt("Workers", line, alternative="x")
 
     assert drawn.count(": executor died</title>") == 2_000
-    assert f"{MOST_LANES * line.intervals - 2_000:,} more marks are not drawn" in drawn
+    assert f"not drawn: {MOST_LANES * line.intervals - 2_000:,} more marks" in drawn
 
 
 def synthetic(names: dict[str, int], count: int) -> Iterator[Claim | Attempt | Release]:
@@ -459,11 +558,11 @@ def test_samples_of_a_large_file_are_read_in_parts(
 ) -> None:
     toy = busy_run(fast_dir / "run", ("a",))
     line = Timeline(1_000.0, 1_090.0, [])
-    everything = read_loads(toy.paths, line)
+    everything = read_loads(toy.paths, line, {})
     monkeypatch.setattr("hpc_toolkit.results.loads._MOST_BYTES", 4_096)
     monkeypatch.setattr("hpc_toolkit.results.loads._PART", 512)
 
-    some = read_loads(toy.paths, line)
+    some = read_loads(toy.paths, line, {})
 
     (all_of, some_of) = (*everything.hosts.values(), *some.hosts.values())
     assert (all_of.samples, all_of.cpu_percent, all_of.gpu_percent) == (90, 50.0, 80.0)

@@ -21,6 +21,7 @@ from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.report.heatmap import heatmaps
 from hpc_toolkit.report.page import Cell, Figure, Section, as_html, as_markdown
+from hpc_toolkit.report.panel import panel
 from hpc_toolkit.report.shades import SHADES, level
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
@@ -147,7 +148,7 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     assert drawn["Decisions over time"].alt == "8 arms in 2 decisions during 2 min 00 s."
     assert "Metrics: entropy, rank." in drawn["Metrics by checkpoint (step) and layer"].alt
     expected = sections[-1].paragraphs[0]
-    assert expected.startswith("The model of gp-ucb after 8 arms, for all 20 arms. The 12 arms")
+    assert expected.startswith("The model of gp-ucb after 8 arms, for all 20 arms. Rewards of 12")
     (table,) = sections[1].tables
     assert table.rows[0][1] == "m/step16/layer2"
     assert len(table.rows) == 20
@@ -217,6 +218,42 @@ def test_every_search_has_sections(
         for words in one.iter(f"{SVG}text"):
             assert 0 <= float(words.attrib["x"]) <= width
             assert 0 <= float(words.attrib["y"]) <= height
+
+
+@pytest.mark.parametrize(
+    ("search", "value", "says"),
+    [
+        ({"policy": "random", "budget": 4}, value_of, "Policy random has no model of the arms."),
+        (GP, all_fail, "No arm has a reward."),
+    ],
+)
+def test_without_a_model_the_section_says_why(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, search: dict[str, Any], value: Any, says: str
+) -> None:
+    played = Played(fast_dir / "r", toy(search), monkeypatch, value)
+    played.coordinate()
+
+    assert search_of(played.root)[-1].paragraphs == (says,)
+
+
+def test_an_arm_without_a_reward_says_why(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def value(item: dict[str, Any]) -> Value:
+        return None if "task" in item and item["layer"] > 1 else value_of(item)
+
+    played = Played(fast_dir / "r", toy(GP), monkeypatch, value)
+    assert played.killed(2)  # the last arms that were asked for are not done
+
+    run = Run.open(played.root)
+    found = run.status().search
+    assert found is not None
+    shown = [row.text for row in panel(run.status()) if row.label == "last"]
+
+    whys = {why for _, _, why in found["last"]}
+    assert whys == {"", "failed", "not evaluated"}
+    assert "(not evaluated)" in shown[0]
+    said = figures(search_of(played.root))[REWARDS].svg
+    assert "failed, asked in round 1" in said
+    assert "not evaluated, asked in round 2" in said
 
 
 def test_a_race_without_complete_arms_ranks_arms_by_tasks_and_then_by_reward(
@@ -329,7 +366,7 @@ def test_an_extension_shows_the_evaluations_that_were_known(
 
     sections = search_of(two.root)
 
-    assert "10 of the evaluations were known before." in outcome_of(sections)
+    assert "Known before: 10 evaluations." in outcome_of(sections)
     first_step = read_search(Run.open(two.root).view, second).steps[0]
     assert first_step[:3] == (0, 0.0, 0.0)
     drawn = figures(sections)
@@ -359,7 +396,7 @@ def test_the_code_of_an_own_policy_is_not_needed(
     sections = search_of(played.root)
 
     assert "missing_module:Policy used 24 of the 60" in outcome_of(sections)
-    assert "without running its code" in sections[-1].paragraphs[0]
+    assert sections[-1].paragraphs[0].startswith("Left out: it would run the code of policy miss")
 
 
 def test_the_model_of_many_arms_is_left_out(
@@ -448,6 +485,6 @@ def test_pictures_are_bounded_by_tiles_and_not_by_arms() -> None:
     maps = [one for name in "abcdefgh" for one in heatmaps_of(plane, values, name=name)]
 
     assert len(values) > 170_000
-    assert "1 more models are not drawn. A tile is the mean of" in plane.note
+    assert "Not drawn: 1 more model. A tile is the mean of" in plane.note
     assert sum(len(one.tiles) for one in maps) <= 8 * 6_000
     assert len(heatmaps("Metrics", maps, alternative="x", per_row=4)) < 1_500_000

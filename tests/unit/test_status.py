@@ -112,6 +112,17 @@ def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:
     assert record.keys() >= {"rate_per_s", "eta_s", "eta_low_s", "eta_high_s", "best", "complete"}
 
 
+def test_a_status_knows_how_long_there_was_no_result(toy: ToyRun) -> None:
+    assert status(toy).silent_s == 0.0
+    worker = living(toy, "w", started=NOW - 300.0)
+    assert status(toy).silent_s == 300.0
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0, at=NOW - 70.0)
+    assert status(toy).silent_s == 70.0
+    worker.finish()
+    assert status(toy).silent_s == 0.0
+
+
 def test_a_living_worker_runs_one_item_and_has_claimed_the_others(toy: ToyRun) -> None:
     worker = living(toy, "w")
     worker.claim(toy.unit_name(0))

@@ -4,6 +4,7 @@
 # make local   make check, then the quick tests with real processes on the local disk; needs no root
 # make soak    every scenario at full size, and all tests of jobs on a newer Slurm
 # make newslurm SUITE=sid    all tests of jobs on the Slurm of another Debian release
+# make matrix  unit and model tests with Python 3.11 to 3.14, oldest and newest dependencies
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
 # Programs are called as its modules: those in .venv/bin do not start from every path.
 PY = .venv/bin/python
@@ -19,7 +20,7 @@ ALL = demo,dev,oracles
 # Without compiled files each of the tests' many processes would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
+.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm matrix check lint soak bench golden mutants clean
 
 demo:
 	@.ci/setup demo
@@ -66,6 +67,10 @@ lint:
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m mypy
 	$(PY) -m codespell_lib README.md docs changes hpc_toolkit tests examples benchmarks runs/README.md
+
+matrix:
+	@.ci/setup $(ALL)
+	@.ci/matrix $(PYTHONS)
 
 soak:
 	@.ci/setup $(ALL)

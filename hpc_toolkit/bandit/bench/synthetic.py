@@ -140,8 +140,9 @@ def _seconds(rng: np.random.Generator, table: ArmTable, tasks: int) -> Floats:
     typical = rng.permutation(np.exp(quantiles))
     typical = TASK_FLOOR + typical * (TASK_SECONDS - tasks * TASK_FLOOR) / typical.sum()
     log_size, _, depth = table.features.T
-    blocks_of = dict(zip(np.log(SIZES), BLOCKS, strict=True))
-    passed = depth * np.array([blocks_of[size] for size in log_size]) / max(BLOCKS)
+    # The nearest: some versions of numpy give logarithms of arrays and of numbers that differ.
+    nearest = np.abs(log_size[:, None] - np.log(SIZES)).argmin(axis=1)
+    passed = depth * np.array(BLOCKS)[nearest] / max(BLOCKS)
     noise = np.exp(ARM_SPREAD * rng.standard_normal((len(passed), tasks)))
     return np.asarray(np.outer(0.35 + 1.15 * passed, typical) * noise)
 

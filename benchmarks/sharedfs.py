@@ -2,13 +2,13 @@
 
     python benchmarks/sharedfs.py [--full] [--peer-python PYTHON] [--write]
 
-GlusterFS and MooseFS with default options, and bindfs, whose locks are local to a mount, are
-mounted by two hosts, which are namespaces of this machine. NFSv3 and NFSv4.2 are mounted by two
-hosts that are kernels, from a third one. On each, ``hpctk doctor`` examines a
-directory; the scenarios of ``tests/sharedfs`` are played; and other queues, and ours beside them,
-drain items with two workers a host, undisturbed and with one worker killed. The filesystems are
-measured side by side, those of one kind of hosts after the others. What fails is a row of the
-table as well, which says what was seen. Exit code 0 if nothing of ours failed or was lost.
+GlusterFS, MooseFS and CephFS, and bindfs, whose locks are local to a mount, are mounted by two
+hosts, which are namespaces of this machine. NFSv3 and NFSv4.2 are mounted by two hosts that are
+kernels, from a third one. On each, ``hpctk doctor`` examines a directory; the scenarios of
+``tests/sharedfs`` are played; and other queues, and ours beside them, drain items with two workers
+a host, undisturbed and with one worker killed. The filesystems are measured side by side, those of
+one kind of hosts after the others. What fails is a row of the table as well, which says what was
+seen. Exit code 0 if nothing of ours failed or was lost.
 
 Takes several minutes, with --full longer. Needs root and the packages that
 ``.ci/system`` installs; for the other queues the interpreter that ``make bench`` makes.
@@ -36,9 +36,9 @@ from sharedfs_peers import PEERS, SCRIPT, Came, Drain, play_ours
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from tests.sharedfs import scenarios
-from tests.sharedfs.filesystems import FUSE_KINDS, mounted
+from tests.sharedfs.filesystems import mounted
 from tests.sharedfs.hosts import HostsError
-from tests.sharedfs.nfs import NFS_KINDS
+from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.outcome import COLUMNS, Cells, said_by
 from tests.sharedfs.plays import Plays, is_played
 from tests.sharedfs.rehearsal import FULL, SMALL, Size

@@ -275,7 +275,10 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
     message = f"a worker cannot write to {paths.root}: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunError(message, hint="check the owner, the permissions and the mount")
-    hint = "fix that and start workers again; nothing is lost"
+    again = "start workers again; nothing is lost"
+    hint = f"fix that and {again}"
+    if error.errno == errno.ESHUTDOWN:
+        hint = f"CephFS has evicted this host: mount the filesystem again, then {again}"
     gone = files.missing_directory(error)
     if gone is not None:
         message = f"the worker stops: {gone} is missing"

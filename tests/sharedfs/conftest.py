@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.lab.programs import search_path
-from tests.sharedfs.filesystems import FUSE_KINDS, Filesystem, mounted
+from tests.sharedfs.filesystems import Filesystem, mounted
 from tests.sharedfs.hosts import PROGRAMS, NoHostsError
-from tests.sharedfs.nfs import NFS_KINDS
+from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.outcome import COLUMNS, MEASURED, NOTED, SAID, text_table
 from tests.sharedfs.plays import Plays
 

@@ -43,6 +43,10 @@ class Filesystem:
     def adapt(self, size: Size) -> None:
         """Set what depends on how much is rehearsed."""
 
+    def holds_up_s(self, size: Size) -> float:
+        """For how long a lost host can keep the other one from making names and reading files."""
+        return 0.0
+
     @property
     def shared(self) -> Path:
         """Where each host mounts it."""
@@ -248,9 +252,6 @@ class Bindfs(Filesystem):
 
     def _signal(self, host: str, number: signal.Signals) -> None:
         self.hosts.call(host, "pkill", f"-{number.name[3:]}", "-xf", f"bindfs -o fsname={host} .*")
-
-
-FUSE_KINDS: tuple[type[Filesystem], ...] = (GlusterFS, MooseFS, Bindfs)
 
 
 @contextmanager

@@ -80,6 +80,3 @@ class NFS42(NFS):
     name = "NFSv4.2"
     options = "vers=4.2"
     source = "/"
-
-
-NFS_KINDS: tuple[type[Filesystem], ...] = (NFS3, NFS42, NFS3Cached)

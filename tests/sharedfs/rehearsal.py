@@ -62,10 +62,13 @@ class Size:
     """Of an NFS server, after which it gives a lost client up; the default of Linux."""
     server_grace_s: int = 90
     """Of an NFS server, which grants no new locks for so long after its start."""
+    eviction_s: int = 0
+    """After which CephFS evicts a client that does not give back what others wait for; 0: when its
+    session ends, after 60 s. These are the defaults of Ceph."""
 
 
 SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=400.0,
-             server_lease_s=45, server_grace_s=15)  # fmt: skip
+             server_lease_s=45, server_grace_s=15, eviction_s=10)  # fmt: skip
 FULL = Size(items=3000, seconds=0.2, workers=8, lease_s=20.0, silence_s=60.0, limit_s=600.0)
 """The silence is longer than the 42 s after which GlusterFS gives a server up (ping-timeout)."""
 

@@ -175,6 +175,7 @@ def _reason(run: Rehearsal) -> str:
 
 def partition(run: Rehearsal) -> Outcome:
     """A host is cut off for longer than the lease, and comes back after the run was gathered."""
+    _outlast_the_server(run)
     run.init(run.size.items, "--open")
     cut_off, spared = run.work(HIT), run.work(SPARED)
     run.until_begun(run.size.items // 4)
@@ -198,6 +199,11 @@ def partition(run: Rehearsal) -> Outcome:
     return replace(found, standstill_s=published.standstill_s, taken_over_s=published.taken_over_s)
 
 
+def _outlast_the_server(run: Rehearsal) -> None:
+    """Have nobody taken for dead who waits for the server, as with the default lease of 180 s."""
+    run.lease_s += run.filesystem.holds_up_s(run.size)
+
+
 def power_cut(run: Rehearsal) -> Outcome:
     """A host loses its power, and stays away until the other one has finished the run."""
     return _cut_power(run, proven=False)
@@ -209,6 +215,7 @@ def power_cut_of_proven_locks(run: Rehearsal) -> Outcome:
 
 
 def _cut_power(run: Rehearsal, *, proven: bool) -> Outcome:
+    _outlast_the_server(run)
     run.item_s = max(run.size.seconds, _STANDSTILL_ITEM_S)
     # Workers look at the silent ones every 10 s, and must still have items then.
     run.init(max(run.size.items, _STANDSTILL_ITEMS))

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.sharedfs.filesystems import FUSE_KINDS
 from tests.sharedfs.hosts import HOSTS
-from tests.sharedfs.nfs import NFS_KINDS
+from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.sides import Side
 
 if TYPE_CHECKING:

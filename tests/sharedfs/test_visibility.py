@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sharedfs.ceph import CephFS
 from tests.sharedfs.hosts import HOSTS
-from tests.sharedfs.nfs import NFS_KINDS
+from tests.sharedfs.kinds import NFS_KINDS
 from tests.sharedfs.outcome import NOTED
 from tests.sharedfs.rewrites import KINDS
 from tests.sharedfs.sides import Side
@@ -21,9 +22,11 @@ LATE_S = 10.0
 UNSYNCED_S = 70.0
 """After so long a client of Linux has written what was never synced."""
 
+CACHING: tuple[type[Filesystem], ...] = (CephFS, *NFS_KINDS)
+
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.parametrize("name", [kind.name for kind in NFS_KINDS]),
+    pytest.mark.parametrize("name", [kind.name for kind in CACHING]),
 ]
 SIZES = [
     pytest.param(20, id="small"),

@@ -216,7 +216,15 @@ def test_an_nfs_lock_that_outlasts_every_grace_period_is_unsafe_and_says_when_to
     assert "run doctor again in 2 minutes" in flock.fix
 
 
-@pytest.mark.parametrize(("kind", "words"), [("nfs4", "90 s by default"), ("nfs", "booted again")])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("nfs4", "90 s by default"),
+        ("nfs", "booted again"),
+        ("ceph", "until CephFS evicts it"),
+        ("fuse.ceph-fuse", "until CephFS evicts it"),
+    ],
+)
 @pytest.mark.usefixtures("apart")
 def test_proven_locks_say_how_long_a_lost_host_keeps_them(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str

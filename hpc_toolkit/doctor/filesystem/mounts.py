@@ -54,6 +54,11 @@ def keeps_locks_of_lost_hosts(mount: Mount) -> str:
             "a lost host (power, network) keeps its locks until it has booted again and told the "
             "NFSv3 server so; if it stays away, the lease of hpctk decides, 180 s by default"
         )
+    if mount.kind == "ceph" or mount.kind.startswith("fuse.ceph"):
+        return (
+            "a lost host (power, network) keeps its locks until CephFS evicts it, after 60 s by "
+            "default; until then, workers on other hosts may pause"
+        )
     return "a lost host (power, network) keeps its locks until the filesystem's servers notice"
 
 

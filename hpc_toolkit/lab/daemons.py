@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.config import CLUSTER_NAME, CONTROL
 from hpc_toolkit.lab.members import LOOKS, members
-from hpc_toolkit.lab.programs import finished, program, search_path
+from hpc_toolkit.lab.programs import finished, search_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +30,9 @@ _READY_S = 90.0
 _PAUSE_S = 0.01
 _TAIL_LINES = 15
 
-# Arguments: hosts file, host name, directory of devices, then the command. Slurm accepts only
-# character devices as GPUs, so each file in the directory becomes /dev/null, which needs no root.
+# Arguments: hosts file, host name, directory of devices, directory of clients, then the command.
+# Slurm accepts only character devices as GPUs, so each file in the first directory becomes
+# /dev/null, which needs no root. Clients that enter the lab are hidden from processes inside.
 _ENTER = """
 set -eu
 mount --bind "$1" /etc/hosts
@@ -39,7 +40,8 @@ hostname "$2"
 for device in "$3"/*; do
   if [ -f "$device" ]; then mount --bind /dev/null "$device"; fi
 done
-shift 3
+if [ -d "$4" ]; then mount -t tmpfs tmpfs "$4"; fi
+shift 4
 exec "$@"
 """
 
@@ -60,7 +62,10 @@ class Host:
     def command(self, argv: list[str]) -> list[str]:
         """Return ``argv`` as a command that runs on this host."""
         hosts = self.paths.hosts_file(self.start, self.node)
-        enter = ["sh", "-c", _ENTER, "lab", str(hosts), self.node, str(self.paths.devices)]
+        directories = [str(self.paths.devices), str(self.paths.clients)]
+        enter = ["sh", "-c", _ENTER, "lab", str(hosts), self.node, *directories]
+        if self.paths.enter_root.exists():
+            enter += ["sh", str(self.paths.enter_root)]
         if os.geteuid() == 0:
             return ["unshare", "--uts", "--mount", *enter, *argv]
         own = ["unshare", "--user", "--map-current-user", "--keep-caps", "--uts", "--mount"]
@@ -86,9 +91,12 @@ def daemon_environment(paths: LabPaths) -> dict[str, str]:
     }
 
 
-def check_namespaces(host: Host) -> None:
-    """Raise NamespaceError, with the kernel's reason, if this user cannot make a lab's host."""
-    command = host.command(["true"])
+def check_namespaces(host: Host) -> str:
+    """Return the version of Slurm on a lab's host.
+
+    Raises NamespaceError, with the kernel's reason, if this user cannot make such a host.
+    """
+    command = host.command(["slurmctld", "-V"])
     done = finished(host.paths, *command, environ=daemon_environment(host.paths))
     if done.code != 0:
         why = " ".join(done.stderr.split())
@@ -99,6 +107,7 @@ def check_namespaces(host: Host) -> None:
         message = f"namespaces for the lab's hosts cannot be created: {why}"
         hint = "a lab needs root with CAP_SYS_ADMIN, or a kernel with user namespaces"
         raise NamespaceError(message, hint=hint)
+    return done.stdout.split()[-1]
 
 
 @dataclass(slots=True)
@@ -141,7 +150,7 @@ def start(host: Host, name: str, argv: list[str], *, log: str) -> Starting:
     output = host.paths.logs / f"{log}.start"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            host.command([program(argv[0]), *argv[1:]]),
+            host.command(argv),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -236,7 +245,7 @@ def start_database(host: Host) -> None:
         "--skip-log-bin",
     ]
     # mariadbd stays in the foreground, so a shell starts it in the background and exits.
-    shell = ["sh", "-c", '"$@" & ', "lab", program(server[0]), *server[1:]]
+    shell = ["sh", "-c", '"$@" & ', "lab", *server]
     start(host, "mariadbd", shell, log="mariadbd").wait()
     wait_for_daemon(host, "mariadbd", paths.database_socket.exists)
 

@@ -45,6 +45,9 @@ shift 4
 exec "$@"
 """
 
+# On 'scontrol reconfigure', Slurm 23.11 and newer execute the path by which they were started.
+_BY_PATH = 'exec "$(command -v "$0")" "$@"'
+
 
 class NamespaceError(HpcToolkitError):
     """This user cannot create the namespaces of a lab's host on this machine."""
@@ -150,7 +153,7 @@ def start(host: Host, name: str, argv: list[str], *, log: str) -> Starting:
     output = host.paths.logs / f"{log}.start"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            host.command(argv),
+            host.command(["sh", "-c", _BY_PATH, *argv]),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

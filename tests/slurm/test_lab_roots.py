@@ -145,6 +145,8 @@ def test_a_lab_is_known_inside_its_root_and_survives_a_crash_and_its_own_jobs(
     told = printed(trixie, f"srun -N1 {PROGRAM} lab down {lab} 2>&1 || true", tmp_path)
     assert "error: this process runs inside a lab" in told
 
+    # Daemons of this release then execute themselves again.
+    printed(trixie, "scontrol reconfigure", tmp_path)
     assert trixie.lab.crash("n2") > 0
     trixie.lab.restore("n2")
     assert printed(trixie, "srun -w n2 hostname", tmp_path) == "n2"

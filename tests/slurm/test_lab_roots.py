@@ -118,12 +118,16 @@ def test_a_run_is_submitted_to_the_slurm_of_another_release_and_nothing_is_left(
 
 
 def test_commands_of_a_users_shell_pass_on_input_exit_codes_and_signals(
-    trixie: LabUnderTest, tmp_path: Path
+    trixie: LabUnderTest, root: Path, tmp_path: Path
 ) -> None:
     assert printed(trixie, "echo hello | srun -N1 cat", tmp_path) == "hello"
     assert printed(trixie, "srun -N2 sh -c 'exit 7' >log 2>&1 || echo $?", tmp_path) == "7"
     # Inside the lab the commands are the root's own, whatever PATH a job inherits.
     assert printed(trixie, "srun -N1 which squeue", tmp_path) == "/usr/bin/squeue"
+    # The layer that is mounted over the root on the machine is not visible inside.
+    assert printed(trixie, f"srun -N1 ls -d {root}/*/debian_version", tmp_path).startswith(
+        str(root)
+    )
     with shell(trixie, "exec srun -N1 sh -c 'echo begun; exec sleep 3600'", tmp_path) as one:
         try:
             assert one.stdout is not None

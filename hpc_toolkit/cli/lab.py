@@ -128,16 +128,14 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
     Examples:
         eval "$(hpctk lab env)"
     """
+    from hpc_toolkit.lab.programs import user_path
+
     lab = _lab(name, directory)
     root = lab.check_up().settings.root
     print(f"export SLURM_CONF={shlex.quote(str(lab.paths.slurm_conf))}")
-    given = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    # The commands of another lab must not come before this lab's.
-    path = [one for one in given if not Path(one).with_name("lab.json").exists()]
-    if root:
-        path.insert(0, str(lab.paths.clients))
-    if path != given:
-        print(f"export PATH={shlex.quote(os.pathsep.join(path))}")
+    path = os.pathsep.join([*([str(lab.paths.clients)] if root else []), *user_path()])
+    if path != os.environ.get("PATH", os.defpath):
+        print(f"export PATH={shlex.quote(path)}")
     if root:
         return
     from hpc_toolkit.lab.ports import LOOPBACK, own_address

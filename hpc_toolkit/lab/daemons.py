@@ -103,6 +103,9 @@ def check_namespaces(host: Host) -> str:
     done = finished(host.paths, *command, environ=daemon_environment(host.paths))
     if done.code != 0:
         why = " ".join(done.stderr.split())
+        if host.paths.enter_root.exists():
+            message = f"slurmctld does not run in the lab's root: {why}"
+            raise NamespaceError(message, hint="try 'slurmctld -V' there, with chroot")
         if "cannot change root filesystem propagation" in why:
             message = "namespaces for the lab's hosts cannot be created: / is not a mount point"
             hint = "in a chroot: leave it, run 'mount --bind DIR DIR' and enter it again"
@@ -110,7 +113,7 @@ def check_namespaces(host: Host) -> str:
         message = f"namespaces for the lab's hosts cannot be created: {why}"
         hint = "a lab needs root with CAP_SYS_ADMIN, or a kernel with user namespaces"
         raise NamespaceError(message, hint=hint)
-    return done.stdout.split()[-1]
+    return done.stdout.strip().rpartition(" ")[2]
 
 
 @dataclass(slots=True)

@@ -61,9 +61,15 @@ _FOREIGN = (
 )  # fmt: skip
 
 
+def user_path() -> list[str]:
+    """The directories in PATH, without those of labs: their scripts would enter another lab."""
+    every = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return [one for one in every if not os.path.exists(f"{one}/../lab.json")]
+
+
 def search_path() -> str:
     """PATH, followed by the directories of daemons."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), *_ADMINISTRATORS])
+    return os.pathsep.join([*user_path(), *_ADMINISTRATORS])
 
 
 def program(name: str, paths: LabPaths | None = None) -> str:
@@ -114,7 +120,7 @@ def check_programs(*, accounting: bool, root: str = "") -> None:
 
 def environment(paths: LabPaths) -> dict[str, str]:
     own = {key: text for key, text in os.environ.items() if not key.startswith(_FOREIGN)}
-    return {**own, "SLURM_CONF": str(paths.slurm_conf)}
+    return {**own, "PATH": os.pathsep.join(user_path()), "SLURM_CONF": str(paths.slurm_conf)}
 
 
 def finished(

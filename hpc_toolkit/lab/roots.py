@@ -42,18 +42,8 @@ OWN_NAMESPACES = (
 
 # Directories of the machine that a root has its own of.
 _OWN = {
-    "bin",
-    "boot",
-    "dev",
-    "etc",
-    "lost+found",
-    "opt",
-    "proc",
-    "run",
-    "sbin",
-    "sys",
-    "usr",
-    "var",
+    *("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32"),
+    *("opt", "proc", "run", "sbin", "sys", "usr", "var"),
 }
 
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
@@ -255,8 +245,7 @@ def entering(root: Path, paths: list[Path]) -> str:
 
 def machine_paths() -> list[Path]:
     """Directories in / that a root does not have its own of: home directories, /tmp, /scratch."""
-    found = [one for one in Path("/").iterdir() if one.name not in _OWN and one.is_dir()]
-    return [one for one in found if not one.name.startswith("lib")]
+    return [one for one in Path("/").iterdir() if one.name not in _OWN and one.is_dir()]
 
 
 def interpreter_paths(root: Path) -> list[Path]:

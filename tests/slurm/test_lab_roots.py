@@ -157,6 +157,18 @@ def test_a_lab_is_known_inside_its_root_and_survives_a_crash_and_its_own_jobs(
     assert trixie.lab.status().state == "up"
 
 
+def test_env_puts_the_commands_of_one_lab_first_in_path(
+    trixie: LabUnderTest, lab: LabUnderTest, tmp_path: Path
+) -> None:
+    again = f'eval "$({PROGRAM} lab env --dir {trixie.directory})"; echo "$PATH"'
+    other = f'eval "$({PROGRAM} lab env --dir {lab.directory})"; echo "$PATH"; sinfo -h -p main'
+
+    assert printed(trixie, again, tmp_path) == f"{trixie.lab.paths.clients}:{trixie.env['PATH']}"
+    path, nodes = printed(trixie, other, tmp_path).splitlines()
+    assert path == trixie.env["PATH"]
+    assert "idle n[1-8]" in nodes
+
+
 def test_a_command_in_a_directory_that_the_root_lacks_names_both(
     trixie: LabUnderTest, root: Path
 ) -> None:

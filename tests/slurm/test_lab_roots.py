@@ -36,7 +36,9 @@ def root() -> Path:
 @pytest.fixture(scope="module")
 def trixie(root: Path, lab_directory: Path) -> Iterator[LabUnderTest]:
     """A lab with the Slurm of another release; its commands are called as ``lab env`` says."""
-    started = LabUnderTest(lab_directory / SUITE, LabSettings(2, 1, root=str(root)))
+    started = LabUnderTest(
+        lab_directory / SUITE, LabSettings(2, 1, accounting=True, root=str(root))
+    )
     started.up()
     yield started
     started.down()
@@ -122,6 +124,7 @@ def test_commands_of_a_users_shell_pass_on_input_exit_codes_and_signals(
 ) -> None:
     assert printed(trixie, "echo hello | srun -N1 cat", tmp_path) == "hello"
     assert printed(trixie, "srun -N2 sh -c 'exit 7' >log 2>&1 || echo $?", tmp_path) == "7"
+    assert printed(trixie, "sacctmgr -nP show cluster format=cluster", tmp_path) == "hpctklab"
     # Inside the lab the commands are the root's own, whatever PATH a job inherits.
     assert printed(trixie, "srun -N1 which squeue", tmp_path) == "/usr/bin/squeue"
     # The layer that is mounted over the root on the machine is not visible inside.

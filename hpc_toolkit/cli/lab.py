@@ -27,6 +27,7 @@ DirOption = Annotated[
         "--dir", metavar="DIR", hidden=True, help="Directory of the lab, instead of --name."
     ),
 ]
+_SLURM_HELP = "Slurm of a Debian release, e.g. trixie, or of a root directory. [default: installed]"
 Node = Annotated[str, argument("NODE", "Name of the node, e.g. n3.")]
 
 
@@ -73,6 +74,7 @@ def up(
     gpus_per_node: Annotated[int, typer.Option(help="Pretended GPUs per node.")] = 4,
     gpu_type: Annotated[str, value("TYPE", "Type of the GPUs.")] = "l40s",
     accounting: Annotated[bool, switch("--accounting", "Also run slurmdbd, for sacct.")] = False,
+    slurm: Annotated[str, value("RELEASE|DIR", _SLURM_HELP)] = "",
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
@@ -83,10 +85,13 @@ def up(
     Examples:
         hpctk lab up
         hpctk lab up --nodes 2 --gpus-per-node 8 --accounting
+        hpctk lab up --slurm trixie
     """
+    from hpc_toolkit.lab.roots import find_root
     from hpc_toolkit.lab.settings import LabSettings
 
-    settings = LabSettings(nodes, gpus_per_node, gpu_type, accounting)
+    root = str(find_root(slurm, note)) if slurm else ""
+    settings = LabSettings(nodes, gpus_per_node, gpu_type, accounting, root)
     lab = _lab(name, directory)
     began = time.monotonic()
     started = lab.up(settings)
@@ -118,14 +123,21 @@ def down(name: NameOption = "lab", directory: DirOption = None) -> None:
 
 
 def env(name: NameOption = "lab", directory: DirOption = None) -> None:
-    """Print the shell variables that Slurm's commands need.
+    """Print the shell commands that point Slurm's commands at a lab.
 
     Examples:
         eval "$(hpctk lab env)"
     """
+    from hpc_toolkit.lab.programs import user_path
+
     lab = _lab(name, directory)
-    lab.check_up()
+    root = lab.check_up().settings.root
     print(f"export SLURM_CONF={shlex.quote(str(lab.paths.slurm_conf))}")
+    path = os.pathsep.join([*([str(lab.paths.clients)] if root else []), *user_path()])
+    if path != os.environ.get("PATH", os.defpath):
+        print(f"export PATH={shlex.quote(path)}")
+    if root:
+        return
     from hpc_toolkit.lab.ports import LOOPBACK, own_address
 
     if (address := own_address()) != LOOPBACK:
@@ -218,7 +230,8 @@ def _list_labs(*, as_json: bool) -> None:
 
 
 def _line(now: LabStatus) -> str:
-    shape = f", {now.settings.words}, port {now.port}" if now.settings else ""
+    slurm = f", Slurm {now.slurm}" if now.slurm else ""
+    shape = f", {now.settings.words}{slurm}, port {now.port}" if now.settings else ""
     lost = f", crashed: {', '.join(now.crashed)}" if now.crashed else ""
     gone = f", gone: {', '.join(now.gone)}" if now.gone and now.state != "down" else ""
     return f"{now.state}{shape}{lost}{gone}  {now.paths.root}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.config import CLUSTER_NAME, CONTROL
 from hpc_toolkit.lab.members import LOOKS, members
-from hpc_toolkit.lab.programs import finished, program, search_path
+from hpc_toolkit.lab.programs import finished, search_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +30,9 @@ _READY_S = 90.0
 _PAUSE_S = 0.01
 _TAIL_LINES = 15
 
-# Arguments: hosts file, host name, directory of devices, then the command. Slurm accepts only
-# character devices as GPUs, so each file in the directory becomes /dev/null, which needs no root.
+# Arguments: hosts file, host name, directory of devices, directory of clients, then the command.
+# Slurm accepts only character devices as GPUs, so each file in the first directory becomes
+# /dev/null, which needs no root. Clients that enter the lab are hidden from processes inside.
 _ENTER = """
 set -eu
 mount --bind "$1" /etc/hosts
@@ -39,9 +40,13 @@ hostname "$2"
 for device in "$3"/*; do
   if [ -f "$device" ]; then mount --bind /dev/null "$device"; fi
 done
-shift 3
+if [ -d "$4" ]; then mount -t tmpfs tmpfs "$4"; fi
+shift 4
 exec "$@"
 """
+
+# On 'scontrol reconfigure', Slurm 23.11 and newer execute the path by which they were started.
+_BY_PATH = 'exec "$(command -v "$0")" "$@"'
 
 
 class NamespaceError(HpcToolkitError):
@@ -60,7 +65,10 @@ class Host:
     def command(self, argv: list[str]) -> list[str]:
         """Return ``argv`` as a command that runs on this host."""
         hosts = self.paths.hosts_file(self.start, self.node)
-        enter = ["sh", "-c", _ENTER, "lab", str(hosts), self.node, str(self.paths.devices)]
+        directories = [str(self.paths.devices), str(self.paths.clients)]
+        enter = ["sh", "-c", _ENTER, "lab", str(hosts), self.node, *directories]
+        if self.paths.enter_root.exists():
+            enter += ["sh", str(self.paths.enter_root)]
         if os.geteuid() == 0:
             return ["unshare", "--uts", "--mount", *enter, *argv]
         own = ["unshare", "--user", "--map-current-user", "--keep-caps", "--uts", "--mount"]
@@ -86,12 +94,18 @@ def daemon_environment(paths: LabPaths) -> dict[str, str]:
     }
 
 
-def check_namespaces(host: Host) -> None:
-    """Raise NamespaceError, with the kernel's reason, if this user cannot make a lab's host."""
-    command = host.command(["true"])
+def check_namespaces(host: Host) -> str:
+    """Return the version of Slurm on a lab's host.
+
+    Raises NamespaceError, with the kernel's reason, if this user cannot make such a host.
+    """
+    command = host.command(["slurmctld", "-V"])
     done = finished(host.paths, *command, environ=daemon_environment(host.paths))
     if done.code != 0:
         why = " ".join(done.stderr.split())
+        if host.paths.enter_root.exists():
+            message = f"slurmctld does not run in the lab's root: {why}"
+            raise NamespaceError(message, hint="try 'slurmctld -V' there, with chroot")
         if "cannot change root filesystem propagation" in why:
             message = "namespaces for the lab's hosts cannot be created: / is not a mount point"
             hint = "in a chroot: leave it, run 'mount --bind DIR DIR' and enter it again"
@@ -99,6 +113,7 @@ def check_namespaces(host: Host) -> None:
         message = f"namespaces for the lab's hosts cannot be created: {why}"
         hint = "a lab needs root with CAP_SYS_ADMIN, or a kernel with user namespaces"
         raise NamespaceError(message, hint=hint)
+    return done.stdout.strip().rpartition(" ")[2]
 
 
 @dataclass(slots=True)
@@ -141,7 +156,7 @@ def start(host: Host, name: str, argv: list[str], *, log: str) -> Starting:
     output = host.paths.logs / f"{log}.start"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            host.command([program(argv[0]), *argv[1:]]),
+            host.command(["sh", "-c", _BY_PATH, *argv]),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -234,9 +249,11 @@ def start_database(host: Host) -> None:
         "--innodb-flush-log-at-trx-commit=0",
         "--innodb-buffer-pool-size=32M",
         "--skip-log-bin",
+        # By TLS, which adds nothing to a socket, slurmdbd cannot use MariaDB 11.8.9: error 5027.
+        "--skip-ssl",
     ]
     # mariadbd stays in the foreground, so a shell starts it in the background and exits.
-    shell = ["sh", "-c", '"$@" & ', "lab", program(server[0]), *server[1:]]
+    shell = ["sh", "-c", '"$@" & ', "lab", *server]
     start(host, "mariadbd", shell, log="mariadbd").wait()
     wait_for_daemon(host, "mariadbd", paths.database_socket.exists)
 

@@ -38,6 +38,8 @@ class LabRecord:
     """Id of the lab's start: 8 hexadecimal digits."""
     ready: bool
     """Whether this start completed."""
+    slurm: str = ""
+    """Version of the lab's Slurm: 24.11.5."""
 
 
 def labs_home() -> Path:
@@ -194,7 +196,11 @@ def read_record(paths: LabPaths) -> LabRecord | None:
             return None
         settings = LabSettings(**content["settings"])
         return LabRecord(
-            settings, int(content["port"]), str(content["start"]), bool(content["ready"])
+            settings,
+            int(content["port"]),
+            str(content["start"]),
+            bool(content["ready"]),
+            str(content.get("slurm", "")),
         )
     except (ValueError, TypeError, KeyError, HpcToolkitError, OSError):
         # Damaged, or written by another version: treated as missing.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,8 @@ from hpc_toolkit.lab.directory import (
 )
 from hpc_toolkit.lab.members import LabStatus, kill_members, status_of, surrounding_labs
 from hpc_toolkit.lab.ports import free_block, listeners
-from hpc_toolkit.lab.programs import ask, check_programs, node_states
+from hpc_toolkit.lab.programs import CLIENTS, ask, check_programs, node_states
+from hpc_toolkit.lab.roots import entering, interpreter_paths, machine_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +64,7 @@ class Lab:
         Of several concurrent callers one starts the lab; the others wait for it. If it does not
         start, none of its processes is left.
         """
-        check_programs(accounting=settings.accounting)
+        check_programs(accounting=settings.accounting, root=settings.root)
         _check_outside(surrounding_labs())
         with self._locked():
             if self._is_up_with(settings):
@@ -142,6 +145,9 @@ class Lab:
             what = f"is broken: {', '.join(now.gone)} ended" if broken else "is not up"
             message = f"the lab in {self.paths.root} {what}"
             raise ConfigError(message, hint="start it with 'hpctk lab up'")
+        if record.settings.root and os.geteuid() != 0:
+            message = f"the lab in {self.paths.root} runs in {record.settings.root}"
+            raise ConfigError(message, hint="only root can enter it; use sudo")
         return record
 
     def _check_node(self, node: str) -> LabRecord:
@@ -212,10 +218,10 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
     write_record(paths, record)
     _write_files(paths, record)
     control = Host(paths, record.start)
-    check_namespaces(control)
+    slurm = check_namespaces(control)
     _start_daemons(record, control)
     wait_for_nodes(paths, settings.node_names, {"idle"})
-    write_record(paths, LabRecord(settings, port, record.start, ready=True))
+    write_record(paths, replace(record, ready=True, slurm=slurm))
 
 
 def end_lab(paths: LabPaths) -> int:
@@ -249,6 +255,19 @@ def _write_files(paths: LabPaths, record: LabRecord) -> None:
     if settings.accounting:
         text = config.slurmdbd_conf(settings, paths, port=port, user=user)
         _write(paths.etc / "slurmdbd.conf", text.encode(), 0o600)
+    if settings.root:
+        _write_entrances(Host(paths, record.start), Path(settings.root))
+
+
+def _write_entrances(control: Host, root: Path) -> None:
+    """Write the scripts by which daemons and Slurm's commands run in a root."""
+    paths = control.paths
+    shared = [*machine_paths(), *interpreter_paths(root), paths.root, Path("/etc/hosts")]
+    _write(paths.enter_root, entering(root, shared).encode(), 0o644)
+    paths.clients.mkdir(mode=0o755)
+    for name in CLIENTS:
+        text = f'#!/bin/sh\nexec {shlex.join(control.command([name]))} "$@"\n'
+        _write(paths.clients / name, text.encode(), 0o755)
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:

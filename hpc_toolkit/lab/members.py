@@ -104,16 +104,16 @@ def _node_in(pid: str, token: str) -> str | None:
         return own
     environ = dict(word.partition("=")[::2] for word in _read(pid, "environ").split("\0"))
     told = job_lab(environ)
-    if told is None or lab_token(told[0]) != token or _has_own_lab(pid, told[0], token):
+    if told is None or lab_token(told[0]) != token or _has_own_lab(pid, told[0]):
         return None
     return told[1]
 
 
-def _has_own_lab(pid: str, directory: Path, token: str) -> bool:
+def _has_own_lab(pid: str, directory: Path) -> bool:
     """Whether a process has another root directory with another lab at the same path."""
-    root = Path(PROC, pid, "root")
-    there = os.path.exists(f"{root}{directory}/etc/slurm.conf")
-    return there and lab_token(directory, root) != token
+    conf = f"{directory}/etc/slurm.conf"
+    there = f"{PROC}/{pid}/root{conf}"
+    return os.path.exists(there) and not os.path.samefile(there, conf)
 
 
 def _real_user(pid: str) -> int:
@@ -176,6 +176,8 @@ class LabStatus:
     paths: LabPaths
     settings: LabSettings | None
     """None if no lab is recorded."""
+    slurm: str
+    """Version of its Slurm, empty if it is not known."""
     port: int | None
     """The first of its ports."""
     processes: int
@@ -191,6 +193,7 @@ class LabStatus:
             "directory": str(self.paths.root),
             "slurm_conf": str(self.paths.slurm_conf),
             "settings": asdict(self.settings) if self.settings else None,
+            "slurm": self.slurm,
             "port": self.port,
             "processes": self.processes,
             "crashed": list(self.crashed),
@@ -216,6 +219,7 @@ def status_of(paths: LabPaths) -> LabStatus:
         state="up" if whole else "broken" if found else "down",
         paths=paths,
         settings=record.settings if record else None,
+        slurm=record.slurm if record else "",
         port=record.port if record else None,
         processes=len(found),
         crashed=crashed,

@@ -29,6 +29,8 @@ _SLURM = {
     "sinfo": "slurm-client",
     "scontrol": "slurm-client",
     "munged": "munge",
+}
+_SYSTEM = {
     "unshare": "util-linux",
     "setpriv": "util-linux",
     "mount": "mount",
@@ -44,6 +46,12 @@ _ACCOUNTING = {
 _WITH_SLURM = ("slurm-wlm-basic-plugins",)
 _WITH_ACCOUNTING = ("slurm-wlm-mysql-plugin",)
 
+CLIENTS = (
+    "sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab",
+    "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger",
+)  # fmt: skip
+"""Slurm's commands for users."""
+
 ANSWER_S = 30.0
 """Seconds for a query. Slurm's programs retry by themselves for about 10 s."""
 # Variables of an outer Slurm, or options meant for it, would change commands for the lab.
@@ -53,28 +61,43 @@ _FOREIGN = (
 )  # fmt: skip
 
 
+def user_path() -> list[str]:
+    """The directories in PATH, without those of labs: their scripts would enter another lab."""
+    every = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return [one for one in every if not os.path.exists(f"{one}/../lab.json")]
+
+
 def search_path() -> str:
     """PATH, followed by the directories of daemons."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), *_ADMINISTRATORS])
+    return os.pathsep.join([*user_path(), *_ADMINISTRATORS])
 
 
-def program(name: str) -> str:
-    """The path of a program; ConfigError if it is not installed."""
-    found = shutil.which(name, path=search_path())
+def program(name: str, paths: LabPaths | None = None) -> str:
+    """The path of a program, or of a lab's script that runs it; ConfigError if it is missing."""
+    own = [str(paths.clients)] if paths is not None else []
+    found = shutil.which(name, path=os.pathsep.join([*own, search_path()]))
     if found is None:
         message = f"{name} is not installed"
         raise ConfigError(message, hint="'hpctk lab up' says which packages are missing")
     return found
 
 
-def missing_programs(*, accounting: bool) -> list[str]:
-    wanted = {**_SLURM, **(_ACCOUNTING if accounting else {})}
-    return [name for name in wanted if shutil.which(name, path=search_path()) is None]
+def missing_programs(*, accounting: bool, root: str = "") -> list[str]:
+    """Programs that a lab lacks; those of Slurm are looked for in ``root``."""
+    slurm = {**_SLURM, **(_ACCOUNTING if accounting else {})}
+    path = search_path().split(os.pathsep)
+
+    def is_there(name: str) -> bool:
+        # A link in a root may be absolute, so that only a process in the root can follow it.
+        where = root if name in slurm else ""
+        return any(os.path.lexists(f"{where}{directory}/{name}") for directory in path)
+
+    return [name for name in (*slurm, *_SYSTEM) if not is_there(name)]
 
 
 def install_command(missing: list[str]) -> str:
     """The command that installs programs and their plugins on Debian and Ubuntu."""
-    packages = {**_SLURM, **_ACCOUNTING}
+    packages = {**_SLURM, **_SYSTEM, **_ACCOUNTING}
     wanted = [packages[name] for name in missing]
     if any(name in _SLURM for name in missing):
         wanted += _WITH_SLURM
@@ -83,18 +106,21 @@ def install_command(missing: list[str]) -> str:
     return f"apt-get install --no-install-recommends {' '.join(dict.fromkeys(wanted))}"
 
 
-def check_programs(*, accounting: bool) -> None:
+def check_programs(*, accounting: bool, root: str = "") -> None:
     """Refuse to start without a program; the hint is the command that installs it."""
-    missing = missing_programs(accounting=accounting)
+    missing = missing_programs(accounting=accounting, root=root)
     if missing:
-        message = f"a lab needs programs that are not installed: {', '.join(missing)}"
+        where = f"not in {root}" if root else "not installed"
+        message = f"a lab needs programs that are {where}: {', '.join(missing)}"
         hint = f"on Debian and Ubuntu, as root: {install_command(missing)}"
+        if root:
+            hint = "--slurm takes a directory with usr, etc and an installed Slurm, or a release"
         raise ConfigError(message, hint=hint)
 
 
 def environment(paths: LabPaths) -> dict[str, str]:
     own = {key: text for key, text in os.environ.items() if not key.startswith(_FOREIGN)}
-    return {**own, "SLURM_CONF": str(paths.slurm_conf)}
+    return {**own, "PATH": os.pathsep.join(user_path()), "SLURM_CONF": str(paths.slurm_conf)}
 
 
 def finished(
@@ -108,7 +134,7 @@ def finished(
     Kills its process group after ``limit_s``, by default 30 s, e.g. because a daemon is stopped.
     """
     given = environment(paths) if environ is None else environ
-    words = [program(argv[0]), *argv[1:]]
+    words = [program(argv[0], paths), *argv[1:]]
     try:
         return run_program(words, timeout_s=limit_s or ANSWER_S, environ=given)
     except SlurmSilentError as error:

@@ -33,6 +33,8 @@ class LabSettings:
     gpu_type: str = "l40s"
     accounting: bool = False
     """Whether the lab runs slurmdbd and its own MariaDB, so that sacct answers."""
+    root: str = ""
+    """Directory of the root whose Slurm the lab runs; empty for the Slurm of this machine."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an invalid value."""
@@ -46,13 +48,17 @@ class LabSettings:
         if not _GPU_TYPE.fullmatch(self.gpu_type):
             message = f"--gpu-type: {self.gpu_type!r} is not a valid GPU type"
             raise ConfigError(message, hint="use a letter, then letters, digits or _: l40s, a100")
+        if self.root and not _PATH.fullmatch(self.root):
+            message = f"--slurm: {self.root!r} is not a directory that mount can name"
+            raise ConfigError(message, hint="use a path of letters, digits and /._+@-")
 
     @property
     def words(self) -> str:
         """The settings in words: ``8 nodes with 4 l40s each``."""
         nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
         gpus = f" with {self.gpus_per_node} {self.gpu_type} each" if self.gpus_per_node else ""
-        return nodes + gpus + (" and accounting" if self.accounting else "")
+        accounting = " and accounting" if self.accounting else ""
+        return nodes + gpus + accounting + (f", root {self.root}" if self.root else "")
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -110,6 +116,10 @@ class LabPaths:
     slurm_conf = _Below("etc/slurm.conf")
     cluster_file = _Below("etc/lab.toml")
     """The lab's facts, for ``hpctk render --cluster``."""
+    enter_root = _Below("etc/enter-root")
+    """Script that runs a command in the lab's root; missing without --slurm."""
+    clients = _Below("bin")
+    """Directory of scripts that run Slurm's commands in the lab; missing without --slurm."""
     hosts = _Below("hosts")
     devices = _Below("dev")
     logs = _Below("log")
@@ -138,6 +148,9 @@ class LabPaths:
     @property
     def token(self) -> str:
         """The token that marks every process of this lab, also after its directory is removed."""
+        # A process in the lab's root sees the lab's files, but another root directory.
+        for file in self.hosts.glob("hpctk-*"):
+            return file.name.partition(".")[0]
         return lab_token(self.root)
 
     @property
@@ -148,7 +161,7 @@ class LabPaths:
         """The directories that a start creates."""
         return (
             self.etc, self.hosts, self.devices, self.run, self.state, self.spool, self.munge,
-            self.database, self.crashed, self.logs,
+            self.database, self.crashed, self.logs, self.clients,
         )  # fmt: skip
 
     def hosts_file(self, start: str, node: str) -> Path:

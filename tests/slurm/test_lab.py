@@ -394,7 +394,8 @@ def test_sacct_tells_of_jobs_that_ended(counted: LabUnderTest, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_database_has_no_port(counted: LabUnderTest) -> None:
-    argv = ("mariadb", "--no-defaults", f"--socket={counted.lab.paths.database_socket}", "-NBe")
+    socket = f"--socket={counted.lab.paths.database_socket}"
+    argv = ("mariadb", "--no-defaults", "--skip-ssl", socket, "-NBe")
 
     told = counted.run(*argv, "select @@skip_networking, @@port").stdout.split()
 

@@ -512,7 +512,7 @@ def test_names_find_labs_and_list_tells_of_each(
         assert (found["name"], found["state"]) == ("second", "up")
         assert found["directory"] == str(home / "hpctk/labs/second")
         assert found["settings"]["nodes"] == 1
-        assert run("status", "--all").startswith("second  up, 1 node, port ")
+        assert run("status", "--all").startswith("second  up, 1 node, Slurm ")
         exported = run("env", "--name", "second")
         assert exported == f"export SLURM_CONF={found['slurm_conf']}\n"
         shown = run("exec", "--name", "second", "sinfo", "--noheader", "-o", "%N")

@@ -1,0 +1,184 @@
+"""A lab runs the Slurm of another Debian release, and its users notice only the version."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.lab.members import members
+from hpc_toolkit.lab.roots import find_root
+from hpc_toolkit.lab.settings import LabSettings
+from tests.integration.realrun import HANG_S, wait_until
+from tests.slurm.reallab import LabUnderTest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SUITE = "trixie"
+PROGRAM = f"{sys.executable} -P -m hpc_toolkit"
+
+
+@pytest.fixture(scope="module")
+def root() -> Path:
+    try:
+        return find_root(SUITE, print)
+    except ConfigError as error:
+        pytest.skip(error.message)
+
+
+@pytest.fixture(scope="module")
+def trixie(root: Path, lab_directory: Path) -> Iterator[LabUnderTest]:
+    """A lab with the Slurm of another release; its commands are called as ``lab env`` says."""
+    started = LabUnderTest(
+        lab_directory / SUITE, LabSettings(2, 1, accounting=True, root=str(root))
+    )
+    started.up()
+    yield started
+    started.down()
+
+
+def shell(lab: LabUnderTest, text: str, cwd: Path) -> subprocess.Popen[str]:
+    """A user's shell after ``lab env``, just started in the first command's place."""
+    enter = f'eval "$({PROGRAM} lab env --dir {lab.directory})"; {text}'
+    return subprocess.Popen(
+        ["sh", "-euc", enter], cwd=cwd, env=lab.env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def printed(lab: LabUnderTest, text: str, cwd: Path) -> str:
+    """The output of a shell that must succeed."""
+    with shell(lab, text, cwd) as process:
+        out, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, out
+    return out.strip()
+
+
+def mounts_of(token: str) -> list[str]:
+    """The processes that see a mount of a lab."""
+    found = []
+    for one in Path("/proc").glob("[0-9]*/mountinfo"):
+        try:
+            text = one.read_text()
+        except OSError:
+            continue
+        if token in text:
+            found.append(one.parent.name)
+    return found
+
+
+def test_a_run_is_submitted_to_the_slurm_of_another_release_and_nothing_is_left(
+    root: Path, lab_directory: Path, tmp_path: Path
+) -> None:
+    lab = LabUnderTest(lab_directory / "another", LabSettings(2, 1, root=str(root)))
+    argv = ("--nodes=2", "--gpus-per-node=1", f"--slurm={SUITE}", f"--dir={lab.directory}")
+    (tmp_path / "bench.py").write_text(
+        "from pathlib import Path\n"
+        "def iterate(item):\n"
+        "    return {'release': Path('/etc/debian_version').read_text(), 'here': str(Path.cwd())}\n"
+    )
+    try:
+        up = lab.run(*PROGRAM.split(), "lab", "up", *argv).stdout
+        assert up.startswith(f"2 nodes with 1 l40s each, root {root}, up after ")
+        token = lab.lab.paths.token
+        assert mounts_of(token)
+
+        version = printed(lab, "sbatch --version", tmp_path).split()[-1]
+        printed(
+            lab,
+            f"{PROGRAM} init runs/b --workload bench:iterate --count 4 --key seed;"
+            f"{PROGRAM} submit --cluster lab --nodes 2 --gpus-per-node 1 --run runs/b",
+            tmp_path,
+        )
+        wait_until(
+            lambda: "complete after" in printed(lab, f"{PROGRAM} status runs/b", tmp_path),
+            "the run to complete",
+        )
+
+        values = printed(lab, f"{PROGRAM} gather runs/b -o rows.csv; cat rows.csv", tmp_path)
+        assert (root / "etc/debian_version").read_text().strip() in values
+        assert str(tmp_path) in values
+        status = lab.run(*PROGRAM.split(), "lab", "status", f"--dir={lab.directory}").stdout
+        assert status.startswith(f"up, {lab.settings.words}, Slurm {version}, port ")
+        inside = lab.run(
+            *PROGRAM.split(), "lab", "exec", f"--dir={lab.directory}", "slurmd", "-V"
+        ).stdout
+        assert inside == f"slurm-wlm {version}\n"
+        assert (root / "etc/debian_version").read_text().startswith("13"), "not this machine's"
+    finally:
+        lab.down()
+    assert members(token) == []
+    assert mounts_of(token) == []
+    assert not lab.directory.exists()
+
+
+def test_commands_of_a_users_shell_pass_on_input_exit_codes_and_signals(
+    trixie: LabUnderTest, root: Path, tmp_path: Path
+) -> None:
+    assert printed(trixie, "echo hello | srun -N1 cat", tmp_path) == "hello"
+    assert printed(trixie, "srun -N2 sh -c 'exit 7' >log 2>&1 || echo $?", tmp_path) == "7"
+    assert printed(trixie, "sacctmgr -nP show cluster format=cluster", tmp_path) == "hpctklab"
+    # Inside the lab the commands are the root's own, whatever PATH a job inherits.
+    assert printed(trixie, "srun -N1 which squeue", tmp_path) == "/usr/bin/squeue"
+    # The layer that is mounted over the root on the machine is not visible inside.
+    assert printed(trixie, f"srun -N1 ls -d {root}/*/debian_version", tmp_path).startswith(
+        str(root)
+    )
+    with shell(trixie, "exec srun -N1 sh -c 'echo begun; exec sleep 3600'", tmp_path) as one:
+        try:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "begun\n"
+
+            one.send_signal(signal.SIGTERM)
+
+            assert one.wait(HANG_S) != 0
+        finally:
+            one.kill()
+
+
+def test_a_lab_is_known_inside_its_root_and_survives_a_crash_and_its_own_jobs(
+    trixie: LabUnderTest, tmp_path: Path
+) -> None:
+    lab = f"--dir {trixie.directory}"
+
+    assert printed(trixie, f"srun -N1 {PROGRAM} lab status {lab}", tmp_path).startswith("up, 2 n")
+    told = printed(trixie, f"srun -N1 {PROGRAM} lab down {lab} 2>&1 || true", tmp_path)
+    assert "error: this process runs inside a lab" in told
+
+    # Daemons of this release then execute themselves again.
+    printed(trixie, "scontrol reconfigure", tmp_path)
+    assert trixie.lab.crash("n2") > 0
+    trixie.lab.restore("n2")
+    assert printed(trixie, "srun -w n2 hostname", tmp_path) == "n2"
+    assert trixie.lab.status().state == "up"
+
+
+def test_env_puts_the_commands_of_one_lab_first_in_path(
+    trixie: LabUnderTest, lab: LabUnderTest, tmp_path: Path
+) -> None:
+    again = f'eval "$({PROGRAM} lab env --dir {trixie.directory})"; echo "$PATH"'
+    other = f'eval "$({PROGRAM} lab env --dir {lab.directory})"; echo "$PATH"; sinfo -h -p main'
+
+    assert printed(trixie, again, tmp_path) == f"{trixie.lab.paths.clients}:{trixie.env['PATH']}"
+    path, nodes = printed(trixie, other, tmp_path).splitlines()
+    assert path == trixie.env["PATH"]
+    assert "idle n[1-8]" in nodes
+
+
+def test_a_command_in_a_directory_that_the_root_lacks_names_both(
+    trixie: LabUnderTest, root: Path
+) -> None:
+    with (
+        tempfile.TemporaryDirectory(dir="/var/tmp") as here,
+        shell(trixie, "sinfo", Path(here)) as process,
+    ):
+        out, _ = process.communicate(timeout=HANG_S)
+
+    assert (process.returncode, out) == (1, f"error: {here} is not a directory in {root}\n")

@@ -1,0 +1,145 @@
+"""Which root 'hpctk lab up --slurm' takes, when it builds one, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.lab import roots
+from hpc_toolkit.lab.programs import check_programs
+from hpc_toolkit.lab.roots import debian_root, entering, find_root
+from hpc_toolkit.lab.settings import LabSettings
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Root on a machine with debootstrap, which knows two releases; its programs."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("debootstrap", "apt-get"):
+        (programs / name).write_text("#!/bin/sh\necho 'E: no mirror answers' >&2; exit 1\n")
+        (programs / name).chmod(0o755)
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "sid").touch()
+    (scripts / "trixie").symlink_to("sid")
+    (scripts / "debian-common").touch()
+    monkeypatch.setattr(roots, "_SCRIPTS", scripts)
+    monkeypatch.setattr(roots, "search_path", lambda: str(programs))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return programs
+
+
+def test_a_release_is_built_once_and_told_with_its_size(tmp_path: Path) -> None:
+    built: list[str] = []
+    told: list[str] = []
+
+    def build(suite: str, root: Path) -> None:
+        built.append(suite)
+        (root / "usr").mkdir()
+
+    first, again = (debian_root("trixie", tmp_path / "roots", told.append, build) for _ in "12")
+
+    assert first == again
+    assert os.listdir(first) == ["usr"]
+    assert built == ["trixie"]
+    assert told == [
+        f"building Debian trixie with its Slurm: 2 minutes, 700 MB below {tmp_path}/roots"
+    ]
+
+
+def test_an_interrupted_build_leaves_nothing_and_is_never_used(tmp_path: Path) -> None:
+    def interrupted(_suite: str, root: Path) -> None:
+        (root / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        debian_root("sid", tmp_path / "roots", print, interrupted)
+
+    assert [one for one in (tmp_path / "roots").iterdir() if one.is_dir()] == []
+    assert os.listdir(debian_root("sid", tmp_path / "roots", print, lambda *_: None)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        (
+            "trixi",
+            "'trixi' is not a Debian release that debootstrap knows",
+            "did you mean 'trixie'",
+        ),
+        ("debian-common", "'debian-common' is not a Debian release", "known: sid, trixie"),
+        ("programs", "'programs' is not a Debian release", "write the directory as './programs'"),
+        ("./nowhere", "--slurm: ./nowhere is not a directory", "unpack an image"),
+    ],
+)
+def test_an_unknown_release_or_directory_is_refused_with_a_way_out(
+    given: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        find_root(given, print)
+
+    assert hint in caught.value.hint
+
+
+def test_a_release_needs_debootstrap_and_any_root_needs_root(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine / "debootstrap").unlink()
+    with pytest.raises(ConfigError, match="programs that are not installed: debootstrap") as caught:
+        find_root("trixie", print)
+    assert "apt-get install debootstrap; or give --slurm the directory" in caught.value.hint
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="only root can start a lab with a Slurm that is not"):
+        find_root("/", print)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts, as only root can")
+@pytest.mark.skipif(shutil.which("apt-config") is None, reason="this is neither Debian nor Ubuntu")
+def test_a_build_without_a_network_ends_with_the_reason_and_its_log(
+    tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots, "search_path", lambda: f"{machine}:{os.environ['PATH']}")
+
+    with pytest.raises(ConfigError, match="trixie could not be built: E: no mirror") as caught:
+        find_root("trixie", print)
+
+    assert (
+        f"log in {tmp_path}/cache/hpctk/roots/trixie.log; a mirror of Debian" in caught.value.hint
+    )
+    assert "E: no mirror answers" in (tmp_path / "cache/hpctk/roots/trixie.log").read_text()
+
+
+def test_a_root_without_slurm_is_refused_with_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    # Of an image's own /opt: on this machine the link leads nowhere.
+    (tmp_path / "usr/bin/slurmctld").symlink_to("/opt/slurm/sbin/slurmctld")
+
+    message = f"programs that are not in {tmp_path}: slurmd, sbatch, sinfo, scontrol, munged"
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_programs(accounting=False, root=str(tmp_path))
+
+    assert "a directory with usr, etc and an installed Slurm" in caught.value.hint
+
+
+def test_a_link_that_leads_out_of_a_root_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "home").symlink_to("/elsewhere")
+
+    with pytest.raises(ConfigError, match="a symbolic link at /home/ada leads out of this"):
+        entering(tmp_path, [Path("/home/ada")])
+
+
+def test_a_root_whose_path_mount_would_misread_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'/a,b' is not a directory that mount can name"):
+        LabSettings(root="/a,b")

@@ -4,6 +4,7 @@
 # make local   make check, then the quick tests with real processes on the local disk; needs no root
 # make soak    every scenario at full size, and all tests of jobs on a newer Slurm
 # make newslurm SUITE=sid    all tests of jobs on the Slurm of another Debian release
+# make newnfs SUITE=sid      scenarios on NFS between the kernels of another Debian release, full size
 # make matrix  unit and model tests with Python 3.11 to 3.14, oldest and newest dependencies
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
 # Programs are called as its modules: those in .venv/bin do not start from every path.
@@ -20,7 +21,7 @@ ALL = demo,dev,oracles
 # Without compiled files each of the tests' many processes would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm matrix check lint soak bench golden mutants clean
+.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden mutants clean
 
 demo:
 	@.ci/setup demo
@@ -68,6 +69,11 @@ lint:
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m mypy
 	$(PY) -m codespell_lib README.md docs changes hpc_toolkit tests examples benchmarks runs/README.md
+
+newnfs:
+	@.ci/setup $(ALL)
+	@.ci/system
+	$(NEWSLURM) --nfs -- $(RUN_PYTEST) tests/sharedfs -m nfs --timeout 3600 --durations=10
 
 matrix:
 	@.ci/setup $(ALL)

@@ -122,16 +122,19 @@ exec "$@"
 """
 
 
-def find_root(given: str, tell: Callable[[str], None]) -> Path:
+def find_root(
+    given: str, tell: Callable[[str], None], packages: tuple[str, ...] = PACKAGES
+) -> Path:
     """Return the root that ``--slurm`` names: a directory, or that of a Debian release.
 
-    The root of a release is built if it does not exist yet; ``tell`` then gets one line.
+    The root of a release is built with these packages if it does not exist yet; ``tell`` then gets
+    one line.
     """
     if os.geteuid() != 0:
         message = "--slurm: only root can start a lab with a Slurm that is not installed"
         raise ConfigError(message, hint="run the command as root, or without --slurm")
     if "/" not in given:
-        return debian_root(given, cache_directory(), tell)
+        return debian_root(given, cache_directory(), tell, packages=packages)
     root = Path(given).expanduser().resolve()
     if not root.is_dir():
         message = f"--slurm: {given} is not a directory"
@@ -150,6 +153,7 @@ def debian_root(
     directory: Path,
     tell: Callable[[str], None],
     build: Callable[[str, Path], None] | None = None,
+    packages: tuple[str, ...] = PACKAGES,
 ) -> Path:
     """Return the root of a Debian release below ``directory``; build it if it is missing.
 
@@ -157,7 +161,7 @@ def debian_root(
     """
     from filelock import FileLock
 
-    root = directory / f"{suite}-{recipe_digest()}"
+    root = directory / f"{suite}-{recipe_digest(packages)}"
     if root.is_dir():
         return root
     _check_release(suite)
@@ -170,16 +174,19 @@ def debian_root(
             remove_tree(partial)
             partial.mkdir()
             try:
-                (build or _bootstrap)(suite, partial)
+                if build is None:
+                    _bootstrap(suite, partial, packages)
+                else:
+                    build(suite, partial)
                 publish_directory(partial, root)
             finally:
                 remove_tree(partial)
     return root
 
 
-def recipe_digest() -> str:
+def recipe_digest(packages: tuple[str, ...] = PACKAGES) -> str:
     """Changes whenever a root would be built in another way."""
-    recipe = "\n".join([platform.machine(), _BUILD, *PACKAGES])
+    recipe = "\n".join([platform.machine(), _BUILD, *packages])
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 
@@ -197,12 +204,12 @@ def _check_release(suite: str) -> None:
         raise ConfigError(message, hint=directory or near_miss(suite, known))
 
 
-def _bootstrap(suite: str, root: Path) -> None:
+def _bootstrap(suite: str, root: Path, packages: tuple[str, ...]) -> None:
     """Build a root in an empty directory."""
     log = root.with_name(f"{suite}.log")
     with log.open("wb") as output:
         done = subprocess.run(
-            [*OWN_NAMESPACES, "sh", "-c", _BUILD, "build", suite, _debian_mirror(), *PACKAGES],
+            [*OWN_NAMESPACES, "sh", "-c", _BUILD, "build", suite, _debian_mirror(), *packages],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

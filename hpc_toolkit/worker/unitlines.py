@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpc_toolkit.queue.probes import host_part
 from hpc_toolkit.rundir.journal import encode_line, release_line
 from hpc_toolkit.system.quantities import format_duration
 
@@ -63,11 +64,11 @@ class UnitLines:
         """
         assert self._assignment.died is not None
         owner, verdict = self._assignment.died
+        # The file server may never have shown the file that names the owner's host.
+        host = verdict.host or host_part(owner) or owner
         facts = {"evidence": verdict.evidence, "explained": verdict.explained}
         died = self._assignment.generation - 1
-        self._journal.append(
-            self._death_line(order, died, worker=owner, host=verdict.host or owner, **facts)
-        )
+        self._journal.append(self._death_line(order, died, worker=owner, host=host, **facts))
         self._start = self._journal.size
 
     def executor_died(self, left: list[int], how: str, *, worker: str, host: str) -> None:

@@ -21,7 +21,9 @@ if [[ ${1-} != rooted ]]; then
   mount -t tmpfs run run
   # The one directory of the machine that the guest writes to.
   mkdir run/rehearsal
-  mount -t hostfs none run/rehearsal -o /run/rehearsal
+  # Kernels before 6.10 take the path alone.
+  mount -t hostfs none run/rehearsal -o hostfs=/run/rehearsal 2>/dev/null ||
+    mount -t hostfs none run/rehearsal -o /run/rehearsal
   mount --bind "run/rehearsal/trace/$NAME.$BOOT" run/rehearsal/trace/own
   pivot_root . old
   exec chroot . /bin/bash /run/rehearsal/guest.sh rooted
@@ -34,8 +36,8 @@ hostname "$NAME"
 echo "127.0.0.1 localhost $NAME" >/etc/hosts
 echo "hosts: files" >/etc/nsswitch.conf
 ip link set lo up
-ip address add "$ADDRESS" dev eth0
-ip link set eth0 up
+ip address add "$ADDRESS" dev vec0
+ip link set vec0 up
 ip route add default via "$GATEWAY"
 ulimit -n 65536
 # What is not synced leaves a guest late, and always equally late. By default the first change after a pause
@@ -65,6 +67,7 @@ mount -t rpc_pipefs pipefs /var/lib/nfs/rpc_pipefs
 rpcbind -w
 rpc.statd
 if [[ $ROLE == server ]]; then
+  nfsdcld -p /var/lib/nfs/rpc_pipefs # remembers NFSv4 clients over a restart; without it newer kernels wait for a whole grace period
   /bin/bash /run/rehearsal/nfsd.sh "$LEASE" "$GRACE"
   rpc.mountd
 fi

@@ -126,7 +126,8 @@ exec cat >/dev/null
             "PYTHON": Path(sys.executable).resolve(),
         }
         words = [
-            *(f"mem={_MEMORY[host]}", f"eth0=tuntap,{host}", f"umid={host}.{number}"),
+            *(f"mem={_MEMORY[host]}", f"umid={host}.{number}"),
+            f"vec0:transport=tap,ifname={host},depth=128",
             *(f"uml_dir={_HERE}/", "con0=null,fd:1", "con=null", "ssl=null", "panic=-1", "quiet"),
             *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"),
             *([f"ubda={_HERE}/disk"] if host == SERVER else []),

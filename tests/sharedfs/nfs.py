@@ -80,3 +80,11 @@ class NFS42(NFS):
     name = "NFSv4.2"
     options = "vers=4.2"
     source = "/"
+
+    def holds_up_s(self, size: Size) -> float:
+        """From Linux 6.6 on, a server delegates writing, and later directories too.
+
+        It asks a lost host to give that up for as long as its lease, and then ends the lease.
+        """
+        major, minor = self.hosts.call(SERVER, "uname", "-r").split(".")[:2]
+        return 2.0 * size.server_lease_s if (int(major), int(minor)) >= (6, 6) else 0.0

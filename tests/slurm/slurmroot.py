@@ -15,10 +15,15 @@ from pathlib import Path
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab.programs import search_path
-from hpc_toolkit.lab.roots import OWN_NAMESPACES, entering, find_root, interpreter_paths
+from hpc_toolkit.lab.roots import OWN_NAMESPACES, PACKAGES, entering, find_root, interpreter_paths
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = "trixie"
+NFS_PACKAGES = (
+    *("user-mode-linux", "nfs-kernel-server", "nfs-common", "rpcbind", "kmod", "e2fsprogs"),
+    *("gcc", "libc6-dev", "util-linux-extra"),
+)
+"""What tests/sharedfs needs to have NFS between the kernels of that release."""
 
 
 def logical_repository() -> Path:
@@ -66,10 +71,12 @@ def main() -> int:
         action="store_true",
         help="Exit 0 where there can be no root, unless HPCTK_FORBID_SKIP is set.",
     )
+    parser.add_argument("--nfs", action="store_true", help="Also provide kernels for NFS.")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="Put it after '--'.")
     given = parser.parse_args()
     try:
-        root = find_root(given.suite, lambda text: print(text, file=sys.stderr))
+        packages = (*PACKAGES, *(NFS_PACKAGES if given.nfs else ()))
+        root = find_root(given.suite, lambda text: print(text, file=sys.stderr), packages)
         code, version = run_in(root, ["slurmctld", "-V"], capture=True)
         if code != 0:
             message = f"no command runs in {root}: {' '.join(version.split())}"

@@ -333,6 +333,17 @@ def test_i3_the_death_of_the_last_owner_is_written_first_and_explained(stage: St
     assert all(row["attempts"] == 1 for row in stage.toy.rows())
 
 
+def test_the_name_of_an_owner_says_its_host_if_its_file_was_never_seen(stage: Stage) -> None:
+    """On NFS with write delegations, the server shows no file that a dead host was writing."""
+    verdict = Verdict(alive=False, evidence="lease")
+
+    stage.run("done", "done", "done", "done", "end", generation=2, died=("n1-12-0a1b2c", verdict))
+
+    first = next(JournalReader(stage.toy.paths.journal("me")).poll())
+    assert isinstance(first, Line)
+    assert (first.record["worker"], first.record["host"]) == ("n1-12-0a1b2c", "n1")
+
+
 def test_a_pass_behind_a_death_line_is_still_proven_by_its_sum(stage: Stage) -> None:
     verdict = Verdict(alive=False, evidence="lease")
     stage.toy.worker("dead").claim("000001-0", 1)

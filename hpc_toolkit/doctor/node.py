@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.doctor.children import ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError
+from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError, ask
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.controller import slurm_config
+from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.advice import harmful
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hpc_toolkit.doctor.sides import Pair
 
@@ -276,17 +278,29 @@ def check_slurm() -> Finding:
     version = config.get("SLURM_VERSION", "of an unknown version")
     found = f"{version} of cluster {config.get('ClusterName', '?')} answered in "
     found += format_duration(time.monotonic() - began)
-    costly = list(_costly_settings(config))
+    costly = list(_costly_settings(config, _partitions()))
     means, fix = ("; ".join(one[part] for one in costly) for part in (0, 1))
     return judged("slurm", found, Verdict.SLOWER, means, fix, bad=bool(costly))
 
 
-def _costly_settings(config: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _partitions() -> tuple[dict[str, str], ...]:
+    """Return the partitions; none if the site hides them (PrivateData)."""
+    with suppress(SlurmError):
+        text = ask(["scontrol", "--oneliner", "show", "partition"], timeout_s=_ANSWER_S)
+        return parse_records(text)
+    return ()
+
+
+def _costly_settings(
+    config: Mapping[str, str], partitions: Sequence[Mapping[str, str]]
+) -> Iterator[tuple[str, str]]:
     """Yield meaning and fix of each setting that costs a job work (slurm.conf(5))."""
-    if "CANCEL" in config.get("PreemptMode", "").upper():
+    cancel = [p["PartitionName"] for p in partitions if "CANCEL" in p.get("PreemptMode", "")]
+    if cancel or "CANCEL" in config.get("PreemptMode", "").upper():
+        where = f" (partition {', '.join(cancel)})" if cancel else ""
         yield (
-            "PreemptMode=CANCEL: a preempted job does not start again",
-            "submit again after a preemption, or request another QOS",
+            f"PreemptMode=CANCEL{where}: a preempted job does not start again",
+            "submit again after a preemption, or request another partition or QOS",
         )
     kill_wait = re.match("[0-9]+", config.get("KillWait", ""))
     if kill_wait and (wait_s := int(kill_wait[0])) < _GRACE_S:

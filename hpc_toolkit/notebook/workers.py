@@ -16,6 +16,7 @@ from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
 from hpc_toolkit.notebook.rank import own_identity, work_rank
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.slurm.batch.step import NO_MPI
 from hpc_toolkit.system.processes import handling
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _worker_parameters(executor: Any, root: str) -> dict[str, Any]:
     count_left = shlex.join([request.python, "-c", _COUNT_LEFT, root])
     restarts = request.max_restarts if request.requeue else 0
     # If a rank exits for lack of work, or a rank or node is lost, the other ranks must go on.
-    going_on = ["--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
+    going_on = [NO_MPI, "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
     return {
         "setup": [*old["setup"], _SETUP],
         "teardown": [_TEARDOWN.format(count_left=count_left, restarts=restarts)],

@@ -50,10 +50,26 @@ _OF_A_JOB = (
 )
 # Prefixes of variables that change the columns, the order or the rows of Slurm's output.
 _OF_A_QUESTION = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_BITSTR_LEN")
-# Causes that Slurm's own error messages leave out.
+_HIDDEN = (
+    "the site hides this from users (PrivateData in slurm.conf): ask the site for its limits, and"
+    " write the cluster file by hand"
+)
+# Causes and remedies that Slurm's own error messages leave out.
 _REFUSALS = {
     "Job dependency problem": "Slurm 23.02 and newer refuse to wait for a job that ended more than"
-    " MinJobAge seconds ago or does not exist: correct --dependency, or leave it out"
+    " MinJobAge seconds ago or does not exist: correct --dependency, or leave it out",
+    "Invalid account or account/partition": "'sacctmgr show assoc user=$USER' lists your accounts:"
+    " choose one with --account; if it lists none, ask the site for one",
+    "Invalid job array specification": "an index must be less than MaxArraySize, which 'scontrol"
+    " show config' prints: correct max_array_size in the cluster file, or use --cluster generic",
+    "Memory required by task is not available": "request less with --mem: MaxMemPerNode in"
+    " 'scontrol show partition' and 'scontrol show config' limits it",
+    "Requested time limit is invalid": "'sinfo -o \"%P %l\"' prints the limit of each partition:"
+    " request less with --time",
+    "temporarily unable to accept job": "the queue may be full (MaxJobCount): wait until jobs have"
+    " ended, or submit fewer",
+    "load_partitions error: Access/permission denied": _HIDDEN,
+    "load_node error: Access/permission denied": _HIDDEN,
 }
 
 
@@ -131,12 +147,28 @@ def run(
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 message = f"{argv[0]} did not answer within {round(timeout_s, 1):g} s"
-                hint = "check the controller with 'scontrol ping'"
-                raise SlurmSilentError(message, hint=hint) from None
-        # pread: a process that a wrapper left behind may still write at the file offset, which both
-        # share.
-        said, errors = (os.pread(one.fileno(), os.fstat(one.fileno()).st_size, 0) for one in files)
-        return Finished(code, said.decode(errors="replace"), errors.decode(errors="replace"), said)
+                # sbatch retries for two minutes and prints why.
+                said = _lines(_content(err).decode(errors="replace"))
+                hints = [*_causes(said), "check the controller with 'scontrol ping'"]
+                printed = f"; it printed: {said}" if said else ""
+                raise SlurmSilentError(message + printed, hint="; ".join(hints)) from None
+        raw, errors = map(_content, files)
+        return Finished(code, raw.decode(errors="replace"), errors.decode(errors="replace"), raw)
+
+
+def _content(file: BinaryIO) -> bytes:
+    # pread: a process that a wrapper left behind may still write at the file offset, which both
+    # share.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+
+
+def _lines(text: str) -> str:
+    """Return the first lines of an error in one line."""
+    return "; ".join([line.strip() for line in text.splitlines() if line.strip()][:5])
+
+
+def _causes(words: str) -> list[str]:
+    return [hint for what, hint in _REFUSALS.items() if what in words]
 
 
 def _scratch(name: str) -> BinaryIO:
@@ -163,13 +195,11 @@ NOT_SET_UP = "not set up on this machine (no slurm.conf)"
 def failure(argv: Sequence[str], done: Finished) -> SlurmError:
     import shlex
 
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    words = "; ".join(said[:5]) or f"exit code {done.code}"
+    words = _lines(done.stderr) or f"exit code {done.code}"
     if _NO_CONFIGURATION in words:
         hint = "run it on a login node, or try it on a Slurm of your own: 'hpctk lab up'"
         return SlurmError(f"{argv[0]}: {NOT_SET_UP}", hint=hint)
-    hints = [hint for what, hint in _REFUSALS.items() if what in words]
-    hint = "; ".join([*hints, f"the command was: {shlex.join(argv)}"])
+    hint = "; ".join([*_causes(words), f"the command was: {shlex.join(argv)}"])
     return SlurmError(f"{argv[0]}: {words}", hint=hint)
 
 

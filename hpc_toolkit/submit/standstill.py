@@ -22,11 +22,12 @@ _SENTENCES = {
     "JobHeldAdmin": "an administrator holds it: ask them why",
     "JobHeldUser": "it is held: 'scontrol release {id}' lets it go",
     "JobHoldMaxRequeue": "requeued too often and held: 'scontrol release {id}' lets it go",
+    "MaxMemPerLimit": "it requests more memory than the site allows: cancel it, use less --mem",
     "NodeDown": "a node that it needs is down: wait, or submit without a nodelist",
     "None": "Slurm has not looked at it yet",
     "PartitionDown": "its partition takes no jobs now: submit with another --partition, or wait",
     "PartitionInactive": "its partition is inactive: submit with another --partition",
-    "PartitionNodeLimit": "it wants more nodes than its partition gives: cancel it, request less",
+    "PartitionNodeLimit": "MinNodes or MaxNodes of its partition: cancel it, change --nodes",
     "PartitionTimeLimit": "it wants more time than its partition gives: cancel it, request less",
     "Priority": "other jobs have a higher priority",
     "QOSNotAllowed": "its quality of service is not allowed here: submit with another --qos",
@@ -39,6 +40,7 @@ _PREFIXES = (
     ("Assoc", "its account has used up what it may: wait, or take another --account"),
     ("Max", "a limit of the site is reached: wait for own jobs to end"),
 )
+_SUSPENDED = ("SUSPENDED", "STOPPED")
 _STATES = {
     "REQUEUE_HOLD": "it was requeued and is held: 'scontrol release {id}' lets it go",
     "RESV_DEL_HOLD": "its reservation is gone and it is held: submit without a reservation",
@@ -53,6 +55,9 @@ def lacks_workers(now: Status) -> bool:
 
 def why(now: Status, jobs: Sequence[JobRecord]) -> str:
     """Why there is no progress; without workers, what a job of the run waits for and what helps."""
+    suspended = [job.id for job in jobs if job.state in _SUSPENDED]
+    if suspended and not now.complete and not any(job.state == "RUNNING" for job in jobs):
+        return f"Slurm has suspended job {suspended[0]}: it continues when Slurm resumes it"
     if not lacks_workers(now):
         return now.reason
     for job in jobs:
@@ -62,6 +67,9 @@ def why(now: Status, jobs: Sequence[JobRecord]) -> str:
                 f"'hpctk logs --job {job.id}' tells why not"
             )
     waiting = [job for job in jobs if job.waiting]
+    if not waiting and jobs and jobs[-1].state == "PREEMPTED":
+        start = "'hpctk submit' continues the run"
+        return f"no worker is alive: job {jobs[-1].id} was preempted and does not restart; {start}"
     if not waiting:
         return now.reason
     # Prefer a job that may start without help.
@@ -97,5 +105,6 @@ def is_stuck(record: JobRecord) -> bool:
 
 _HOPELESS = (
     *("DependencyNeverSatisfied", "PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints"),
+    "MaxMemPerLimit",
     *("Invalid", "AccountNotAllowed", "QOSNotAllowed", "ReservationDeleted"),
 )

@@ -271,12 +271,10 @@ class UnitRunner:
                 # Many quick results: let them accumulate instead of waking up for each.
                 select.select([], [], [], _BATCH_S)
                 continue
-            ready = readable(
-                executor.results,
-                executor.ended,
-                self.wake_fd,
-                timeout_s=self._patience(stream, limit),
-            )
+            patience_s = self._patience(stream, limit)
+            ready = readable(executor.results, executor.ended, self.wake_fd, timeout_s=patience_s)
+            # Slurm stops the processes of a suspended job; that time does not count.
+            stream.since += max(0.0, self.clock.monotonic() - now - patience_s)
             if executor.ended in ready:
                 return self._end(executor, stream, "")
             if self.wake_fd in ready:

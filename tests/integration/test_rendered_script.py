@@ -212,7 +212,8 @@ def test_script_starts_one_worker_per_task_with_the_flags_of_a_queue(slurm: Fake
     assert code == 0, output
     step = slurm.calls("srun")[-1]
     assert step == [
-        *("--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label", "--cpus-per-task=6"),
+        *("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label"),
+        "--cpus-per-task=6",
         *("--nodes=2", str(slurm.python), "-m", "hpc_toolkit", "work", "demo"),
     ]
     assert not slurm.requeued
@@ -619,7 +620,7 @@ def test_apptainer_runs_the_checks_and_the_ranks(slurm: FakeSlurm) -> None:
     calls = slurm.calls("apptainer")
     assert all(call[: len(words)] == words for call in calls)
     assert [call[len(words)] for call in calls] == ["preflight", "work"]
-    assert slurm.calls("srun")[-1][6:8] == ["apptainer", "exec"]
+    assert slurm.calls("srun")[-1][7:9] == ["apptainer", "exec"]
 
 
 def test_pyxis_gets_the_container_from_srun(slurm: FakeSlurm) -> None:

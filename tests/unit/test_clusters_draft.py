@@ -182,7 +182,7 @@ def test_a_partitions_own_limits_are_less_than_its_nodes() -> None:
     _, site = drafted(MIXED)
 
     assert (site.nodes, site.cpus_per_node, site.mem_per_node_mib) == (2, 48, 200000)
-    assert site.partitions[1].mem_per_node_mib == 256000
+    assert site.partitions[1].mem_per_node_mib == 240000, "of the cluster"
     assert site.partitions[1].max_walltime_s is None
 
 

@@ -57,7 +57,11 @@ def test_a_slurm_that_answers_tells_its_version(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "means"),
-    [("= OFF", "= GANG,CANCEL", "does not start again"), ("= 30 sec", "= 9 sec", "than 9 s")],
+    [
+        ("= OFF", "= GANG,CANCEL", "does not start again"),
+        ("KillWait", "PartitionName=low PreemptMode=CANCEL\nKillWait", "CANCEL (partition low): a"),
+        ("= 30 sec", "= 9 sec", "than 9 s"),
+    ],
 )
 def test_settings_that_cost_a_job_work_are_named(
     path: Path, old: str, new: str, means: str

@@ -165,7 +165,7 @@ def test_workers_go_on_when_one_leaves_or_a_node_is_lost(run: Run, folder: Path)
 
     assert "no-kill" in options(text)
     (srun,) = re.findall("^srun .*", text, re.MULTILINE)
-    assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= set(shlex.split(srun))
+    assert {"--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= set(shlex.split(srun))
 
 
 @pytest.mark.usefixtures("sbatch")

@@ -367,6 +367,16 @@ def test_a_program_that_is_silent_is_told_from_one_that_refuses(programs: Progra
     assert caught.value.exit_code == 75
 
 
+def test_what_a_program_printed_before_it_was_silent_is_quoted(programs: Programs) -> None:
+    """As sbatch while the queue has MaxJobCount jobs: it retries for two minutes."""
+    words = "Slurm temporarily unable to accept job, sleeping and retrying"
+    programs.add("squeue", f"echo 'squeue: {words}' >&2; sleep 60")
+
+    with pytest.raises(SlurmSilentError, match=f"; it printed: squeue: {words}\n") as caught:
+        slurm.squeue(["7"], timeout_s=0.5)
+    assert caught.value.hint.startswith("the queue may be full (MaxJobCount)")
+
+
 def test_thousands_of_jobs_are_asked_for_and_cancelled_in_pieces(programs: Programs) -> None:
     programs.answer("squeue", squeue_line(JobID="9", ArrayJobID="7", JobArrayID="7_2500"))
     programs.answer("scancel", "")

@@ -634,15 +634,27 @@ def test_a_script_is_sent_as_it_is(run: ToyRun, programs: Programs) -> None:
     assert (job.name, job.log) == ("mine", "out/%j.log")
 
 
-def test_a_dependency_that_slurm_refuses_is_explained(run: ToyRun, programs: Programs) -> None:
-    """Slurm 23.02 to 26.05, where no job of that number is known."""
-    said = "sbatch: error: Batch job submission failed: Job dependency problem"
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        # Slurm 23.02 to 26.05, where no job of that number is known.
+        ("Job dependency problem", "Slurm 23.02 and newer refuse to wait for a job that ended"),
+        ("Invalid account or account/partition combination specified", "choose one with --account"),
+        ("Invalid job array specification", "must be less than MaxArraySize"),
+        ("Memory required by task is not available", "request less with --mem"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "less with --time"),
+    ],
+)
+def test_a_refusal_of_slurm_is_explained(
+    run: ToyRun, programs: Programs, refusal: str, remedy: str
+) -> None:
+    said = f"sbatch: error: Batch job submission failed: {refusal}"
     programs.add("sbatch", f'echo "{said}" >&2; exit 1')
 
     error = refused("--dependency", "afterok:5")
 
-    assert error.message.endswith(": Job dependency problem")
-    assert error.hint.startswith("Slurm 23.02 and newer refuse to wait for a job that ended")
+    assert error.message.endswith(f": {refusal}")
+    assert remedy in error.hint
     assert "; the command was: sbatch " in error.hint
 
 

@@ -163,6 +163,25 @@ def test_i7_status_shows_jobs_and_changes_nothing_below_the_run(
     assert tree(toy.root) == before
 
 
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (
+            "PREEMPTED",
+            "no worker is alive: job 7 was preempted and does not restart; 'hpctk submit'",
+        ),
+        ("SUSPENDED", "Slurm has suspended job 7: it continues when Slurm resumes it"),
+    ],
+)
+def test_status_says_what_preemption_did_to_a_job(
+    toy: ToyRun, programs: Programs, state: str, why: str
+) -> None:
+    programs.answer("squeue", pending_line(State=state, Reason="None"))
+    record_job(toy.paths, JOB)
+
+    assert why in call("status", str(toy.root)).stdout
+
+
 def test_the_json_of_a_job_has_what_the_contract_says(toy: ToyRun, programs: Programs) -> None:
     programs.answer("squeue", pending_line(RestartCnt="2", EndTime="N/A"))
     record_job(toy.paths, JOB)
@@ -397,6 +416,7 @@ def test_a_job_that_can_start_by_itself_is_the_better_hope(toy: ToyRun, programs
     [
         ("PENDING", "JobHeldUser", "'scontrol release 7'", True),
         ("PENDING", "DependencyNeverSatisfied", "cancel it", True),
+        ("PENDING", "MaxMemPerLimit", "use less --mem", True),
         ("PENDING", "BeginTime", "two minutes", False),
         ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n[1-4]", "down, drained", False),
         ("PENDING", "AssocGrpCPUMinutesLimit", "another --account", False),

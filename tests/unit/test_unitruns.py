@@ -14,6 +14,7 @@ from hpc_toolkit.queue.assignment import Assignment
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
+from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import unitruns
 from hpc_toolkit.worker.attempts import (
     BROKEN,
@@ -473,6 +474,28 @@ def test_i9_an_item_beyond_its_time_fails_for_good_in_a_stage_without_retries_of
 
     assert outcome is Outcome.COMPLETE
     assert stage.journal()[:2] == [("failed", 1, 0), ("permanent", 1, 1)]
+    stage.close()
+
+
+def test_the_time_of_a_suspended_job_is_not_an_items_time(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm stops worker and executor (SIGSTOP), and continues both (SIGCONT)."""
+    stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
+
+    def suspended(*files: int, timeout_s: float) -> set[int]:
+        stage.clock.advance(timeout_s + 1000.0)
+        monkeypatch.setattr(unitruns, "readable", readable)
+        return readable(*files, timeout_s=0.0)
+
+    def suspend() -> None:
+        stage.clock.advance(8.0)
+        monkeypatch.setattr(unitruns, "readable", suspended)
+
+    outcome = stage.run("done", suspend, lambda: None, "done", "done", "done", "end")
+
+    assert outcome is Outcome.COMPLETE
+    assert stage.ends == 0
     stage.close()
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 CUT_SHORT = 143
 """Exit code of a job that SIGTERM ended."""
 
+NO_MPI = "--mpi=none"
+"""For steps of hpctk's own programs: srun fails if the library of the site's MpiDefault is missing,
+and an item that uses MPI alone would join the step's ranks."""
 _KILL_WAIT_S = 30.0
 Runtime = Literal["", "apptainer", "pyxis"]
 
@@ -67,7 +70,7 @@ class Batch:
     def once_per_node(self, *options: str, within_s: int = 60) -> list[str]:
         number = len(self.job.nodes)
         # Without --immediate srun waits for a node that is down until the job's time is over.
-        argv = ["srun", f"--immediate={within_s}", "--overlap", f"--nodes={number}"]
+        argv = ["srun", NO_MPI, f"--immediate={within_s}", "--overlap", f"--nodes={number}"]
         argv += [f"--ntasks={number}", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
         # A task alone on its node sees all of the job's GPUs there.
         bound = ["--gpu-bind=none"] if "gpu-bind" in self.job.options else []

@@ -21,6 +21,7 @@ from hpc_toolkit.slurm.batch.shrink import shrink_job
 from hpc_toolkit.slurm.batch.step import (
     CUT_SHORT,
     NO_CONTAINER,
+    NO_MPI,
     Batch,
     Container,
     JobEnd,
@@ -79,7 +80,7 @@ class WorkJob:
         self._job.log(f"{facts} {self._job.facts()}")
         # A rank that finds the queue empty leaves, and the others work on. So, other than in a
         # training, neither the first exit (--wait=0) nor a failed rank ends the step.
-        step = ["srun", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label"]
+        step = ["srun", NO_MPI, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label"]
         step += [*cpus_per_task(self._job), *self._placement(fit)]
         step += request.container.srun_options(self._run)
         self._batch.start([*step, *self._hpctk("work", self._run, *request.options)])

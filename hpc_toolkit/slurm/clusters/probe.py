@@ -111,7 +111,7 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
         if why:
             left_out.append(f"{name!r}: {why}")
         else:
-            found.append(_offer(record, shapes))
+            found.append(_offer(record, shapes, facts.config))
     # The sort is stable, so that other partitions keep Slurm's order.
     return sorted(found, key=lambda one: (not one.default, one.restricted)), left_out
 
@@ -134,7 +134,7 @@ def gpus_of(gres: str) -> tuple[int, str | None]:
     return number, name or None
 
 
-def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
+def _offer(record: Mapping[str, str], shapes: Counter[Shape], config: Mapping[str, str]) -> Offer:
     with_gpus = Counter({shape: n for shape, n in shapes.items() if shape.gpus})
     ((shape, _),) = (with_gpus or shapes).most_common(1)
     count = sum(n for one, n in shapes.items() if _gives(one, shape))
@@ -145,7 +145,9 @@ def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
     preempted = record.get("PreemptMode", "OFF")
     if preempted != "OFF":
         remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
-    cpus, mem = _number(record, "MaxCPUsPerNode"), _number(record, "MaxMemPerNode")
+    cpus = _number(record, "MaxCPUsPerNode")
+    # A partition's own limit overrides that of the cluster.
+    mem = _number(record, "MaxMemPerNode") or _number(config, "MaxMemPerNode")
     least = _number(record, "MinNodes") or 1
     return Offer(
         name=record["PartitionName"],

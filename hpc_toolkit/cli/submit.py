@@ -110,7 +110,12 @@ def submit(template: str | None, **given: Any) -> None:
 
 
 def _is_script(template: str | None) -> bool:
-    return template is not None and ("/" in template or template.endswith(".sbatch"))
+    """A path, or a file in this directory that is not named like a template."""
+    from hpc_toolkit.slurm.render.script import template_names
+
+    if template is None or "/" in template or template.endswith(".sbatch"):
+        return template is not None
+    return Path(template).is_file() and template not in template_names()
 
 
 def _size_for_s(template: str | None, text: str, given: dict[str, Any]) -> float:

@@ -790,6 +790,8 @@ def test_a_script_takes_no_options_of_a_template(programs: Programs) -> None:
         == "--nodes: own.sbatch is submitted unchanged"
     )
     assert "No such file" in refused("missing.sbatch").message
+    Path("own.sh").write_text("#!/bin/bash\ntrue\n")
+    assert refused("own.sh", "--nodes", "2").message == "--nodes: own.sh is submitted unchanged"
     assert sent(programs) == []
 
 

@@ -309,14 +309,14 @@ def _problem_rows(now: Status) -> Iterator[Row]:
 
 
 def _workers(now: Status) -> list[str]:
-    counted = {
+    counts = {
         "draining": now.draining,
         "finished": now.workers.finished,
         "dead": now.workers.dead,
         "unreadable": now.workers.unreadable,
         "deaths seen": now.deaths,
     }
-    some = [f"{count:,} {word}" for word, count in counted.items() if count]
+    some = [f"{count:,} {word}" for word, count in counts.items() if count]
     return [f"{now.workers.alive:,} alive", *some, *not_shown(now)]
 
 

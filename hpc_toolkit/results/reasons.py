@@ -72,8 +72,10 @@ def unreadable_workers(view: RunView, seen: Mapping[str, Presence | None]) -> li
     names = [name for name, presence in seen.items() if presence is None]
     if not names:
         return []
-    more = f", and of {counted(len(names) - 1, 'other worker')}" if names[1:] else ""
-    return [f"{view.paths.worker(names[0])}{more}: cannot be read, so it may run or not"]
+    more = f" and {counted(len(names) - 1, 'more file')}" if names[1:] else ""
+    whose = "their workers" if names[1:] else "its worker"
+    path = view.paths.worker(names[0])
+    return [f"{path}{more} cannot be read: {whose} may be running or not"]
 
 
 def hidden_entries(view: RunView) -> list[str]:

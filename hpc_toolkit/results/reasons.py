@@ -28,7 +28,7 @@ def no_progress(
 ) -> str:
     """Why there is no progress; ``campaign`` is a campaign's path, "" for a plain list.
 
-    ``moving``: an item was done a moment ago. The claims are read before the journals, so those of
+    ``moving``: an attempt ended a moment ago. The claims are read before the journals, so those of
     short units may all be released already.
     """
     if view.complete:

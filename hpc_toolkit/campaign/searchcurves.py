@@ -44,11 +44,9 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
             )
         )
     last = facts.steps[-1]
-    said = (
-        f"The best reward rises to {last.score:.4f} after {counted(last.evaluations, 'evaluation')}"
-    )
     since = next(one for one in facts.steps if one.score == last.score)
-    said += f"; it was found after {since.evaluations:,}."
+    said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.score:.4f};"
+    said += f" it was found after {since.evaluations:,}."
     name = "Best reward so far"
     yield Figure(
         title=name,

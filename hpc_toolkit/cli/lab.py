@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,9 +91,9 @@ def up(
     from hpc_toolkit.lab.roots import find_root
     from hpc_toolkit.lab.settings import LabSettings
 
-    root = str(find_root(slurm, note)) if slurm else ""
-    settings = LabSettings(nodes, gpus_per_node, gpu_type, accounting, root)
-    lab = _lab(name, directory)
+    settings, lab = LabSettings(nodes, gpus_per_node, gpu_type, accounting), _lab(name, directory)
+    if slurm:
+        settings = replace(settings, root=str(find_root(slurm, note)))
     began = time.monotonic()
     started = lab.up(settings)
     took = format_duration(time.monotonic() - began)

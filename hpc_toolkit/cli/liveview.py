@@ -306,7 +306,8 @@ def read_log(run: Run, live: Live) -> Page | None:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
-    return Page(str(existing[-1]), lines[1:] if size > _TAIL_BYTES else lines)
+    lines = (lines[1:] or lines) if size > _TAIL_BYTES else lines
+    return Page(str(existing[-1]), lines or ["the log is empty"])
 
 
 def _look(screen: Screen) -> tuple[Look, int]:

@@ -139,6 +139,10 @@ def find_root(
     if not root.is_dir():
         message = f"--slurm: {given} is not a directory"
         raise ConfigError(message, hint="unpack an image that contains Slurm there")
+    if root == Path("/"):
+        # The layer in memory would not cover it, so that its directories were written to this disk.
+        message = f"--slurm: {given} is the root of this machine"
+        raise ConfigError(message, hint="leave out --slurm to use the Slurm of this machine")
     return root
 
 

@@ -151,7 +151,7 @@ def advised(plan: Plan) -> list[str]:
         costs.append(f"{plan.node.currency or 'price'} {number(best.cost.median)}")
     asked = f"{counted(best.nodes, 'node')} and --time={_asked(best)}"
     return [
-        f"Ask for {asked}: done {by} in {best.forecast.within:.0%} of cases, {', '.join(costs)}."
+        f"Request {asked}: done {by} in {best.forecast.within:.0%} of cases, {', '.join(costs)}."
     ]
 
 

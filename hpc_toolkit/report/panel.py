@@ -134,7 +134,7 @@ def headline(now: Status) -> str:
     if now.complete:
         took = f" after {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
         return f"complete{took}{failed}"
-    if _is_open(now):
+    if is_open(now):
         return now.reason.partition(":")[0] + failed
     if now.reason.startswith("paused"):
         return "paused"
@@ -144,7 +144,7 @@ def headline(now: Status) -> str:
     return "nothing moves" if now.reason else "working"
 
 
-def _is_open(now: Status) -> bool:
+def is_open(now: Status) -> bool:
     """Whether nothing is left to do until items are added to an open list."""
     return ", the list is open: " in now.reason
 
@@ -172,7 +172,7 @@ def not_shown(now: Status) -> list[str]:
 
 
 def _tone(now: Status) -> str:
-    if now.complete or _is_open(now):
+    if now.complete or is_open(now):
         return WARN if failed_items(now) else GOOD if now.complete else ""
     return BAD if now.reason else ""
 
@@ -299,7 +299,7 @@ def _between(first: float | None, last: float | None) -> str:
 
 
 def _problem_rows(now: Status) -> Iterator[Row]:
-    if _is_open(now):
+    if is_open(now):
         yield Row("next", now.reason.partition(": ")[2])
     elif now.reason:
         yield Row(_WHY, now.reason, BAD)
@@ -309,14 +309,14 @@ def _problem_rows(now: Status) -> Iterator[Row]:
 
 
 def _workers(now: Status) -> list[str]:
-    counted = {
+    counts = {
         "draining": now.draining,
         "finished": now.workers.finished,
         "dead": now.workers.dead,
         "unreadable": now.workers.unreadable,
         "deaths seen": now.deaths,
     }
-    some = [f"{count:,} {word}" for word, count in counted.items() if count]
+    some = [f"{count:,} {word}" for word, count in counts.items() if count]
     return [f"{now.workers.alive:,} alive", *some, *not_shown(now)]
 
 

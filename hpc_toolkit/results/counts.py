@@ -41,4 +41,4 @@ class WorkerCounts:
     finished: int = 0
     dead: int = 0
     unreadable: int = 0
-    """Workers whose file in ``workers/`` cannot be read: they may run or not."""
+    """Workers whose file in ``workers/`` cannot be read: they may be running or not."""

@@ -28,7 +28,7 @@ def no_progress(
 ) -> str:
     """Why there is no progress; ``campaign`` is a campaign's path, "" for a plain list.
 
-    ``moving``: an item was done a moment ago. The claims are read before the journals, so those of
+    ``moving``: an attempt ended a moment ago. The claims are read before the journals, so those of
     short units may all be released already.
     """
     if view.complete:
@@ -72,8 +72,10 @@ def unreadable_workers(view: RunView, seen: Mapping[str, Presence | None]) -> li
     names = [name for name, presence in seen.items() if presence is None]
     if not names:
         return []
-    more = f", and of {counted(len(names) - 1, 'other worker')}" if names[1:] else ""
-    return [f"{view.paths.worker(names[0])}{more}: cannot be read, so it may run or not"]
+    more = f" and {counted(len(names) - 1, 'more file')}" if names[1:] else ""
+    whose = "their workers" if names[1:] else "its worker"
+    path = view.paths.worker(names[0])
+    return [f"{path}{more} cannot be read: {whose} may be running or not"]
 
 
 def hidden_entries(view: RunView) -> list[str]:

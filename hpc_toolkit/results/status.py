@@ -75,13 +75,14 @@ class Status:
     assumed: list[str] = field(default_factory=list)
     """Assumptions of the time left, in sentences."""
     elapsed_s: float = 0.0
-    """Seconds since the first attempt began, until now or, without living workers and of a complete
-    run, until the last attempt ended; before an attempt has ended, since the first worker started.
-    """
+    """Seconds from the start of the first attempt until now, or until the last attempt ended if the
+    run is complete or no worker is alive. Before an attempt has ended: since the first worker
+    started."""
     worker_s: float = 0.0
     """Seconds of life of all workers, added up."""
     silent_s: float = 0.0
-    """Seconds since the last result, or since the first living worker started; 0 without one."""
+    """Seconds since the last attempt ended, done or failed, or since the first living worker
+    started; 0 without a living worker."""
     throughput: dict[str, Any] = field(default_factory=dict)
     """Items done over time: ``begin`` (epoch seconds), ``width_s``, and ``done``, a list."""
     complete: bool
@@ -237,7 +238,7 @@ def _silent(view: RunView, living: list[Presence], clock: Clock) -> float:
 
 
 def _moves(view: RunView, clock: Clock) -> bool:
-    """Whether an item was done within the last seconds, by the clock of its worker."""
+    """Whether an attempt ended within the last seconds, by the clock of its worker."""
     return abs(clock.wall() - view.throughput.until) < _MOVING_S
 
 

@@ -278,7 +278,8 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
     again = "start workers again; nothing is lost"
     hint = f"fix that and {again}"
     if error.errno == errno.ESHUTDOWN:
-        hint = f"CephFS has evicted this host: mount the filesystem again, then {again}"
+        remount = "on CephFS, mount the filesystem again"  # Lustre connects again by itself
+        hint = f"the file server has evicted this host; {remount}, then {again}"
     gone = files.missing_directory(error)
     if gone is not None:
         message = f"the worker stops: {gone} is missing"

@@ -173,11 +173,14 @@ def test_the_log_is_that_of_the_newest_failure(toy: ToyRun, watch: Callable[...,
     newest.attempt(2, "failed", error="another", at=time.time())
     newest.attempt(3, "done")
     newest.release()
-    for name in ("w", "newest"):
-        toy.paths.worker_log(name).write_text(f"written by {name}\n")
+    toy.paths.worker_log("newest").touch()
     terminal = watch(toy.root)
     terminal.shown("q quit")
 
+    terminal.press("l", r"newest\.log.*the log is empty")
+    terminal.press("q", "d drain")
+    for name in ("w", "newest"):
+        toy.paths.worker_log(name).write_text(f"written by {name}\n")
     terminal.press("l", "written by newest")
     terminal.press("q", "d drain")
     terminal.press("q", re.escape(LEAVE))

@@ -6,13 +6,19 @@ import copy
 import errno
 import os
 import traceback
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.gather import NotCompleteError
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.terminal import show_error
+from hpc_toolkit.worker.worker import unwritable
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("kind", [ConfigError, NotCompleteError])
@@ -59,3 +65,13 @@ def test_a_filesystem_that_does_not_answer_is_no_bug_of_ours(
         f"error: /project/run/head: {os.strerror(code)}\n"
         "hint: fix that and try again; nothing that was recorded is lost\n"
     )
+
+
+def test_the_hint_for_an_evicted_host_does_not_assume_cephfs(tmp_path: Path) -> None:
+    """Lustre evicts hosts with the same error, and connects them again by itself."""
+    evicted = OSError(errno.ESHUTDOWN, os.strerror(errno.ESHUTDOWN))
+
+    found = unwritable(RunPaths(tmp_path), evicted)
+
+    assert found.exit_code == 75
+    assert found.hint.startswith("the file server has evicted this host; on CephFS, mount the file")

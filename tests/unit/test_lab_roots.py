@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab import roots
 from hpc_toolkit.lab.programs import check_programs
@@ -76,6 +78,7 @@ def test_an_interrupted_build_leaves_nothing_and_is_never_used(tmp_path: Path) -
         ("debian-common", "'debian-common' is not a Debian release", "known: sid, trixie"),
         ("programs", "'programs' is not a Debian release", "write the directory as './programs'"),
         ("./nowhere", "--slurm: ./nowhere is not a directory", "unpack an image"),
+        ("/usr/..", "--slurm: /usr/.. is the root of this machine", "leave out --slurm"),
     ],
 )
 def test_an_unknown_release_or_directory_is_refused_with_a_way_out(
@@ -87,6 +90,15 @@ def test_an_unknown_release_or_directory_is_refused_with_a_way_out(
         find_root(given, print)
 
     assert hint in caught.value.hint
+
+
+def test_other_options_are_checked_before_a_release_is_built() -> None:
+    found = CliRunner().invoke(
+        cli.load_commands("lab"), ["lab", "up", "--nodes", "0", "--slurm", "trixie"]
+    )
+
+    assert isinstance(found.exception, ConfigError)
+    assert found.exception.message == "--nodes: 0 is outside 1..256"
 
 
 def test_a_release_needs_debootstrap_and_any_root_needs_root(

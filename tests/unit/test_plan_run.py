@@ -261,7 +261,7 @@ def test_the_page_begins_with_what_to_ask_for() -> None:
     best = recommended(able.choices)
     assert best is not None
     assert best.nodes == 8
-    assert as_lines(able)[0].startswith("Ask for 8 nodes and --time=")
+    assert as_lines(able)[0].startswith("Request 8 nodes and --time=")
     assert "USD" in as_lines(able)[0]
     assert as_lines(late)[0].startswith("No row is done within 1 h")
 

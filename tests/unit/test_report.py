@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -199,6 +200,16 @@ def test_a_short_run_without_a_result_fills_its_timeline(fast_dir: Path) -> None
 
     assert line.end - line.begin == pytest.approx(0.12)
     assert "**Throughput**: No item was done; living workers: up to 1" in text
+
+
+def test_an_open_list_without_work_is_not_called_stuck(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", 1, sealed=False)
+    toy.worker("wa", at=time.time()).work(toy.unit_name(0), i0="done")
+
+    text = report_of(toy.reopen(), markdown=True)
+
+    assert "\nAll items added so far are finished, the list is open: 'hpctk add" in text
+    assert "no progress" not in text
 
 
 def test_a_worker_whose_file_is_damaged_has_a_lane_and_items(fast_dir: Path) -> None:

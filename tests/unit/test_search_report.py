@@ -145,6 +145,10 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     assert "The search ended: requested 8 arms, the budget is 8." in said
     drawn = figures(sections)
     assert "random order is exact" in drawn["Best reward so far"].caption
+    assert re.fullmatch(
+        r"After \d+ evaluations the best reward is \d\.\d{4}; it was found after \d+\.",
+        drawn["Best reward so far"].alt,
+    )
     assert drawn["Decisions over time"].alt == "8 arms in 2 decisions during 2 min 00 s."
     assert "Metrics: entropy, rank." in drawn["Metrics by checkpoint (step) and layer"].alt
     expected = sections[-1].paragraphs[0]

@@ -208,10 +208,15 @@ def test_a_worker_whose_file_cannot_be_read_is_not_called_alive(toy: ToyRun) -> 
     assert found.alive == []
     # Its claim stands until its lease ends.
     assert (found.stages["items"].running, found.stages["items"].claimed) == (0, 4)
-    assert found.warnings == [f"{toy.paths.worker('torn')}: cannot be read, so it may run or not"]
+    path = toy.paths.worker("torn")
+    assert found.warnings == [f"{path} cannot be read: its worker may be running or not"]
     assert found.reason.startswith("no worker is alive")
     torn.attempt(0, at=NOW - 1)
     assert status(toy).reason == ""
+    for name in ("torn2", "torn3"):
+        toy.paths.worker(name).write_text("torn")
+    (warning,) = status(toy).warnings
+    assert warning.endswith("and 2 more files cannot be read: their workers may be running or not")
 
 
 @pytest.mark.parametrize("heartbeats", [(3, 9), (9, 3)])

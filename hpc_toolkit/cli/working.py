@@ -194,7 +194,8 @@ def with_progress(
             code = work_on(look)
     else:
         code = work_on(look)
-    print(printable(closing(run.view, str(run.root))), file=sys.stderr)
+    campaign = run.manifest.campaign is not None
+    print(printable(closing(run.view, str(run.root), campaign=campaign)), file=sys.stderr)
     return code
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView
 
 
-def closing(view: RunView, given: str) -> str:
+def closing(view: RunView, given: str, *, campaign: bool = False) -> str:
     """Return what happened in one line, and the commands to go on with.
 
-    ``given`` is the run's path as messages name it.
+    ``given`` is the run's path as messages name it. The coordinator of a campaign gathers itself.
     """
     view.poll()
     run, total, failed, left = _quoted(given), 0, 0, 0
@@ -33,9 +33,7 @@ def closing(view: RunView, given: str) -> str:
     if view.complete:
         done = view.throughput
         took = f" in {format_duration(done.until - done.since)}" if done.until else ""
-        last = list(view.stages.values())[-1].log
-        is_published = last.table is not None and last.last_retry < last.table[0]
-        return f"{given}: {items} done{took}{'' if is_published else f': hpctk gather {run}'}"
+        return f"{given}: {items} done{took}{'' if campaign else f': hpctk gather {run}'}"
     reasons = [reason for stage in view.stages.values() if (reason := pause_reason(stage))]
     if reasons:
         return f"{given}: paused: {reasons[0]}; fix the cause, then hpctk retry {run}"

@@ -125,7 +125,7 @@ class Searched:
 
     policy: str
     campaign: Campaign
-    """As it was decided; the policy of an own one is replaced, because its code is not run."""
+    """As it was decided, except that a user's own policy is replaced: its code is not run."""
     decisions: list[Decision]
     found: Evaluations
     rows: dict[Pull, list[Row]]

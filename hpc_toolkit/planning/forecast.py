@@ -83,8 +83,18 @@ class Forecaster:
     """
 
     def __init__(
-        self, work: Work, guess: Guess | None = None, *, draws: int = DRAWS, seed: int = 0
+        self,
+        work: Work,
+        guess: Guess | None = None,
+        *,
+        draws: int = DRAWS,
+        seed: int = 0,
+        anew: bool = True,
     ) -> None:
+        """Draw the durations of the work left.
+
+        Without ``anew``, only forecasts for the living workers can be made, in half the time.
+        """
         chance = np.random.default_rng(seed)
         models = [_model(stage, guess) for stage in work.stages]
         jobs = sum(len(stage.batches) for stage in work.stages)
@@ -108,10 +118,11 @@ class Forecaster:
             ]
             again = [_again(stage, chance) for stage in work.stages]
             # The durations themselves are not kept: those of a million items would fill the memory.
-            self._anew.append(_phases(work, lengths, again, going_on=False))
+            if anew:
+                self._anew.append(_phases(work, lengths, again, going_on=False))
             if work.workers:
                 self._going_on.append(_phases(work, lengths, again, going_on=True))
-            self._facts.append(_facts(lengths, self._anew[-1]))
+            self._facts.append(_facts(lengths, (self._anew or self._going_on)[-1]))
         self.item_s = Interval.of(self._each("mean_s"))
         """Mean seconds of the items left."""
         self.longest_s = float(np.quantile(self._each("longest_s"), 0.95))
@@ -241,14 +252,19 @@ def _preferred(stage: StageWork, lengths: Lengths, chance: np.random.Generator) 
 
     It goes on as in its last rounds, or as if it chose evenly, or something in between.
     """
-    if not stage.coming or stage.recent_s is None:
+    if not stage.coming or not stage.rounds or lengths.recent_s is None:
         return lengths
     seconds = lengths.seconds.copy()
     coming = seconds[-stage.coming :]
-    ratio = stage.recent_s / max(float(coming.mean()), 1e-9)
-    width = _CHOICE + _FIRST_CHOICE / math.sqrt(max(stage.rounds, 1))
-    coming *= ratio ** chance.random() * np.exp(chance.normal(0.0, width))
-    return replace(lengths, seconds=seconds)
+    ratio = lengths.recent_s / max(float(coming.mean()), 1e-9)
+    width = _CHOICE + _FIRST_CHOICE / math.sqrt(stage.rounds)
+    factor = ratio ** chance.random() * np.exp(chance.normal(0.0, width))
+    coming *= factor
+    if lengths.more_s is None:
+        return replace(lengths, seconds=seconds)
+    more_s = lengths.more_s.copy()
+    more_s[-stage.coming :] *= factor
+    return replace(lengths, seconds=seconds, more_s=more_s)
 
 
 def _again(stage: StageWork, chance: np.random.Generator) -> list[int]:

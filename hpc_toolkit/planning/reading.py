@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _ROUNDS = 10
 """The last rounds of a search, whose pauses are those to expect."""
-_NEWEST = 3
-"""The last rounds of a search, whose arms show what it prefers."""
+_ALL = "The campaign evaluates all arms in the end; all of them are counted."
+_UNBOUNDED = "Nothing says how many arms the search will request: those to come are left out."
 
 
 @dataclass(slots=True)
@@ -45,13 +45,9 @@ class _Entry:
     begin: float = math.inf
     """When the first one began and the last one ended, in epoch seconds."""
     end: float = 0.0
-    attempts: int = 0
-    seconds: float = 0.0
 
     def take(self, at: float, seconds: float) -> None:
         self.begin, self.end = min(self.begin, at - seconds), max(self.end, at)
-        self.attempts += 1
-        self.seconds += seconds
 
 
 @dataclass(slots=True)
@@ -82,19 +78,15 @@ class _Stage:
         gaps = [max(0.0, after.begin - before.end) for before, after in pairwise(last)]
         return median(gaps) if gaps else 0.0
 
-    def recent_s(self) -> float | None:
-        """Return the mean seconds of the attempts at the newest entries."""
-        last = [entry for _, entry in sorted(self.entries.items())][-_NEWEST:]
-        attempts = sum(entry.attempts for entry in last)
-        return sum(entry.seconds for entry in last) / attempts if attempts else None
-
 
 @dataclass(slots=True)
 class _Course:
     """The state of one worker while its journal is read."""
 
+    worker: str = ""
     loaded: str = ""
     """Its loaded context (:func:`hpc_toolkit.planning.work.context`); "" before its first unit."""
+    loads: int = 0
     at: float = 0.0
     """Epoch seconds of its last line, by its own clock."""
     unit: str = ""
@@ -110,6 +102,8 @@ class _ToCome:
     """Items by stage, in the rounds in which they will come."""
     most_workers: int | None = None
     """The most workers that the search keeps busy; None: not limited."""
+    all_arms: bool = False
+    """Whether every arm is evaluated in the end, so that no choice of the search matters."""
     ends_s: float | None = None
     may_stop: bool = False
     assumed: tuple[str, ...] = ()
@@ -140,14 +134,13 @@ def read_work(
         asked_more(_work(stage, courses, ages), coming.rounds.get(name, []))
         for name, stage in stages.items()
     )
-    if coming.most_workers is not None:
+    if TASKS in coming.rounds:
         tasks = stages[TASKS]
         search = replace(
             work[-1],
             most_workers=coming.most_workers,
             between_s=tasks.between_s(),
-            recent_s=tasks.recent_s(),
-            rounds=len(tasks.entries),
+            rounds=0 if coming.all_arms else len(tasks.entries),
         )
         work = (*work[:-1], search)
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
@@ -167,7 +160,7 @@ def read_work(
 
 def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
     """Read one worker's journal into the stages."""
-    course = _Course()
+    course = _Course(worker)
     for record in records_of(view, worker):
         name, _, unit = record["unit"].partition("/")
         stage = stages.get(name)
@@ -192,7 +185,9 @@ def _context(stage: _Stage, unit: Unit) -> str:
 
 
 def _end_pass(stage: _Stage, unit: Unit, release: dict[str, Any], course: _Course) -> None:
-    loaded = _take_attempts(stage, unit, course)
+    before = course.loads
+    _take_attempts(stage, unit, course)
+    loaded = course.loads > before
     spent = sum(record["seconds"] for record in course.attempts)
     beside = max(0.0, release["seconds"] - spent)
     if course.attempts and loaded:
@@ -203,20 +198,27 @@ def _end_pass(stage: _Stage, unit: Unit, release: dict[str, Any], course: _Cours
     course.unit, course.attempts = "", []
 
 
-def _take_attempts(stage: _Stage, unit: Unit, course: _Course) -> bool:
-    """Count the attempts at a unit; return whether the worker loaded a context for them."""
-    loaded = _context(stage, unit) != course.loaded
+def _take_attempts(stage: _Stage, unit: Unit, course: _Course) -> None:
+    """Count the attempts at a unit, and the load of its context if the worker had another one."""
+    course.loads += _context(stage, unit) != course.loaded
     course.loaded = _context(stage, unit)
     items = stage.items(unit)
-    for number, record in enumerate(course.attempts):
+    for record in course.attempts:
         stage.attempts += 1
         stage.entries.setdefault(unit.entry, _Entry()).take(record["at"], record["seconds"])
         stage.retried += record["type"] == "failed"
         if record["type"] == "done":
             item = items[record["item"] - unit.first]
-            first = loaded and number == 0
-            stage.seen.append(Seen(item, stage.group_of(item), record["seconds"], first))
-    return loaded
+            stage.seen.append(
+                Seen(
+                    item,
+                    stage.group_of(item),
+                    record["seconds"],
+                    worker=course.worker,
+                    load=course.loads,
+                    entry=unit.entry,
+                )
+            )
 
 
 def _age_s(view: RunView, clock: Clock, worker: str, course: _Course | None) -> float:
@@ -318,21 +320,20 @@ def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
             rounds[name] = [all_items]
     if view.stages[TASKS].log.sealed or any(one.why == EXHAUSTIVE for one in decisions):
         return _ToCome(rounds)
-    found, said = _pulls(campaign, decisions)
+    found, rest, said = _pulls(campaign, decisions)
     facts = {arm.id: arm for arm in campaign.arms()}
-    size = search.most_pending if search.in_rounds and not search.exhaustive else len(found) or 1
+    size = search.most_pending if search.in_rounds else len(found) or 1
+    parts = [found[first : first + size] for first in range(0, len(found), size)]
     rounds[TASKS] = [
-        [
-            {**facts[pull.arm].item(), "task": task}
-            for pull in found[first : first + size]
-            for task in pull.tasks or names
-        ]
-        for first in range(0, len(found), size)
+        [{**facts[pull.arm].item(), "task": task} for pull in part for task in pull.tasks or names]
+        for part in (*parts, rest)
+        if part
     ]
     wall_s = decisions[-1].wall_s if decisions else 0.0
     return _ToCome(
         rounds,
         most_workers=None if search.exhaustive else search.most_pending * len(names),
+        all_arms=search.exhaustive,
         ends_s=None
         if search.wall_hours is None or search.exhaustive
         else max(0.0, search.wall_hours * HOUR_S - wall_s),
@@ -341,28 +342,33 @@ def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
     )
 
 
-def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], str]:
-    """Return the pulls that the search may still ask for, and the assumption behind them."""
+def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], list[Pull], str]:
+    """Return the pulls that the search may still ask for, those that follow the search if all arms
+    are evaluated in the end, and the assumption behind them.
+    """
     search, names = campaign.search, campaign.tasks.names
     asked = [pull for one in decisions for pull in one.pulls]
     open_pulls = left_over(asked, [arm.id for arm in campaign.arms()], names)
-    if search.exhaustive:
-        return open_pulls, "The campaign evaluates all arms in the end; all of them are counted."
     bounds = _bounds(campaign, decisions, asked)
-    fresh = [pull for pull in open_pulls if not pull.tasks]
+    if not bounds and search.exhaustive:
+        return [], open_pulls, _ALL
     if not bounds and search.wall_hours is None:
-        return [], "Nothing says how many arms the search will request: those to come are left out."
+        return [], [], _UNBOUNDED
+    fresh = [pull for pull in open_pulls if not pull.tasks]
     count = min(*bounds, len(fresh)) if bounds else len(fresh)
     # In an order that mixes models and sizes, as a search does.
     taken = [fresh[number * len(fresh) // count] for number in range(count)]
     taken.sort(key=lambda pull: crc32(pull.arm.encode()))
+    if search.exhaustive:
+        early = {pull.arm for pull in taken}
+        return taken, [pull for pull in open_pulls if pull.arm not in early], _ALL
     together = "a round begins when the one before is done" if search.in_rounds else "no rounds"
     said = (
         f"The search may request {count:,} more arms on {len(names)} tasks, at most"
         f" {search.most_pending} at once ({together}); it is taken to request all of them, spread"
         " evenly over those that are left."
     )
-    return taken, said
+    return taken, [], said
 
 
 def _bounds(campaign: Campaign, decisions: Sequence[Decision], asked: Sequence[Pull]) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,9 +19,10 @@ from hpc_toolkit.planning.work import context
 from hpc_toolkit.queue.affinity import siblings_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hpc_toolkit.planning.lengths import Lengths
+    from hpc_toolkit.planning.repeats import Kind
     from hpc_toolkit.planning.work import StageWork
 
 
@@ -36,6 +37,9 @@ class Job:
     holder: str = ""
     """The worker that holds it; "" if it waits."""
     loading: bool = False
+    firsts: Sequence[tuple[Kind, float]] = ()
+    """The kinds of its items, each with the extra seconds if its worker has done none of the kind
+    since it loaded the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Phase:
     """The most workers that take part; None: all."""
     wait_s: float = 0.0
     """Seconds from the end of the phase before to its first job."""
+    done: Mapping[str, frozenset[Kind]] = field(default_factory=dict)
+    """The kinds that each worker has done since its last load."""
 
 
 class Course:
@@ -74,38 +80,45 @@ def phases_of(
     If ``going_on``, the holders of batches go on with them; otherwise all begin anew. The items of
     ``extra`` run once more, at the end of their round.
     """
-    ends = np.concatenate([[0.0], np.cumsum(lengths.seconds)])
+    # Lists, since reading single elements of arrays is slow.
+    lasts = lengths.seconds.tolist()
+    ends = np.concatenate([[0.0], np.cumsum(lengths.seconds)]).tolist()
+    more_s = [] if lengths.more_s is None else lengths.more_s.tolist()
     overhead_s = float(np.mean(stage.overheads_s)) if stage.overheads_s else 0.0
     rounds: dict[int, list[Job]] = {}
-    for batch in stage.batches:
+    for number, batch in enumerate(stage.batches):
         jobs = rounds.setdefault(batch.round, [])
-        seconds = float(ends[batch.first + batch.count] - ends[batch.first])
+        seconds = ends[batch.first + batch.count] - ends[batch.first]
         held = going_on and bool(batch.holder)
         if held and not batch.loading:
-            seconds -= min(batch.age_s, float(lengths.seconds[batch.first]))
+            seconds -= min(batch.age_s, lasts[batch.first])
         load_s = lengths.load_s.get(batch.group, 0.0) * batch.loads
-        load_s += (lengths.first - 1.0) * float(lengths.seconds[batch.first])
         if held and batch.loading:
             load_s = max(0.0, load_s - batch.age_s)
+        firsts: Sequence[tuple[Kind, float]] = ()
+        if more_s and lengths.repeats is not None:
+            firsts = [(kind, more_s[item]) for kind, item in lengths.repeats.firsts[number]]
         jobs.append(
             Job(
                 key=context(stage.name, batch.group),
                 seconds=seconds + overhead_s,
-                load_s=max(0.0, load_s),
+                load_s=load_s,
                 count=batch.count,
                 holder=batch.holder if held else "",
                 loading=held and batch.loading,
+                firsts=firsts,
             )
         )
-    firsts = [batch.first for batch in stage.batches] if extra else []
+    starts = [batch.first for batch in stage.batches] if extra else []
     for item in extra:
         group = stage.group_of(stage.left[item])
         load_s = lengths.load_s.get(group, 0.0)
         key = context(stage.name, group)
-        again = Job(key, float(lengths.seconds[item]) + overhead_s, load_s, 0)
-        rounds[stage.batches[bisect_right(firsts, item) - 1].round].append(again)
+        again = Job(key, lasts[item] + overhead_s, load_s, 0)
+        rounds[stage.batches[bisect_right(starts, item) - 1].round].append(again)
+    done = lengths.repeats.done if lengths.repeats is not None and going_on else {}
     return [
-        Phase(jobs, stage.most_workers, stage.between_s if number else 0.0)
+        Phase(jobs, stage.most_workers, stage.between_s if number else 0.0, done)
         for number, jobs in rounds.items()
     ]
 
@@ -116,41 +129,67 @@ def schedule(phases: Sequence[Phase], workers: int | dict[str, str]) -> Course:
     ``workers`` is the number of workers that begin now; or the living workers with the context that
     each has loaded, which go on with the jobs that they hold.
     """
-    loaded = {str(n): "" for n in range(workers)} if isinstance(workers, int) else dict(workers)
+    names = {str(n): "" for n in range(workers)} if isinstance(workers, int) else workers
+    hands = {name: _Hand(key) for name, key in names.items()}
+    for phase in phases:
+        for name, kinds in phase.done.items():
+            if name in hands:
+                hands[name].done |= kinds
     spans: list[tuple[float, float, int]] = []
     for phase in phases:
         begin = max((end for _, end, _ in spans), default=0.0) + phase.wait_s
-        spans += _hand_out(phase, loaded, begin)
+        spans += _hand_out(phase, hands, begin)
     return Course(spans)
 
 
-def _hand_out(phase: Phase, loaded: dict[str, str], begin: float) -> list[tuple[float, float, int]]:
-    """Return begin, end and item count of each job, and update what the workers have loaded."""
+@dataclass(slots=True)
+class _Hand:
+    """A worker."""
+
+    loaded: str
+    done: set[Kind] = field(default_factory=set)
+    """The kinds that it has done since it loaded this context."""
+
+    def takes(self, job: Job) -> float:
+        """Return the seconds that this worker takes for a job, which it does."""
+        seconds = job.seconds
+        if job.key != self.loaded:
+            seconds += job.load_s
+            self.loaded, self.done = job.key, set()
+        for kind, more_s in job.firsts:
+            if kind not in self.done:
+                seconds += more_s
+                self.done.add(kind)
+        return seconds
+
+
+def _hand_out(
+    phase: Phase, hands: dict[str, _Hand], begin: float
+) -> list[tuple[float, float, int]]:
+    """Return begin, end and item count of each job, and update the workers."""
     held: dict[str, Job] = {}
     rest = []
     for one in phase.jobs:
-        if one.holder in loaded and one.holder not in held:
+        if one.holder in hands and one.holder not in held:
             held[one.holder] = one
         else:
             rest.append(one)
     waiting = _Waiting(rest)
     spans = []
     free: list[tuple[float, int, str]] = []
-    hands = sorted(loaded, key=lambda name: name not in held)[: phase.most_workers]
-    for number, name in enumerate(hands):
+    busy = sorted(hands, key=lambda name: name not in held)[: phase.most_workers]
+    for number, name in enumerate(busy):
         at = begin
         if own := held.get(name):
-            at += own.seconds + (own.load_s if own.loading else 0.0)
+            at += hands[name].takes(own)
             spans.append((begin, at, own.count))
-            loaded[name] = own.key
         heapq.heappush(free, (at, number, name))
     while free:
         at, number, name = heapq.heappop(free)
-        taken = waiting.take(loaded[name])
+        taken = waiting.take(hands[name].loaded)
         if taken is not None:
-            end = at + taken.seconds + (taken.load_s if taken.key != loaded[name] else 0.0)
+            end = at + hands[name].takes(taken)
             spans.append((at, end, taken.count))
-            loaded[name] = taken.key
             heapq.heappush(free, (end, number, name))
     return spans
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpc_toolkit.planning.repeats import repeats
 from hpc_toolkit.queue.affinity import siblings_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpc_toolkit.planning.repeats import Repeats
     from hpc_toolkit.planning.work import StageWork
     from hpc_toolkit.queue.items import Item
 
@@ -54,8 +56,7 @@ class Traits:
     numbers: tuple[Floats, ...]
     """For each candidate key, the centred logarithm of each item's number, with which its length
     grows; each draw uses the best key."""
-    first: Ints
-    """For each item, 1 if it is the first after a load and first items take longer; else 0."""
+    repeats: Repeats
     keys: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -72,8 +73,9 @@ def traits(stage: StageWork, z: Floats) -> Traits:
     numbers = {key: n for n, key in enumerate(dict.fromkeys(keys))}
     families = {key: str(siblings_key(key)) for key in numbers}
     family = {name: n for n, name in enumerate(dict.fromkeys(families.values()))}
-    first = _firsts(stage, z)
-    plain = z - _centre(z, first)
+    _, raw = _word(items, z, stage.group_by)
+    again = repeats(stage, z, raw[: len(z)])
+    plain = z - _centre(z, again.first[: len(z)])
     word_key, word = _word(items, plain, stage.group_by)
     centred = plain - _centre(plain, word[: len(z)])
     numeric = _numbers(items, centred)
@@ -85,7 +87,7 @@ def traits(stage: StageWork, z: Floats) -> Traits:
         word=word,
         words=int(word.max(initial=0)) + 1,
         numbers=tuple(numeric.values()),
-        first=np.concatenate([first, np.zeros(len(stage.left), dtype=np.int64)]),
+        repeats=again,
         keys=tuple(key for key in (word_key, *numeric) if key),
     )
 
@@ -95,16 +97,6 @@ def _centre(z: Floats, of: Ints) -> Floats:
         return z
     count = np.maximum(np.bincount(of), 1)
     return (np.bincount(of, z) / count)[of]
-
-
-def _firsts(stage: StageWork, z: Floats) -> Ints:
-    """Return 1 for seen items that do work for their group, such as the first item of a checkpoint,
-    which makes the forward passes over the texts. All are 0 unless these items take far longer.
-    """
-    first = np.array([one.first for one in stage.seen], dtype=np.int64)
-    some = min(int(first.sum()), len(first) - int(first.sum())) >= 3
-    far = some and np.median(z[first == 1]) - np.median(z[first == 0]) > np.log(1.5)
-    return first if far else np.zeros_like(first)
 
 
 def _word(items: Sequence[Item], z: Floats, group_by: str | None) -> tuple[str, Ints]:

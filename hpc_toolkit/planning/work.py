@@ -19,8 +19,11 @@ class Seen:
     group: str
     """Key of its group; "" without groups."""
     seconds: float
-    first: bool = False
-    """Whether it was the first item after its worker loaded the group."""
+    worker: str = ""
+    load: int = 0
+    """How many contexts its worker had loaded by then."""
+    entry: int = 0
+    """The entry of the stage's log that added it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,8 @@ class StageWork:
     """How many of these items, the last ones, a campaign has not asked for yet."""
     most_workers: int | None = None
     """The most workers that a search keeps busy; None: not limited."""
-    recent_s: float | None = None
-    """Mean seconds of the evaluations that a search asked for last; None: not known."""
     rounds: int = 0
-    """Rounds of a search so far."""
+    """Rounds of a search so far whose preference the items to come share; 0: none."""
     between_s: float = 0.0
     """Seconds from the last result of a round to the first item of the next one."""
     seen: tuple[Seen, ...] = ()

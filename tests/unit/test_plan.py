@@ -220,16 +220,69 @@ def test_the_first_item_after_a_load_may_cost_more() -> None:
     stage = grouped({f"m@step{n}": 1.0 for n in range(20)}, {f"m@step{n}": 10 for n in range(6)})
     slow = replace(
         stage,
-        seen=tuple(
-            replace(one, first=one.item["n"] == 0, seconds=30.0 if one.item["n"] == 0 else 1.0)
-            for one in stage.seen
-        ),
+        seen=tuple(replace(one, seconds=30.0 if one.item["n"] == 0 else 1.0) for one in stage.seen),
         loads=(),
     )
 
     found = Forecaster(run_of(slow)).forecast(1).time_s.median
 
     assert found == pytest.approx(14 * 39, rel=0.15)
+
+
+FIRST_S = {"story": 20.0, "words": 4.0, "pairs": 1.0}
+AGAIN_S = {"story": 0.5, "words": 0.02, "pairs": 1.0}
+"""The first evaluation of a task on a checkpoint reads the texts, and later ones reuse them."""
+
+
+def evaluations(seen: int, repeats: int) -> tuple[StageWork, float]:
+    """Tasks on 4 layers of 20 checkpoints; of some checkpoints one layer was evaluated, and of a
+    few of these another one. Also the seconds that one worker takes for the rest.
+    """
+    of = [
+        (f"step{step}", layer, task)
+        for step in range(20)
+        for layer in (1, 2, 3, 4)
+        for task in FIRST_S
+    ]
+    done, left, rest_s, had = [], [], 0.0, set()
+    for checkpoint, layer, task in of:
+        number = int(checkpoint[4:])
+        item = {"checkpoint": checkpoint, "layer": layer, "task": task}
+        if number < seen and layer == 1:
+            done.append(Seen(item, f'"{checkpoint}"', FIRST_S[task], "w", number))
+        elif number < repeats and layer == 2:
+            done.append(Seen(item, f'"{checkpoint}"', AGAIN_S[task], "w", number))
+        else:
+            left.append(item)
+            rest_s += AGAIN_S[task] if (checkpoint, task) in had else FIRST_S[task]
+            had.add((checkpoint, task))
+    batches = tuple(Batch(f'"{item["checkpoint"]}"', n, 1) for n, item in enumerate(left))
+    stage = StageWork(
+        name="tasks",
+        group_by="checkpoint",
+        left=tuple(left),
+        batches=batches,
+        seen=tuple(done),
+    )
+    return stage, rest_s
+
+
+def test_repeats_of_a_task_on_a_loaded_checkpoint_are_short() -> None:
+    stage, rest_s = evaluations(seen=10, repeats=2)
+
+    found = Forecaster(run_of(stage)).forecast(1).time_s
+
+    assert found.median == pytest.approx(rest_s, rel=0.2)
+    assert found.low < rest_s < found.high < 2 * found.low
+
+
+def test_what_repeats_take_is_open_until_some_were_seen() -> None:
+    stage, rest_s = evaluations(seen=10, repeats=0)
+    every_s = sum(FIRST_S[str(item["task"])] for item in stage.left)
+
+    found = Forecaster(run_of(stage)).forecast(1).time_s
+
+    assert found.low < rest_s < found.median < every_s
 
 
 def test_nothing_known_and_no_guess_is_refused() -> None:
@@ -306,7 +359,7 @@ def test_earlier_stages_come_first() -> None:
 def test_list_scheduling_is_near_the_queues_own_code() -> None:
     (stage,) = typed_work(120, 12).stages
     loads = {batch.group: 8.0 for batch in stage.batches}
-    lengths = Lengths(np.full(120, 5.0), loads, 1.0)
+    lengths = Lengths(np.full(120, 5.0), loads)
     scenario = Scenario(groups=(Group((5.0,) * 10, load_s=8.0),) * 12, workers=4)
 
     listed = schedule(phases_of(stage, lengths, going_on=False), 4).makespan_s

@@ -121,6 +121,18 @@ def test_a_round_waits_for_the_round_before_and_for_the_decision(
 
     rounds = [batch.round for batch in tasks.batches if batch.round]
     assert [rounds.count(number) for number in sorted(set(rounds))] == [6] * (len(rounds) // 6)
-    lengths = Lengths(np.full(len(tasks.left), 10.0), {}, 1.0)
+    lengths = Lengths(np.full(len(tasks.left), 10.0), {})
     phases = phases_of(replace(tasks, between_s=2.0), lengths, going_on=False)
     assert schedule(phases[1:], 100).makespan_s == pytest.approx(len(phases[1:]) * 12.0)
+
+
+def test_all_other_arms_follow_the_rounds_of_the_search(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tasks,) = played(fast_dir / "r", monkeypatch, {**SEARCH, "exhaustive": True}, 2).stages
+
+    rounds = [batch.round for batch in tasks.batches if batch.round]
+    *search, rest = [rounds.count(number) for number in sorted(set(rounds))]
+    assert search
+    assert set(search) == {6}
+    assert rest == 12 * 3

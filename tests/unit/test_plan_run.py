@@ -98,7 +98,7 @@ def test_a_run_is_read_as_items_left_seen_and_held(tmp_path: Path) -> None:
     (stage,) = work.stages
     assert (work.left, work.done, work.sealed) == (5, 3, True)
     assert [one.seconds for one in stage.seen] == [10.0, 20.0, 15.0]
-    assert [one.first for one in stage.seen] == [True, False, False]
+    assert [(one.worker, one.load) for one in stage.seen] == [("w1", 1)] * 3
     assert [load.seconds for load in stage.loads] == [7.0]
     assert work.workers == {"w1": "items/"}
     assert [(b.first, b.count, b.holder) for b in stage.batches] == [

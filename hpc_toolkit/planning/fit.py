@@ -14,7 +14,8 @@ import numpy as np
 from hpc_toolkit.planning.traits import tamed
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.traits import Floats, Ints, Traits
+    from hpc_toolkit.planning.repeats import Floats, Ints
+    from hpc_toolkit.planning.traits import Traits
 
 _SIBLINGS_SD = 0.7
 """How much sets of sibling groups, and words, differ if only one of them is known, as a standard
@@ -107,7 +108,9 @@ class Fit:
     def _scales(self, rest: Floats) -> Floats:
         """Return how much the residuals of each cell vary, in units of those of all items."""
         cells, count = self._cells(self._of), 2 * self._traits.words
-        whole = max(float(np.average(rest**2, weights=self._weight)), 1e-12)
+        whole = float(np.average(rest**2, weights=self._weight))
+        if whole < 1e-12:
+            return np.ones(count)
         mass = np.bincount(cells, self._weight, count)
         own = np.bincount(cells, self._weight * rest**2, count)
         return np.sqrt((own / whole + _SAME_SCALE) / (mass + _SAME_SCALE))

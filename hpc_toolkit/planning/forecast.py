@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.planning.lengths import Guess, Lengths
+    from hpc_toolkit.planning.repeats import Floats
     from hpc_toolkit.planning.schedule import Course, Phase
-    from hpc_toolkit.planning.traits import Floats
     from hpc_toolkit.planning.work import StageWork, Work
 
 

@@ -16,8 +16,7 @@ from hpc_toolkit.planning.fit import Fit
 from hpc_toolkit.planning.traits import traits
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.repeats import Repeats
-    from hpc_toolkit.planning.traits import Floats
+    from hpc_toolkit.planning.repeats import Floats, Repeats
     from hpc_toolkit.planning.work import StageWork
 
 

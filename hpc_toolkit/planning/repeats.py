@@ -8,7 +8,7 @@ same value under one text key, such as ``task``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from hpc_toolkit.planning.work import context
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hpc_toolkit.planning.traits import Floats, Ints
     from hpc_toolkit.planning.work import StageWork
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 Kind = tuple[str, int]
 """A context, as from :func:`hpc_toolkit.planning.work.context`, and the kind of an item in it."""

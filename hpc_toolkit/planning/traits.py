@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,12 +14,9 @@ from hpc_toolkit.queue.affinity import siblings_key
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.planning.repeats import Repeats
+    from hpc_toolkit.planning.repeats import Floats, Ints, Repeats
     from hpc_toolkit.planning.work import StageWork
     from hpc_toolkit.queue.items import Item
-
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _MOST_WORDS = 100
 _FEWEST = 12

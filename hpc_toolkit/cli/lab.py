@@ -75,7 +75,7 @@ def up(
     gpus_per_node: Annotated[int, typer.Option(help="Pretended GPUs per node.")] = 4,
     gpu_type: Annotated[str, value("TYPE", "Type of the GPUs.")] = "l40s",
     accounting: Annotated[bool, switch("--accounting", "Also run slurmdbd, for sacct.")] = False,
-    slurm: Annotated[str, value("RELEASE|DIR", _SLURM_HELP)] = "",
+    slurm: Annotated[str | None, value("RELEASE|DIR", _SLURM_HELP)] = None,
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
@@ -92,7 +92,7 @@ def up(
     from hpc_toolkit.lab.settings import LabSettings
 
     settings, lab = LabSettings(nodes, gpus_per_node, gpu_type, accounting), _lab(name, directory)
-    if slurm:
+    if slurm is not None:
         settings = replace(settings, root=str(find_root(slurm, note)))
     began = time.monotonic()
     started = lab.up(settings)

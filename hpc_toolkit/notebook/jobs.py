@@ -29,7 +29,7 @@ from hpc_toolkit.submit.jobs import (
     read_jobs,
     record_job,
 )
-from hpc_toolkit.submit.standstill import lacks_workers, why
+from hpc_toolkit.submit.standstill import why
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.terminal import printable
 
@@ -78,7 +78,7 @@ class Page:
 def _stand(run: Run, states: JobStates) -> Status:
     """A run's status; if it has no workers, the reason comes from its jobs in Slurm."""
     now = run.status()
-    if lacks_workers(now):
+    if now.lacks_workers:
         now.reason = why(now, states.read())
     return now
 
@@ -147,7 +147,7 @@ class WorkerJobs:
     def status(self) -> Status:
         """The run's status; if it has no workers, the reason comes from the jobs."""
         now = _stand(self.run, self._job_states)
-        if lacks_workers(now):
+        if now.lacks_workers:
             for job in self._local():
                 if local_state(job) == RUNNING:
                     now.reason = (

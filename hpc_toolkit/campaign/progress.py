@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
     evaluations: int
     seconds: float
-    """Worker time that these evaluations took."""
+    """Seconds that these evaluations took, added up."""
     wall_s: float | None
     """Seconds that coordinators had searched when the policy was told; None: not recorded."""
     arm: str

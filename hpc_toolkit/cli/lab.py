@@ -14,7 +14,7 @@ import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -120,7 +120,11 @@ def down(name: NameOption = "lab", directory: DirOption = None) -> None:
     """
     lab = _lab(name, directory)
     killed = lab.down()
-    print(f"down, {killed} processes ended" if killed else f"no lab runs in {lab.paths.root}")
+    print(
+        f"down, {counted(killed, 'process')} ended"
+        if killed
+        else f"no lab runs in {lab.paths.root}"
+    )
 
 
 def env(name: NameOption = "lab", directory: DirOption = None) -> None:
@@ -250,7 +254,7 @@ def crash(
         hpctk lab crash n3
     """
     killed = _lab(name, directory).crash(node, daemon_only=daemon_only)
-    print(f"{node}: {killed} processes killed")
+    print(f"{node}: {counted(killed, 'process')} killed")
 
 
 def restore(node: Node, name: NameOption = "lab", directory: DirOption = None) -> None:

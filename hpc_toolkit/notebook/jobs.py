@@ -31,6 +31,7 @@ from hpc_toolkit.submit.jobs import (
 )
 from hpc_toolkit.submit.standstill import why
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class WorkerJobs:
         ranked = sorted(ended, key=lambda one: one[1] is not None and one[1].state == "COMPLETED")
         lines = [_ending(*one) for one in ranked[:_JOBS_SHOWN]]
         more = len(ranked) - len(lines)
-        return lines + ([f"and {more} more jobs"] if more else [])
+        return lines + ([f"and {counted(more, 'more job')}"] if more else [])
 
     def _over(self) -> bool:
         """Whether no job runs or waits any more; False if Slurm does not answer."""

@@ -17,7 +17,7 @@ from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.explain import ATTEMPTS, records_of, unit_items
 from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.system.quantities import HOUR_S
+from hpc_toolkit.system.quantities import HOUR_S, counted
 from hpc_toolkit.system.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
@@ -357,8 +357,9 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
     taken = [fresh[number * len(fresh) // count] for number in range(count)]
     taken.sort(key=lambda pull: crc32(pull.arm.encode()))
     together = "a round begins when the one before is done" if search.in_rounds else "no rounds"
+    arms, tasks = counted(count, "more arm"), counted(len(names), "task")
     said = (
-        f"The search may request {count:,} more arms on {len(names)} tasks, at most"
+        f"The search may request {arms} on {tasks}, at most"
         f" {search.most_pending} at once ({together}); it is taken to request all of them, spread"
         " evenly over those that are left."
     )

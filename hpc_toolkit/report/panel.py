@@ -238,8 +238,11 @@ def _search_rows(now: Status) -> Iterator[Row]:
         return
     budget = search["budget"] or search["arms"]
     rounds = counted(search["rounds"], "round")
-    asked = f"{search['asked']:,} of {budget:,} arms requested in {rounds}"
-    yield Row("search", f"{search['policy']}, {asked}, {search['evaluations']:,} evaluations done")
+    asked = f"{search['asked']:,} of {counted(budget, 'arm')} requested in {rounds}"
+    yield Row(
+        "search",
+        f"{search['policy']}, {asked}, {counted(search['evaluations'], 'evaluation')} done",
+    )
     best = search["best"]
     if best is None:
         yield Row("best", "no arm has a score yet", DIM)
@@ -309,9 +312,9 @@ def _workers(now: Status) -> list[str]:
         "finished": now.workers.finished,
         "dead": now.workers.dead,
         "unreadable": now.workers.unreadable,
-        "deaths seen": now.deaths,
     }
     some = [f"{count:,} {word}" for word, count in counts.items() if count]
+    some += [f"{counted(now.deaths, 'death')} seen"] if now.deaths else []
     return [f"{now.workers.alive:,} alive", *some, *not_shown(now)]
 
 

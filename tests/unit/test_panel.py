@@ -177,6 +177,7 @@ def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:
         return next(row.text for row in rows if row.label == "workers")
 
     assert workers() == "4 alive, 1 dead, 3 with results not shown here yet"
+    assert workers(deaths=1) == "4 alive, 1 dead, 1 death seen, 3 with results not shown here yet"
     assert workers(complete=True) == "4 alive, 1 dead"
 
 

@@ -155,7 +155,9 @@ def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
         yield "time", format_duration(now.elapsed_s)
     if found is None or not found.workers:
         return
-    yield "workers", f"{found.workers:,} on {counted(len(found.hosts), 'host')}"
+    # The host of a worker whose file cannot be read is not known.
+    on = f" on {counted(len(found.hosts), 'host')}" if found.hosts else ", host unknown"
+    yield "workers", f"{found.workers:,}{on}"
     yield "worker time", format_duration(found.lives_s)
     if found.lives_s > 0:
         yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"

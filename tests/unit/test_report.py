@@ -224,6 +224,7 @@ def test_a_worker_whose_file_is_damaged_has_a_lane_and_items(fast_dir: Path) -> 
 
     assert f"1 worker in 1 lane, from {moment(1_000.0)}." in text
     assert "(unknown host)" in text
+    assert "- workers: 1, host unknown" in text
     assert "Up to 1 items/s; living workers: up to 1 " in text
 
 

@@ -570,6 +570,10 @@ def test_the_command_writes_the_file_that_is_named_and_prints_its_path(
     assert printed.output.startswith("# Run")
     assert invoke(str(toy.root), "-o", "-").output.startswith("# Run")
     assert named.exit_code == 0
+    both = [str(tmp_path / "r.html"), str(tmp_path / "again.md")]
+    assert invoke(str(toy.root), "-o", both[0], "-o", both[1]).output.split() == both
+    assert (tmp_path / "r.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "again.md").read_text().startswith("# Run")
     assert "unknown format '.pdf'" in str(refused.exception)
 
 

@@ -104,7 +104,7 @@ class _Course:
 
 @dataclass(frozen=True, slots=True)
 class _ToCome:
-    """What the rest of a campaign will ask for."""
+    """What the rest of a campaign will request."""
 
     rounds: dict[str, list[list[Item]]]
     """Items by stage, in the rounds in which they will come."""
@@ -298,7 +298,7 @@ def work_since(view: RunView, at: float) -> tuple[list[float], float | None]:
 
 
 def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
-    """Return the items that the rest of a campaign will ask for.
+    """Return the items that the rest of a campaign will request.
 
     The log of the view must have been read. ``settings`` are those of the campaign in run.json.
     """
@@ -342,7 +342,7 @@ def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
 
 
 def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], str]:
-    """Return the pulls that the search may still ask for, and the assumption behind them."""
+    """Return the pulls that the search may still request, and the assumption behind them."""
     search, names = campaign.search, campaign.tasks.names
     asked = [pull for one in decisions for pull in one.pulls]
     open_pulls = left_over(asked, [arm.id for arm in campaign.arms()], names)

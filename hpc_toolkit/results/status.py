@@ -44,7 +44,7 @@ class TimeLeft:
     high_s: float | None
     """The run is faster in 19 of 20 cases; None as for ``eta_s``."""
     coming: dict[str, int] = field(default_factory=dict)
-    """Items by stage that a campaign may still ask for; they are counted."""
+    """Items by stage that a campaign may still request; they are counted."""
     assumed: tuple[str, ...] = ()
     """Assumptions, in sentences."""
 
@@ -69,7 +69,7 @@ class Status:
     rate_per_s: float
     """Items done per second by living workers, over their last unit runs."""
     eta_s: float | None
-    """Median of the seconds until everything is done, with what a search may still ask for, if the
+    """Median of the seconds until everything is done, with what a search may still request, if the
     living workers go on; None without living workers, items left, or known durations."""
     eta_low_s: float | None = None
     """Lower end of an interval that holds the time left in 9 of 10 cases."""
@@ -123,7 +123,7 @@ class Status:
 
     @property
     def left(self) -> int:
-        """Items without a result, with those that a search may still ask for."""
+        """Items without a result, with those that a search may still request."""
         return sum(counts.left + counts.coming for counts in self.stages.values())
 
     @property

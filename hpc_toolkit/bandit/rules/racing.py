@@ -165,7 +165,7 @@ class _Contest(Rule):
 
     @abstractmethod
     def _reason(self, rung: Rung, tasks: int) -> str:
-        """Why the rung's arms are asked for, of all ``tasks``."""
+        """Why the rung's arms are requested, of all ``tasks``."""
 
     def _last(self, rung: Rung) -> Finalists | None:
         return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)

@@ -178,7 +178,7 @@ class _Optimizer:
 
     Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of
     a matrix by the nearest orthogonal matrix. With AdamW alone such a short training ends before
-    the upper layers have learned what the evaluation tasks ask for.
+    the upper layers have learned what the evaluation tasks need.
     """
 
     def __init__(self, model: Any, learning_rate: float) -> None:

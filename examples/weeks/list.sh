@@ -50,7 +50,7 @@ hpctk work runs/long --workers "$WORKERS"
 hpctk gather runs/long --check --unique seed --recompute 3 --ignore seconds
 hpctk snapshot runs/long -o long.json
 
-# Thursday. The same on a cluster: how long on how many nodes, and what does the job ask for?
+# Thursday. The same on a cluster: how long on how many nodes, and what does the job request?
 hpctk init runs/cluster --workload bench:iterate --count "$COUNT" --key seed
 hpctk plan runs/cluster --item-time 20s --workers-per-node $((WORKERS / NODES)) --nodes 1,2,4
 hpctk submit --run runs/cluster --nodes "$NODES" --ntasks-per-node $((WORKERS / NODES)) --dry-run

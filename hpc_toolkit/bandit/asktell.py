@@ -70,7 +70,7 @@ class Policy:
         An empty list means that a pending pull must be told first, or, if none is pending, that
         the policy has finished.
 
-        ``pending`` must name every pull that was asked for and not yet told; an arm's id alone
+        ``pending`` must name every pull that was requested and not yet told; an arm's id alone
         means all of its tasks. ``ask`` keeps no record of its answers, so a lost ask can simply be
         repeated. No task of an arm is proposed that is told, pending, or earlier in the list.
         Asking for more arms gives a longer list with the same beginning. Stop rules do not change
@@ -125,7 +125,7 @@ class Policy:
         return self.rule.beliefs(self._history(()))
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
-        """Return the reason to ask for nothing more, for users; None: no stop rule holds.
+        """Return the reason to request nothing more, for users; None: no stop rule holds.
 
         ``wall_s`` is the duration of the search in seconds, which a policy cannot know.
         """
@@ -185,7 +185,7 @@ def _is_tie(best: Reward, other: Reward) -> bool:
 
 
 def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
-    """Return at most ``n`` pulls: as many as could be asked for singly before a stop rule holds."""
+    """Return at most ``n`` pulls, fewer if a stop rule holds after some of them."""
     asked = policy.ask(n, pending)
     pulls = [proposal.pull for proposal in asked]
 

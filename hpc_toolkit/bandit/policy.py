@@ -1,4 +1,4 @@
-"""What a policy asks for and is told: pulls, tasks, observations, recommendations."""
+"""What a policy requests and is told: pulls, tasks, observations, recommendations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pull(NamedTuple):
 
     arm: str
     tasks: tuple[str, ...] = ()
-    """Names of tasks; empty means every task that the arm was not asked for before."""
+    """Names of tasks; empty means every task that was not requested for the arm before."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Proposal:
     reason: str
     """The reason for the choice, one line for users."""
     tasks: tuple[str, ...] = ()
-    """The tasks to evaluate the arm on; empty means every task not asked for before."""
+    """The tasks to evaluate the arm on; empty means every task not requested before."""
 
     @property
     def pull(self) -> Pull:

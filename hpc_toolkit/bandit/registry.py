@@ -26,7 +26,7 @@ RULES: dict[str, type[Rule]] = {
 """Rules that evaluate an arm on all tasks at once; a new rule goes here or into ``TASK_RULES``."""
 
 TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
-"""Rules that ask for an arm's tasks in parts."""
+"""Rules that request an arm's tasks in parts."""
 
 ONE_TASK = TaskSet(("task",))
 """The tasks of a search in which an evaluation has one score."""

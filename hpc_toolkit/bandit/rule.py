@@ -103,7 +103,7 @@ def word_option(default: str, known: Sequence[str]) -> Any:
 class TaskResults:
     """Results of every arm on every task, told or pending. Rules do not write to the arrays.
 
-    All have shape (n_arms, n_tasks). An arm that was never asked for has a row of NaN and False.
+    All have shape (n_arms, n_tasks). An arm that was never requested has a row of NaN and False.
     """
 
     tasks: TaskSet
@@ -133,7 +133,7 @@ class TaskResults:
             self.told[at] = self.asked[at] = True
 
     def with_pending(self, pending: Iterable[tuple[int, Pull]]) -> TaskResults:
-        """Return the results with these pulls of arms marked as asked for.
+        """Return the results with these pulls of arms marked as requested.
 
         Raises ConfigError for a pull of a task that is not in the set.
         """
@@ -191,11 +191,11 @@ class Rule(ABC):
     def choose(self, history: History, n: int) -> list[Proposal]:
         """Return at most ``n`` different arms, none of them taken. This is a pure function.
 
-        A rule that chooses tasks proposes arms with tasks that were not asked for before.
+        A rule that chooses tasks proposes arms with tasks that were not requested before.
         """
 
     def finalists(self, history: History) -> Finalists | None:
-        """Return the arms that are still in the running, from a rule that asks for tasks in parts;
+        """Return the arms that are still in the running, from a rule that requests tasks in parts;
         None while they are not known, and from all other rules.
         """
         return None

@@ -29,7 +29,7 @@ class StopRules:
     """
 
     pulls: int | None = None
-    """Different arms that were asked for, on any tasks; failed arms count as well."""
+    """Different arms that were requested, on any tasks; failed arms count as well."""
     evaluations: int | None = None
     """Evaluations of an arm on a task."""
     gpu_s: float | None = None

@@ -37,6 +37,7 @@ from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.results.gather import gather, unit_rows
 from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.rundir.files import is_local, replace_file
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -125,7 +126,9 @@ class Coordinator:
         check_rows(rows)
         failed = [row for row in rows if row["state"] == "failed"]
         if failed and name == PREPARE:
-            message = f"{len(failed)} items of stage {name!r} failed: {failed[0]['error']}"
+            message = (
+                f"{counted(len(failed), 'item')} of stage {name!r} failed: {failed[0]['error']}"
+            )
             raise RunError(message, hint="fix the cause, run 'hpctk retry' and start again")
         return rows
 

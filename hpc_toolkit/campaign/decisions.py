@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Segment
 
 SEARCH, EXHAUSTIVE = "search", "exhaustive"
-"""Why arms were asked for: the policy chose them, or they were all that was left."""
+"""Why arms were requested: the policy chose them, or they were all that was left."""
 
 MetricColumns = dict[str, list[float | None]]
 """Metrics used as features: one value for each arm, in the arms' order; None if it has none."""
@@ -30,7 +30,7 @@ class Decision:
     number: int
     """From 1."""
     pulls: tuple[Pull, ...]
-    """The pulls that were asked for; a pull without tasks is of all tasks."""
+    """The pulls that were requested; a pull without tasks is of all tasks."""
     tells: tuple[Observation, ...] = ()
     """Results that were told since the decision before, in the order of their asks."""
     wall_s: float = 0.0
@@ -137,15 +137,15 @@ class Decisions:
     """The asks and tells so far, in order."""
 
     asked: list[Pull] = field(default_factory=list)
-    """The pulls that the policy asked for."""
+    """The pulls that the policy requested."""
     numbers: dict[Pull, int] = field(default_factory=dict)
-    """The decision, from 1, that asked for each of ``asked``."""
+    """The decision, from 1, that requested each of ``asked``."""
     told: list[Observation] = field(default_factory=list)
     """The results of the first of ``asked``, in their order."""
     entries: int = 0
     """Decisions read or made."""
     exhausted: bool = False
-    """Whether everything that was left was asked for as well."""
+    """Whether everything that was left was requested as well."""
 
     @property
     def waiting(self) -> list[Pull]:
@@ -162,7 +162,7 @@ class Decisions:
 
 
 def left_over(asked: Iterable[Pull], arms: Sequence[str], tasks: Sequence[str]) -> list[Pull]:
-    """The pulls that were not asked for; arms that lack the most tasks first, then in arm order."""
+    """The pulls that were not requested; arms that lack the most tasks first, then in arm order."""
     taken = {(pull.arm, task) for pull in asked for task in pull.tasks or tasks}
     left = []
     for arm in arms:

@@ -21,7 +21,7 @@ GEOMETRY = {"size": "log", "step": "log", "layer": "share of the model's layers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What a campaign would ask for; None where nothing limits or states it."""
+    """What a campaign would request; None where nothing limits or states it."""
 
     name: str
     policy: str

@@ -144,12 +144,12 @@ class Searched:
 
     @property
     def pulls(self) -> list[Pull]:
-        """All that the policy asked for."""
+        """All that the policy requested."""
         return [pull for one in self.rounds for pull in one.pulls]
 
     @property
     def asked(self) -> list[str]:
-        """The policy's arms in the order in which they were first asked for."""
+        """The policy's arms in the order in which they were first requested."""
         return list(dict.fromkeys(pull.arm for pull in self.pulls))
 
 

@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
     evaluations: int
     seconds: float
-    """Worker time that these evaluations took."""
+    """Seconds that these evaluations took, added up."""
     wall_s: float | None
     """Seconds that coordinators had searched when the policy was told; None: not recorded."""
     arm: str
@@ -41,7 +41,7 @@ def progress_of(searched: Searched, rewards: Mapping[str, Reward]) -> list[Step]
     """The best arm so far after each finished pull, in the order of the asks.
 
     ``rewards`` are those of all arms that have a result of every task. The best arm of a policy
-    that asks for tasks in parts is the one that it would name after each decision.
+    that requests tasks in parts is the one that it would name after each decision.
     """
     if searched.campaign.search.policy in TASK_RULES:
         return list(_race(searched, rewards))

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
-    """The best arm so far, over evaluations and over worker time."""
+    """The best arm so far, over evaluations and over evaluation time."""
     if not facts.steps:
         return
     names = len(facts.searched.campaign.tasks.names)
     costs = {
         "evaluations": ([float(step.evaluations) for step in facts.steps], float(names)),
-        "worker time": ([step.seconds for step in facts.steps], _seconds_of_an_arm(facts)),
+        "evaluation time": ([step.seconds for step in facts.steps], _seconds_of_an_arm(facts)),
     }
     drawn = []
     for cost, (spent, each) in costs.items():
@@ -39,7 +39,7 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
                 x=cost,
                 y="best reward so far",
                 series=series,
-                spans=cost == "worker time",
+                spans=cost == "evaluation time",
                 price=facts.price,
             )
         )
@@ -74,7 +74,7 @@ def _best_line(points: Sequence[tuple[float, float]], name: str = "search") -> S
 
 
 def _seconds_of_an_arm(facts: SearchFacts) -> float:
-    """The mean worker time of an arm that has a result of every task; 0 if there is none."""
+    """The mean evaluation time of an arm that has a result of every task; 0 if there is none."""
     rows = [facts.searched.found.rows[arm].values() for arm in facts.rewards]
     return math.fsum(row["seconds"] for some in rows for row in some) / max(1, len(rows))
 

@@ -30,7 +30,7 @@ class SearchFacts:
     rewards: Mapping[str, Reward]
     """Rewards of the arms that have a result of every task, also of those after the search."""
     asked: Mapping[str, int]
-    """The first decision, from 1, that asked for each arm of the search."""
+    """The first decision, from 1, that requested each arm of the search."""
     steps: Sequence[Step]
     """The best arm so far."""
     price: tuple[float, str] | None = None

@@ -87,7 +87,7 @@ def _words(facts: SearchFacts, arm: str) -> str:
     reward, asked = facts.rewards.get(arm), facts.asked.get(arm)
     said = facts.searched.found.lacks(arm)
     said = said if reward is None else with_error(reward.mean, reward.stderr)
-    return f"{said}, asked in round {asked}" if asked else said
+    return f"{said}, requested in round {asked}" if asked else said
 
 
 def _marks(facts: SearchFacts) -> dict[str, str]:

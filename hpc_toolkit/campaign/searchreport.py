@@ -126,7 +126,7 @@ def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
     yield "best reward", f"{summary.best.score:.4f}"
     yield "arms evaluated", f"{summary.evaluated:,} of {summary.arms:,}"
     yield "rounds", f"{len(facts.searched.rounds):,}"
-    yield "worker time", format_duration(summary.gpu_s)
+    yield "evaluation time", format_duration(summary.gpu_s)
     if facts.price is not None:
         price, currency = facts.price
         yield "cost of the evaluations", f"{price * summary.gpu_s / HOUR_S:,.2f} {currency}"

@@ -26,16 +26,16 @@ class SearchState:
     arms: int
     """Number of arms of the campaign."""
     asked: int
-    """Arms that the policy has asked for."""
+    """Arms that the policy has requested."""
     budget: int | None
-    """Arms that it may ask for; None: no such limit."""
+    """Arms that it may request; None: no such limit."""
     evaluated: int
     """Arms with results, perhaps not of all tasks, and those that were known before."""
     evaluations: int
     """Evaluations of an arm on a task that have ended."""
     evaluations_asked: int
     evaluations_budget: int | None
-    """Evaluations that it may ask for; None: no such limit."""
+    """Evaluations that it may request; None: no such limit."""
     rounds: int
     """Decisions so far."""
     best: Found | None
@@ -43,10 +43,10 @@ class SearchState:
     ties: int
     """Other arms within the noise of ``best``."""
     rounds_since_best: int | None
-    """Decisions since the one that asked for ``best``; None if it was known before, or no arm has a
+    """Decisions since the one that requested ``best``; None if it was known before, or no arm has a
     reward."""
     last: list[tuple[str, float | None, str]]
-    """The arms that were asked for last, the newest first, each with its reward over all tasks. If
+    """The arms that were requested last, the newest first, each with its reward over all tasks. If
     that is None, the text says why: ``failed``, ``not evaluated``, or ``2 of 3 tasks``."""
 
 

@@ -66,8 +66,8 @@ def ranking(facts: SearchFacts) -> Iterator[Table]:
     if any(one.tasks < tasks for one in ranked):
         note += " Arms with fewer tasks come last: their means are not comparable."
     error = ("standard error",) if errors else ()
-    told = ("tasks", "worker time")
-    judged = ("mean", *error, "tie", "asked in round")
+    told = ("tasks", "evaluation time")
+    judged = ("mean", *error, "tie", "requested in round")
     columns = ("rank", *judged, *keys, *told) if keys else ("rank", "arm", *judged, *told)
     yield Table(title="Arms by reward", columns=columns, rows=rows, note=note)
 

@@ -64,7 +64,7 @@ class Summary:
     exhaustive_gpu_s: float | None
     """Duration of all evaluations, in seconds of one worker; None unless all were made."""
     sequence: list[str]
-    """The policy's arms in the order in which they were first asked for."""
+    """The policy's arms in the order in which they were first requested."""
     failed_tasks: int
     """Evaluations without a score, of arms that have results of all tasks."""
     failure: str | None

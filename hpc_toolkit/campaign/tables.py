@@ -208,8 +208,8 @@ class Search:
     """Arms under evaluation at once. None: as in the existing run, or, in a new one, an eighth of
     the arms that the budget allows, at most 24."""
     asks: str | None = None
-    """``rounds``: the policy is asked for ``pending`` arms, and for the next ones when all of these
-    are told. ``window``: it is asked for one arm when the oldest of ``pending`` is told, whether or
+    """``rounds``: ``pending`` arms are requested, and the next ones when all of these are told.
+    ``window``: one arm is requested when the oldest of ``pending`` is told, whether or
     not others are back. Either way the sequence of arms does not depend on the speed of workers.
     None: as in the existing run, or rounds in a new one."""
     exhaustive: bool = False

@@ -26,6 +26,7 @@ from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
         return
     more = len(rows) - len(table.rows)
     inherited = f", {more} of them inherited from {rows[0][INHERITED]}" if more else ""
-    print(f"{len(rows)} rows in {out}{inherited}", file=sys.stderr)
+    print(f"{counted(len(rows), 'row')} in {out}{inherited}", file=sys.stderr)
 
 
 def _with_inherited(run: Run, stage: str | None, rows: list[Row]) -> list[Row]:
@@ -164,7 +165,7 @@ def _write_trace(run: str | None, out: str, stage: str | None, *, as_json: bool)
     if as_json:
         print(json.dumps({"file": out, "rows": rows}))
         return
-    print(f"{rows} attempts in {out}", file=sys.stderr)
+    print(f"{counted(rows, 'attempt')} in {out}", file=sys.stderr)
 
 
 def check_results(results: str | None, given: dict[str, Any]) -> None:
@@ -246,9 +247,9 @@ def _show(
         "counts": counts,
         "problems": [{"kind": one.kind, "what": one.what, "item": one.item} for one in problems],
     }
-    counted = f"{rows} rows" + (f" of {total} items" if total is not None else "")
+    found = counted(rows, "row") + (f" of {counted(total, 'item')}" if total is not None else "")
     what = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "complete"
-    lines = [f"{counted}, {again} computed again: {what}"]
+    lines = [f"{found}, {again} computed again: {what}"]
     for one in problems[:_SHOWN]:
         what = f": {one.what}" if one.what else ""
         lines.append(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}")

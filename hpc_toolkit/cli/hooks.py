@@ -39,7 +39,7 @@ def end_of(now: Status) -> str:
     """The state that a run has come to: complete, failed or paused; "" if it goes on."""
     if now.complete:
         return FAILED if failed_items(now) else COMPLETE
-    return PAUSED if now.reason.startswith("paused") else ""
+    return PAUSED if now.is_paused else ""
 
 
 def facts(now: Status, state: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def up(
     gpus_per_node: Annotated[int, typer.Option(help="Pretended GPUs per node.")] = 4,
     gpu_type: Annotated[str, value("TYPE", "Type of the GPUs.")] = "l40s",
     accounting: Annotated[bool, switch("--accounting", "Also run slurmdbd, for sacct.")] = False,
-    slurm: Annotated[str, value("RELEASE|DIR", _SLURM_HELP)] = "",
+    slurm: Annotated[str | None, value("RELEASE|DIR", _SLURM_HELP)] = None,
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
@@ -92,7 +92,7 @@ def up(
     from hpc_toolkit.lab.settings import LabSettings
 
     settings, lab = LabSettings(nodes, gpus_per_node, gpu_type, accounting), _lab(name, directory)
-    if slurm:
+    if slurm is not None:
         settings = replace(settings, root=str(find_root(slurm, note)))
     began = time.monotonic()
     started = lab.up(settings)
@@ -120,7 +120,11 @@ def down(name: NameOption = "lab", directory: DirOption = None) -> None:
     """
     lab = _lab(name, directory)
     killed = lab.down()
-    print(f"down, {killed} processes ended" if killed else f"no lab runs in {lab.paths.root}")
+    print(
+        f"down, {counted(killed, 'process')} ended"
+        if killed
+        else f"no lab runs in {lab.paths.root}"
+    )
 
 
 def env(name: NameOption = "lab", directory: DirOption = None) -> None:
@@ -250,7 +254,7 @@ def crash(
         hpctk lab crash n3
     """
     killed = _lab(name, directory).crash(node, daemon_only=daemon_only)
-    print(f"{node}: {killed} processes killed")
+    print(f"{node}: {counted(killed, 'process')} killed")
 
 
 def restore(node: Node, name: NameOption = "lab", directory: DirOption = None) -> None:

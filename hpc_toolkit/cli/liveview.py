@@ -44,7 +44,7 @@ _MESSAGE_S = 10.0
 _TAIL_BYTES = 1 << 16
 _SCROLL = {"j": 1, "down": 1, "k": -1, "up": -1}
 _SLOW = ("e", "l")
-"""Keys that search an item in the run's list, which takes a second for a million items."""
+"""Keys that read the journals of all workers, which can take long on a shared filesystem."""
 _PAGES = {"pagedown": 1, " ": 1, "pageup": -1}
 
 

@@ -18,6 +18,7 @@ from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, read_settings
 from hpc_toolkit.cli.working import ON_END, check_code, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     import typer
@@ -81,11 +82,11 @@ def _write_rows(run: Run, out: str | None) -> None:
     if out is not None:
         with writing(out):
             write_table(Path(out), rows)
-        print(f"{len(rows)} rows in {out}", file=sys.stderr)
+        print(f"{counted(len(rows), 'row')} in {out}", file=sys.stderr)
     if problems:
         counts = Counter(problem.kind for problem in problems)
         found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        message = f"{found}, of {len(rows)} items in {run.root}"
+        message = f"{found}, of {counted(len(rows), 'item')} in {run.root}"
         again = f"'hpctk retry {run.root}', and repeat the command"
         hint = f"see 'hpctk status {run.root}'; fix the cause, {again}"
         raise HpcToolkitError(message, hint=hint)

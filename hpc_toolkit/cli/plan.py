@@ -188,7 +188,7 @@ def _said(found: Comparison) -> list[str]:
             f"waited     {shown(found.waited_s)} for the first claim, which is not counted"
         )
     if not found.complete:
-        lines.append(f"so far     {shown(found.real_s)}, {found.left:,} items left")
+        lines.append(f"so far     {shown(found.real_s)}, {counted(found.left, 'item')} left")
         lines += ["later than 19 of 20 cases"] if found.inside is False else []
         return lines
     assert found.error is not None

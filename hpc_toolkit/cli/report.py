@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from hpc_toolkit.cli.arguments import RunArgument, check_out, open_run, switch, value, write_out
+from hpc_toolkit.cli.arguments import (
+    RunArgument,
+    open_run,
+    outputs,
+    switch,
+    value,
+    write_out,
+    write_outputs,
+)
 from hpc_toolkit.cli.help import LIST
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.submit.reporting import report_of
@@ -28,8 +36,13 @@ def report(
     run: RunArgument = None,
     *,
     out: Annotated[
-        str | None,
-        value("FILE", "File to write: .html, .md or -. [default: RUN/report.html]", "--out", "-o"),
+        list[str] | None,
+        value(
+            "FILE",
+            "Write .html, .md or -; may be repeated. [default: RUN/report.html]",
+            "--out",
+            "-o",
+        ),
     ] = None,
     text: Annotated[bool, switch("--text", "Print Markdown instead, as -o - does.")] = False,
 ) -> None:
@@ -44,18 +57,21 @@ def report(
         hpctk report runs/eval --text | less
     """
     found = open_run(run)
-    path = found.paths.report if out is None else Path(out)
-    if out == "-" or (text and out is None):
+    given = out or (["-"] if text else [str(found.paths.report)])
+    paths = outputs((one for one in given if one != "-"), _SUFFIXES)
+    for path in paths if text else ():
+        if path.suffix != ".md":
+            message = f"--text: {path} would be Markdown with another suffix"
+            raise ConfigError(message, hint="name a file that ends in .md, or leave out --text")
+    as_markdown = partial(report_of, found, markdown=True)
+    write_outputs(paths, {".html": partial(report_of, found), ".md": as_markdown})
+    if "-" in given:
         sys.stdout.flush()
         # Whatever the locale, the report is UTF-8.
-        sys.stdout.buffer.write(report_of(found, markdown=True).encode())
+        sys.stdout.buffer.write(as_markdown().encode())
         return
-    if text and path.suffix != ".md":
-        message = f"--text: {path} would be Markdown with another suffix"
-        raise ConfigError(message, hint="name a file that ends in .md, or leave out --text")
-    check_out(path, _SUFFIXES)
-    write_out(path, report_of(found, markdown=path.suffix == ".md"))
-    print(path)
+    for path in paths:
+        print(path)
 
 
 def write_at_end(run: Run) -> list[str]:

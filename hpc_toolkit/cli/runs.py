@@ -27,7 +27,7 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec, check_trust
 from hpc_toolkit.system.options import spelled
-from hpc_toolkit.system.quantities import format_size
+from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -122,9 +122,8 @@ def _show_made(run: Run) -> None:
     log.poll()
     sizes = [unit.count for segment in log.segments.values() for unit in segment.units]
     each = str(min(sizes)) + (f" to {max(sizes)}" if min(sizes) < max(sizes) else "")
-    items = "1 item" if sum(sizes) == 1 else f"{sum(sizes)} items"
-    units = "1 unit" if len(sizes) == 1 else f"{len(sizes)} units"
     print(run.root, flush=True)
+    items, units = counted(sum(sizes), "item"), counted(len(sizes), "unit")
     print(f"{items} in {units} of {each}; one claim takes a unit", file=sys.stderr)
 
 

@@ -213,6 +213,7 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
     """
     end_lab(paths)
     remove_files(paths)
+    # The end of a token depends on the directory, so that labs begin at different ports.
     port = free_block(config.ports_needed(settings), seed=int(paths.token[-8:], 16))
     record = LabRecord(settings, port, os.urandom(4).hex(), ready=False)
     write_record(paths, record)

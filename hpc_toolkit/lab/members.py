@@ -22,6 +22,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.config import CLUSTER_NAME, CONTROL
 from hpc_toolkit.lab.directory import read_record
 from hpc_toolkit.lab.settings import lab_token
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +140,8 @@ def kill_members(token: str, node: str | None = None, *, name: str | None = None
             killed.add(one.pid)
         if left and time.monotonic() > deadline:
             named = ", ".join(f"{one.name} ({one.pid})" for one in left[:5])
-            message = f"{len(left)} processes of the lab do not exit: {named}"
+            verb = "does" if len(left) == 1 else "do"
+            message = f"{counted(len(left), 'process')} of the lab {verb} not exit: {named}"
             raise HpcToolkitError(message, hint="a disk or mount may hang; check with ps")
         if left:
             time.sleep(_PAUSE_S)

@@ -17,6 +17,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +49,12 @@ _OWN = {
     *("opt", "proc", "run", "sbin", "sys", "usr", "var"),
 }
 
+_UNUSED_S = 14 * 86_400.0
+"""A root of an older recipe is removed if it was not used for so long."""
+
+_BUILDERS = ("debootstrap", "apt-get", "unshare", "setpriv", "mount")
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
+_PROC = Path("/proc")
 _INSTEAD = "or give --slurm the directory of a root that contains Slurm"
 
 # Runs in the new root's directory. Arguments: suite, mirror or "", packages. The root is mounted at
@@ -88,7 +96,7 @@ shift
 cd "$root"
 mount -t tmpfs -o mode=755 tmpfs "$root"
 mkdir "$root/upper" "$root/work" "$root/root"
-mount -t overlay -o "lowerdir=.,upperdir=$root/upper,workdir=$root/work" overlay "$root/root"
+mount -t overlay -o "lowerdir=.,upperdir=$root/upper,workdir=$root/work" "$root" "$root/root"
 mount --make-runbindable "$root"
 cd "$root/root"
 mkdir -p proc sys dev tmp
@@ -97,7 +105,7 @@ mount --rbind /sys sys
 mount --rbind /dev dev
 mount -t tmpfs -o mode=1777 tmpfs dev/shm
 mount -t tmpfs -o mode=1777 tmpfs tmp
-cp -L --remove-destination /etc/resolv.conf etc/
+[ ! -e /etc/resolv.conf ] || cp -L --remove-destination /etc/resolv.conf etc/
 while [ "$1" != -- ]; do
   if [ -d "$1" ]; then
     mkdir -p ".$1"
@@ -161,31 +169,70 @@ def debian_root(
 ) -> Path:
     """Return the root of a Debian release below ``directory``; build it if it is missing.
 
-    Of several concurrent callers one builds it; the others wait for it.
+    Of several concurrent callers one builds it; the others wait for it. Removes roots of the same
+    release that an older recipe built, once no process uses them and nobody has for two weeks.
     """
+    root = directory / f"{suite}-{recipe_digest(packages)}"
+    if not root.is_dir():
+        _check_release(suite)
+        directory.mkdir(parents=True, exist_ok=True)
+        _build_once(suite, root, tell, build or partial(_bootstrap, packages=packages))
+    with suppress(OSError):  # a directory that this machine can only read
+        _lock_of(root).touch()
+        _remove_unused(directory, suite, tell)
+    return root
+
+
+def _lock_of(root: Path) -> Path:
+    """The file that is locked to build or remove a root; its time is that of the last use."""
+    return root.with_suffix(".lock")
+
+
+def _build_once(
+    suite: str, root: Path, tell: Callable[[str], None], build: Callable[[str, Path], None]
+) -> None:
     from filelock import FileLock
 
-    root = directory / f"{suite}-{recipe_digest(packages)}"
-    if root.is_dir():
-        return root
-    _check_release(suite)
-    directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(root.with_name(f"{root.name}.lock")):
-        if not root.is_dir():
-            tell(f"building Debian {suite} with its Slurm: 2 minutes, 700 MB below {directory}")
-            # Built under another name, so that an interrupted build is never used.
-            partial = root.with_name(f"{root.name}.partial")
-            remove_tree(partial)
-            partial.mkdir()
-            try:
-                if build is None:
-                    _bootstrap(suite, partial, packages)
-                else:
-                    build(suite, partial)
-                publish_directory(partial, root)
-            finally:
-                remove_tree(partial)
-    return root
+    with FileLock(_lock_of(root)):
+        if root.is_dir():
+            return
+        tell(f"building Debian {suite} with its Slurm: 2 minutes, 700 MB below {root.parent}")
+        # Built under another name, so that an interrupted build is never used.
+        unfinished = root.with_suffix(".partial")
+        remove_tree(unfinished)
+        unfinished.mkdir()
+        try:
+            build(suite, unfinished)
+            publish_directory(unfinished, root)
+        finally:
+            remove_tree(unfinished)
+
+
+def _remove_unused(directory: Path, suite: str, tell: Callable[[str], None]) -> None:
+    from filelock import FileLock, Timeout
+
+    for lock in directory.glob(f"{suite}-{'[0-9a-f]' * 12}.lock"):
+        root, unfinished = lock.with_suffix(""), lock.with_suffix(".partial")
+        is_old = time.time() - lock.stat().st_mtime > _UNUSED_S
+        if not is_old or not (root.is_dir() or unfinished.is_dir()) or _is_entered(root):
+            continue
+        with suppress(Timeout), FileLock(lock, timeout=0):
+            tell(f"removing {root}, which was not used for two weeks")
+            remove_tree(unfinished)
+            if root.is_dir():
+                # First renamed, so that an interrupted removal leaves no root that looks complete.
+                publish_directory(root, unfinished)
+                remove_tree(unfinished)
+
+
+def _is_entered(root: Path) -> bool:
+    """Whether a process of this machine runs in a root."""
+    mark = f" - overlay {root.resolve()} ".encode()
+    for mounts in _PROC.glob("[0-9]*/mountinfo"):
+        with suppress(OSError):  # the process has ended
+            if mark in mounts.read_bytes():
+                return True
+    return False
 
 
 def recipe_digest(packages: tuple[str, ...] = PACKAGES) -> str:
@@ -196,10 +243,11 @@ def recipe_digest(packages: tuple[str, ...] = PACKAGES) -> str:
 
 def _check_release(suite: str) -> None:
     path = search_path()
-    missing = [one for one in ("debootstrap", "apt-get") if shutil.which(one, path=path) is None]
+    missing = [one for one in _BUILDERS if shutil.which(one, path=path) is None]
     if missing:
         message = f"a root of Debian {suite} needs programs that are not installed: "
-        hint = f"on Debian and Ubuntu: apt-get install debootstrap; {_INSTEAD}"
+        packages = "debootstrap util-linux mount"
+        hint = f"on Debian and Ubuntu: apt-get install {packages}; {_INSTEAD}"
         raise ConfigError(message + ", ".join(missing), hint=hint)
     known = [one.name for one in _SCRIPTS.iterdir() if one.resolve().name == "sid"]
     if suite not in known:
@@ -251,12 +299,13 @@ def entering(root: Path, paths: list[Path]) -> str:
         if not (root / path.relative_to("/")).resolve().is_relative_to(root):
             message = f"{root}: a symbolic link at {path} leads out of this directory"
             raise ConfigError(message, hint="replace the link by a directory or a relative link")
-    return f'set -- {shlex.join([str(root), *map(str, paths), "--"])} "$@"\n{_ENTER}'
+    return f'set -- {shlex.join([str(root.resolve()), *map(str, paths), "--"])} "$@"\n{_ENTER}'
 
 
 def machine_paths() -> list[Path]:
     """Directories in / that a root does not have its own of: home directories, /tmp, /scratch."""
-    return [one for one in Path("/").iterdir() if one.name not in _OWN and one.is_dir()]
+    # Path.is_dir() raises an error for a stale mount.
+    return [one for one in Path("/").iterdir() if one.name not in _OWN and os.path.isdir(one)]
 
 
 def interpreter_paths(root: Path) -> list[Path]:
@@ -295,5 +344,5 @@ def _shared_libraries(programs: list[Path]) -> set[Path]:
 
 def _outermost(paths: list[Path]) -> list[Path]:
     """The paths that lie below no other of them, with the directories that links lead to."""
-    every = {*paths, *(one.resolve() for one in paths if one.is_dir())} - {Path("/")}
+    every = {*paths, *(one.resolve() for one in paths if os.path.isdir(one))} - {Path("/")}
     return sorted(one for one in every if every.isdisjoint(one.parents))

@@ -17,6 +17,9 @@ MEM_PER_NODE_MIB = 192_000
 MAX_SOCKET_BYTES = 107
 """Longest path of a Unix socket: unix(7), sun_path without its terminating null byte."""
 
+_HALF = 8
+"""Hexadecimal digits in a token for the root directory, and behind them for the lab's."""
+
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _GPU_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,30}")
 # Characters that slurm.conf(5), mount(8) and a shell all accept without quotes.
@@ -90,8 +93,8 @@ def lab_token(directory: Path, root: Path = Path("/")) -> str:
     in one PID namespace, and each root can have a lab at this path.
     """
     told = root.stat()
-    place = f"{directory}\0{told.st_dev}:{told.st_ino}"
-    return f"hpctk-{sha256(place.encode()).hexdigest()[:16]}"
+    halves = (f"{told.st_dev}:{told.st_ino}", str(directory))
+    return "hpctk-" + "".join(sha256(one.encode()).hexdigest()[:_HALF] for one in halves)
 
 
 class _Below:
@@ -148,10 +151,12 @@ class LabPaths:
     @property
     def token(self) -> str:
         """The token that marks every process of this lab, also after its directory is removed."""
-        # A process in the lab's root sees the lab's files, but another root directory.
-        for file in self.hosts.glob("hpctk-*"):
+        token = lab_token(self.root)
+        # A process in the lab's root sees another root directory. In a copy of a lab's directory
+        # the second half differs, and must not name the processes of that lab.
+        for file in self.hosts.glob(f"hpctk-{'?' * _HALF}{token[-_HALF:]}.*"):
             return file.name.partition(".")[0]
-        return lab_token(self.root)
+        return token
 
     @property
     def unfinished_record(self) -> str:

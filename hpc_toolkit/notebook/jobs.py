@@ -29,8 +29,9 @@ from hpc_toolkit.submit.jobs import (
     read_jobs,
     record_job,
 )
-from hpc_toolkit.submit.standstill import lacks_workers, why
+from hpc_toolkit.submit.standstill import why
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Page:
 def _stand(run: Run, states: JobStates) -> Status:
     """A run's status; if it has no workers, the reason comes from its jobs in Slurm."""
     now = run.status()
-    if lacks_workers(now):
+    if now.lacks_workers:
         now.reason = why(now, states.read())
     return now
 
@@ -147,7 +148,7 @@ class WorkerJobs:
     def status(self) -> Status:
         """The run's status; if it has no workers, the reason comes from the jobs."""
         now = _stand(self.run, self._job_states)
-        if lacks_workers(now):
+        if now.lacks_workers:
             for job in self._local():
                 if local_state(job) == RUNNING:
                     now.reason = (
@@ -207,7 +208,7 @@ class WorkerJobs:
         ranked = sorted(ended, key=lambda one: one[1] is not None and one[1].state == "COMPLETED")
         lines = [_ending(*one) for one in ranked[:_JOBS_SHOWN]]
         more = len(ranked) - len(lines)
-        return lines + ([f"and {more} more jobs"] if more else [])
+        return lines + ([f"and {counted(more, 'more job')}"] if more else [])
 
     def _over(self) -> bool:
         """Whether no job runs or waits any more; False if Slurm does not answer."""

@@ -18,6 +18,7 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.slurm.batch.step import NO_MPI
 from hpc_toolkit.system.processes import handling
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,7 +163,8 @@ def _submit(run: Run, n: int, executor: Any, *, array: bool) -> list[Any]:
         request = executor.request
         ranks = request.nodes * request.ntasks_per_node
         if n % ranks or (n != ranks and not array):
-            msg = f"n: {n} workers are not {request.nodes} nodes x {request.ntasks_per_node} ranks"
+            nodes = counted(request.nodes, "node")
+            msg = f"n: {n} workers are not {nodes} x {request.ntasks_per_node} ranks"
             hint = "change n, nodes or ntasks_per_node; array=True submits several such jobs"
             raise ConfigError(msg, hint=hint)
         if n == ranks:

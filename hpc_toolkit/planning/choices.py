@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters.partitions import for_partition
-from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, format_mem
+from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_mem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,10 +98,10 @@ def _workers(site: Cluster, worker: Worker, gpus: int) -> tuple[int, str]:
     bounds: list[tuple[int, str]] = []
     cpus, mem_mib = site.cpus_per_node, site.mem_per_node_mib
     if gpus:
-        bounds.append((gpus, f"one for each of {gpus} GPUs"))
+        bounds.append((gpus, f"one for each of {counted(gpus, 'GPU')}"))
     if cpus is not None and (worker.cores is not None or not gpus):
         cores = worker.cores or 1
-        bounds.append((cpus // cores, f"{cores} of {cpus} CPUs each"))
+        bounds.append((cpus // cores, f"{cores} of {counted(cpus, 'CPU')} each"))
     if mem_mib is not None and worker.mem_mib is not None:
         text = f"{format_mem(worker.mem_mib)} of {format_mem(mem_mib)} each"
         bounds.append((mem_mib // worker.mem_mib, text))

@@ -38,7 +38,8 @@ def number(value: float) -> str:
 
 
 def basis(plan: Plan) -> list[str]:
-    said = [f"{plan.items:,} items are left, {plan.done:,} have a result."]
+    are, have = ("is" if plan.items == 1 else "are"), ("has" if plan.done == 1 else "have")
+    said = [f"{counted(plan.items, 'item')} {are} left, {plan.done:,} {have} a result."]
     if plan.coming:
         said.append(f"{plan.coming:,} of those left the campaign has not requested yet.")
     said += plan.assumed
@@ -54,9 +55,8 @@ def basis(plan: Plan) -> list[str]:
     if plan.keys:
         said.append(f"Their length follows {' and '.join(plan.keys)}.")
     if plan.retried:
-        said.append(
-            f"{plan.retried:,} attempts failed; as large a share of those to come is taken to fail."
-        )
+        failed = counted(plan.retried, "attempt")
+        said.append(f"{failed} failed; the same share of later attempts is assumed to fail.")
     node = plan.node
     said.append(f"{counted(node.workers, 'worker')} on a node of {plan.cluster}: {node.why}.")
     return said
@@ -120,7 +120,9 @@ def _sentences(plan: Plan) -> list[str]:
         said.insert(0, f"'By then' is within {format_duration(plan.within_s)}.")
     most = plan.most_workers
     if most and plan.choices and plan.choices[-1].forecast.workers > most:
-        said.append(f"The search has work for {most} workers at once: more of them do not help.")
+        said.append(
+            f"The search has work for {counted(most, 'worker')} at once: more of them do not help."
+        )
     if plan.choices and plan.choices[-1].forecast.workers > plan.useful_workers:
         took = format_duration(plan.largest_s)
         said.append(
@@ -219,7 +221,7 @@ def plan_svg(plan: Plan) -> str:
         x, y = panel.at(*limit[1])
         parts.append(panel.line(limit, COLOURS[1], DASHED))
         parts.append(text(x + 6, y + 4, "limit", colour=COLOURS[1]))
-    title = f"Time to finish {plan.items:,} items; 9 of 10 cases are in the band"
+    title = f"Time to finish {counted(plan.items, 'item')}; 9 of 10 cases are in the band"
     said = (f"{counted(one.nodes, 'node')}: {span(one.forecast.time_s)}" for one in plan.choices)
     width, height = LEFT + STEP_X - 30, TOP + STEP_Y
     return figure(title, width, height, parts, alternative="; ".join(said))

@@ -170,7 +170,7 @@ def make_plan(
 
 
 def _known(work: Work, guess: Guess | None) -> tuple[Work, list[str]]:
-    """Drop stages of which no item was asked for and no duration is known.
+    """Drop stages of which no item was requested and no duration is known.
 
     Return the rest of the work and the plan's assumptions, which name the dropped stages.
     """

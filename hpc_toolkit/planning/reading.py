@@ -17,7 +17,7 @@ from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.explain import ATTEMPTS, records_of, unit_items
 from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.system.quantities import HOUR_S
+from hpc_toolkit.system.quantities import HOUR_S, counted
 from hpc_toolkit.system.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class _Course:
 
 @dataclass(frozen=True, slots=True)
 class _ToCome:
-    """What the rest of a campaign will ask for."""
+    """What the rest of a campaign will request."""
 
     rounds: dict[str, list[list[Item]]]
     """Items by stage, in the rounds in which they will come."""
@@ -300,7 +300,7 @@ def work_since(view: RunView, at: float) -> tuple[list[float], float | None]:
 
 
 def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
-    """Return the items that the rest of a campaign will ask for.
+    """Return the items that the rest of a campaign will request.
 
     The log of the view must have been read. ``settings`` are those of the campaign in run.json.
     """
@@ -343,7 +343,7 @@ def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
 
 
 def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], list[Pull], str]:
-    """Return the pulls that the search may still ask for, those that follow the search if all arms
+    """Return the pulls that the search may still request, those that follow the search if all arms
     are evaluated in the end, and the assumption behind them.
     """
     search, names = campaign.search, campaign.tasks.names
@@ -363,8 +363,9 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
         early = {pull.arm for pull in taken}
         return taken, [pull for pull in open_pulls if pull.arm not in early], _ALL
     together = "a round begins when the one before is done" if search.in_rounds else "no rounds"
+    arms, tasks = counted(count, "more arm"), counted(len(names), "task")
     said = (
-        f"The search may request {count:,} more arms on {len(names)} tasks, at most"
+        f"The search may request {arms} on {tasks}, at most"
         f" {search.most_pending} at once ({together}); it is taken to request all of them, spread"
         " evenly over those that are left."
     )

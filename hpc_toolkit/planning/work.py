@@ -66,7 +66,7 @@ class StageWork:
     batches: tuple[Batch, ...]
     """The items left, in the order of the queue."""
     coming: int = 0
-    """How many of these items, the last ones, a campaign has not asked for yet."""
+    """How many of these items, the last ones, a campaign has not requested yet."""
     most_workers: int | None = None
     """The most workers that a search keeps busy; None: not limited."""
     rounds: int = 0
@@ -104,11 +104,11 @@ class Work:
     done: int = 0
     """Number of items that have a result or failed for good."""
     sealed: bool = True
-    """Whether no further items can come; items that a campaign may ask for are in the stages."""
+    """Whether no further items can come; items that a campaign may request are in the stages."""
     ends_s: float | None = None
-    """Seconds after which a search asks for nothing more; None: no such limit."""
+    """Seconds after which a search requests nothing more; None: no such limit."""
     may_stop: bool = False
-    """Whether the search may end before it has asked for everything that it may ask for."""
+    """Whether the search may end before it has requested everything that it may request."""
     assumed: tuple[str, ...] = ()
     """Assumptions about items to come, in sentences."""
 
@@ -123,7 +123,7 @@ class Work:
 
     @property
     def coming(self) -> int:
-        """Items left that a campaign has not asked for yet."""
+        """Items left that a campaign has not requested yet."""
         return sum(stage.coming for stage in self.stages)
 
 
@@ -133,7 +133,7 @@ def context(stage: str, group: str) -> str:
 
 
 def asked_more(stage: StageWork, rounds: Sequence[Sequence[Item]]) -> StageWork:
-    """Return the stage with items added that a campaign has not asked for yet, one per batch."""
+    """Return the stage with items added that a campaign has not requested yet, one per batch."""
     left, batches = [*stage.left], [*stage.batches]
     for number, items in enumerate(rounds, 1):
         for item in sorted(items, key=stage.group_of):

@@ -134,19 +134,14 @@ def headline(now: Status) -> str:
     if now.complete:
         took = f" after {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
         return f"complete{took}{failed}"
-    if is_open(now):
+    if now.is_open:
         return now.reason.partition(":")[0] + failed
-    if now.reason.startswith("paused"):
+    if now.is_paused:
         return "paused"
     left = time_left(now)
     if left:
         return f"working, {left}"
     return "nothing moves" if now.reason else "working"
-
-
-def is_open(now: Status) -> bool:
-    """Whether nothing is left to do until items are added to an open list."""
-    return ", the list is open: " in now.reason
 
 
 def time_left(now: Status) -> str:
@@ -172,7 +167,7 @@ def not_shown(now: Status) -> list[str]:
 
 
 def _tone(now: Status) -> str:
-    if now.complete or is_open(now):
+    if now.complete or now.is_open:
         return WARN if failed_items(now) else GOOD if now.complete else ""
     return BAD if now.reason else ""
 
@@ -243,8 +238,11 @@ def _search_rows(now: Status) -> Iterator[Row]:
         return
     budget = search["budget"] or search["arms"]
     rounds = counted(search["rounds"], "round")
-    asked = f"{search['asked']:,} of {budget:,} arms requested in {rounds}"
-    yield Row("search", f"{search['policy']}, {asked}, {search['evaluations']:,} evaluations done")
+    asked = f"{search['asked']:,} of {counted(budget, 'arm')} requested in {rounds}"
+    yield Row(
+        "search",
+        f"{search['policy']}, {asked}, {counted(search['evaluations'], 'evaluation')} done",
+    )
     best = search["best"]
     if best is None:
         yield Row("best", "no arm has a score yet", DIM)
@@ -299,7 +297,7 @@ def _between(first: float | None, last: float | None) -> str:
 
 
 def _problem_rows(now: Status) -> Iterator[Row]:
-    if is_open(now):
+    if now.is_open:
         yield Row("next", now.reason.partition(": ")[2])
     elif now.reason:
         yield Row(_WHY, now.reason, BAD)
@@ -314,9 +312,9 @@ def _workers(now: Status) -> list[str]:
         "finished": now.workers.finished,
         "dead": now.workers.dead,
         "unreadable": now.workers.unreadable,
-        "deaths seen": now.deaths,
     }
     some = [f"{count:,} {word}" for word, count in counts.items() if count]
+    some += [f"{counted(now.deaths, 'death')} seen"] if now.deaths else []
     return [f"{now.workers.alive:,} alive", *some, *not_shown(now)]
 
 

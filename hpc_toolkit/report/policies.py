@@ -9,7 +9,7 @@ from hpc_toolkit.bandit.bench.outcome import goal_key
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.report.axes import Axis, number_label, number_ticks
 from hpc_toolkit.report.figures import LEFT, STEP_X, STEP_Y, TOP, Panel, figure, legend, series
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +100,9 @@ def regret_svg(report: dict[str, Any]) -> str:
     right = LEFT + columns * STEP_X - 70
     names = [one["policy"] for one in policies]
     height = TOP + max(rows * STEP_Y, 20 * len(names) + 20) - 30
-    title = f"Mean simple regret, {report['arms']} arms, {report['tasks']} tasks"
+    title = (
+        f"Mean simple regret, {counted(report['arms'], 'arm')}, {counted(report['tasks'], 'task')}"
+    )
     parts += legend(right, TOP + 12, names)
     width = right + 50 + 7 * max(map(len, names))
     return figure(title, width, height, parts, alternative=_alternative(policies, costs))

@@ -12,7 +12,7 @@ from hpc_toolkit.report.charts import Part, shares, text_bars
 from hpc_toolkit.report.figures import COLOURS, GRID
 from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.page import Figure, Section, Table
-from hpc_toolkit.report.panel import failed_items, is_open, panel, rate_text, time_left
+from hpc_toolkit.report.panel import failed_items, panel, rate_text, time_left
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.system.quantities import counted, format_duration
 
@@ -94,7 +94,7 @@ def _next(now: Status, run: str, failed: int) -> str:
         return f"Run 'hpctk gather {run}' to write the results."
     if now.complete:
         return "Nothing is left to do: the results are published."
-    if is_open(now):
+    if now.is_open:
         return f"{now.reason[0].upper()}{now.reason[1:]}."
     if now.reason:
         return f"It makes no progress: {now.reason}."
@@ -155,7 +155,9 @@ def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
         yield "time", format_duration(now.elapsed_s)
     if found is None or not found.workers:
         return
-    yield "workers", f"{found.workers:,} on {counted(len(found.hosts), 'host')}"
+    # The host of a worker whose file cannot be read is not known.
+    on = f" on {counted(len(found.hosts), 'host')}" if found.hosts else ", host unknown"
+    yield "workers", f"{found.workers:,}{on}"
     yield "worker time", format_duration(found.lives_s)
     if found.lives_s > 0:
         yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"

@@ -107,7 +107,7 @@ def read_activity(history: History, clock: Clock) -> Activity:
     Times are those of the workers' clocks, less what they are ahead of the file server's. Seconds
     that a clock counts twice, because it was set back, are counted once.
     """
-    ahead = clocks_ahead(history.view.paths, history.presences)
+    ahead = clocks_ahead(history)
     seen = {name: _corrected(one, ahead) for name, one in history.presences.items()}
     done = history.view.throughput
     lanes, timeline = lay_out(seen, min(done.since, clock.wall()), 0.0 if ahead else done.until)

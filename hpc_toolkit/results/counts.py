@@ -25,7 +25,7 @@ class StageCounts:
     sealed: bool = False
     """Whether no more items can be added."""
     coming: int = 0
-    """Items that the search of a campaign may still ask for; not in ``total``."""
+    """Items that the search of a campaign may still request; not in ``total``."""
 
     @property
     def left(self) -> int:

@@ -98,7 +98,7 @@ def number_of(view: RunView, stage: StageView, unit: Unit, position: int) -> int
 def find_item(view: RunView, text: str) -> FoundItem:
     """Find the one item of this number from 0, JSON, or part of its JSON; else ItemsError."""
     view.poll()
-    found = list(_matches(view, text))
+    found = list(_numbered(view, int(text)) if text.isdecimal() else _matches(view, text))
     exact = [match for match in found if match.item == _object(text)]
     if len(exact or found) == 1:
         return (exact or found)[0]
@@ -118,23 +118,27 @@ def _object(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
-    number = int(text) if text.isdecimal() else None
-    wanted = _object(text)
-    compact = _compact(text)
-    seen = 0
+def _numbered(view: RunView, number: int) -> Iterator[FoundItem]:
+    """Read only the unit of the item, since a list may be long."""
     for stage in view.stages.values():
         for segment in stage.log.segments.values():
-            lines = list(segment.items())
-            order = segment.order or range(segment.count)
-            for position, line in enumerate(lines):
-                given = seen + order[position]
-                here = given == number or (number is None and compact in line.decode())
+            if 0 <= number < segment.count:
+                position = number if segment.order is None else segment.order.index(number)
+                unit = segment.unit_of(position)
+                yield FoundItem(stage, unit, position, json.loads(item_json(stage, unit, position)))
+            number -= segment.count
+
+
+def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
+    wanted = _object(text)
+    compact = _compact(text)
+    for stage in view.stages.values():
+        for segment in stage.log.segments.values():
+            for position, line in enumerate(segment.items()):
                 # Complete JSON may be given with its keys in another order.
-                if here or (wanted is not None and json.loads(line) == wanted):
+                if compact in line.decode() or (wanted is not None and json.loads(line) == wanted):
                     unit = segment.unit_of(position)
                     yield FoundItem(stage, unit, position, json.loads(line))
-            seen += segment.count
 
 
 def _compact(text: str) -> str:

@@ -16,6 +16,7 @@ from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.tables import Row, json_lines
 from hpc_toolkit.rundir.journal import read_unit_run
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -113,7 +114,9 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
             found[unit.entry, position] = items[position - unit.first]
     pending = _strip(stage, found)
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
-    message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
+    have = "has" if len(pending) == 1 else "have"
+    left = counted(len(pending), "item")
+    message = f"{left} of stage {stage.paths.name!r} {have} no result yet{sealed}"
     hint = "start workers, or gather only finished items with --partial"
     if late:
         hint = f"{not_shown(late)}: try again in a minute; else {hint}"

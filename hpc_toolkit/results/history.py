@@ -184,12 +184,16 @@ class History:
     def seen(self, worker: str) -> float | None:
         """A worker's last sign of life, by its own clock: its last heartbeat or journal line."""
         presence = self.presences.get(worker)
-        times = [] if presence is None else [presence.at]
-        if worker in self.view.readers:
-            # A line that is cut at the start of the range is not valid and does not count.
-            start = max(0, self._end(worker) - _TAIL)
-            times += [line.record["at"] for line in self.lines(worker, start)]
-        return max(times, default=None)
+        times = [None if presence is None else presence.at, self.last_line_at(worker)]
+        return max((at for at in times if at is not None), default=None)
+
+    def last_line_at(self, worker: str) -> float | None:
+        """When a worker wrote the newest line of its journal, by its own clock."""
+        if worker not in self.view.readers:
+            return None
+        # A line that is cut at the start of the range is not valid and does not count.
+        start = max(0, self._end(worker) - _TAIL)
+        return max((line.record["at"] for line in self.lines(worker, start)), default=None)
 
     @property
     def _chunk(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.control import ControlReader
@@ -17,28 +18,35 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 
 
+PAUSED, NO_WORKER, OPEN, OTHER = "paused", "no worker", "open", "other"
+"""Kinds of reasons why a run makes no progress. OPEN: its list is open, and no item is left."""
+
+
 def no_progress(
     view: RunView,
     stages: dict[str, StageCounts],
     workers: WorkerCounts,
-    campaign: str,
+    run: str,
     late: list[str],
     *,
+    campaign: bool,
     moving: bool,
-) -> str:
-    """Why there is no progress; ``campaign`` is a campaign's path, "" for a plain list.
+) -> tuple[str, str]:
+    """The kind of the reason why there is no progress, and the reason; both "" if there is some.
 
-    ``moving``: an attempt ended a moment ago. The claims are read before the journals, so those of
-    short units may all be released already.
+    ``run`` is its path as messages name it. ``moving``: an attempt ended a moment ago. The claims
+    are read before the journals, so those of short units may all be released already.
     """
     if view.complete:
-        return ""
+        return "", ""
+    run = quote(run)
     # Old copies of journals make counts too low, so the message says that it may be wrong.
     unless = f"{not_shown(late)}; look again in a minute, else " if late else ""
     for stage in view.stages.values():
         reason = pause_reason(stage)
         if reason and not workers.alive:
-            return f"paused: {reason}; {unless}fix the cause, then 'hpctk retry' and start workers"
+            fix = "fix the cause, then 'hpctk retry' and start workers"
+            return PAUSED, f"paused: {reason}; {unless}{fix}"
     left = any(counts.left for counts in stages.values())
     # A worker whose file cannot be read is not known to be dead.
     perhaps = moving and workers.unreadable
@@ -47,24 +55,28 @@ def no_progress(
         start = "start some with 'hpctk work' or 'hpctk submit'"
         if campaign:
             here = "'hpctk campaign run CAMPAIGN.toml'"
-            start = f"'hpctk submit campaign --run {campaign}' or {here} continues"
-        return f"no worker is alive{died}: {unless}{start}"
+            start = f"'hpctk submit campaign --run {run}' or {here} continues"
+        return NO_WORKER, f"no worker is alive{died}: {unless}{start}"
     if not left:
-        return "; ".join(hidden_entries(view)) or _waiting(stages, campaign)
+        return _waiting(view, stages, run, campaign=campaign)
     if not moving and not any(counts.running for counts in stages.values()):
         start = "they are starting, or wait for a dead one's lease"
-        return f"workers are alive but hold nothing: {unless}{start}"
-    return ""
+        return OTHER, f"workers are alive but hold nothing: {unless}{start}"
+    return "", ""
 
 
-def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
+def _waiting(
+    view: RunView, stages: dict[str, StageCounts], run: str, *, campaign: bool
+) -> tuple[str, str]:
+    if hidden := hidden_entries(view):
+        return OTHER, "; ".join(hidden)
     if campaign:
-        start = f"if none runs, start 'hpctk campaign coordinate {campaign}'"
-        return f"no item is left until the coordinator decides what is next; {start}"
+        start = f"if none runs, start 'hpctk campaign coordinate {run}'"
+        return OTHER, f"no item is left until the coordinator decides what is next; {start}"
     finished = any(counts.total for counts in stages.values())
     state = "all items added so far are finished" if finished else "no item was added yet"
-    add = "'hpctk add RUN --items FILE' adds items"
-    return f"{state}, the list is open: {add}, 'hpctk add RUN --seal' ends it"
+    add = f"'hpctk add {run} --items FILE' adds items, 'hpctk add {run} --seal' ends it"
+    return OPEN, f"{state}, the list is open: {add}"
 
 
 def unreadable_workers(view: RunView, seen: Mapping[str, Presence | None]) -> list[str]:

@@ -12,6 +12,9 @@ from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 from hpc_toolkit.results.failures import group_failures
 from hpc_toolkit.results.reasons import (
+    NO_WORKER,
+    OPEN,
+    PAUSED,
     damage,
     hidden_entries,
     no_progress,
@@ -41,7 +44,7 @@ class TimeLeft:
     high_s: float | None
     """The run is faster in 19 of 20 cases; None as for ``eta_s``."""
     coming: dict[str, int] = field(default_factory=dict)
-    """Items by stage that a campaign may still ask for; they are counted."""
+    """Items by stage that a campaign may still request; they are counted."""
     assumed: tuple[str, ...] = ()
     """Assumptions, in sentences."""
 
@@ -66,7 +69,7 @@ class Status:
     rate_per_s: float
     """Items done per second by living workers, over their last unit runs."""
     eta_s: float | None
-    """Median of the seconds until everything is done, with what a search may still ask for, if the
+    """Median of the seconds until everything is done, with what a search may still request, if the
     living workers go on; None without living workers, items left, or known durations."""
     eta_low_s: float | None = None
     """Lower end of an interval that holds the time left in 9 of 10 cases."""
@@ -93,6 +96,8 @@ class Status:
     """Whether the last stage has a table that no retry has followed."""
     reason: str
     """Why there is no progress; "" if there is some, or all is done."""
+    halt: str = ""
+    """The kind of that reason (:mod:`hpc_toolkit.results.reasons`); "" without a reason."""
     failures: list[dict[str, Any]] = field(default_factory=list)
     """Most frequent kinds of errors of items without a result; the keys are the fields of
     :class:`hpc_toolkit.results.failures.Failures`."""
@@ -118,12 +123,28 @@ class Status:
 
     @property
     def left(self) -> int:
-        """Items without a result, with those that a search may still ask for."""
+        """Items without a result, with those that a search may still request."""
         return sum(counts.left + counts.coming for counts in self.stages.values())
+
+    @property
+    def is_paused(self) -> bool:
+        return self.halt == PAUSED
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether there is no progress because no worker is alive."""
+        return self.halt == NO_WORKER
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is left to do until items are added to an open list."""
+        return self.halt == OPEN
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as ``hpctk status --json`` prints them."""
-        return asdict(self)
+        record = asdict(self)
+        del record["halt"]
+        return record
 
 
 def read_status(
@@ -161,6 +182,8 @@ def read_status(
     for name, coming in (left.coming if left is not None else {}).items():
         stages[name].coming = coming
     last = list(view.stages.values())[-1].log
+    moving = _moves(view, clock)
+    halt, reason = no_progress(view, stages, workers, given, late, campaign=campaign, moving=moving)
     return Status(
         run=given,
         stages=stages,
@@ -175,9 +198,8 @@ def read_status(
             len(unit.deaths) for one in view.stages.values() for unit in one.state.units.values()
         ),
         published=last.table is not None and last.last_retry < last.table[0],
-        reason=no_progress(
-            view, stages, workers, given if campaign else "", late, moving=_moves(view, clock)
-        ),
+        reason=reason,
+        halt=halt,
         failures=[one.to_json() for one in group_failures(view, seen)],
         warnings=[
             *hidden_entries(view),

@@ -9,10 +9,8 @@ from hpc_toolkit.queue.presence import FINISHED
 from hpc_toolkit.results.records import ALIVE, DIED, DRAINED, ENDED, UNKNOWN_END
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.results.history import History
 
 _NEAR_S = 120.0
 """Clocks that differ by less are not reported: a busy file server writes a heartbeat late."""
@@ -27,22 +25,36 @@ def end_of(name: str, presence: Presence | None, alive: set[str]) -> str:
     return ALIVE if name in alive else DIED
 
 
-def clocks_ahead(paths: RunPaths, presences: Mapping[str, Presence | None]) -> dict[str, float]:
+def clocks_ahead(history: History) -> dict[str, float]:
     """Seconds by which the clocks of hosts are ahead of the file server's; negative: behind.
 
-    A heartbeat has the time of its host, and its file that of the file server. Empty if the times
-    of the files mean nothing, as in a copy of the run.
+    A heartbeat and the last line of a journal have the time of their host, and both files that of
+    the file server. Two files of a host must agree, since one can be restored or touched. Empty if
+    the times of the files mean nothing, as in a copy of the run.
     """
-    lives = [one for one in presences.values() if one is not None and one.started]
-    ahead: dict[str, float] = {}
+    paths = history.view.paths
+    started: dict[str, float] = {}
+    late: dict[str, list[float]] = {}
+    for one in history.presences.values():
+        if one is not None and one.started:
+            started[one.host] = min(one.started, started.get(one.host, one.started))
+            files = ((paths.worker, one.at), (paths.journal, history.last_line_at(one.worker)))
+            for path, at in files:
+                with suppress(OSError):
+                    written = path(one.worker).stat().st_mtime
+                    if at is not None:
+                        late.setdefault(one.host, []).append(at - written)
+    # A delayed write makes a clock look as if it was behind.
+    highest = {host: max(found) for host, found in late.items()}
+    ahead = {
+        host: most
+        for host, most in highest.items()
+        if sum(one > most - _NEAR_S for one in late[host]) > 1
+    }
     with suppress(OSError):
-        for one in lives:
-            late = one.at - paths.worker(one.worker).stat().st_mtime
-            # A delayed write makes a clock look as if it was behind.
-            ahead[one.host] = max(late, ahead.get(one.host, late))
         created = paths.manifest.stat().st_mtime
-        first = min((one.started - ahead[one.host] for one in lives), default=created)
-        near = sum(abs(late) < _NEAR_S for late in ahead.values())
+        first = min((started[host] - off for host, off in ahead.items()), default=created)
+        near = sum(abs(off) < _NEAR_S for off in ahead.values())
         if first > created - _NEAR_S and 2 * near >= len(ahead):
-            return {host: late for host, late in ahead.items() if abs(late) >= _NEAR_S}
+            return {host: off for host, off in ahead.items() if abs(off) >= _NEAR_S}
     return {}

@@ -44,7 +44,7 @@ def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> li
         raise ConfigError(message, hint=f"its jobs: {', '.join(ids[-10:]) or 'none is known'}")
     if wanted:
         return queued_jobs([job for job in jobs if job.job in wanted])
-    # Workers name the elements of an array, perhaps many; to ask for the array is enough.
+    # Workers name the elements of an array, perhaps many; it is enough to name the array.
     arrays = {job.job for job in jobs if job.array is not None}
     return queued_jobs(job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job})
 

@@ -203,7 +203,7 @@ class JobStates:
 
         Never raises because of Slurm, and takes 5 s at most; a job without an answer is
         ``unknown``. Slurm is not asked again about jobs that ended more than 300 s ago, nor about
-        elements of a submitted array. Of more than 50 other jobs only the newest are asked for,
+        elements of a submitted array. Of more than 50 other jobs only the newest are queried,
         and submitted jobs go before jobs that only workers name.
         """
         now = time.monotonic()

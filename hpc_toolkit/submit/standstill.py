@@ -48,17 +48,13 @@ _STATES = {
 }
 
 
-def lacks_workers(now: Status) -> bool:
-    """Whether there is no progress because no worker is alive."""
-    return now.reason.startswith("no worker is alive")
-
-
 def why(now: Status, jobs: Sequence[JobRecord]) -> str:
     """Why there is no progress; without workers, what a job of the run waits for and what helps."""
     suspended = [job.id for job in jobs if job.state in _SUSPENDED]
-    if suspended and not now.complete and not any(job.state == "RUNNING" for job in jobs):
+    goes_on = not now.complete and not now.is_open
+    if suspended and goes_on and not any(job.state == "RUNNING" for job in jobs):
         return f"Slurm has suspended job {suspended[0]}: it continues when Slurm resumes it"
-    if not lacks_workers(now):
+    if not now.lacks_workers:
         return now.reason
     for job in jobs:
         if job.running:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.gpus import CUDA
 from hpc_toolkit.system.machine import format_cpus, parse_cpus
-from hpc_toolkit.system.quantities import format_size
+from hpc_toolkit.system.quantities import counted, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -183,7 +183,7 @@ def _refuse_cpus(machine: Machine, shares: Shares, workers: int) -> None:
     needed = workers * shares.cpus
     granted = min(machine.cpus, machine.cpu_quota or math.inf)
     if needed > granted:
-        wanted = f"{workers} workers x --cpus-per-worker {shares.cpus} = {needed} CPUs"
+        wanted = f"{counted(workers, 'worker')} x --cpus-per-worker {shares.cpus} = {needed} CPUs"
         message = f"{wanted}, but this process can use only {granted:g}"
         fit = int(granted // shares.cpus)
         hint = f"--workers {fit}" if fit else f"--cpus-per-worker {max(1, int(granted))}"
@@ -195,7 +195,8 @@ def _refuse_memory(machine: Machine, shares: Shares, workers: int) -> None:
         return
     if workers * shares.memory_bytes > machine.memory_bytes:
         each, all_of_it = format_size(shares.memory_bytes), format_size(machine.memory_bytes)
-        message = f"{workers} workers x --memory-per-worker {each} exceed the available {all_of_it}"
+        wanted = f"{counted(workers, 'worker')} x --memory-per-worker {each}"
+        message = f"{wanted} exceed the available {all_of_it}"
         fit = machine.memory_bytes // shares.memory_bytes
         mib = machine.memory_bytes // workers // 2**20
         hint = f"--workers {fit}" if fit else f"--memory-per-worker {mib}M"
@@ -211,8 +212,9 @@ def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tup
         return ()
     needed = -(-workers // shares.sharing) * max(1, int(each))
     if needed > len(machine.gpus):
-        wanted = f"{workers} workers x --gpus-per-worker {each:g} need {needed} GPUs"
-        message = f"{wanted}, but this process sees {len(machine.gpus)}"
+        wanted = f"{counted(workers, 'worker')} x --gpus-per-worker {each:g}"
+        seen = len(machine.gpus)
+        message = f"{wanted} need {counted(needed, 'GPU')}, but this process sees {seen}"
         raise ConfigError(message, hint="start fewer workers, or let some share a GPU: 0.5")
     first = worker // shares.sharing * max(1, int(each))
     return machine.gpus[first : first + max(1, int(each))]

@@ -103,8 +103,9 @@ def _check_range(
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things for people: "1 worker", "2,000 workers"."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    """A number of things for people: "1 worker", "2,000 workers", "0 processes"."""
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number:,} {what}{ending}"
 
 
 def format_walltime(seconds: int) -> str:

@@ -229,7 +229,7 @@ class HostWatch(FailureCount):
         return mates + self._sample
 
     def take(self, notices: list[HealthNotice]) -> bool:
-        """Process the new notices of a growing list; whether another host asks for an opinion."""
+        """Process the new notices of a growing list; whether another host requests an opinion."""
         new, self._noticed = notices[self._noticed :], len(notices)
         elsewhere = [notice for notice in new if notice.host != self.own.host]
         if len(elsewhere) < len(new):

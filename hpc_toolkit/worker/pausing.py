@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.view import StageView
@@ -75,7 +76,9 @@ def pause_reason(stage: StageView) -> str:
         return ""
     number, percent = parse_max_failures(limit)
     if failed > (number * total / 100 if percent else number):
-        return f"{failed} items of stage {stage.paths.name!r} failed; the limit is {limit}"
+        return (
+            f"{counted(failed, 'item')} of stage {stage.paths.name!r} failed; the limit is {limit}"
+        )
     return ""
 
 

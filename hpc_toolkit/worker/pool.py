@@ -19,7 +19,7 @@ from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
 from hpc_toolkit.system.machine import read_machine
 from hpc_toolkit.system.processes import die_with_parent, handling, readable
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.worker.worker import (
     DRAIN_SIGNALS,
     EXIT_COMPLETE,
@@ -164,12 +164,12 @@ class Pool:
 
 def stopping_line(number: int, workers: int, grace_s: float, *, again: bool) -> bytes:
     """What a pool waits for after a signal; it replaces the progress line of a terminal."""
-    counted = "for 1 worker" if workers == 1 else f"for {workers} workers"
+    whom = f"for {counted(workers, 'worker')}"
     if number == signal.SIGINT and again:
-        text = f"stopping at once: waiting {counted} to interrupt the running items"
+        text = f"stopping at once: waiting {whom} to interrupt the running items"
     else:
         most = format_duration(grace_s)
-        text = f"stopping: waiting {counted} to finish the current item (at most {most})"
+        text = f"stopping: waiting {whom} to finish the current item (at most {most})"
         text += "; press ^C again to stop at once" if number == signal.SIGINT else ""
     start = "\r\x1b[K" if os.isatty(2) else ""
     return f"{start}{text}\n".encode()

@@ -81,7 +81,7 @@ def test_training_that_prints_its_speed_needs_no_recorder_but_the_kind_of_batch(
 
     (tmp_path / "train.py").write_text("print('no numbers')")
     silent = scaling(tmp_path, *asked, "-o", "c", "--", "train.py")
-    assert "train.py recorded no speed on 1 ranks" in silent.stderr
+    assert "train.py recorded no speed on 1 rank" in silent.stderr
     refused = scaling(tmp_path, *asked, "-o", "d", "--model", "x", "--", "train.py")
     assert "--model is for the built-in training" in refused.stderr
     assert not (tmp_path / "d").exists()

@@ -222,7 +222,7 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '
 
         done = hpctk(lab, "crash", "n3", "--daemon-only")
 
-        assert done.stdout == "n3: 1 processes killed\n"
+        assert done.stdout == "n3: 1 process killed\n"
         after = on_node(lab, "n3")
         assert "slurmd" not in after
         # The task calls sleep again and again, so one look can miss it.

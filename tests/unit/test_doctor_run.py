@@ -45,7 +45,7 @@ def test_a_run_in_order_is_fine_and_is_not_touched(worked: ToyRun) -> None:
 
     assert {one.verdict for one in found} == {Verdict.FINE}
     assert [one.check for one in found] == ["log (items)", "claims (items)", "journals", "workers"]
-    assert "6 lines of 1 workers" in found[2].found
+    assert "6 lines of 1 worker," in found[2].found
     assert tree(worked.root) == before
 
 

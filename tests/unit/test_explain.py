@@ -8,11 +8,10 @@ import pytest
 
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.results.explain import attempts_of, explain, find_item, retry_failed
+from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.toyrun import ToyRun
 
 
 def life_of(toy: ToyRun, text: str) -> dict[str, Any]:
@@ -33,6 +32,18 @@ def test_an_item_is_found_by_its_number_its_json_or_a_part(fast_dir: Path) -> No
     assert find_item(run.view, '{"g": 0, "name": "a"}').item["name"] == "a"
     assert find_item(run.view, '"xy').item["name"] == "xyz"
     assert find_item(run.view, '"name":"a"').item["name"] == "a"
+
+
+def test_an_item_is_found_by_its_number_without_reading_the_whole_list(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(fast_dir / "run", sealed=False)
+    toy.add([{"id": "added"}, {"id": "last"}])
+    monkeypatch.delattr("hpc_toolkit.queue.items.Segment.items")
+
+    assert [find_item(toy.view(), str(number)).item["id"] for number in (3, 4, 5)] == [
+        *(3, "added", "last")
+    ]
 
 
 def test_a_text_that_means_no_item_or_several_is_refused(toy: ToyRun) -> None:

@@ -263,7 +263,9 @@ def test_gather_after_a_retry_waits_for_the_items_it_names(toy: ToyRun) -> None:
     toy.reopen().results()
     toy.reopen().retry()
 
-    with pytest.raises(NotCompleteError, match="1 items") as caught:
+    with pytest.raises(
+        NotCompleteError, match="1 item of stage 'items' has no result yet"
+    ) as caught:
         toy.reopen().results()
 
     assert caught.value.pending == [{"id": 2}]
@@ -287,7 +289,7 @@ def test_i2_a_retry_between_computing_and_publishing_is_not_passed_over(
 
     monkeypatch.setattr(StageLog, "add_table", retry_first)
 
-    with pytest.raises(NotCompleteError, match="1 items"):
+    with pytest.raises(NotCompleteError, match="1 item of stage 'items' has no result yet"):
         toy.reopen().results()
 
     assert toy.states()[1, 2] == "pending"

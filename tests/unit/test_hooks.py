@@ -13,6 +13,7 @@ from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.hooks import Hooks
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.counts import StageCounts, WorkerCounts
+from hpc_toolkit.results.reasons import PAUSED
 from hpc_toolkit.results.status import Status
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
@@ -53,7 +54,7 @@ def noted(path: Path) -> list[str]:
     [
         (status(10), "complete 10 0 0"),
         (status(7, 3), "failed 7 3 0"),
-        (status(2, 1, reason="paused: 25 failed"), "paused 2 1 7"),
+        (status(2, 1, halt=PAUSED, reason="paused: 25 failed"), "paused 2 1 7"),
     ],
 )
 def test_an_end_is_reported_once_with_what_came_of_the_run(
@@ -70,7 +71,7 @@ def test_an_end_is_reported_once_with_what_came_of_the_run(
 
 def test_a_run_that_pauses_again_after_a_retry_is_reported_again(tmp_path: Path) -> None:
     hooks = Hooks(noting(tmp_path / "out"))
-    paused = status(1, reason="paused: 25 failed")
+    paused = status(1, halt=PAUSED, reason="paused: 25 failed")
 
     for now in (paused, status(1), paused):
         hooks.look(now)

@@ -276,6 +276,16 @@ class TestMembers:
         assert member_node(f"1 2 3:4 /x /mnt/{paths.token} rw", paths.token) is None
         assert member_node("", paths.token) is None
 
+    def test_a_copy_of_a_labs_directory_does_not_name_its_processes(self, paths: LabPaths) -> None:
+        inside = lab_token(paths.root, paths.root.parent)  # as a process in the lab's root has it
+        for one in (paths, copy := LabPaths(Path(f"{paths.root}2"))):
+            one.hosts.mkdir(parents=True)
+            (one.hosts / f"{inside}.0a.n1").touch()
+
+        assert paths.token == inside
+        assert copy.token == lab_token(copy.root)
+        assert copy.token[-8:] != paths.token[-8:]  # by which labs choose their ports
+
 
 class TestDirectory:
     def test_a_lab_lies_below_the_users_state(self, monkeypatch: pytest.MonkeyPatch) -> None:

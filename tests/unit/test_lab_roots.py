@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from hpc_toolkit import cli
@@ -25,6 +27,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("debootstrap", "apt-get"):
         (programs / name).write_text("#!/bin/sh\necho 'E: no mirror answers' >&2; exit 1\n")
         (programs / name).chmod(0o755)
+    for name in ("unshare", "setpriv", "mount"):
+        (programs / name).symlink_to(shutil.which(name) or "/bin/true")
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     (scripts / "sid").touch()
@@ -67,6 +71,40 @@ def test_an_interrupted_build_leaves_nothing_and_is_never_used(tmp_path: Path) -
     assert os.listdir(debian_root("sid", tmp_path / "roots", print, lambda *_: None)) == []
 
 
+def test_a_root_of_an_older_recipe_is_removed_when_nobody_has_used_it_for_two_weeks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "roots"
+    told: list[str] = []
+
+    def root(name: str, days: float, *, partial: bool = False) -> Path:
+        made = directory / f"{name}{'.partial' * partial}"
+        (made / "usr").mkdir(parents=True)
+        lock, used = directory / f"{name}.lock", time.time() - days * 86_400
+        lock.touch()
+        os.utime(lock, (used, used))
+        return made
+
+    unused = [root(f"trixie-{'a' * 12}", 15), root(f"trixie-{'b' * 12}", 15, partial=True)]
+    entered = root(f"trixie-{'c' * 12}", 15)
+    locked = root(f"trixie-{'d' * 12}", 15)
+    others = [root(f"trixie-{'e' * 12}", 13), root(f"sid-{'a' * 12}", 15), root("trixie-mine", 15)]
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/mountinfo").write_text(f"1 0 0:46 / / rw - overlay {entered} rw,lower=.\n")
+    monkeypatch.setattr(roots, "_PROC", tmp_path / "proc")
+    current = root(debian_root("trixie", tmp_path, print, lambda *_: None).name, 15)
+
+    with FileLock(directory / f"{locked.name}.lock"):
+        os.utime(directory / f"{locked.name}.lock", (1.0, 1.0))
+        debian_root("trixie", directory, told.append)
+
+    left = {one for one in directory.iterdir() if one.is_dir()}
+    assert left == {entered, locked, current, *others}
+    assert sorted(told) == [
+        f"removing {one.with_suffix('')}, which was not used for two weeks" for one in unused
+    ]
+
+
 @pytest.mark.parametrize(
     ("given", "message", "hint"),
     [
@@ -101,13 +139,22 @@ def test_other_options_are_checked_before_a_release_is_built() -> None:
     assert found.exception.message == "--nodes: 0 is outside 1..256"
 
 
+def test_an_empty_value_does_not_mean_the_installed_slurm() -> None:
+    found = CliRunner().invoke(cli.load_commands("lab"), ["lab", "up", "--slurm", ""])
+
+    assert isinstance(found.exception, ConfigError)
+    assert "'' is not a Debian release" in found.exception.message
+
+
 def test_a_release_needs_debootstrap_and_any_root_needs_root(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (machine / "debootstrap").unlink()
-    with pytest.raises(ConfigError, match="programs that are not installed: debootstrap") as caught:
+    for name in ("debootstrap", "unshare"):
+        (machine / name).unlink()
+    missing = "programs that are not installed: debootstrap, unshare"
+    with pytest.raises(ConfigError, match=missing) as caught:
         find_root("trixie", print)
-    assert "apt-get install debootstrap; or give --slurm the directory" in caught.value.hint
+    assert "debootstrap util-linux mount; or give --slurm the directory" in caught.value.hint
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="only root can start a lab with a Slurm that is not"):

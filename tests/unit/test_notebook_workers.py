@@ -96,8 +96,8 @@ def test_an_array_of_workers_is_jobs_of_one_node(run: Run, sbatch: KeptJobs) -> 
 @pytest.mark.parametrize(
     ("n", "how", "match"),
     [
-        (6, {"gpus_per_node": 4}, "n: 6 workers are not 1 nodes x 4 ranks"),
-        (8, {"nodes": 1, "ntasks_per_node": 4}, "n: 8 workers are not 1 nodes x 4 ranks"),
+        (6, {"gpus_per_node": 4}, "n: 6 workers are not 1 node x 4 ranks"),
+        (8, {"nodes": 1, "ntasks_per_node": 4}, "n: 8 workers are not 1 node x 4 ranks"),
         (3, {"gpus_per_node": 2, "array": True}, "n: 3 workers are not"),
         (0, {}, "n: 0 is not a number"),
         (True, {}, "n: True is not a number"),
@@ -370,7 +370,7 @@ def test_watching_jobs_that_are_over_says_how_each_ended(
     assert capsys.readouterr().out.splitlines()[-3:] == [
         f"job 100_1: FAILED, exit code 3; see {jobs.jobs[1].paths.stderr}",
         "job 100_2: CANCELLED",
-        "and 1 more jobs",
+        "and 1 more job",
     ]
 
 

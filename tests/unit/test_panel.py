@@ -17,6 +17,7 @@ from hpc_toolkit.report.panel import Bar, Row, headline, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 from hpc_toolkit.results.failures import Failures
+from hpc_toolkit.results.reasons import NO_WORKER, OPEN, PAUSED
 from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.terminal import printable
 from hpc_toolkit.worker.closing import closing
@@ -97,10 +98,18 @@ def test_stages_are_named_where_there_are_several() -> None:
         ({"eta_s": None, "eta_low_s": None, "eta_high_s": None}, "working"),
         ({"eta_low_s": None, "reason": "no worker is alive"}, "nothing moves"),
         (
-            {"eta_low_s": None, "reason": "every item is finished, the list is open: add some"},
+            {
+                "eta_low_s": None,
+                "halt": OPEN,
+                "reason": "every item is finished, the list is open: add some",
+            },
             "every item is finished, the list is open, 1 failed",
         ),
-        ({"reason": "paused: the first 25 items all failed"}, "paused"),
+        ({"halt": PAUSED, "reason": "paused: the first 25 items all failed"}, "paused"),
+        (
+            {"eta_low_s": None, "halt": NO_WORKER, "reason": "x, the list is open: y"},
+            "nothing moves",
+        ),
         ({"complete": True, "elapsed_s": 61.0}, "complete after 1 min 01 s, 1 failed"),
     ],
 )
@@ -168,6 +177,7 @@ def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:
         return next(row.text for row in rows if row.label == "workers")
 
     assert workers() == "4 alive, 1 dead, 3 with results not shown here yet"
+    assert workers(deaths=1) == "4 alive, 1 dead, 1 death seen, 3 with results not shown here yet"
     assert workers(complete=True) == "4 alive, 1 dead"
 
 

@@ -72,7 +72,7 @@ def test_a_retry_lets_a_paused_run_go_on(fast_dir: Path) -> None:
     [
         ("ppp", "3", ""),
         ("pppp", "3", "4 items of stage 'items' failed; the limit is 3"),
-        ("p", "0", "1 items of stage 'items' failed; the limit is 0"),
+        ("p", "0", "1 item of stage 'items' failed; the limit is 0"),
         ("pppp", "10%", ""),
         ("ppppp", "10%", "5 items of stage 'items' failed; the limit is 10%"),
         ("p" * 40, "100%", ""),

@@ -224,11 +224,12 @@ def test_a_worker_whose_file_is_damaged_has_a_lane_and_items(fast_dir: Path) -> 
 
     assert f"1 worker in 1 lane, from {moment(1_000.0)}." in text
     assert "(unknown host)" in text
+    assert "- workers: 1, host unknown" in text
     assert "Up to 1 items/s; living workers: up to 1 " in text
 
 
 def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
-    """Host n2 is 3 days ahead; ``files``: times of the files of workers and of run.json."""
+    """Host n2 is 3 days ahead; ``files``: times of run.json and of both files of each worker."""
     toy = ToyRun(root, 6, unit=2)
     for number, name in enumerate(("wa", "wb", "wc")):
         late = 259_200.0 if name == "wb" else 0.0
@@ -240,8 +241,9 @@ def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
         worker.release(1_200.0 + late, seconds=180.0)
         worker.presence.update(state="finished")
     for name, at in files.items():
-        path = toy.paths.worker(name) if name.startswith("w") else toy.paths.manifest
-        os.utime(path, (at, at))
+        of_worker = (toy.paths.worker(name), toy.paths.journal(name))
+        for path in of_worker if name.startswith("w") else (toy.paths.manifest,):
+            os.utime(path, (at, at))
     return toy
 
 
@@ -259,6 +261,24 @@ def test_times_of_a_host_whose_clock_is_off_are_corrected_with_a_warning(fast_di
         assert form.count("Warning: clocks differ") == 1
         assert "n2 is 3 d 00 h ahead. The" in form
         assert "6 of 6 items are done in 4 min 00 s" in form
+
+
+@pytest.mark.parametrize(
+    ("touched", "worker", "expected"),
+    [
+        pytest.param("worker", "wa", {"n2": 259_200.0}, id="of a host with the right time"),
+        pytest.param("worker", "wb", {}, id="heartbeat of the host that is ahead"),
+        pytest.param("journal", "wb", {}, id="journal of the host that is ahead"),
+    ],
+)
+def test_one_file_that_was_touched_says_nothing_about_its_hosts_clock(
+    fast_dir: Path, touched: str, worker: str, expected: dict[str, float]
+) -> None:
+    beats = {"wa": 1_240.0, "wb": 1_240.0, "wc": 1_240.0, "run.json": 990.0}
+    toy = clocks_off(fast_dir / "run", beats)
+    os.utime(getattr(toy.paths, touched)(worker), (700_000.0, 700_000.0))
+
+    assert activity_of(toy).ahead == expected
 
 
 @pytest.mark.parametrize(
@@ -550,6 +570,10 @@ def test_the_command_writes_the_file_that_is_named_and_prints_its_path(
     assert printed.output.startswith("# Run")
     assert invoke(str(toy.root), "-o", "-").output.startswith("# Run")
     assert named.exit_code == 0
+    both = [str(tmp_path / "r.html"), str(tmp_path / "again.md")]
+    assert invoke(str(toy.root), "-o", both[0], "-o", both[1]).output.split() == both
+    assert (tmp_path / "r.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "again.md").read_text().startswith("# Run")
     assert "unknown format '.pdf'" in str(refused.exception)
 
 

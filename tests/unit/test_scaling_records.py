@@ -235,7 +235,7 @@ def test_sources_without_a_measurement_are_refused_with_what_they_hold(tmp_path:
     with pytest.raises(ConfigError, match="no measurement in 0 files"):
         read_source(tmp_path)
     (tmp_path / "job-0-abcde.log").write_text("killed\n")
-    with pytest.raises(ConfigError, match=r"no measurement in 1 files; job-0-abcde\.log of job"):
+    with pytest.raises(ConfigError, match=r"no measurement in 1 file; job-0-abcde\.log of job"):
         read_source(tmp_path)
     (tmp_path / "x.toml").write_text("")
     with pytest.raises(ConfigError, match=r"unknown format '\.toml'"):

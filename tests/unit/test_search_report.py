@@ -93,7 +93,9 @@ def test_tiles_outlines_and_marks_are_those_of_the_data(
         assert outlined == {at for at, arm in here.items() if arm in asked}
     titles = "".join(one.text or "" for one in drawn.iter(f"{SVG}title"))
     assert f"m/step16/layer2: {max(means.values()):.4f} ± 0.0058m" in titles
-    assert f"s/step16/layer2: {means['s/step16/layer2']:.4f} ± 0.0058, asked in round 2" in titles
+    assert (
+        f"s/step16/layer2: {means['s/step16/layer2']:.4f} ± 0.0058, requested in round 2" in titles
+    )
     marks = [one.get("class") for one in drawn.findall(f"{SVG}circle") if one.get("class")]
     assert marks[2:] == ["best", "truth"]  # after the legend: one in each model
     assert not drawn.findall(f".//{SVG}path[@class='unknown dim']")
@@ -256,8 +258,8 @@ def test_an_arm_without_a_reward_says_why(fast_dir: Path, monkeypatch: pytest.Mo
     assert whys == {"", "failed", "not evaluated"}
     assert "(not evaluated)" in shown[0]
     said = figures(search_of(played.root))[REWARDS].svg
-    assert "failed, asked in round 1" in said
-    assert "not evaluated, asked in round 2" in said
+    assert "failed, requested in round 1" in said
+    assert "not evaluated, requested in round 2" in said
 
 
 def test_a_race_without_complete_arms_ranks_arms_by_tasks_and_then_by_reward(
@@ -334,8 +336,8 @@ def test_own_arms_are_drawn_by_the_keys_that_explain_most(
     means = figures(sections)["Mean reward by value of each key"].text
     assert "x 2: 2.1505 ± 0.0423 over 8 arms" in means
     (table,) = sections[1].tables
-    columns = ("rank", "mean", "standard error", "tie", "asked in round", "z", "y", "x", "id")
-    assert table.columns == (*columns, "tasks", "worker time")
+    columns = ("rank", "mean", "standard error", "tie", "requested in round", "z", "y", "x", "id")
+    assert table.columns == (*columns, "tasks", "evaluation time")
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert (first["tie"], first["id"], first["tasks"]) == ("best", "231", Cell("2 of 2", 2))
 

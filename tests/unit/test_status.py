@@ -292,15 +292,16 @@ def test_complete_has_no_reason(toy: ToyRun) -> None:
 
 
 def test_an_open_stage_without_work_waits_for_more(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    toy = ToyRun(fast_dir / "my run", 1, unit=1, sealed=False)
     living(toy, "w").work(toy.unit_name(0), i0="done")
 
-    found = status(toy)
+    found = toy.reopen().status()
+    run = f"'{toy.root}'"
 
     assert not found.complete
     assert found.reason == (
         "all items added so far are finished, the list is open: "
-        "'hpctk add RUN --items FILE' adds items, 'hpctk add RUN --seal' ends it"
+        f"'hpctk add {run} --items FILE' adds items, 'hpctk add {run} --seal' ends it"
     )
 
 

@@ -62,7 +62,7 @@ class Entrant:
 
     @property
     def in_parts(self) -> bool:
-        """Whether the policy asks for an arm's tasks in parts."""
+        """Whether the policy requests an arm's tasks in parts."""
         return self.name in TASK_RULES
 
     def make(self, table: ScoreTable, seed: int, asks: Asks) -> Policy:
@@ -113,7 +113,7 @@ class Plan:
 
     entrants: Sequence[Entrant]
     asks: Asks = field(default_factory=lambda: Asks("rounds", 1))
-    """How many pulls at once. A policy that asks for tasks in parts asks for complete rungs."""
+    """How many pulls at once. A policy that requests tasks in parts requests complete rungs."""
     pulls: int | None = 60
     """Pulls on all tasks after which a search ends; None: when the policy has finished."""
     until: float | None = None

@@ -1,4 +1,4 @@
-"""Replay a search on recorded scores: what a policy asks for and knows, and when."""
+"""Replay a search on recorded scores: what a policy requests and knows, and when."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def finish_times(
     for a run with this order. A pull without evaluations ends when it may begin.
 
     ``durations`` has the seconds of the evaluations of each pull, in the order of asks.
-    ``told_before`` has for each pull how many results had to be told before it was asked for.
+    ``told_before`` has for each pull how many results had to be told before it was requested.
     Results arrive in the order of asks, so a pull begins when that many first pulls ended. The
     longest of all evaluations that may begin goes first.
     """
@@ -43,7 +43,7 @@ def finish_times(
     running: list[tuple[float, int]] = []  # a heap of the times when evaluations end
     asked = told = 0
     while True:
-        # Tell ended pulls and ask for pulls that waited for them, until neither is possible.
+        # Tell ended pulls and request pulls that waited for them, until neither is possible.
         while True:
             if asked < len(left) and told_before[asked] <= told:
                 ends[asked] = now
@@ -69,8 +69,8 @@ class Asks:
     """How many pulls run at once, and when the policy decides."""
 
     kind: Literal["rounds", "window"]
-    """``rounds``: ask for ``size`` pulls, tell them all, ask again. ``window``: whenever the oldest
-    running pull has ended, tell it and ask for one more."""
+    """``rounds``: request ``size`` pulls, tell them all, ask again. ``window``: whenever the oldest
+    running pull has ended, tell it and request one more."""
     size: int
 
     @classmethod
@@ -90,13 +90,13 @@ class Asks:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One search. Pulls are numbered in the order in which they were asked for and told."""
+    """One search. Pulls are numbered in the order in which they were requested and told."""
 
     table: ScoreTable
     arms: tuple[int, ...]
     tasks: tuple[tuple[int, ...], ...]
     told_before: tuple[int, ...]
-    """For each pull, the number of results told before it was asked for."""
+    """For each pull, the number of results told before it was requested."""
     known: Floats
     """Shape (n_pulls,): the table's mean of the arm that the policy recommends once this pull is
     told; NaN while it recommends none."""
@@ -138,7 +138,7 @@ def replay(
 
     The policy has no results yet, and was made with the arms of the table. The search ends after
     ``pulls`` pulls, once the recommended arm has at least the mean ``until`` in the table, or when
-    the policy has nothing more to ask for.
+    the policy has nothing more to request.
     """
     search = _Search(table, policy)
     limit = math.inf if pulls is None else pulls

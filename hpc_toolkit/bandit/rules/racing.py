@@ -14,6 +14,7 @@ from hpc_toolkit.bandit.durations import slowness, task_order
 from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
 from hpc_toolkit.bandit.rewards import rewards_of
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, first_best, number_option
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,7 +165,7 @@ class _Contest(Rule):
 
     @abstractmethod
     def _reason(self, rung: Rung, tasks: int) -> str:
-        """Why the rung's arms are asked for, of all ``tasks``."""
+        """Why the rung's arms are requested, of all ``tasks``."""
 
     def _last(self, rung: Rung) -> Finalists | None:
         return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
@@ -191,7 +192,9 @@ class Racing(_Contest):
     """Number of tasks between one check and the next."""
 
     def _reason(self, rung: Rung, tasks: int) -> str:
-        return f"{len(rung.arms)} arms left after {rung.done} of {tasks} tasks"
+        return (
+            f"{counted(len(rung.arms), 'arm')} left after {rung.done} of {counted(tasks, 'task')}"
+        )
 
     def _last(self, rung: Rung) -> Finalists | None:
         rung.arms = rung.arms[comparable(rung.scores)]
@@ -259,7 +262,7 @@ class Halving(_Contest):
     task even if the budget is too small for it; the last rung takes at most all tasks."""
 
     def _reason(self, rung: Rung, tasks: int) -> str:
-        return f"rung of {len(rung.arms)} arms on {rung.until} tasks"
+        return f"rung of {counted(len(rung.arms), 'arm')} on {counted(rung.until or 0, 'task')}"
 
     def _rung(self, history: History, order: TaskOrder) -> Rung:
         rung, purse = Rung(history, order.tasks), _Purse(history, order, self.share)

@@ -18,6 +18,7 @@ from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader, Line
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +85,8 @@ def _check_log(stage: StagePaths) -> Finding:
         found, means = _bad_segment(log), "commands that need these items end there"
     if found:
         return Finding(check, Verdict.UNSAFE, found, means, _BACKUP)
-    return fine(check, f"{log.length} entries in order, each with its payload")
+    entries = "1 entry" if log.length == 1 else f"{log.length:,} entries"
+    return fine(check, f"{entries} in order, each with its payload")
 
 
 def _bad_segment(log: StageLog) -> str:
@@ -168,7 +170,12 @@ def _check_journals(paths: RunPaths) -> list[Finding]:
         *_some_fault(check, Verdict.UNSAFE, "cannot be read", unreadable, _UNREAD, _ASK),
         *_some_fault(check, slower, "damaged", damaged, _AGAIN, "have the disk checked"),
         *_some_fault(check, slower, "torn at the end", torn, _AGAIN),
-    ] or [fine(check, f"{lines} lines of {len(names)} workers, each with its right sum")]
+    ] or [
+        fine(
+            check,
+            f"{counted(lines, 'line')} of {counted(len(names), 'worker')}, all checksums match",
+        )
+    ]
 
 
 def _count_lines(reader: JournalReader) -> int:
@@ -183,7 +190,7 @@ def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:
         unreadable = [name for name in unreadable if read_presence(paths.worker(name)) is None]
     for found in _some_fault("workers", Verdict.SLOWER, "cannot be read", unreadable, _TIMED):
         return found
-    return fine("workers", f"{len(workers)} files, each whole")
+    return fine("workers", f"{counted(len(workers), 'file')}, none damaged")
 
 
 def _some_fault(

@@ -33,7 +33,7 @@ _WHY_DIRECTORY = {
     "was begun without a line in a journal is begun once more",
     "journals": "no worker can start without it; results that no table holds are gone with it",
     "workers": "no worker can start without it; workers that it knew count as silent",
-    "control": "nobody can be asked to drain without it; what was asked for is forgotten",
+    "control": "no worker can be asked to exit without it; earlier drain requests are lost",
 }
 _WHY_ANY = "it is written to, and was empty or is not read"
 _WHY_CLAIMS = "journals have lines of them; without them a generation would have a second owner"

@@ -222,7 +222,7 @@ class EmbeddedTexts(OfCheckpoints):
         self._cache = Path(cache).expanduser() if cache else None
 
     def load(self, group: str) -> SharedEmbeddings:
-        """Load a checkpoint; texts are embedded when a task first asks for them."""
+        """Load a checkpoint; texts are embedded when a task first needs them."""
         loaded = self.load_model(group)
         return SharedEmbeddings(
             loaded,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.system.quantities import parse_range
+from hpc_toolkit.system.quantities import counted, parse_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -213,7 +213,7 @@ def suspects(sizes: Sequence[str], steps: Sequence[int]) -> Iterator[str]:
         found = [step for step in steps if step in one.steps]
         if models and found:
             names = ", ".join(f"pythia-{size}" for size in models)
-            more = f" and {len(found) - 3} more steps" if len(found) > 3 else ""
+            more = f" and {counted(len(found) - 3, 'more step')}" if len(found) > 3 else ""
             which = f"{', '.join(map(str, found[:3]))}{more}"
             yield f"{names} at step {which}: {one.what}, as reported ({one.source})"
 

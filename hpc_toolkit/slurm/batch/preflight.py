@@ -17,7 +17,7 @@ from hpc_toolkit import __version__
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.system.gpus import ask_driver
-from hpc_toolkit.system.quantities import format_size
+from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
     if gpus:
         seen = usable_gpus(os.environ)
         if seen < gpus:
-            problems.append(f"only {seen} of {gpus} GPUs are there")
-        facts.append(f"{seen} GPUs")
+            problems.append(f"only {seen} of {counted(gpus, 'GPU')} are there")
+        facts.append(counted(seen, "GPU"))
     if run is not None:
         _check_run(run, free_bytes, problems, facts)
     return NodeReport(node=host_name(), problems=tuple(problems), facts=tuple(facts))
@@ -106,4 +106,4 @@ def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]
         facts.append(f"{format_size(free)} free for {run}")
         # Some filesystems report no number of files.
         if space.f_files and space.f_favail < _FREE_FILES:
-            problems.append(f"room for {space.f_favail} more files below {run}")
+            problems.append(f"room for {counted(space.f_favail, 'more file')} below {run}")

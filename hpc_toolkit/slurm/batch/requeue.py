@@ -13,6 +13,7 @@ from hpc_toolkit.slurm.batch.job import JobError, show, this_job
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Signals, as_command, lost_nodes
 from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
 from hpc_toolkit.slurm.controller import slurm_config
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +54,9 @@ class Restarts:
             # Slurm 24.11 would requeue the job twice: now, and again when the next start ends.
             self.end_without_requeue("Slurm itself requeues a preempted job")
         if restarts >= self._most:
-            self.end_without_requeue(f"{restarts} restarts, and --max-restarts is {self._most}")
+            self.end_without_requeue(
+                f"{counted(restarts, 'restart')}, and --max-restarts is {self._most}"
+            )
         self._job.log("requeueing")
         done = _scontrol("requeue", self._job.id)
         self._batch.receive_all()

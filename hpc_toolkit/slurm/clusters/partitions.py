@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.facts import Origin
 from hpc_toolkit.slurm.clusters.keys import NODE_KEYS
-from hpc_toolkit.system.quantities import format_mem, format_walltime
+from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +35,7 @@ class Needs:
     def __str__(self) -> str:
         kind = self.gpu_type or ("GPU" if self.gpus_per_node == 1 else "GPUs")
         gpus = f" with {self.gpus_per_node} {kind}" if self.gpus_per_node else ""
-        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
-        return f"{nodes}{gpus} for {format_walltime(self.time_s)}"
+        return f"{counted(self.nodes, 'node')}{gpus} for {format_walltime(self.time_s)}"
 
 
 class Excess(NamedTuple):

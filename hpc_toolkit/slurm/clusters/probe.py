@@ -12,7 +12,7 @@ from hpc_toolkit.slurm.client import ask
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
-from hpc_toolkit.system.quantities import format_mem, parse_walltime
+from hpc_toolkit.system.quantities import counted, format_mem, parse_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,8 +70,8 @@ class Shape:
     """Memory in MiB without that reserved for the system; None if unknown."""
 
     def __str__(self) -> str:
-        gpus = [f"{self.gpus} GPUs {self.gpu_type or ''}".rstrip()] if self.gpus else []
-        cpus = [f"{self.cpus} CPUs"] if self.cpus else []
+        gpus = [f"{counted(self.gpus, 'GPU')} {self.gpu_type or ''}".rstrip()] if self.gpus else []
+        cpus = [counted(self.cpus, "CPU")] if self.cpus else []
         return ", ".join([*gpus, *cpus, *([format_mem(self.mem_mib)] if self.mem_mib else [])])
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an analysis is asked for, beyond the measurements."""
+    """Options of an analysis, besides the measurements."""
 
     samples: int | None = None
     """Number of samples whose time and cost are shown; None for 1,000."""

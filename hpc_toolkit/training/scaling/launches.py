@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PASSING, ConfigError, RunError
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
 from hpc_toolkit.training.scaling.settings import cases
 
@@ -214,7 +215,7 @@ def measure_own(
     options = {"nproc_per_node": world_size, "redirects": "3"}
     code = launch_module(script, arguments, options, directory, backend=backend, module=module)
     if code:
-        message = f"{script} ended with exit code {code} on {world_size} ranks"
+        message = f"{script} ended with exit code {code} on {counted(world_size, 'rank')}"
         raise RunError(message, hint=f"{directory}/logs has the output of the ranks")
     if path.exists() and path.stat().st_size > before:
         return
@@ -222,7 +223,7 @@ def measure_own(
     name = os.path.basename(script)
     record = printed(read_text(log), world_size, weak=bool(weak), name=name, arguments=arguments)
     if record is None:
-        message = f"{script} recorded no speed on {world_size} ranks"
+        message = f"{script} recorded no speed on {counted(world_size, 'rank')}"
         hint = "use hpc_toolkit.training.scaling.recorder.Recorder, or print a line of JSON"
         raise ConfigError(message, hint=f'{hint} such as {{"samples_per_s": 123.4}}')
     if weak is None:

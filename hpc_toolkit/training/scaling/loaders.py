@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.scaling.comparison import NOTABLE
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ class LoaderAdvice:
     def __str__(self) -> str:
         """Return the advice with its numbers, for the page."""
         where = ", ".join(f"{name}={value}" for name, value in self.others.items())
-        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         rates = ", ".join(f"{rate:,.4g} with {workers}" for workers, rate in self.rates.items())
-        words = f"**Use {self.workers} loader workers per rank{' for ' * bool(where)}{where}** "
-        words += f"(samples/s on {ranks}: {rates})"
+        words = f"**Use {counted(self.workers, 'loader worker')} per rank"
+        words += f"{' for ' * bool(where)}{where}** "
+        words += f"(samples/s on {counted(self.world_size, 'rank')}: {rates})"
         if not self.certain:
             words += "; but measure again: repeats do not agree"
         if self.loading >= NOTABLE:

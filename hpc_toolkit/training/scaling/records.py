@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.scaling.series import Point, Series
 from hpc_toolkit.training.scaling.tables import read_csv, read_json
 
@@ -303,7 +304,7 @@ def _of_logs(texts: Mapping[Path, str], source: str) -> tuple[tuple[Series, ...]
         found += records
         notes += [] if records else _silent(path, text)
     if not found:
-        message = f"{source}: no measurement in {len(texts)} files"
+        message = f"{source}: no measurement in {counted(len(texts), 'file')}"
         hint = "name the directory of a scaling run, or of logs ('kubectl logs POD > POD.log')"
         raise ConfigError("; ".join([message, *notes]), hint=hint)
     return series_of(found), tuple(notes)

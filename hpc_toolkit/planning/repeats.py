@@ -62,8 +62,8 @@ def repeats(stage: StageWork, z: Floats, word: Ints) -> Repeats:
         gain, settled = _gain(z, first, kinds[: len(z)])
         if gain > best:
             best, chosen = gain, kinds
-        elif not settled and stage.group_by is not None and _some_repeat(stage, kinds):
-            hidden = kinds if hidden is None else hidden
+        elif hidden is None and not settled and _some_repeat(stage, kinds):
+            hidden = kinds
     if chosen is None:
         kinds = np.zeros(len(z) + len(stage.left), dtype=np.int64)
         if _gain(z, _flags(stage, kinds), word)[0]:
@@ -129,11 +129,10 @@ def _gain(z: Floats, first: Ints, kinds: Ints) -> tuple[float, bool]:
 
 
 def _some_repeat(stage: StageWork, kinds: Ints) -> bool:
-    """Return whether a group has two items left of one kind."""
+    """Return whether one of several groups has two items left of one kind."""
+    groups = [stage.group_of(one) for one in stage.left]
     of = kinds[len(stage.seen) :].tolist()
-    return len({(stage.group_of(one), kind) for one, kind in zip(stage.left, of, strict=True)}) < (
-        len(of)
-    )
+    return len(set(groups)) > 1 and len(set(zip(groups, of, strict=True))) < len(of)
 
 
 def _repeats(stage: StageWork, kinds: Ints, *, unknown: bool) -> Repeats:

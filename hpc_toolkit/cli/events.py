@@ -81,6 +81,7 @@ def _since(text: str, now: float) -> float:
 
 def _print(run: Run, first: float, *, follow: bool) -> None:
     from hpc_toolkit.results.events import EventReader, event_line
+    from hpc_toolkit.results.sampling import pause_s
     from hpc_toolkit.system.clock import SystemClock
 
     campaign = run.manifest.campaign or {}
@@ -99,7 +100,7 @@ def _print(run: Run, first: float, *, follow: bool) -> None:
         over = run.view.complete and not reader.alive
         if not follow or over or time.monotonic() > complete_at + _EXIT_S or _is_closed():
             return
-        time.sleep(_POLL_S)
+        time.sleep(pause_s(run.view, _POLL_S))
         if not run.paths.manifest.exists():
             message = f"{run.root}: run.json is missing"
             raise RunError(message, hint="the run was removed or moved")

@@ -210,6 +210,7 @@ def _follow(
     slurm: bool,
 ) -> bool:
     """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
+    from hpc_toolkit.results.sampling import pause_s
     from hpc_toolkit.rundir.proof import believed
     from hpc_toolkit.submit.costs import add_cost
     from hpc_toolkit.submit.jobs import JobStates
@@ -229,7 +230,7 @@ def _follow(
         for warning in hooks.warnings():
             note(warning, "warning")
         gc.enable()
-        time.sleep(_WATCH_S)
+        time.sleep(pause_s(run.view, _WATCH_S))
         if not run.paths.manifest.exists():
             message = f"{run.root}: run.json is missing"
             raise RunError(message, hint="the run was removed or moved")

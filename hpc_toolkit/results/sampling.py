@@ -26,6 +26,12 @@ _LIST_S = 10.0
 """Seconds between two listings of claims and workers: a listing may have ten thousand names."""
 
 
+def pause_s(view: RunView, at_least: float) -> float:
+    """Seconds until a process that reads the files of all workers each time may do so again."""
+    is_local = files.is_local(view.paths.root)
+    return at_least if is_local else max(at_least, 2 * len(view.readers) / FILES_PER_S)
+
+
 @dataclass(frozen=True, slots=True)
 class _Read:
     presence: Presence | None

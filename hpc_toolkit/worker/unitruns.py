@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker.membership import Drain
 
 _SYNC_S = 0.5
-_LOOK_S = 1.0
+_TICK_S = 1.0
 _STOPPING_S = 0.1
 _BATCH_S = 0.002
 _READ = 1 << 18
@@ -86,6 +86,9 @@ class UnitRunner:
     """Readable when a signal has come."""
     tick: Callable[[], None]
     """Does the worker's periodic work; called at least once a second."""
+    look_s: float
+    """Seconds between two looks for a newer claim of the unit: the interval of heartbeats, which
+    grows with the number of workers. A worker that was silent for a lease looks immediately."""
 
     loaded: tuple[str, str | None] = field(default=("", None), init=False)
     """Stage and group of the context that the executor holds."""
@@ -283,7 +286,7 @@ class UnitRunner:
     def _patience(self, stream: _Stream, limit: float | None) -> float:
         """Seconds until the worker must act even if the executor sends nothing."""
         now = self.clock.monotonic()
-        longest = _SYNC_S if self.journal.dirty else _LOOK_S
+        longest = _SYNC_S if self.journal.dirty else _TICK_S
         if self.drain.requested:
             longest = _STOPPING_S
         if self.drain.deadline is not None:
@@ -296,7 +299,7 @@ class UnitRunner:
         now = self.clock.monotonic()
         if self.journal.dirty and now - self._synced_at > _SYNC_S:
             self._sync()
-        if now - self._looked_at > _LOOK_S:
+        if now - self._looked_at > self.look_s:
             self._looked_at = now
             claims = assignment.stage.claims
             self._overtaken |= claims.overtaken(assignment.unit.name, assignment.generation)

@@ -119,6 +119,7 @@ class Worker:
             next_group=self._picker.next_group,
             wake_fd=self._wake_fd,
             tick=self._tick,
+            look_s=own.presence.interval_s,
         )
         self._signals = 0
         self._stage: StageView | None = None

@@ -141,6 +141,7 @@ class Hands:
                 next_group=lambda _: None,
                 wake_fd=wake,
                 tick=tick,
+                look_s=1.0,
             )
             try:
                 outcome = runner.run(found)

@@ -216,10 +216,14 @@ class Rehearsal:
 
     def start(self, host: str, *words: object, **environment: str) -> Ranks:
         """Start a command of hpctk on a host."""
+        argv = [sys.executable, "-m", "hpc_toolkit", *map(str, words)]
+        return self.start_program(host, argv, **environment)
+
+    def start_program(self, host: str, argv: list[str], **environment: str) -> Ranks:
+        """Start a program on a host that may import hpctk."""
         number = len(self._started)
         out, err = self.cwd / f"out-{number}", self.cwd / f"err-{number}"
         mark = f"{self._traced}-{number}"
-        argv = [sys.executable, "-m", "hpc_toolkit", *map(str, words)]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
                 self.hosts.command(host, argv),

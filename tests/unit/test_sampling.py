@@ -10,7 +10,7 @@ from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.results import sampling
 from hpc_toolkit.results.hosts import read_hosts
 from hpc_toolkit.results.recent import RecentEvents
-from hpc_toolkit.results.sampling import FILES_PER_S, Sampler
+from hpc_toolkit.results.sampling import FILES_PER_S, Sampler, pause_s
 from hpc_toolkit.results.status import living_workers, read_status
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
@@ -154,3 +154,16 @@ def test_equal_events_that_are_near_each_other_share_a_line(fast_dir: Path) -> N
 
     started = [(one.count, one.where) for one in events if one.what == "worker started"]
     assert started == [(1, "z"), (30, "h29")]
+
+
+@pytest.mark.parametrize(("filesystem", "seconds"), [("local", 2.0), ("shared", 10.0)])
+def test_a_process_that_reads_everything_pauses_longer_with_more_workers(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, filesystem: str, seconds: float
+) -> None:
+    monkeypatch.setenv("HPCTK_FILESYSTEM", filesystem)
+    toy = ToyRun(fast_dir / "r", 1, unit=1)
+    for number in range(200):
+        toy.worker(f"h-{number}-a", host="h", at=NOW)
+    toy.run.view.poll()
+
+    assert pause_s(toy.run.view, 2.0) == pytest.approx(seconds)

@@ -136,6 +136,7 @@ class Stage:
             next_group=lambda _: self.next_group(),
             wake_fd=self.wake,
             tick=self._tick,
+            look_s=10.0,
         )
 
     def _make(self, *_: object) -> FakeExecutor:
@@ -285,15 +286,18 @@ def test_i9_a_permanent_failure_is_written_as_one(stage: Stage) -> None:
     assert (row["state"], row["error"]) == ("failed", "no weights")
 
 
-def test_i5_a_worker_that_was_overtaken_writes_nothing_more(stage: Stage) -> None:
+def test_i5_a_worker_that_was_overtaken_writes_nothing_more_once_it_looks(stage: Stage) -> None:
     def overtake() -> None:
         assert Claims(stage.toy.stage_paths).create("000001-0", 2, "other")
+        stage.clock.advance(9.0)
+
+    def look() -> None:
         stage.clock.advance(2.0)
 
-    outcome = stage.run("done", overtake, "done", "done", "end stopped")
+    outcome = stage.run("done", overtake, "done", look, "done", "done", "end stopped")
 
     assert outcome is Outcome.OVERTAKEN
-    assert stage.journal() == [("done", 1, 0)]
+    assert stage.journal() == [("done", 1, 0), ("done", 1, 1)]
     assert stage.stops >= 1
 
 

@@ -1,6 +1,6 @@
 """What becomes of runs, and of other queues, on real shared filesystems that are disturbed?
 
-    python benchmarks/sharedfs.py [--full] [--peer-python PYTHON] [--write]
+    python benchmarks/sharedfs.py [--full] [--only FILESYSTEM...] [--peer-python PYTHON] [--write]
 
 GlusterFS, MooseFS and CephFS, and bindfs, whose locks are local to a mount, are mounted by two
 hosts, which are namespaces of this machine. NFSv3 and NFSv4.2 are mounted by two hosts that are
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from tests.sharedfs.filesystems import Filesystem
+
+    Kinds = tuple[type[Filesystem], ...]
 
 OURS = "hpctk"
 PEER_PYTHON = Path(__file__).parent.parent / ".venv" / "peers" / "bin" / "python"
@@ -136,9 +138,12 @@ class Table:
         return any(cells[2] == OURS and cells[5] != "0" for cells in self.rows)
 
 
-def measure(
-    options: Namespace, size: Size, base: Path, found: Table, kinds: tuple[type[Filesystem], ...]
-) -> None:
+def chosen(kinds: Kinds, names: list[str] | None) -> Kinds:
+    """Those of these names, and further mounts of the same hosts; all of them without names."""
+    return tuple(one for one in kinds if names is None or (one.set_of or one.name) in names)
+
+
+def measure(options: Namespace, size: Size, base: Path, found: Table, kinds: Kinds) -> None:
     """Fill the table with rows about these filesystems."""
     known = versions(options.peer_python)
     make_directory = Directories(base)
@@ -196,9 +201,14 @@ def examined(played: Plays, size: Size, name: str, found: Table) -> str:
 def main() -> None:
     given = parser(__doc__)
     given.add_argument("--full", action="store_true", help="scenarios at the size of 'make soak'")
+    names = [kind.name for kind in (*FUSE_KINDS, *NFS_KINDS) if not kind.set_of]
+    given.add_argument("--only", nargs="+", choices=names, metavar="FILESYSTEM",
+                       help=f"measure only these of {', '.join(names)}")  # fmt: skip
     given.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="has other queues")
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = given.parse_args()
+    if options.only and options.write:
+        given.error("--write replaces the rows of all filesystems; leave --only out")
     if os.geteuid() != 0:
         given.error("only root can mount filesystems")
     size = FULL if options.full else SMALL
@@ -206,7 +216,8 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="sharedfs-", ignore_cleanup_errors=True) as base:
             for group, kinds in {"namespaces": FUSE_KINDS, "kernels": NFS_KINDS}.items():
-                measure(options, size, Path(base) / group, found, kinds)
+                if wanted := chosen(kinds, options.only):
+                    measure(options, size, Path(base) / group, found, wanted)
     except HostsError as error:
         failure = f"error: {error}"
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections import Counter
@@ -27,8 +28,9 @@ _MOST_ASKS = 12
 _NEVER_S = 600.0
 _AFTER_LOCKS_S = 20.0
 """A busy machine may take seconds to free the locks of a killed process; the lease comes later."""
-_STANDSTILL_ITEMS, _STANDSTILL_ITEM_S = 72, 0.8
-"""Long enough that a host alone has work for longer than it may stand still."""
+_ALONE_S, _ALONE_ITEM_S = 20.0, 0.8
+"""For so much longer than the lease has a host alone work: its workers look at the silent ones
+every 10 s, and must still have items then."""
 _COMPLETE, _LEFT = 0, 75
 
 
@@ -216,13 +218,14 @@ def power_cut_of_proven_locks(run: Rehearsal) -> Outcome:
 
 def _cut_power(run: Rehearsal, *, proven: bool) -> Outcome:
     _outlast_the_server(run)
-    run.item_s = max(run.size.seconds, _STANDSTILL_ITEM_S)
-    # Workers look at the silent ones every 10 s, and must still have items then.
-    run.init(max(run.size.items, _STANDSTILL_ITEMS))
+    run.item_s = max(run.size.seconds, _ALONE_ITEM_S)
+    alone = math.ceil(run.size.workers * (run.lease_s + _ALONE_S) / run.item_s)
+    together = alone // 4
+    run.init(together + alone)
     if proven:
         assert run.examine()["locks_proven"], "doctor proved no locks"
     lost, spared = run.work(HIT), run.work(SPARED)
-    run.until_begun(run.size.items // 4)
+    run.until_begun(together)
     run.until(lambda: run.busy(HIT), f"a worker of {HIT} in the middle of an item")
     began, since = time.monotonic(), time.time()
     run.filesystem.power_off(HIT)

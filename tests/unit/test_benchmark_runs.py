@@ -46,6 +46,14 @@ def test_a_drain_that_fails_is_a_row_and_the_next_ones_are_measured(
     assert table.lost
 
 
+def test_only_named_filesystems_are_measured_with_all_mounts_of_their_hosts(part: Any) -> None:
+    sharedfs = part("sharedfs")
+    names = [kind.name for kind in sharedfs.chosen(sharedfs.NFS_KINDS, ["CephFS", "NFSv3"])]
+    assert names == ["NFSv3", "NFSv3 actimeo=60"]
+    assert sharedfs.chosen(sharedfs.FUSE_KINDS, ["NFSv3"]) == ()
+    assert sharedfs.chosen(sharedfs.NFS_KINDS, None) == sharedfs.NFS_KINDS
+
+
 def test_another_queue_that_fails_is_left_out_and_the_rest_is_measured(
     part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

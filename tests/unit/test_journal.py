@@ -189,6 +189,19 @@ def test_i8_a_torn_line_and_a_newline_poison_nothing_that_follows(tmp_path: Path
         assert reader.torn_bytes == 0
 
 
+@pytest.mark.parametrize("split", [0, 1, 9])
+def test_i8_zeros_at_the_end_of_a_read_are_read_again(tmp_path: Path, split: int) -> None:
+    """CephFS gives zeros for what another host appends during a read."""
+    path = tmp_path / "w.jsonl"
+    lines = [encode_line({"n": number}) for number in range(2)]
+    path.write_bytes(lines[0] + lines[1][:split] + bytes(len(lines[1]) - split))
+    reader = JournalReader(path)
+    assert records(reader.poll(), path) == [decode_line(lines[0][:-1])]
+    path.write_bytes(b"".join(lines))
+    assert records(reader.poll(), path) == [decode_line(lines[1][:-1])]
+    assert (reader.bad_lines, reader.torn_bytes) == ([], 0)
+
+
 def test_i8_a_torn_line_that_is_finished_later_counts(tmp_path: Path) -> None:
     first, line = (encode_line({"type": "done", "n": n}) for n in range(2))
     path = tmp_path / "j"

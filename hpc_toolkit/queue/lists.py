@@ -156,7 +156,7 @@ def _parquet(file: BinaryIO, source: str) -> list[Item]:
         import pyarrow.parquet as pq
     except ImportError as error:
         message = "reading Parquet needs pyarrow, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
+        raise ConfigError(message, hint="pip install 'hpctk[parquet]'") from error
     try:
         return list(pq.read_table(file).to_pylist())
     except (pa.ArrowException, OSError) as error:

@@ -184,7 +184,7 @@ def parquet_of(columns: dict[str, list[Any]]) -> bytes:
         import pyarrow.parquet as pq
     except ImportError as error:
         message = "writing Parquet needs pyarrow, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
+        raise ConfigError(message, hint="pip install 'hpctk[parquet]'") from error
 
     def array(values: list[Any]) -> Any:
         try:

@@ -54,7 +54,7 @@ def load(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         message = f"the monitor needs {package}, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[monitor]'") from error
+        raise ConfigError(message, hint="pip install 'hpctk[monitor]'") from error
 
 
 class Sampler:

@@ -43,7 +43,7 @@ class OptunaTpe(Guided):
         Guided.__post_init__(self)
         if find_spec("optuna") is None:
             message = f"{self.name} needs optuna, which is not installed"
-            raise ConfigError(message, hint="pip install 'hpc-toolkit[optuna]'")
+            raise ConfigError(message, hint="pip install 'hpctk[optuna]'")
 
     def _climb(
         self, history: History, points: Floats, opening: list[int], n: int

@@ -86,7 +86,7 @@ def _yaml() -> ModuleType:
         import yaml
     except ImportError:
         msg = "manifests need PyYAML, which is not installed"
-        raise HpcToolkitError(msg, hint="pip install 'hpc_toolkit[kubernetes]'") from None
+        raise HpcToolkitError(msg, hint="pip install 'hpctk[kubernetes]'") from None
     return yaml
 
 

@@ -63,7 +63,7 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
     address = settings.resolve()
     if find_spec("ray") is None:
         message = "--engine ray: Ray is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
+        raise ConfigError(message, hint="pip install 'hpctk[ray]'")
     if address:
         _check_answers(address)
     _quieten(local=not address)

@@ -233,7 +233,7 @@ def _own_ray(root: Path) -> Path:
     """
     if importlib.util.find_spec("ray") is None:
         message = f"no ray beside {sys.executable}"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
+        raise ConfigError(message, hint="pip install 'hpctk[ray]'")
     # Not the program that pip installs: it does not start from a path with quotes or "$".
     real = shlex.join([sys.executable, "-P", "-m", "ray.scripts.scripts"])
     programs = root / "bin"

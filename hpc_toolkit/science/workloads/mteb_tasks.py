@@ -157,7 +157,7 @@ def _import_mteb() -> None:
         import mteb  # noqa: F401 - to report early which package is missing
     except ModuleNotFoundError as error:
         msg = f"tasks of mteb need the package {error.name!r}, which is not installed"
-        raise WorkloadError(msg, hint="pip install 'hpc-toolkit[mteb]'") from error
+        raise WorkloadError(msg, hint="pip install 'hpctk[mteb]'") from error
 
 
 def _make_task(name: object, modules: Collection[str]) -> Any:

@@ -188,7 +188,7 @@ def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
     scripts = Path(sys.executable).parent
     if not os.access(scripts / "ray", os.X_OK):
         msg = f"no ray beside {sys.executable}"
-        raise JobError(msg, hint="pip install 'hpc-toolkit[ray]'")
+        raise JobError(msg, hint="pip install 'hpctk[ray]'")
     environ = os.environ
     environ["PATH"] = f"{scripts}:{environ.get('PATH', '')}"
     head = _head(job)

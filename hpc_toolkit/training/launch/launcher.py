@@ -31,7 +31,7 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
     plan = planned(request)
     if importlib.util.find_spec("torch") is None:
         message = "launch needs torch, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[torch]'")
+        raise ConfigError(message, hint="pip install 'hpctk[torch]'")
     environ = {**os.environ, **surroundings(plan, os.environ)}
     if plan.form == "task":
         if not replace:

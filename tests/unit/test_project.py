@@ -23,7 +23,10 @@ PLACEHOLDER = "OWNER/"
 CITATION = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["README.md", "CITATION.cff"])
+NAMING = ["README.md", "CITATION.cff", "SECURITY.md", "CODE_OF_CONDUCT.md"]
+
+
+@pytest.mark.parametrize("name", [*NAMING, ".github/ISSUE_TEMPLATE/config.yml"])
 def test_texts_name_the_repository_as_the_metadata_does(name: str) -> None:
     text = (REPOSITORY / name).read_text(encoding="utf-8")
 
@@ -33,6 +36,14 @@ def test_texts_name_the_repository_as_the_metadata_does(name: str) -> None:
 
 def test_every_address_of_the_metadata_is_in_the_repository() -> None:
     assert all(url.startswith(ADDRESS) for url in PROJECT["urls"].values())
+
+
+def test_workflows_use_actions_at_a_commit_that_nobody_can_move() -> None:
+    for path in sorted((REPOSITORY / ".github/workflows").glob("*.yml")):
+        used = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
+        assert used, path
+        for action in used:
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), path
 
 
 def test_the_citation_has_the_version_and_licence_of_the_package() -> None:

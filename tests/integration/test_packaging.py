@@ -118,6 +118,7 @@ def test_metadata_suits_a_package_index(built: tuple[Path, Path]) -> None:
     assert isinstance(text, str)
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     (repository,) = (url[12:] for url in metadata.get_all("Project-URL", []) if "Reposi" in url)
+    assert not {"dev", "oracles"} & set(metadata.get_all("Provides-Extra", []))
     assert (metadata["Version"], metadata["License-Expression"]) == (__version__, "MIT")
     assert f"{repository}/blob/v{__version__}/docs/architecture.md" in targets
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []

@@ -97,8 +97,10 @@ bench:
 	$(PY) benchmarks/simulate.py --write
 
 golden:
-	@.ci/setup dev
+	@.ci/setup $(ALL)
 	$(PY) slurm/examples/render.py
+	$(PY) -m tests.manifestexamples
+	$(PY) -m tests.manpage
 
 ADDRESS = $(shell sed -n 's/^Repository = "\(.*\)"$$/\1/p' pyproject.toml)
 address:

@@ -91,8 +91,11 @@ def test_wheel_holds_the_package_and_its_data_once(built: tuple[Path, Path]) -> 
         names = archive.namelist()
 
     assert len(names) == len(set(names))
-    about = f"hpctk-{__version__}.dist-info"
-    assert {name.split("/")[0] for name in names} == {"hpc_toolkit", about}
+    about, data = f"hpctk-{__version__}.dist-info", f"hpctk-{__version__}.data"
+    assert {name.split("/")[0] for name in names} == {"hpc_toolkit", about, data}
+    assert [name for name in names if name.startswith(data)] == [
+        f"{data}/data/share/man/man1/hpctk.1"
+    ]
     found = [name for name in names if name.endswith((".j2", ".toml"))]
     assert sorted(found) == SHIPPED
     assert {"hpc_toolkit/py.typed", f"{about}/licenses/LICENSE"} <= set(names)
@@ -106,7 +109,14 @@ def test_sdist_holds_the_package_with_its_data_as_files(built: tuple[Path, Path]
     assert files.issuperset(SHIPPED)
     beside = {name for name in files if not name.startswith("hpc_toolkit/")}
     texts = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"}
-    assert beside == {*texts, "pyproject.toml", "hatch_build.py", "PKG-INFO", ".gitignore"}
+    assert beside == {
+        *texts,
+        "pyproject.toml",
+        "hatch_build.py",
+        "PKG-INFO",
+        ".gitignore",
+        "docs/hpctk.1",
+    }
 
 
 def test_metadata_suits_a_package_index(built: tuple[Path, Path]) -> None:
@@ -130,6 +140,7 @@ def test_installed_wheel_renders_outside_the_checkout(
     python = make_environment(tmp_path / "venv", built[1])
 
     assert_renders(python, at=tmp_path, package=tmp_path / "venv")
+    assert (tmp_path / "venv/share/man/man1/hpctk.1").is_file()
     assert run(python.with_name("hpctk"), "--version", cwd=tmp_path).startswith("hpctk ")
     assert run(python, "-m", "hpc_toolkit", "--version", cwd=tmp_path).startswith("hpctk ")
 

@@ -7,6 +7,7 @@
 # make newnfs SUITE=sid      scenarios on NFS between the kernels of another Debian release, full size
 # make matrix  unit and model tests with Python 3.11 to 3.14, oldest and newest dependencies
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
+# make address URL=https://...  set the address of the repository in every text that names it
 # Programs are called as its modules: those in .venv/bin do not start from every path.
 PY = .venv/bin/python
 # In the shell's place, so that a make that is told to end by SIGTERM passes it on.
@@ -15,13 +16,13 @@ PYTEST = exec $(RUN_PYTEST)
 # tests/slurm in a root of this Debian release, for its Slurm: trixie has 24.11, sid the newest.
 SUITE = trixie
 NEWSLURM = exec $(PY) -m tests.slurm.slurmroot --suite $(SUITE)
-CODE = hpc_toolkit tests benchmarks examples
+CODE = hatch_build.py hpc_toolkit tests benchmarks examples
 ALL = demo,dev,oracles
 
 # Without compiled files each of the tests' many processes would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden mutants clean
+.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden mutants address clean
 
 demo:
 	@.ci/setup demo
@@ -68,7 +69,7 @@ lint:
 	$(PY) -m ruff format --check $(CODE)
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m mypy
-	$(PY) -m codespell_lib README.md docs changes hpc_toolkit tests examples benchmarks runs/README.md
+	$(PY) -m codespell_lib *.md CITATION.cff docs changes hpc_toolkit tests examples benchmarks runs/README.md
 
 newnfs:
 	@.ci/setup $(ALL)
@@ -96,8 +97,15 @@ bench:
 	$(PY) benchmarks/simulate.py --write
 
 golden:
-	@.ci/setup dev
+	@.ci/setup $(ALL)
 	$(PY) slurm/examples/render.py
+	$(PY) -m tests.manifestexamples
+	$(PY) -m tests.manpage
+
+ADDRESS = $(shell sed -n 's/^Repository = "\(.*\)"$$/\1/p' pyproject.toml)
+address:
+	@test -n "$(URL)" || { echo "usage: make address URL=https://...; now $(ADDRESS)" >&2; exit 2; }
+	@git grep -lF -e "$(ADDRESS)" | xargs sed -i 's|$(ADDRESS)|$(URL)|g'
 
 mutants:
 	@.ci/setup $(ALL)

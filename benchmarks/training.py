@@ -11,7 +11,7 @@ restarts  a rank of two is killed under ``hpctk launch``, and under torchrun wit
 trees     examples/train_trees.py in jobs that were granted all cores, and in jobs with one.
 
 Takes about ten minutes on two cores with nothing beside it; ``--parts`` runs some alone. Needs
-root, the packages of .ci/system and the extras ``demo`` and ``oracles``.
+root, the packages of .ci/system, the extra ``demo`` and the group ``oracles``.
 """
 
 from __future__ import annotations

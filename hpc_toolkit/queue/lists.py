@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, ItemsError
 from hpc_toolkit.queue.items import parse_items, parse_json
+from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.quantities import parse_range
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _parquet(file: BinaryIO, source: str) -> list[Item]:
         import pyarrow.parquet as pq
     except ImportError as error:
         message = "reading Parquet needs pyarrow, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
+        raise ConfigError(message, hint=how_to_add(extra="parquet")) from error
     try:
         return list(pq.read_table(file).to_pylist())
     except (pa.ArrowException, OSError) as error:

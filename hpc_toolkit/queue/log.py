@@ -200,7 +200,7 @@ class StageLog:
             self.table = (number, target)
         else:
             message = f"{self.paths.entry(number)}: unknown entry {target!r}"
-            raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
+            raise RunError(message, hint="upgrade hpctk to the version that wrote it")
 
     def table_header(self) -> tuple[int, dict[int, set[int]]]:
         """Number of rows of the latest table, and the failed positions of each segment."""

@@ -127,7 +127,7 @@ def read_snapshot(path: Path) -> Snapshot:
         raise RunError(message, hint="'hpctk snapshot RUN -o FILE.json' makes one") from error
     if not isinstance(record.get("format"), int) or record["format"] > FORMAT:
         message = f"{path}: format {record.get('format')!r}; this hpctk reads up to {FORMAT}"
-        raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
+        raise RunError(message, hint="upgrade hpctk to the version that wrote it")
     try:
         return _snapshot(record)
     except (ValueError, LookupError, TypeError, AttributeError) as error:

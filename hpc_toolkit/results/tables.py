@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
@@ -184,7 +185,7 @@ def parquet_of(columns: dict[str, list[Any]]) -> bytes:
         import pyarrow.parquet as pq
     except ImportError as error:
         message = "writing Parquet needs pyarrow, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
+        raise ConfigError(message, hint=how_to_add(extra="parquet")) from error
 
     def array(values: list[Any]) -> Any:
         try:

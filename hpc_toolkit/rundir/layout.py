@@ -198,7 +198,7 @@ def read_manifest(root: Path) -> Manifest:
         found = record["format"]
         if not isinstance(found, int) or found > FORMAT:
             message = f"{path}: format {found!r}; this hpctk reads formats up to {FORMAT}"
-            raise RunError(message, hint="upgrade hpc-toolkit to the version that made the run")
+            raise RunError(message, hint="upgrade hpctk to the version that made the run")
         return parse_manifest(record)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{path} is damaged: {type(error).__name__}: {error}"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.gpus import GpuReader
+from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import die_with_parent, kill_group, readable
 from hpc_toolkit.system.ranks import host_name
 
@@ -54,7 +55,7 @@ def load(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         message = f"the monitor needs {package}, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[monitor]'") from error
+        raise ConfigError(message, hint=how_to_add(extra="monitor")) from error
 
 
 class Sampler:

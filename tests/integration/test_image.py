@@ -48,6 +48,7 @@ def test_the_package_can_be_installed_from_the_files_that_the_image_copies(tmp_p
             if (CHECKOUT / name).is_dir():
                 shutil.copytree(CHECKOUT / name, source / target, symlinks=True)
             else:
+                (source / target).mkdir(exist_ok=True)
                 shutil.copy(CHECKOUT / name, source / target)
 
     python = make_environment(tmp_path / "venv", source)

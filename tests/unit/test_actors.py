@@ -97,7 +97,7 @@ def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyP
     ):
         pass
 
-    assert caught.value.hint == "pip install 'hpc-toolkit[ray]'"
+    assert caught.value.hint.endswith(" -m pip install 'hpctk[ray]'")
 
 
 def test_an_address_where_nothing_listens_is_refused_without_asking_ray(

@@ -115,4 +115,4 @@ def test_optuna_tpe_without_optuna_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match="optuna-tpe needs optuna") as caught:
         make_policy("optuna-tpe", square(2), 0)
 
-    assert "hpc-toolkit[optuna]" in str(caught.value.hint)
+    assert "hpctk[optuna]" in str(caught.value.hint)

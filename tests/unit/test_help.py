@@ -18,6 +18,7 @@ from hpc_toolkit import cli
 from hpc_toolkit.cli.help import MOVED, MovedCommandError
 from hpc_toolkit.cli.scriptoptions import PANELS
 from hpc_toolkit.system.options import by_name
+from tests import manpage
 from tests.documents import REPOSITORY, USER_DOCS
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ def test_an_old_name_ends_with_one_line(
         cli.main()
 
     assert capsys.readouterr() == ("", "error: 'hpctk run' is now 'hpctk campaign run'\n")
+
+
+def test_the_man_page_is_the_help() -> None:
+    assert manpage.PAGE.read_text(encoding="utf-8") == manpage.rendered()
 
 
 def test_completion_is_there_and_not_in_the_short_help() -> None:

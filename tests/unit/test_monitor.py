@@ -233,7 +233,7 @@ def test_a_monitor_without_its_packages_says_what_to_install(
 
     with pytest.raises(ConfigError, match=f"needs {missing}") as caught:
         Sampler()
-    assert caught.value.hint == "pip install 'hpc-toolkit[monitor]'"
+    assert caught.value.hint.endswith(" -m pip install 'hpctk[monitor]'")
     with pytest.raises(ConfigError, match=f"needs {missing}"), watching(tmp_path / "m.jsonl"):
         pass
 

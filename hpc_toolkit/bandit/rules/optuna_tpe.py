@@ -14,6 +14,7 @@ from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
 from hpc_toolkit.bandit.rule import Stream, drawn
 from hpc_toolkit.bandit.rules.gp import Guided, first_best_of, free_arms
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ class OptunaTpe(Guided):
         Guided.__post_init__(self)
         if find_spec("optuna") is None:
             message = f"{self.name} needs optuna, which is not installed"
-            raise ConfigError(message, hint="pip install 'hpc-toolkit[optuna]'")
+            raise ConfigError(message, hint=how_to_add(extra="optuna"))
 
     def _climb(
         self, history: History, points: Floats, opening: list[int], n: int

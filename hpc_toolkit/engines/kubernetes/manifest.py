@@ -15,6 +15,7 @@ from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
 from hpc_toolkit.slurm.render.drift import Drift
 from hpc_toolkit.slurm.render.file import origin, read_request, read_script, sha256, sign
 from hpc_toolkit.slurm.render.rules import asked, option_words
+from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ def _yaml() -> ModuleType:
         import yaml
     except ImportError:
         msg = "manifests need PyYAML, which is not installed"
-        raise HpcToolkitError(msg, hint="pip install 'hpc_toolkit[kubernetes]'") from None
+        raise HpcToolkitError(msg, hint=how_to_add(extra="kubernetes")) from None
     return yaml
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.engines.ray.rank import CONCURRENCY, RankActor
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +64,7 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
     address = settings.resolve()
     if find_spec("ray") is None:
         message = "--engine ray: Ray is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
+        raise ConfigError(message, hint=how_to_add(extra="ray"))
     if address:
         _check_answers(address)
     _quieten(local=not address)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.system.gpus import visible_gpus
+from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import adopt_orphans, descendants
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def _own_ray(root: Path) -> Path:
     """
     if importlib.util.find_spec("ray") is None:
         message = f"no ray beside {sys.executable}"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
+        raise ConfigError(message, hint=how_to_add(extra="ray"))
     # Not the program that pip installs: it does not start from a path with quotes or "$".
     real = shlex.join([sys.executable, "-P", "-m", "ray.scripts.scripts"])
     programs = root / "bin"

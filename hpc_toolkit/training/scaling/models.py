@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,7 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
         message = f"--model: {name!r} needs transformers, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[torch]'") from error
+        raise ConfigError(message, hint=how_to_add(extra="torch")) from error
     try:
         config = AutoConfig.from_pretrained(name)
         # The cache keeps keys and values for generating tokens, which a training does not do.
@@ -109,7 +110,7 @@ def _add_adapters(model: nn.Module, rank: int) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         message = "--lora-rank needs peft, which is not installed"
-        raise ConfigError(message, hint="pip install 'hpc-toolkit[scaling]'") from error
+        raise ConfigError(message, hint=how_to_add(extra="scaling")) from error
     # Models of transformers return their output layer; our decoder names it ``head``.
     ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
     scores = ask()

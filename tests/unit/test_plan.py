@@ -375,6 +375,22 @@ def test_what_nobody_living_holds_is_waiting() -> None:
     assert schedule([Phase(jobs)], {"w1": "s/a"}).makespan_s == 5.0
 
 
+def test_the_living_end_what_they_hold_even_if_a_search_keeps_fewer_workers_busy() -> None:
+    held = [job("s/", 5.0, holder=f"w{n}") for n in range(3)]
+
+    course = schedule([Phase(held, most_workers=1)], {f"w{n}": "s/" for n in range(3)})
+
+    assert (course.busy_s, course.makespan_s) == (15.0, 5.0)
+
+
+def test_earlier_stages_are_not_limited_by_the_workers_of_a_search() -> None:
+    metrics = plain(150, 50, lambda _: 10.0)
+    tasks = replace(plain(52, 50, lambda _: 10.0), name="tasks", most_workers=1)
+    work = replace(run_of(metrics), stages=(metrics, tasks))
+
+    assert Forecaster(work).forecast(100).time_s.median == pytest.approx(30.0, rel=0.1)
+
+
 def test_earlier_stages_come_first() -> None:
     course = schedule([Phase([job("one/", 10.0)]), Phase([job("two/", 1.0)])], 1)
 

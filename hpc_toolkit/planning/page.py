@@ -126,8 +126,8 @@ def _sentences(plan: Plan) -> list[str]:
     if plan.choices and plan.choices[-1].forecast.workers > plan.useful_workers:
         took = format_duration(plan.largest_s)
         said.append(
-            f"One worker takes {took} for the largest unit, and no plan is shorter: more than"
-            f" about {plan.useful_workers:,} workers help little."
+            f"One worker takes {took} for the largest unit, and no plan is shorter: more workers"
+            f" than about {plan.useful_workers:,} help little."
         )
         if plan.ungrouped:
             said.append(

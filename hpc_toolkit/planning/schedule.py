@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -181,7 +182,8 @@ def _hand_out(
     free: list[tuple[float, int, str]] = []
     # A worker that holds a job ends it, even if the search keeps fewer workers busy from now on.
     most = max(len(held), phase.most_workers or len(hands))
-    busy = sorted(hands, key=lambda name: name not in held)[:most]
+    others = (name for name in hands if name not in held)
+    busy = [*held, *islice(others, most - len(held))]
     for number, name in enumerate(busy):
         at = begin
         if own := held.get(name):

@@ -293,13 +293,13 @@ def entering(root: Path, paths: list[Path]) -> str:
 
     The script needs a mount namespace of its own. ``paths`` of the machine are mounted in the root.
     """
-    paths = _outermost(paths)
+    root, paths = root.resolve(), _outermost(paths)
     for path in paths:
         # Followed by mount(8) before the root is entered, such a link would lead to the machine.
         if not (root / path.relative_to("/")).resolve().is_relative_to(root):
             message = f"{root}: a symbolic link at {path} leads out of this directory"
             raise ConfigError(message, hint="replace the link by a directory or a relative link")
-    return f'set -- {shlex.join([str(root.resolve()), *map(str, paths), "--"])} "$@"\n{_ENTER}'
+    return f'set -- {shlex.join([str(root), *map(str, paths), "--"])} "$@"\n{_ENTER}'
 
 
 def machine_paths() -> list[Path]:

@@ -216,15 +216,17 @@ class Fit:
         slope, known = self._slope, self._number[self._of]
         if not 0.0 < slope < 1.0:
             return np.zeros(len(x))
-        fixed = 1.0 / slope - 1.0
+        fixed = np.log1p(-slope) - np.log(slope)
         edge = np.clip(x, known.min(), known.max())
-        bent = np.log((fixed + np.exp(x)) / (fixed + np.exp(edge))) - slope * (x - edge)
-        return self._curved * bent
+        # Added as logarithms, since the numbers themselves may be too large.
+        bent = np.logaddexp(fixed, x) - np.logaddexp(fixed, edge) - slope * (x - edge)
+        bend: Floats = self._curved * bent
+        return bend
 
     def _middle(self, items: Ints) -> Floats:
+        """Return the middles of the logarithms of these items' seconds, as repeats."""
         found = self._traits
         of_kind = self._words[found.word[items]] + self._group[found.group[items]]
-        of_kind += np.where(found.repeats.first[items] == 1, self.first[found.word[items]], 0.0)
         x = self._number[items]
         return self._mean + of_kind + self._slope * x + self._bend(x)
 
@@ -249,9 +251,13 @@ class Fit:
         )
 
     def beyond(self, items: Ints, ages: Floats) -> Floats:
-        """Draw the same for items that have run for ``ages``, logarithms of seconds."""
-        middle = self._middle(items)
-        found = np.empty(len(items))
+        """Draw the logarithms of the seconds of items that have run for ``ages``, logarithms too:
+        as firsts where they are known to be, else as repeats.
+        """
+        found = self._traits
+        firsts = np.where(found.repeats.first[items] == 1, self.first[found.word[items]], 0.0)
+        middle = self._middle(items) + firsts
+        logs = np.empty(len(items))
         scale = self._scale[self._cells(items)]
         for number, age in enumerate((ages - middle) / scale):
             longer = np.flatnonzero(self._rest > age)
@@ -259,12 +265,12 @@ class Fit:
             tail = self._chance.gamma(_TAIL_WEIGHT)
             if len(longer) and self._chance.random() < weight.sum() / (weight.sum() + tail):
                 drawn = self._chance.choice(longer, p=weight / weight.sum())
-                found[number] = middle[number] + scale[number] * self._rest[drawn]
+                logs[number] = middle[number] + scale[number] * self._rest[drawn]
             else:
                 start = max(float(age), float(self._rest.max()))
                 more = start + self._beyond_all(1)[0]
-                found[number] = middle[number] + scale[number] * more
-        return found
+                logs[number] = middle[number] + scale[number] * more
+        return logs
 
     def _beyond_all(self, count: int) -> Floats:
         return self._index * self._chance.exponential(size=count)

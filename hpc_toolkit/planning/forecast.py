@@ -109,7 +109,6 @@ class Forecaster:
         self.stages = [stage.name for stage in work.stages]
         self._known: dict[int | None, list[Course]] = {}
         self._anew: list[list[Phase]] = []
-        self._going_on: list[list[Phase]] = []
         for _ in range(self._draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
             lengths = [
@@ -118,11 +117,14 @@ class Forecaster:
             ]
             again = [_again(stage, chance) for stage in work.stages]
             # The durations themselves are not kept: those of a million items would fill the memory.
-            if anew:
-                self._anew.append(_phases(work, lengths, again, going_on=False))
+            phases: list[Phase] = []
             if work.workers:
-                self._going_on.append(_phases(work, lengths, again, going_on=True))
-            self._facts.append(_facts(lengths, (self._anew or self._going_on)[-1]))
+                phases = _phases(work, lengths, again, going_on=True)
+                self._known.setdefault(None, []).append(schedule(phases, work.workers))
+            if anew:
+                phases = _phases(work, lengths, again, going_on=False)
+                self._anew.append(phases)
+            self._facts.append(_facts(lengths, phases))
         self.item_s = Interval.of(self._each("mean_s"))
         """Mean seconds of the items left."""
         self.longest_s = float(np.quantile(self._each("longest_s"), 0.95))
@@ -147,9 +149,7 @@ class Forecaster:
         count = len(self._work.workers) if workers is None else workers
         busy = min(count, self._work.most_workers or count)
         if workers not in self._known:
-            drawn = self._going_on if workers is None else self._anew
-            hands = self._work.workers if workers is None else busy
-            self._known[workers] = [schedule(phases, hands) for phases in drawn]
+            self._known[workers] = [schedule(phases, count) for phases in self._anew]
         courses = self._known[workers]
         whole = np.array([course.makespan_s for course in courses])
         if self._work.ends_s is not None:

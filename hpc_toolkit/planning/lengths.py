@@ -31,7 +31,7 @@ _FARTHEST = 20.0
 @dataclass(frozen=True, slots=True)
 class Lengths:
     seconds: Floats
-    """Seconds of each item left, as a repeat of its kind."""
+    """Seconds of each item left, as a repeat of its kind unless it runs and is known not to be."""
     load_s: dict[str, float]
     """Seconds to load each group, by its key."""
     more_s: Floats | None = None
@@ -90,7 +90,7 @@ class LearnedLengths:
         entries = np.array([one.entry for one in stage.seen])
         self._recent = np.flatnonzero(np.isin(entries, np.unique(entries)[-_NEWEST:]))
         self.keys = self._traits.keys
-        running = [one for one in stage.batches if one.holder and not one.loading and one.age_s > 0]
+        running = [one for one in stage.batches if one.is_running]
         self._running = np.array([len(self._z) + one.first for one in running], dtype=np.int64)
         self._ages = np.log([max(one.age_s, _LEAST_S) for one in running])
 
@@ -111,6 +111,8 @@ class LearnedLengths:
         if not fit.first.any():
             return found
         more_s = np.exp(np.minimum(firsts, longest)) - seconds
+        begun = running[self._traits.repeats.first[running] == 1]
+        more_s[begun - len(self._z)] = 0.0  # their seconds are those of firsts
         return replace(found, more_s=np.maximum(more_s, 0.0), repeats=self._traits.repeats)
 
     def _loads(self, chance: np.random.Generator) -> dict[str, float]:

@@ -121,13 +121,13 @@ def _sentences(plan: Plan) -> list[str]:
     most = plan.most_workers
     if most and plan.choices and plan.choices[-1].forecast.workers > most:
         said.append(
-            f"The search has work for {counted(most, 'worker')} at once: more of them do not help."
+            f"The search has work for {counted(most, 'worker')} at once: more do not speed it up."
         )
     if plan.choices and plan.choices[-1].forecast.workers > plan.useful_workers:
         took = format_duration(plan.largest_s)
         said.append(
-            f"One worker takes {took} for the largest unit, and no plan is shorter: more than"
-            f" about {plan.useful_workers:,} workers help little."
+            f"One worker takes {took} for the largest unit, and no plan is shorter: more workers"
+            f" than about {plan.useful_workers:,} help little."
         )
         if plan.ungrouped:
             said.append(

@@ -151,7 +151,7 @@ def _repeats(stage: StageWork, kinds: Ints, *, unknown: bool) -> Repeats:
             group = stage.group_of(stage.left[item])
             places.setdefault((context(stage.name, group), of[seen + item]), item)
         firsts.append(tuple(places.items()))
-        if batch.holder and not batch.loading:
+        if batch.is_running:
             kind = firsts[-1][0][0]
             first[seen + batch.first] = kind not in done.get(batch.holder, ())
             done.setdefault(batch.holder, set()).add(kind)

@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,9 +137,11 @@ def schedule(phases: Sequence[Phase], workers: int | dict[str, str]) -> Course:
             if name in hands:
                 hands[name].done |= kinds
     spans: list[tuple[float, float, int]] = []
+    ended = 0.0
     for phase in phases:
-        begin = max((end for _, end, _ in spans), default=0.0) + phase.wait_s
-        spans += _hand_out(phase, hands, begin)
+        new = _hand_out(phase, hands, ended + phase.wait_s)
+        ended = max((end for _, end, _ in new), default=ended + phase.wait_s)
+        spans += new
     return Course(spans)
 
 
@@ -177,7 +180,10 @@ def _hand_out(
     waiting = _Waiting(rest)
     spans = []
     free: list[tuple[float, int, str]] = []
-    busy = sorted(hands, key=lambda name: name not in held)[: phase.most_workers]
+    # A worker that holds a job ends it, even if the search keeps fewer workers busy from now on.
+    most = max(len(held), phase.most_workers or len(hands))
+    others = (name for name in hands if name not in held)
+    busy = [*held, *islice(others, most - len(held))]
     for number, name in enumerate(busy):
         at = begin
         if own := held.get(name):

@@ -51,7 +51,12 @@ class Batch:
     loading: bool = False
     """Whether these seconds may have gone into loading the group."""
     round: int = 0
-    """The round of a search in which it will come, from 1, each after the one before; 0: asked."""
+    """The round of a search in which it will come, from 1; 0: the search has requested it."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its holder is known to have spent time on its first item."""
+        return bool(self.holder) and not self.loading and self.age_s > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

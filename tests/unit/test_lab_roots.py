@@ -199,6 +199,15 @@ def test_a_link_that_leads_out_of_a_root_is_refused(tmp_path: Path) -> None:
         entering(tmp_path, [Path("/home/ada")])
 
 
+def test_a_root_behind_a_link_is_entered(tmp_path: Path) -> None:
+    (tmp_path / "scratch/home").mkdir(parents=True)
+    (tmp_path / "cache").symlink_to("scratch")
+
+    script = entering(tmp_path / "cache", [Path("/home/ada")])
+
+    assert script.startswith(f"set -- {tmp_path}/scratch ")
+
+
 def test_a_root_whose_path_mount_would_misread_is_refused() -> None:
     with pytest.raises(ConfigError, match="'/a,b' is not a directory that mount can name"):
         LabSettings(root="/a,b")

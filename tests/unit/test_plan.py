@@ -15,7 +15,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import Forecaster, Interval
 from hpc_toolkit.planning.lengths import Guess, LearnedLengths, Lengths
 from hpc_toolkit.planning.schedule import Job, Phase, phases_of, schedule
-from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, typed_work
+from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, context, typed_work
 
 
 def plain(count: int, done: int, seconds: Any, **more: Any) -> StageWork:
@@ -285,6 +285,32 @@ def test_what_repeats_take_is_open_until_some_were_seen() -> None:
     assert found.low < rest_s < found.median < every_s
 
 
+@pytest.mark.parametrize("age_s", [0.0, 1e-3])
+def test_the_first_item_of_a_kind_is_long_once_if_it_runs(age_s: float) -> None:
+    stage, _ = evaluations(seen=10, repeats=2)
+    item = {"checkpoint": "step10", "layer": 1, "task": "story"}
+    held = Batch('"step10"', 0, 1, holder="w", age_s=age_s)
+    work = run_of(replace(stage, left=(item,), batches=(held,)), w=context("tasks", held.group))
+
+    for workers in (None, 1):
+        found = Forecaster(work).forecast(workers).time_s
+        assert found.median == pytest.approx(20.0, rel=0.3)
+        assert found.high < 60.0
+
+
+def test_numbers_that_are_far_apart_have_finite_lengths() -> None:
+    texts = [1e-300, 1.0, 1e150]
+    stage = plain(
+        60, 30, lambda n: 2.0 + n % 3, item=lambda n: {"texts": texts[n % 3] if n < 30 else 1e299}
+    )
+
+    with np.errstate(over="raise", invalid="raise"):
+        found = means(stage)
+
+    assert (found > 0).all()
+    assert np.isfinite(found).all()
+
+
 def test_nothing_known_and_no_guess_is_refused() -> None:
     with pytest.raises(ConfigError, match="durations are unknown"):
         Forecaster(typed_work(10))
@@ -347,6 +373,22 @@ def test_what_nobody_living_holds_is_waiting() -> None:
     jobs = [job("s/a", 5.0, holder="dead")]
 
     assert schedule([Phase(jobs)], {"w1": "s/a"}).makespan_s == 5.0
+
+
+def test_the_living_end_what_they_hold_even_if_a_search_keeps_fewer_workers_busy() -> None:
+    held = [job("s/", 5.0, holder=f"w{n}") for n in range(3)]
+
+    course = schedule([Phase(held, most_workers=1)], {f"w{n}": "s/" for n in range(3)})
+
+    assert (course.busy_s, course.makespan_s) == (15.0, 5.0)
+
+
+def test_earlier_stages_are_not_limited_by_the_workers_of_a_search() -> None:
+    metrics = plain(150, 50, lambda _: 10.0)
+    tasks = replace(plain(52, 50, lambda _: 10.0), name="tasks", most_workers=1)
+    work = replace(run_of(metrics), stages=(metrics, tasks))
+
+    assert Forecaster(work).forecast(100).time_s.median == pytest.approx(30.0, rel=0.1)
 
 
 def test_earlier_stages_come_first() -> None:

@@ -128,7 +128,9 @@ class CephFS(Filesystem):
                 self._daemon(program)
 
     def restart_in_order(self) -> None:
-        self._end("TERM", self._DAEMONS)
+        # A daemon says goodbye to the monitor, and waits for it if that has ended.
+        for program in reversed(self._DAEMONS):
+            self._end("TERM", [program])
         self.restart()
 
     def power_off(self, host: str) -> None:

@@ -133,10 +133,13 @@ def make_plan(
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
         hint = "'hpctk plan RUN --check FILE.json' compares a saved plan with what happened"
         raise RunError(message, hint=hint)
+    whole = work.left
     work, assumed = _known(work, guess)
     forecaster = Forecaster(work, guess, draws=draws)
     limit_s = limit_s or cluster.max_walltime_s
-    now = forecaster.forecast(None, within_s=within_s) if work.workers else None
+    # A status gives no time either while stages are left out.
+    is_known = bool(work.workers) and work.left == whole
+    now = forecaster.forecast(None, within_s=within_s) if is_known else None
     if now is not None and now_s is not None:
         now = replace(now, time_s=now_s)
     return Plan(

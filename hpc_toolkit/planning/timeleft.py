@@ -23,7 +23,7 @@ _MOST_ITEMS = 20_000
 """A larger run is forecast from the mean durations of its groups, because reading every item takes
 longer than a status should."""
 _DRAWS = 60
-_WIDER = 1.15
+_WIDER = 1.2
 """Factor on both ends of the interval: while a run goes on, other jobs come and go on its nodes."""
 _DRIFT = 0.1
 """How much all items together may run slower or faster than before, in a large run: standard

@@ -16,7 +16,7 @@ from hpc_toolkit.planning.fit import Fit
 from hpc_toolkit.planning.traits import traits
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.repeats import Floats, Repeats
+    from hpc_toolkit.planning.repeats import Floats, Ints, Repeats
     from hpc_toolkit.planning.work import StageWork
 
 
@@ -24,6 +24,8 @@ _NEWEST = 3
 """The last rounds of a search, whose arms show what it prefers."""
 
 _LEAST_S = 1e-4
+_FEWEST_WARM = 6
+"""Fewest items from which to forecast without the first ones of all workers."""
 _FARTHEST = 20.0
 """No item is drawn longer than this many times the longest seen item."""
 
@@ -79,6 +81,19 @@ class GuessedLengths:
         return Lengths(seconds, dict.fromkeys(self._groups, load_s))
 
 
+def _warm(stage: StageWork) -> Ints:
+    """Return the indices of the seen items without the first one of each worker, which also imports
+    packages and reads data; all indices if too few others were seen.
+    """
+    had, warm = set(), []
+    for number, one in enumerate(stage.seen):
+        if not one.worker or one.worker in had:
+            warm.append(number)
+        had.add(one.worker)
+    enough = len(warm) >= max(_FEWEST_WARM, 2 * (len(stage.seen) - len(warm)))
+    return np.array(warm if enough else range(len(stage.seen)), dtype=np.int64)
+
+
 class LearnedLengths:
     """Draws durations from a model of the seen items, of which there must be at least one."""
 
@@ -87,7 +102,8 @@ class LearnedLengths:
         self._z = np.log(np.maximum([one.seconds for one in stage.seen], _LEAST_S))
         self._traits = traits(stage, self._z)
         self._left = np.arange(len(self._z), len(self._traits))
-        entries = np.array([one.entry for one in stage.seen])
+        self._warm = _warm(stage)
+        entries = np.array([stage.seen[item].entry for item in self._warm])
         self._recent = np.flatnonzero(np.isin(entries, np.unique(entries)[-_NEWEST:]))
         self.keys = self._traits.keys
         running = [one for one in stage.batches if one.is_running]
@@ -95,12 +111,12 @@ class LearnedLengths:
         self._ages = np.log([max(one.age_s, _LEAST_S) for one in running])
 
     def draw(self, chance: np.random.Generator) -> Lengths:
-        seen, running, ages = np.arange(len(self._z)), self._running, self._ages
-        fit = Fit(self._traits, seen, self._z, chance)
+        warm, running, ages = self._warm, self._running, self._ages
+        fit = Fit(self._traits, warm, self._z[warm], chance)
         if len(running):
             # Running items are known to take longer; a fit to ended items alone is too short.
-            z = np.concatenate([self._z, fit.beyond(running, ages)])
-            fit = Fit(self._traits, np.concatenate([seen, running]), z, chance)
+            z = np.concatenate([self._z[warm], fit.beyond(running, ages)])
+            fit = Fit(self._traits, np.concatenate([warm, running]), z, chance)
         logs, firsts = fit.sample(self._left)
         if len(running):
             logs[running - len(self._z)] = fit.beyond(running, ages)

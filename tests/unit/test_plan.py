@@ -305,8 +305,7 @@ def test_the_first_item_of_a_kind_is_long_once_if_it_runs(age_s: float) -> None:
     for workers in (None, 1):
         found = Forecaster(work).forecast(workers).time_s
         assert found.median == pytest.approx(20.0, rel=0.3)
-        assert found.median == pytest.approx(40.0, rel=0.1)
-    assert found.high < 80.0
+        assert found.high < 60.0
 
 
 def test_numbers_that_are_far_apart_have_finite_lengths() -> None:

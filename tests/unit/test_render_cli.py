@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -249,18 +250,20 @@ def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
 
 @pytest.mark.parametrize("name", [path.name for path in CHECKOUT.glob("slurm/examples/*.sbatch")])
 def test_the_command_of_an_example_asks_for_the_same_again(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The path of a cluster's file is relative to the checkout, which must stay as it is.
-    monkeypatch.chdir(CHECKOUT)
-    monkeypatch.setattr(render_command, "_make_log_directories", lambda _spec: None)
+    # Not in the checkout, whose runs/ may have a run.
+    site = tmp_path / "slurm/examples/site.toml"
+    site.parent.mkdir(parents=True)
+    shutil.copy(CHECKOUT / "slurm/examples/site.toml", site)
+    monkeypatch.chdir(tmp_path)
     example = (CHECKOUT / "slurm/examples" / name).read_text(encoding="utf-8")
 
     again = call("render", "-o", "-", *command_of(example)).stdout
 
     assert read_header(again, name).request == read_header(example, name).request
-    whole = ["slurm/examples/site.toml", f"{CHECKOUT}/slurm/examples/site.toml"]
-    expected = [whole[1] if word == whole[0] else word for word in command_of(example)]
+    whole = {"slurm/examples/site.toml": str(site)}
+    expected = [whole.get(word, word) for word in command_of(example)]
     assert command_of(again) == expected
 
 

@@ -50,7 +50,7 @@ _OWN = {
 }
 
 _UNUSED_S = 14 * 86_400.0
-"""A root of an older recipe is removed if it was not used for so long."""
+"""Seconds without use after which a root of an older recipe is removed."""
 
 _BUILDERS = ("debootstrap", "apt-get", "unshare", "setpriv", "mount")
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")

@@ -37,7 +37,6 @@ class Job:
     count: int
     holder: str = ""
     """The worker that holds it; "" if it waits."""
-    loading: bool = False
     firsts: Sequence[tuple[Kind, float]] = ()
     """The kinds of its items, each with the extra seconds if its worker has done none of the kind
     since it loaded the context."""
@@ -106,7 +105,6 @@ def phases_of(
                 load_s=load_s,
                 count=batch.count,
                 holder=batch.holder if held else "",
-                loading=held and batch.loading,
                 firsts=firsts,
             )
         )

@@ -257,6 +257,12 @@ def follow(
 
     ``look`` returns the run's status, and ``over`` whether nothing works on it any more.
     """
+    # Not when the first forecast needs it: people interrupt what they watch, and a process whose
+    # import of numpy was interrupted cannot import it again.
+    import numpy.random  # noqa: F401
+
+    import hpc_toolkit.planning.reading  # noqa: F401
+
     start = time.monotonic()
     look_s, ask_s, ask_at = _LOOK_FIRST_S, _ASK_FIRST_S, start + _ASK_FIRST_S
     while True:

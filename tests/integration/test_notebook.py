@@ -245,6 +245,35 @@ def test_a_local_job_starts_again_after_its_time_limit(local: Hpctk) -> None:
     assert len(rows_by_id(run)) == 120
 
 
+NUMPY = """
+import sys, time
+from hpc_toolkit import notebook
+def loaded():
+    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    return {file for file in files if "numpy" in file and file.endswith(".so")}
+notebook.watch("run", 0)
+first = loaded()
+while notebook.watch("run", 0).eta_s is None:
+    time.sleep(0.1)
+print(sorted(loaded() - first), flush=True)
+sys.exit()
+"""
+
+
+def test_numpy_is_loaded_before_the_first_look(hpctk: Hpctk) -> None:
+    # Its compiled modules can be loaded only once in a process, and an interrupt may cut it.
+    run = hpctk.make_sleeping(100, 0.05, open_end=True)
+    watching = hpctk.start(first=NUMPY)
+    wait_until(lambda: "of 100 done" in watching.printed(), "the first look")
+    worker = hpctk.start("work", "run")
+
+    seen = watching.ended()
+
+    assert (seen.code, seen.out.splitlines()[-1]) == (0, "[]"), seen.err
+    run.seal()
+    assert worker.ended().code == 0
+
+
 INTERRUPTED = """
 import os, signal, sys, time
 from hpc_toolkit import notebook
@@ -276,7 +305,7 @@ def test_interrupting_the_notebook_stops_no_local_worker(hpctk: Hpctk) -> None:
     run.seal()
     ended = started.ended()
 
-    assert (ended.code, ended.out.splitlines()[-2:]) == (0, ["interrupted", "0"])
+    assert (ended.code, ended.out.splitlines()[-2:]) == (0, ["interrupted", "0"]), ended.err
     assert len(workers_of(run)) == 1
     assert run.status().deaths == 0
 

@@ -62,6 +62,9 @@ if [[ $ROLE == server ]]; then
   echo "/srv/export *(rw,sync,no_subtree_check,no_root_squash,fsid=0,insecure)" >/etc/exports
 else
   modprobe -a nfs nfsv3 nfsv4 lockd
+  # As docs/how-to/doctor.md advises: with its default, clients of Linux 7.2 wait for each other for minutes.
+  delegations=/sys/module/nfsv4/parameters/directory_delegations
+  [[ ! -e $delegations ]] || echo N >$delegations
 fi
 mount -t rpc_pipefs pipefs /var/lib/nfs/rpc_pipefs
 rpcbind -w

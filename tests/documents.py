@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "hpc_toolkit"
-HOW_TO = sorted(
-    str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs/how-to").glob("*.md")
+GUIDES = sorted(
+    str(path.relative_to(REPOSITORY))
+    for folder in ("how-to", "moving")
+    for path in (REPOSITORY / "docs" / folder).glob("*.md")
+    if path.name != "README.md"
 )
-USER_DOCS = ["README.md", "runs/README.md", *HOW_TO]
+USER_DOCS = ["README.md", "runs/README.md", *GUIDES]
 """Documents whose blocks are run."""
 DOCS = sorted(
     path

@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +26,6 @@ from tests.notebooks import execute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 WORKER = re.compile(r"\b[\w-]+-\d+-[0-9a-f]{6}\b")
 DURATION = re.compile(r"\b\d[\d.]* (?:ms|s|min \d\d s|h \d\d min)\b")
@@ -38,6 +38,8 @@ class Shell:
 
     def __init__(self, root: Path, programs: Path) -> None:
         self.root = root
+        """Where the next command runs."""
+        self._left_in = programs / "left-in"
         for name, words in {"hpctk": "-m hpc_toolkit ", "python": ""}.items():
             program = programs / name
             program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}"$@"\n')
@@ -64,18 +66,25 @@ class Shell:
         assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout}"
         return done.stdout
 
+    def type(self, text: str, *options: str) -> str:
+        """What commands print in a shell that leaves the next one where it ends."""
+        stay = f"trap 'pwd >{shlex.quote(str(self._left_in))}' EXIT"
+        printed = self.run("bash", *options, "-c", f"{stay}\n{text}")
+        self.root = Path(self._left_in.read_text().strip())
+        return printed
+
     def run_block(self, block: Block) -> None:
         if block.file:
             (self.root / block.file).write_text(block.text)
         elif block.not_run is not None:
             pass
         elif block.language == "sh":
-            self.run("bash", "-euo", "pipefail", "-c", block.text)
+            self.type(block.text, "-euo", "pipefail")
         elif block.language == "python":
             self.run(sys.executable, "-c", block.text)
         elif block.language == "console":
             for command, printed in transcript(block.text):
-                found = self.run("bash", "-c", command)
+                found = self.type(command)
                 assert blurred(found) == blurred(printed), command
 
 

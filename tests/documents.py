@@ -22,7 +22,7 @@ GUIDES = sorted(
 )
 EXAMPLE_DOCS = {f"examples/new/{name}/README.md": name for name in EXAMPLES}
 """The examples of ``hpctk new`` by their documents, whose blocks run in the new directory."""
-USER_DOCS = ["README.md", "runs/README.md", *GUIDES, *EXAMPLE_DOCS]
+USER_DOCS = ["README.md", "runs/README.md", "docs/gallery.md", *GUIDES, *EXAMPLE_DOCS]
 """Documents whose blocks are run."""
 DOCS = sorted(
     path

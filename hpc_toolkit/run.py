@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError, RunError
 from hpc_toolkit.queue.control import ask_to_drain
-from hpc_toolkit.queue.items import canonical, check_items
+from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
@@ -88,7 +87,7 @@ class Run:
 
         Args:
             root: the directory, which must not exist.
-            items: JSON objects, no two equal.
+            items: JSON objects, no two equal; may be empty if ``open_end`` is set.
             workload: ``module:name`` of a function or class; the current directory is importable.
             command: a shell command with ``{key}`` placeholders, instead of ``workload``.
             options: keyword arguments of a class workload.
@@ -113,7 +112,7 @@ class Run:
             max_failures=max_failures,
             items_per_claim=items_per_claim,
         )
-        manifest = _checked(root, stage, items)
+        manifest = new_manifest(root, stage, items, open_end=open_end)
         return create_run(Path(root), manifest, {"items": items}, sealed=not open_end)
 
     @classmethod
@@ -134,7 +133,7 @@ class Run:
         from hpc_toolkit.results.snapshots import import_results, note_origin
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
-        manifest = _checked(root, stage, snapshot.items)
+        manifest = new_manifest(root, stage, snapshot.items)
         note_origin(manifest, snapshot)
         return create_run(
             Path(root),
@@ -149,14 +148,15 @@ class Run:
 
         Raises ItemsError for the items, and RunError if the stage is sealed or a campaign's.
         """
+        from hpc_toolkit.queue.creation import add_items
         from hpc_toolkit.worker.command import check_placeholders
 
         self._refuse_campaign()
         self._trust()
         spec = self.manifest.stage(stage)
         check_placeholders(items, spec.workload.command)
-        with _writing(self.root):
-            _add_items(StageLog(self.paths.stage(stage)), items, spec)
+        with writing(self.root):
+            add_items(StageLog(self.paths.stage(stage)), items, spec)
 
     def seal(self) -> None:
         """Seal every stage: no more items can be added. RunError for a campaign."""
@@ -164,7 +164,7 @@ class Run:
         self._trust()
         for stage in self.manifest.stages:
             log = StageLog(self.paths.stage(stage.name))
-            with _writing(self.root):
+            with writing(self.root):
                 log.poll()
                 log.seal()
 
@@ -268,7 +268,7 @@ class Run:
         from hpc_toolkit.results.gather import gather
 
         name = self.manifest.stage(stage).name if stage else self.manifest.stages[-1].name
-        with _writing(self.root):
+        with writing(self.root):
             return gather(self.view, name, partial=partial)
 
     def snapshot(self) -> Snapshot:
@@ -296,7 +296,7 @@ class Run:
         from hpc_toolkit.results.explain import find_item, retry_failed
 
         self._trust()
-        with _writing(self.root):
+        with writing(self.root):
             only = find_item(self.view, item) if item is not None else None
             stages = self.view.stages.values()
             return sum(retry_failed(self.view, stage, match, only) for stage in stages)
@@ -347,7 +347,7 @@ def list_stage(
 
 
 @contextmanager
-def _writing(root: Path) -> Iterator[None]:
+def writing(root: Path) -> Iterator[None]:
     """Report what the filesystem refused; a log entry is written completely or not at all."""
     try:
         yield
@@ -361,25 +361,16 @@ def _writing(root: Path) -> Iterator[None]:
         raise RunError(message, hint=hint, exit_code=exit_code) from error
 
 
-def _add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:
-    from hpc_toolkit.queue.creation import segment_of  # workers do without it
-
-    added = False
-    while not added:
-        log.poll()
-        lines = (line for segment in log.segments.values() for line in segment.items())
-        taken = {canonical(json.loads(line)) for line in lines}
-        check_items(items, group_by=stage.group_by, taken=taken)
-        added = log.add_segment(segment_of(items, stage))
-
-
-def _checked(root: str | Path, stage: StageSpec, items: list[Item]) -> Manifest:
+def new_manifest(
+    root: str | Path, stage: StageSpec, items: list[Item], *, open_end: bool = False
+) -> Manifest:
     """The manifest of a new run; refuse a stage or items that cannot work."""
     from hpc_toolkit.worker.command import check_placeholders
     from hpc_toolkit.worker.loading import check_stage, collect_provenance
 
     check_stage(stage)
-    check_items(items, group_by=stage.group_by, taken=set())
+    if items or not open_end:
+        check_items(items, group_by=stage.group_by, taken=set())
     check_placeholders(items, stage.workload.command)
     provenance = collect_provenance((stage,))
     return Manifest(run=Path(root).name, stages=(stage,), provenance=provenance)

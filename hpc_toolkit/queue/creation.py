@@ -1,14 +1,15 @@
-"""Create a run directory completely, or not at all."""
+"""Create a run directory or add items to one: completely, or not at all."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RunError, exit_code_of
-from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
@@ -74,3 +75,14 @@ def create_directory(
         raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
     finally:
         files.remove_tree(staging)
+
+
+def add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:
+    """Add items as one segment. Raises ItemsError for the items, RunError if the log is sealed."""
+    added = False
+    while not added:
+        log.poll()
+        lines = (line for segment in log.segments.values() for line in segment.items())
+        taken = {canonical(json.loads(line)) for line in lines}
+        check_items(items, group_by=stage.group_by, taken=taken)
+        added = log.add_segment(segment_of(items, stage))

@@ -7,6 +7,7 @@
 # make newnfs SUITE=sid      scenarios on NFS between the kernels of another Debian release, full size
 # make matrix  unit and model tests with Python 3.11 to 3.14, oldest and newest dependencies
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
+# make pictures  the README's recording and charts, from real runs; needs chromium
 # make address URL=https://...  set the address of the repository in every text that names it
 # Programs are called as its modules: those in .venv/bin do not start from every path.
 PY = .venv/bin/python
@@ -22,7 +23,7 @@ ALL = demo,dev,oracles
 # Without compiled files each of the tests' many processes would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden mutants address clean
+.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden mutants pictures address clean
 
 demo:
 	@.ci/setup demo
@@ -101,6 +102,11 @@ golden:
 	$(PY) slurm/examples/render.py
 	$(PY) -m tests.manifestexamples
 	$(PY) -m tests.manpage
+
+pictures: demo
+	$(PY) -m pip install -q pyte
+	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) docs/pictures/record.py
+	$(PY) docs/pictures/report.py runs/mini-pythia/report.html
 
 ADDRESS = $(shell sed -n 's/^Repository = "\(.*\)"$$/\1/p' pyproject.toml)
 address:

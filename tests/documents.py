@@ -7,19 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.rundir.examples import EXAMPLES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "hpc_toolkit"
-HOW_TO = sorted(
-    str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs/how-to").glob("*.md")
+GUIDES = sorted(
+    str(path.relative_to(REPOSITORY))
+    for folder in ("how-to", "moving", "tutorials")
+    for path in (REPOSITORY / "docs" / folder).glob("*.md")
+    if path.name != "README.md"
 )
-USER_DOCS = ["README.md", "runs/README.md", *HOW_TO]
+EXAMPLE_DOCS = {f"examples/new/{name}/README.md": name for name in EXAMPLES}
+"""The examples of ``hpctk new`` by their documents, whose blocks run in the new directory."""
+USER_DOCS = ["README.md", "runs/README.md", *GUIDES, *EXAMPLE_DOCS]
 """Documents whose blocks are run."""
 DOCS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "runs/README.md", "changes/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "runs/README.md", "changes/*.md", "examples/new/*/*.md")
     for path in REPOSITORY.glob(pattern)
 )
 _COMMENT = re.compile(r"<!-- (file|not run): (.*) -->")

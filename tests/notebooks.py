@@ -11,7 +11,7 @@ import nbformat
 from nbclient import NotebookClient
 from traitlets.config import Config
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "workers.ipynb"
+EXAMPLE = Path(__file__).parents[1] / "examples/new/notebook/workers.ipynb"
 
 
 @dataclass(frozen=True)

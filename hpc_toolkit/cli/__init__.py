@@ -26,6 +26,7 @@ from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError, exit_code_of  # noqa: E402 - as above
 
 COMMANDS = {
+    "examples": ("new",),
     "mapping": ("map",),
     "runs": ("init", "items", "try"),
     "working": ("work",),

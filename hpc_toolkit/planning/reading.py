@@ -363,6 +363,8 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
         early = {pull.arm for pull in taken}
         return taken, [pull for pull in open_pulls if pull.arm not in early], _ALL
     together = "a round begins when the one before is done" if search.in_rounds else "no rounds"
+    if not count:
+        return [], [], "The search has no budget left for more arms."
     arms, tasks = counted(count, "more arm"), counted(len(names), "task")
     said = (
         f"The search may request {arms} on {tasks}, at most"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import stat
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import RunError, exit_code_of
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir import files
@@ -44,13 +42,10 @@ def create_directory(
     exists = RunError(f"{root} exists", hint=hint)
     if root.is_symlink() or root.exists():
         raise exists
-    parent = root.absolute().parent
-    staging = parent / f".{root.name}.{os.urandom(4).hex()}.tmp"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        staging.mkdir(mode=0o775)
+    with files.new_directory(root, exists=exists) as staging:
         refusal = files.symlink_refusal(staging)
         if refusal:
+            parent = root.absolute().parent
             message = f"{parent}: symbolic links do not work on this filesystem ({refusal})"
             raise RunError(message, hint="choose a directory on another filesystem")
         paths = RunPaths(staging)
@@ -66,15 +61,6 @@ def create_directory(
         files.write_new(paths.manifest, [manifest.to_bytes()])
         # Whatever the umask: a run that everybody can write to would be refused.
         paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
-        files.publish_directory(staging, root)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
-            raise exists from error  # another process was faster
-        message = f"cannot make {root}: {error.strerror}"
-        hint = "check the path, its permissions and the free space"
-        raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
-    finally:
-        files.remove_tree(staging)
 
 
 def add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = ("done", "failed", "permanent")
 """Types of the journal lines that end an attempt."""
+_DIGITS = 19
+"""No list has an item with a longer number, and Python converts no number of over 4,300 digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ def number_of(view: RunView, stage: StageView, unit: Unit, position: int) -> int
 def find_item(view: RunView, text: str) -> FoundItem:
     """Find the one item of this number from 0, JSON, or part of its JSON; else ItemsError."""
     view.poll()
-    found = list(_numbered(view, int(text)) if text.isdecimal() else _matches(view, text))
+    is_number = text.isdecimal() and len(text) <= _DIGITS
+    found = list(_numbered(view, int(text)) if is_number else _matches(view, text))
     exact = [match for match in found if match.item == _object(text)]
     if len(exact or found) == 1:
         return (exact or found)[0]

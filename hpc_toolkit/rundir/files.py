@@ -10,7 +10,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import PASSING, RunError
+from hpc_toolkit.errors import PASSING, RunError, exit_code_of
 from hpc_toolkit.system.mounts import mount_of
 
 if TYPE_CHECKING:
@@ -194,6 +194,31 @@ def _replacing(path: Path) -> Iterator[int]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, exists: RunError) -> Iterator[Path]:
+    """Create a directory completely, or not at all.
+
+    Yields a hidden directory beside ``path``, which the block fills; it gets its name when the
+    block ends, and an empty directory of that name is replaced. Missing parents are created. Raises
+    ``exists`` if the name is taken otherwise, and RunError if the directory cannot be made.
+    """
+    staging = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(mode=0o775)
+        yield staging
+        publish_directory(staging, path)
+    except OSError as error:
+        taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+        if taken and os.path.lexists(path):
+            raise exists from error
+        message = f"cannot make {path}: {error.strerror}"
+        hint = "check the path, its permissions and the free space"
+        raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
+    finally:
+        remove_tree(staging)
 
 
 def publish_directory(staging: Path, final: Path) -> None:

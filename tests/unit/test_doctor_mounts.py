@@ -38,6 +38,23 @@ def test_a_mount_without_options_of_its_filesystem_is_read_as_well() -> None:
     assert parse_mount("1 0 0:1 / /m rw - tmpfs none\n").options == ("rw",)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "verdict"),
+    [("nfs4", "Y", Verdict.SLOWER), ("nfs4", "N", Verdict.FINE), ("nfs", "Y", Verdict.FINE)],
+)
+def test_directory_delegations_of_the_nfs_client_are_found(
+    kind: str, value: str, verdict: Verdict, tmp_path: Path
+) -> None:
+    parameters = tmp_path / "nfsv4" / "parameters"
+    parameters.mkdir(parents=True)
+    (parameters / "directory_delegations").write_text(f"{value}\n")
+
+    found = check_mount(mount(kind, "hard"), tmp_path)
+
+    assert found.verdict == verdict
+    assert ("modprobe.d" in found.means) == (verdict is not Verdict.FINE)
+
+
 def test_the_mount_of_a_directory_is_the_innermost_one() -> None:
     assert mount_of(Path("/proc/self")).kind == "proc"
     assert mount_of(Path("/proc/self")).point == "/proc"

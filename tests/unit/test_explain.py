@@ -53,6 +53,8 @@ def test_a_text_that_means_no_item_or_several_is_refused(toy: ToyRun) -> None:
         find_item(view, "nothing")
     with pytest.raises(ItemsError, match="no item is or contains '4'"):
         find_item(view, "4")
+    with pytest.raises(ItemsError, match="no item is or contains '999"):
+        find_item(view, "9" * 5000)
     with pytest.raises(ItemsError, match="'id' matches 4 items") as caught:
         find_item(view, "id")
     assert "more of its JSON" in caught.value.hint

@@ -132,6 +132,16 @@ def test_a_campaign_is_forecast_with_the_items_that_it_may_still_request(
     assert warnings == []
 
 
+def test_a_search_without_budget_left_is_not_forecast_to_request_arms(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = campaign(fast_dir / "run", monkeypatch, 1, search={"budget": 2})
+
+    said, _ = left_lines(run, ask(2))
+
+    assert "  The search has no budget left for more arms." in said
+
+
 def test_a_campaign_without_results_is_forecast_from_the_durations_that_it_states(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

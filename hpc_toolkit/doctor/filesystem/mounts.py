@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
@@ -10,8 +11,6 @@ from hpc_toolkit.system.mounts import LOCAL_LOCKS, NFS
 from hpc_toolkit.system.quantities import format_size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpc_toolkit.system.mounts import Mount
 
 _LONGEST_CACHE_S = 90
@@ -31,11 +30,18 @@ _ANYWHERE = {
     "ro": (Verdict.UNSAFE, "no worker can write here"),
     "nosymfollow": (Verdict.SLOWER, "links are read, which is enough, but no path may use them"),
 }
+_DELEGATIONS = "directory_delegations=Y"
+"""The default of a parameter of the kernel module nfsv4, not an option of the mount."""
+_DELEGATED = (
+    "with Linux 7.2, workers of several hosts may wait for each other's new files for minutes; "
+    "'options nfsv4 directory_delegations=N' in /etc/modprobe.d/ prevents it"
+)
 _ON_NFS = {
     **dict.fromkeys(("soft", "softerr"), (Verdict.UNSAFE, _LOST_WRITES)),
     "local_lock=posix": (Verdict.SLOWER, LOCAL_LOCKS_MEAN),
     "nocto": (Verdict.SLOWER, _LATE),
     "noac": (Verdict.SLOWER, "every look asks the server"),
+    _DELEGATIONS: (Verdict.SLOWER, _DELEGATED),
 }
 _ON_SMB = {"cache=loose": (Verdict.UNSAFE, "other hosts may never see what is written here")}
 _LEAST_BYTES = 100 * 2**20
@@ -62,9 +68,10 @@ def keeps_locks_of_lost_hosts(mount: Mount) -> str:
     return "a lost host (power, network) keeps its locks until the filesystem's servers notice"
 
 
-def check_mount(mount: Mount) -> Finding:
-    """Judge the mount options, worst first."""
-    harmful = [one for option in mount.options if (one := _judge(mount, option)) is not None]
+def check_mount(mount: Mount, modules: Path = Path("/sys/module")) -> Finding:
+    """Judge the options of a mount and of its kernel module, worst first."""
+    given = [*mount.options, *_module_options(mount, modules)]
+    harmful = [one for option in given if (one := _judge(mount, option)) is not None]
     order = [Verdict.UNSAFE, Verdict.SLOWER]
     harmful.sort(key=lambda one: order.index(one[1]))
     if not harmful:
@@ -74,6 +81,14 @@ def check_mount(mount: Mount) -> Finding:
     means = "; ".join(dict.fromkeys(means for _, _, means in harmful))
     fix = "ask the site for another mount, or choose another directory"
     return Finding("mount options", harmful[0][1], found, means, fix)
+
+
+def _module_options(mount: Mount, modules: Path) -> list[str]:
+    name, _, value = _DELEGATIONS.partition("=")
+    found = modules / "nfsv4" / "parameters" / name
+    if mount.kind != "nfs4" or not found.exists():
+        return []
+    return [_DELEGATIONS] if found.read_text().strip() == value else []
 
 
 def _judge(mount: Mount, option: str) -> tuple[str, Verdict, str] | None:

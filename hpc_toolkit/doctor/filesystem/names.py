@@ -79,8 +79,8 @@ def _check_race(pair: Pair) -> Finding:
         means = "no claim has two owners, but a worker that meets such a name ends with 75"
         fix = "start workers again when they ended so; nothing is lost"
         return Finding(check, Verdict.SLOWER, found, means, fix)
-    found = f"{names} names were raced for {lost} times, and each has one owner "
-    found += f"({rate:.0f} tries/s)"
+    found = f"{names:,} names, {lost:,} of which both sides tried to create: each has one owner "
+    found += f"({rate:,.0f} tries/s)"
     if lost:
         return fine(check, found, "a claim has one owner")
     means = "the two sides never met at a name"

@@ -1,6 +1,6 @@
 """A training to copy: replace the data, the model and the loss, and keep the rest.
 
-hpctk launch --nproc-per-node 2 --run-dir runs/short examples/train_short.py
+hpctk launch --nproc-per-node 2 --run-dir runs/first train.py
 """
 
 import os
@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hpc_toolkit.training import distributed
 
-RUN_DIR = os.environ.get("HPCTK_RUN_DIR", "runs/short")
+RUN_DIR = os.environ.get("HPCTK_RUN_DIR", "runs/first")
 LOADER = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}
 
 
-def main(epochs: int = 20, batch: int = 64, log_every: int = 20, save_every: int = 100) -> int:
+def main(epochs: int = 20, batch: int = 64, log_every: int = 80, save_every: int = 100) -> int:
     with distributed.process_group() as info, distributed.StopSignal() as stop:
         kind = info.device.partition(":")[0]  # cuda or cpu
         numbers = torch.randn(1000, 32, generator=torch.Generator().manual_seed(0))

@@ -22,15 +22,15 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 # 10 steps an epoch, and a checkpoint after steps 7, 14, 21 and 28. "hold" stops after step 16.
 SMALL = """
 import sys, time
-from examples import train_short
+from examples.new.training import train
 
 def shown(line):
     print(line, flush=True)
     while "hold" in sys.argv and " step 16 " in line:
         time.sleep(0.1)
 
-train_short.print = shown
-raise SystemExit(train_short.main(epochs=3, batch=100, log_every=1, save_every=7))
+train.print = shown
+raise SystemExit(train.main(epochs=3, batch=100, log_every=1, save_every=7))
 """
 
 
@@ -65,7 +65,7 @@ def test_a_killed_training_resumes_within_an_epoch_with_the_same_losses(
 
 
 def test_the_tutorial_quotes_the_script_as_it_is() -> None:
-    script = (REPOSITORY / "examples" / "train_short.py").read_text()
+    script = (REPOSITORY / "examples/new/training/train.py").read_text()
     tutorial = (REPOSITORY / "docs" / "how-to" / "training.md").read_text()
     [section] = re.findall(r"^## A training to copy$(.*?)^## ", tutorial, re.MULTILINE | re.DOTALL)
     [table] = re.findall(r"^\| in the script \|(.*?)\n\n", section, re.MULTILINE | re.DOTALL)

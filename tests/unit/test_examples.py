@@ -1,0 +1,182 @@
+"""The projects of ``hpctk new``: complete or not there, under a name that is safe to type.
+
+Their commands are run in ``tests/integration/test_docs.py``.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from hpc_toolkit import cli
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.examples import EXAMPLES, write_example
+from tests.documents import EXAMPLE_DOCS, REPOSITORY
+
+SOURCE = REPOSITORY / "examples/new"
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_is_its_directory_in_the_repository(tmp_path: Path, example: str) -> None:
+    (SOURCE / example / "__pycache__").mkdir(exist_ok=True)  # as an import leaves it
+
+    commands = write_example(tmp_path / "first", example)
+
+    source = {
+        path.name: path.read_bytes() for path in (SOURCE / example).iterdir() if path.is_file()
+    }
+    written = {path.name: path.read_bytes() for path in (tmp_path / "first").iterdir()}
+    assert "README.md" in source
+    assert written.pop(".gitignore").splitlines()[0] == b"/runs/"
+    assert written == source
+    assert 2 <= len(commands) <= 3
+    readme = source["README.md"].decode()
+    assert all(f"\n$ {command}\n" in readme for command in commands)
+    assert names(tmp_path) == ["first"]
+
+
+def test_every_directory_of_the_repository_is_an_example() -> None:
+    assert names(SOURCE) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize("document", EXAMPLE_DOCS)
+def test_the_readme_of_an_example_is_short_and_its_links_work_anywhere(document: str) -> None:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+
+    assert len(text.splitlines()) <= 60
+    assert "](" not in text
+    for path in re.findall(r"https://\S*/blob/main/(\S+\.md)", text):
+        assert (REPOSITORY / path).is_file(), path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "/", "-x", ".x", "a b", "a;b", "$(a)", "a\nb", "a\x1b[2J", "a\n/b", "\udcff"],
+)
+def test_a_name_that_is_unsafe_to_type_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigError, match="cannot be the name") as caught:
+        write_example(Path(name), "list")
+
+    assert caught.value.message.isprintable()
+    assert "letters, digits" in caught.value.hint
+    assert names(tmp_path) == []
+
+
+def test_an_unknown_example_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no example 'lists'") as caught:
+        write_example(tmp_path / "first", "lists")
+
+    assert caught.value.hint == "did you mean 'list'?"
+    assert names(tmp_path) == []
+
+
+def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+
+    write_example(tmp_path / "first", "list")
+
+    assert "README.md" in names(tmp_path / "first")
+    assert names(tmp_path) == ["first"]
+
+
+@pytest.mark.parametrize("taken", ["file", "directory", "symlink", "dangling"])
+def test_what_exists_is_refused_and_kept(tmp_path: Path, taken: str) -> None:
+    target = tmp_path / "first"
+    (tmp_path / "other").mkdir()
+    match taken:
+        case "file":
+            target.write_text("mine")
+        case "directory":
+            target.mkdir()
+            (target / "mine").touch()
+        case "symlink":
+            target.symlink_to("other")
+        case "dangling":
+            target.symlink_to("nowhere")
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(RunError, match="first exists") as caught:
+        write_example(target, "list")
+
+    assert caught.value.hint == "use another name; only an empty directory is filled"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(errno.ENOSPC, 75), (errno.EDQUOT, 75), (errno.EACCES, 1)]
+)
+def test_an_error_while_writing_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int
+) -> None:
+    write_new = files.write_new
+    written: list[Path] = []
+
+    def fail_later(path: Path, chunks: Any) -> None:
+        if written:
+            raise OSError(code, "refused", str(path))
+        written.append(path)
+        write_new(path, chunks)
+
+    monkeypatch.setattr(files, "write_new", fail_later)
+
+    with pytest.raises(RunError, match=r"cannot make .*first: refused") as caught:
+        write_example(tmp_path / "first", "list")
+
+    assert (caught.value.exit_code, names(tmp_path)) == (exit_code, [])
+    assert "free space" in caught.value.hint
+
+
+def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(RunError, match=r"cannot make .*file/first") as caught:
+        write_example(tmp_path / "file" / "first", "list")
+
+    assert "permissions" in caught.value.hint
+
+
+def new(*words: str) -> object:
+    return get_command(cli.load_commands("new")).main(["new", *words], prog_name="hpctk")
+
+
+def test_new_prints_the_path_and_shows_what_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SystemExit, match="0"):
+        new("work/first")
+
+    init = "hpctk init runs/first --items items.jsonl --workload estimate:estimate"
+    printed = capsys.readouterr()
+    assert printed.out == "work/first\n"
+    assert printed.err.splitlines()[:2] == ["  cd work/first", f"  {init}"]
+
+
+def test_new_without_a_name_is_a_usage_error_that_lists_the_examples(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        new()
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Missing argument 'NAME'. Examples:" in printed.err
+    for example, text in EXAMPLES.items():
+        assert re.search(
+            rf"^  hpctk new NAME --example {example} +{re.escape(text)}$", printed.err, re.MULTILINE
+        )

@@ -1,7 +1,8 @@
-"""Scripts that use the executor: with real workers, killed, interrupted and started again."""
+"""Scripts that use the Python API: with real workers, killed, interrupted and started again."""
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import signal
@@ -12,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from hpc_toolkit import Executor, notebook
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
 
 SCRIPT = """
 import os
-import re
 import sys
 import time
 from concurrent.futures import as_completed
@@ -154,3 +155,33 @@ def test_workers_that_give_up_end_the_futures_with_their_reason(hpctk: Hpctk) ->
 
     assert code == 0
     assert re.search("paused: the first .. items of stage 'items' all failed", out)
+
+
+# submitit's object of the local job outlives the example, as in a notebook.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("documented", [Executor, Run, notebook], ids=lambda one: one.__name__)
+def test_examples_of_docstrings_do_what_they_say(
+    hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch, documented: object
+) -> None:
+    Path("bench.py").write_text("def iterate(item):\n    return item\n")
+    for name, value in hpctk.environment().items():
+        monkeypatch.setenv(name, value)
+    tests = [one for one in doctest.DocTestFinder().find(documented) if one.examples]
+    runner = doctest.DocTestRunner()
+
+    assert len(tests) == 1
+    assert runner.run(tests[0]).failed == 0
+
+
+def test_columns_of_a_run_are_a_data_frame(hpctk: Hpctk) -> None:
+    run = hpctk.make([{"lr": 0.1}, {"lr": 0.2, "how": "segfault", "once": "once"}])
+    assert hpctk("work", "run").code == 0
+
+    frame = pytest.importorskip("pandas").DataFrame(run.columns())
+
+    assert list(frame["lr"]) == [0.1, 0.2]
+    assert list(frame["value.id"]) == [0, 1]
+    assert set(frame["state"]) == {"done"}
+    with run:
+        assert run.status().complete
+    assert run.results() == Run.open("run").results()

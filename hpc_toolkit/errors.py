@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import errno
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 UNREACHABLE = frozenset(
     {
         *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT),
@@ -43,7 +47,7 @@ class HpcToolkitError(Exception):
             self.add_note(f"hint: {hint}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.hint))
+        return (_rebuild, (type(self), self.message, self.hint), vars(self))
 
 
 def _rebuild(kind: type[HpcToolkitError], message: str, hint: str) -> HpcToolkitError:
@@ -75,6 +79,27 @@ class PermanentError(HpcToolkitError):
 
     Missing weights and malformed input are permanent; a full disk or a lost GPU is not.
     """
+
+
+class CallError(HpcToolkitError):
+    """A call of :class:`hpc_toolkit.Executor` failed for good; ``future.result()`` raises it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        item: dict[str, Any] | None = None,
+        error: str = "",
+        attempts: int = 0,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.item = item or {}
+        """The call, as the run records it: ``function``, ``args`` and ``kwargs``."""
+        self.error = error
+        """Type and text of the last attempt's exception, or what ended the attempt."""
+        self.attempts = attempts
+        """Attempts that counted; the death of a worker does not."""
 
 
 TRY_AGAIN = 75

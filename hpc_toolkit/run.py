@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError, RunError
 from hpc_toolkit.queue.control import ask_to_drain
-from hpc_toolkit.queue.items import canonical, check_items
+from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
@@ -49,7 +48,18 @@ MAX_WORKERS = 1024
 
 
 class Run:
-    """One run directory."""
+    """One run directory; create it with :meth:`create`, or open it with :meth:`open`.
+
+    >>> from hpc_toolkit import Run
+    >>> items = [{"seed": seed} for seed in range(3)]
+    >>> with Run.create("runs/bench", items, workload="bench:iterate") as run:
+    ...     code = run.work(2)
+    ...     print(run.status().complete, run.results()[1]["item"], run.columns()["state"])
+    True {'seed': 1} ['done', 'done', 'done']
+
+    Between calls no file is open. Leaving a ``with`` block only frees what was read: workers
+    elsewhere go on. An instance serves one thread.
+    """
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
         self.root = root
@@ -58,6 +68,12 @@ class Run:
         self._view: RunView | None = None
         self._countdown: Countdown | None = None
         self._search: Seldom[SearchState] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._view = self._countdown = self._search = None
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
@@ -88,7 +104,7 @@ class Run:
 
         Args:
             root: the directory, which must not exist.
-            items: JSON objects, no two equal.
+            items: JSON objects, no two equal; may be empty if ``open_end`` is set.
             workload: ``module:name`` of a function or class; the current directory is importable.
             command: a shell command with ``{key}`` placeholders, instead of ``workload``.
             options: keyword arguments of a class workload.
@@ -113,7 +129,7 @@ class Run:
             max_failures=max_failures,
             items_per_claim=items_per_claim,
         )
-        manifest = _checked(root, stage, items)
+        manifest = new_manifest(root, stage, items, open_end=open_end)
         return create_run(Path(root), manifest, {"items": items}, sealed=not open_end)
 
     @classmethod
@@ -134,7 +150,7 @@ class Run:
         from hpc_toolkit.results.snapshots import import_results, note_origin
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
-        manifest = _checked(root, stage, snapshot.items)
+        manifest = new_manifest(root, stage, snapshot.items)
         note_origin(manifest, snapshot)
         return create_run(
             Path(root),
@@ -149,14 +165,15 @@ class Run:
 
         Raises ItemsError for the items, and RunError if the stage is sealed or a campaign's.
         """
+        from hpc_toolkit.queue.creation import add_items
         from hpc_toolkit.worker.command import check_placeholders
 
         self._refuse_campaign()
         self._trust()
         spec = self.manifest.stage(stage)
         check_placeholders(items, spec.workload.command)
-        with _writing(self.root):
-            _add_items(StageLog(self.paths.stage(stage)), items, spec)
+        with writing(self.root):
+            add_items(StageLog(self.paths.stage(stage)), items, spec)
 
     def seal(self) -> None:
         """Seal every stage: no more items can be added. RunError for a campaign."""
@@ -164,7 +181,7 @@ class Run:
         self._trust()
         for stage in self.manifest.stages:
             log = StageLog(self.paths.stage(stage.name))
-            with _writing(self.root):
+            with writing(self.root):
                 log.poll()
                 log.seal()
 
@@ -218,38 +235,21 @@ class Run:
         from hpc_toolkit.results.status import read_status
 
         given, campaign = str(self.root), self.manifest.campaign
-        is_campaign = campaign is not None
-        read = partial(
-            read_status, self.view, SystemClock(), given=given, campaign=is_campaign, seen=seen
-        )
+        about: dict[str, Any] = {"given": given, "campaign": campaign is not None, "seen": seen}
+        read = partial(read_status, self.view, SystemClock(), **about)
         if not forecast:
             return read()
         from hpc_toolkit.planning.timeleft import Countdown
 
         self._countdown = self._countdown or Countdown(self.view, campaign, given)
         found = read(forecast=self._countdown.read)
-        if is_campaign:
-            self._add_search(found)
-        return found
+        if campaign is not None:
+            from hpc_toolkit.campaign.searchstate import add_search
+            from hpc_toolkit.system.seldom import Seldom
 
-    def _add_search(self, found: Status) -> None:
-        from hpc_toolkit.campaign.searchstate import search_so_far
-        from hpc_toolkit.campaign.settings import settings_of
-        from hpc_toolkit.system.seldom import Seldom
-
-        def state() -> SearchState:
-            return search_so_far(self.view, settings_of(self.paths, self.manifest))
-
-        try:
             self._search = self._search or Seldom()
-            search, _ = self._search.read(state, found.complete)
-        except RunError as error:
-            found.warnings.append(error.message)
-            return
-        found.search = asdict(search)
-        if search.best is not None:
-            counted = {"evaluated": search.evaluated, "arms": search.arms}
-            found.best = {**asdict(search.best), **counted}
+            add_search(found, self.view, self.manifest, self._search)
+        return found
 
     def _repr_html_(self) -> str:
         from hpc_toolkit.report.notebook import status_html
@@ -259,17 +259,29 @@ class Run:
     def results(self, *, stage: str | None = None, partial: bool = False) -> list[Row]:
         """One row per item, in the items' order; publishes the table of a complete stage.
 
-        Raises NotCompleteError if items are pending, and ``partial`` is not set.
+        A row has ``item``, ``state`` (``done`` or ``failed``), ``value`` or ``error``,
+        ``attempts``, ``seconds`` and ``worker``. Raises NotCompleteError if items are pending, and
+        ``partial`` is not set; partial rows may still change.
         """
         return self.table(stage=stage, partial=partial).rows
+
+    def columns(self, *, stage: str | None = None, partial: bool = False) -> dict[str, list[Any]]:
+        """The rows of :meth:`results` as columns, named as in the files of ``hpctk gather``.
+
+        ``pandas.DataFrame(run.columns())`` is a data frame. Values that are neither numbers nor
+        text are JSON. Raises as :meth:`results` does.
+        """
+        from hpc_toolkit.results.tables import columns_of
+
+        return columns_of(self.results(stage=stage, partial=partial))
 
     def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
         """Like :meth:`results`, and whether the rows are published."""
         from hpc_toolkit.results.gather import gather
 
-        name = self.manifest.stage(stage).name if stage else self.manifest.stages[-1].name
-        with _writing(self.root):
-            return gather(self.view, name, partial=partial)
+        spec = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
+        with writing(self.root):
+            return gather(self.view, spec.name, partial=partial)
 
     def snapshot(self) -> Snapshot:
         """The items and results so far, even while workers run; RunError for a campaign.
@@ -289,14 +301,13 @@ class Run:
         """Give failed items a full budget of attempts again; return how many.
 
         This includes pending items that have failed so far, so that a paused run can go on.
-
         ``match``: only items whose JSON or last error contains this text; ``item``: only this item,
         given as its number from 0 or a part of its JSON.
         """
         from hpc_toolkit.results.explain import find_item, retry_failed
 
         self._trust()
-        with _writing(self.root):
+        with writing(self.root):
             only = find_item(self.view, item) if item is not None else None
             stages = self.view.stages.values()
             return sum(retry_failed(self.view, stage, match, only) for stage in stages)
@@ -328,8 +339,7 @@ class Run:
             raise RunError(message, hint=hint)
 
     def _trust(self) -> None:
-        warning = check_trust(self.root)
-        if warning:
+        if warning := check_trust(self.root):
             sys.stderr.write(f"warning: {warning}\n")
 
 
@@ -347,7 +357,7 @@ def list_stage(
 
 
 @contextmanager
-def _writing(root: Path) -> Iterator[None]:
+def writing(root: Path) -> Iterator[None]:
     """Report what the filesystem refused; a log entry is written completely or not at all."""
     try:
         yield
@@ -356,33 +366,22 @@ def _writing(root: Path) -> Iterator[None]:
     except OSError as error:
         message = f"cannot read or write {root}: {error}"
         hint = "check its permissions, the free space and your quota, then call again"
-        forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        exit_code = None if forbidden else TRY_AGAIN
+        exit_code = None if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else TRY_AGAIN
         raise RunError(message, hint=hint, exit_code=exit_code) from error
 
 
-def _add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:
-    from hpc_toolkit.queue.creation import segment_of  # workers do without it
-
-    added = False
-    while not added:
-        log.poll()
-        lines = (line for segment in log.segments.values() for line in segment.items())
-        taken = {canonical(json.loads(line)) for line in lines}
-        check_items(items, group_by=stage.group_by, taken=taken)
-        added = log.add_segment(segment_of(items, stage))
-
-
-def _checked(root: str | Path, stage: StageSpec, items: list[Item]) -> Manifest:
+def new_manifest(
+    root: str | Path, stage: StageSpec, items: list[Item], *, open_end: bool = False
+) -> Manifest:
     """The manifest of a new run; refuse a stage or items that cannot work."""
     from hpc_toolkit.worker.command import check_placeholders
     from hpc_toolkit.worker.loading import check_stage, collect_provenance
 
     check_stage(stage)
-    check_items(items, group_by=stage.group_by, taken=set())
+    if items or not open_end:
+        check_items(items, group_by=stage.group_by, taken=set())
     check_placeholders(items, stage.workload.command)
-    provenance = collect_provenance((stage,))
-    return Manifest(run=Path(root).name, stages=(stage,), provenance=provenance)
+    return Manifest(run=Path(root).name, stages=(stage,), provenance=collect_provenance((stage,)))
 
 
 def create_run(

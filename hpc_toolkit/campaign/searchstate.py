@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.evaluations import searched_of, why_ended
-from hpc_toolkit.campaign.settings import TASKS, Campaign
+from hpc_toolkit.campaign.settings import TASKS, Campaign, settings_of
+from hpc_toolkit.errors import RunError
 
 if TYPE_CHECKING:
     from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.campaign.evaluations import Found
     from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.rundir.layout import Manifest
+    from hpc_toolkit.system.seldom import Seldom
 
 _LAST_ASKS = 8
 
@@ -48,6 +52,23 @@ class SearchState:
     last: list[tuple[str, float | None, str]]
     """The arms that were requested last, the newest first, each with its reward over all tasks. If
     that is None, the text says why: ``failed``, ``not evaluated``, or ``2 of 3 tasks``."""
+
+
+def add_search(found: Status, view: RunView, manifest: Manifest, kept: Seldom[SearchState]) -> None:
+    """Add the state of the search, or why it is not known, to the status of a campaign."""
+
+    def state() -> SearchState:
+        return search_so_far(view, settings_of(view.paths, manifest))
+
+    try:
+        search, _ = kept.read(state, found.complete)
+    except RunError as error:
+        found.warnings.append(error.message)
+        return
+    found.search = asdict(search)
+    if search.best is not None:
+        counted = {"evaluated": search.evaluated, "arms": search.arms}
+        found.best = {**asdict(search.best), **counted}
 
 
 def search_so_far(view: RunView, campaign: Campaign) -> SearchState:

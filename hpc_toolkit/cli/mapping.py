@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,24 +115,16 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
         return Run.create(path, items, workload=workload, options=options, **settings)
     run = Run.open(path)
     wanted = list_stage(workload=workload, options=options, **settings)
-    stage = run.manifest.stages[0]
-    # The same command in another directory means the same code if the run is the same.
-    same_code = replace(wanted, workload=replace(wanted.workload, path=stage.workload.path))
-    names = [one.name for one in fields(stage)]
-    changed = [one for one in names if getattr(stage, one) != getattr(same_code, one)]
+    changed = run.manifest.stages[0].differences(wanted)
     if run.manifest.campaign is not None or run.snapshot().items != items:
         changed.append("items")
     elif not run.snapshot().sealed:
         message = f"{path} is open for more items"
         raise ConfigError(message, hint=f"'hpctk add {path} --seal' allows no further items")
     if changed:
-        message = f"{path} was created with other {' and '.join(map(_spelled, changed))}"
+        message = f"{path} was created with other {' and '.join(changed)}"
         raise ConfigError(message, hint="choose another directory with --run, or remove this one")
     return run
-
-
-def _spelled(field: str) -> str:
-    return field.removesuffix("_s").replace("_", " ")
 
 
 def _work_here(run: Run, workers: int | None) -> None:

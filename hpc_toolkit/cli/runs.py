@@ -121,8 +121,11 @@ def _show_made(run: Run) -> None:
     log = StageLog(run.paths.stage(run.manifest.stages[0].name))
     log.poll()
     sizes = [unit.count for segment in log.segments.values() for unit in segment.units]
-    each = str(min(sizes)) + (f" to {max(sizes)}" if min(sizes) < max(sizes) else "")
     print(run.root, flush=True)
+    if not sizes:
+        print(f"0 items; 'hpctk add {run.root} --items FILE' adds some", file=sys.stderr)
+        return
+    each = str(min(sizes)) + (f" to {max(sizes)}" if min(sizes) < max(sizes) else "")
     items, units = counted(sum(sizes), "item"), counted(len(sizes), "unit")
     print(f"{items} in {units} of {each}; one claim takes a unit", file=sys.stderr)
 

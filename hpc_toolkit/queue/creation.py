@@ -1,12 +1,13 @@
-"""Create a run directory completely, or not at all."""
+"""Create a run directory or add items to one: completely, or not at all."""
 
 from __future__ import annotations
 
+import json
 import stat
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
@@ -60,3 +61,14 @@ def create_directory(
         files.write_new(paths.manifest, [manifest.to_bytes()])
         # Whatever the umask: a run that everybody can write to would be refused.
         paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
+
+
+def add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:
+    """Add items as one segment. Raises ItemsError for the items, RunError if the log is sealed."""
+    added = False
+    while not added:
+        log.poll()
+        lines = (line for segment in log.segments.values() for line in segment.items())
+        taken = {canonical(json.loads(line)) for line in lines}
+        check_items(items, group_by=stage.group_by, taken=taken)
+        added = log.add_segment(segment_of(items, stage))

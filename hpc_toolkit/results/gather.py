@@ -139,7 +139,7 @@ def _compute(view: RunView, stage: StageView) -> dict[ItemKey, Row]:
         (entry, position): row
         for entry, segment in stage.log.segments.items()
         for unit in segment.units
-        for position, row in _unit_rows(view, stage, stage.state.units[unit.name])
+        for position, row in rows_of_unit(view, stage, stage.state.units[unit.name])
     }
     if stage.log.table is not None:
         table = stage.log.table[0]
@@ -156,10 +156,13 @@ def unit_rows(
     """Provisional (position, row) of finished items of some units of a segment (R8, R11)."""
     for unit in stage.log.segments[entry].units:
         if unit.name in names:
-            yield from _unit_rows(view, stage, stage.state.units[unit.name])
+            yield from rows_of_unit(view, stage, stage.state.units[unit.name])
 
 
-def _unit_rows(view: RunView, stage: StageView, state: UnitState) -> Iterator[tuple[int, Row]]:
+def rows_of_unit(
+    view: RunView, stage: StageView, state: UnitState, only: Collection[int] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """Provisional (position, row) of a unit's finished items, or of those in ``only``."""
     items = unit_items(stage, state.unit)
     if state.clean is not None:
         worker, found = state.clean
@@ -167,9 +170,10 @@ def _unit_rows(view: RunView, stage: StageView, state: UnitState) -> Iterator[tu
             position = line["item"]
             yield position, _from_line(items[position - state.unit.first], line, worker, 1)
         return
+    wanted = state.unit.items if only is None else only
     for position, kind in stage.states(state):
         history = state.histories.get(position)
-        if kind is ItemState.PENDING or history is None:
+        if position not in wanted or kind is ItemState.PENDING or history is None:
             continue
         floor = stage.state.floor(state.unit.entry, position)
         done = kind is ItemState.DONE

@@ -100,7 +100,8 @@ def cell(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else json.dumps(value)
 
 
-def _columns(rows: list[Row]) -> dict[str, list[Any]]:
+def columns_of(rows: list[Row]) -> dict[str, list[Any]]:
+    """A list of cells per column, as :func:`write_table` names them. RunError for damaged rows."""
     try:
         keys = dict.fromkeys(key for row in rows for key in row["item"])
         columns = {key: [cell(row["item"].get(key)) for row in rows] for key in keys}
@@ -134,7 +135,7 @@ def _json(rows: list[Row]) -> Iterator[bytes]:
 
 
 def _csv(rows: list[Row]) -> Iterator[bytes]:
-    columns = _columns(rows)
+    columns = columns_of(rows)
     yield csv_lines([list(columns), *zip(*columns.values(), strict=True)])
 
 
@@ -157,7 +158,7 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
     import numpy as np
 
     arrays = {}
-    for name, values in _columns(rows).items():
+    for name, values in columns_of(rows).items():
         if all(value is None or _is_float(value) for value in values):
             arrays[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
         else:
@@ -172,7 +173,7 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
 
 
 def _parquet(rows: list[Row]) -> Iterator[bytes]:
-    yield parquet_of(_columns(rows))
+    yield parquet_of(columns_of(rows))
 
 
 def parquet_of(columns: dict[str, list[Any]]) -> bytes:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,15 @@ class StageSpec:
         if not _STAGE_NAME.fullmatch(self.name):
             message = f"{self.name!r} is not a valid stage name: use letters, digits, '_' and '-'"
             raise ValueError(message)
+
+    def differences(self, other: StageSpec) -> list[str]:
+        """Names, for people, of settings that differ; the code may be in another directory."""
+        work = replace(other.workload, path=self.workload.path)
+        same = replace(other, workload=work)
+        names = [
+            one.name for one in fields(self) if getattr(self, one.name) != getattr(same, one.name)
+        ]
+        return [name.removesuffix("_s").replace("_", " ") for name in names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

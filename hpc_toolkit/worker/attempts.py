@@ -129,9 +129,9 @@ def _strict_json(value: Any) -> str:
         message = f"a result must be a dict, not {type(value).__name__}"
         raise TypeError(message)
     try:
-        return _encode(value)
+        return encode(value)
     except (TypeError, ValueError):
-        problem = _find_problem(value, "value")
+        problem = json_problem(value, "value")
         if problem is None:
             raise
         raise ValueError(problem) from None
@@ -144,16 +144,20 @@ def _plain(value: Any) -> Any:
     raise TypeError(message)
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
+encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
+"""Encode a value as strict JSON; numbers of numpy become plain ones."""
 
 
-def _find_problem(value: Any, path: str) -> str | None:
+def json_problem(value: Any, path: str) -> str | None:
     """Describe the first part of a value that is not JSON; None if all of it is."""
     if isinstance(value, dict | list | tuple):
         pairs = [(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
         if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    return f"{path} has the key {key!r}, which is not text"
             pairs = [(inner, f"{path}.{key}") for key, inner in value.items()]
-        return next(filter(None, (_find_problem(*pair) for pair in pairs)), None)
+        return next(filter(None, (json_problem(*pair) for pair in pairs)), None)
     if isinstance(value, float) or getattr(value, "ndim", None) == 0:
         number = float(value)
         return None if math.isfinite(number) else f"{path} is {number}, which JSON does not have"

@@ -51,6 +51,8 @@ class Pool:
     options: WorkerOptions
     workers: int
     shares: Shares | None = None
+    silent: bool = False
+    """Whether it says nothing when it waits for its workers."""
 
     def __post_init__(self) -> None:
         self._places = [Place()] * self.workers
@@ -90,7 +92,7 @@ class Pool:
 
     def _forward(self, number: int, _frame: object) -> None:
         again, self._draining = self._draining, True
-        if self._slots:
+        if self._slots and not self.silent:
             # Not print(): a handler may interrupt another write to the same buffer.
             os.write(2, stopping_line(number, len(self._slots), self.options.grace_s, again=again))
         for pid in list(self._slots):

@@ -21,13 +21,13 @@ from hpc_toolkit.queue.control import (
     ask_to_drain,
     give_notice,
 )
+from hpc_toolkit.queue.creation import add_items
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.results.gather import NotCompleteError, gather
-from hpc_toolkit.run import _add_items
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
 from hpc_toolkit.worker.unitruns import Outcome
 from tests.manualclock import ManualClock
@@ -469,7 +469,7 @@ class Model:
             stage.log.seal()
         elif what == "add":
             with units_of(self.config.units[0]):
-                _add_items(StageLog(self.paths.stage("items")), [{"id": "new"}], self.spec)
+                add_items(StageLog(self.paths.stage("items")), [{"id": "new"}], self.spec)
         elif what in ("slurm", "rumour"):
             self._give_notices(state, wait=what == "slurm")
         else:

@@ -33,7 +33,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # The rooms of the package: each may import from those before it.
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
-    *("results", "report", "campaign", "planning", "run"),
+    *("results", "report", "campaign", "planning", "run", "futures"),
     *("submit", "doctor", "engines", "notebook", "training", "cli", "__main__"),
 ]
 

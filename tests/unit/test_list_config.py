@@ -68,6 +68,17 @@ def test_items_per_claim_sizes_the_units_also_of_items_that_are_added() -> None:
     assert [[unit.count for unit in one.units] for one in segments] == [[3, 3, 1], [3, 1]]
 
 
+def test_only_an_open_list_may_begin_empty() -> None:
+    Path("items.jsonl").touch()
+    words = ("init", "run", "--items", "items.jsonl", "--command", "true")
+
+    assert CliRunner().invoke(load_commands("init"), words).exit_code == 1
+    ended = CliRunner().invoke(load_commands("init"), [*words, "--open"])
+
+    assert (ended.exit_code, ended.stdout) == (0, "run\n")
+    assert ended.stderr == "0 items; 'hpctk add run --items FILE' adds some\n"
+
+
 @pytest.mark.parametrize("number", ["0", "257"])
 def test_items_per_claim_has_limits(number: str) -> None:
     error = init("--count", "3", "--command", "true", "--items-per-claim", number)

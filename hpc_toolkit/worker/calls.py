@@ -1,0 +1,132 @@
+"""Calls of functions as items: how an executor writes them, and the workload that makes them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import WorkloadSpec
+from hpc_toolkit.worker.attempts import encode, json_problem
+from hpc_toolkit.worker.loading import code_file, load_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hpc_toolkit.queue.items import Item
+
+WORKLOAD = "hpc_toolkit.worker.calls:Calls"
+_RESULT = {"result"}
+_SHOWN = 200
+
+
+class Calls:
+    """The workload: it imports the function that an item names, and calls it."""
+
+    importing = False
+    """Whether this process is importing a user's function."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Any] = {}
+
+    def load(self, group: Any) -> None:
+        """Nothing to prepare."""
+
+    def run(self, context: None, items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+        for item in items:
+            function = self._function(item["function"])
+            yield as_value(function(*item["args"], **item.get("kwargs", {})))
+
+    def _function(self, name: str) -> Any:
+        if name not in self._functions:
+            Calls.importing = True
+            try:
+                self._functions[name] = load_object(name, ())
+            finally:
+                Calls.importing = False
+        return self._functions[name]
+
+
+def as_value(returned: Any) -> dict[str, Any]:
+    """A dict for the journal: what was returned if it is one, so that its keys become columns."""
+    is_plain = type(returned) is dict and returned.keys() != _RESULT
+    return returned if is_plain else {"result": returned}
+
+
+def returned_by(value: dict[str, Any]) -> Any:
+    """What :func:`as_value` was given."""
+    return value["result"] if value.keys() == _RESULT else value
+
+
+def item_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item:
+    """The item of a call. Raises ConfigError: an argument is not JSON; the message names it."""
+    given = {**{f"argument {at}": one for at, one in enumerate(args, 1)}, **kwargs}
+    for name, value in given.items():
+        if problem := json_problem(value, name):
+            message = f"{function}: {problem}"
+            hint = "pass numbers, text, lists and dicts; for anything else, the name of a file"
+            raise ConfigError(message, hint=hint)
+    item: Item = {"function": function, "args": args}
+    item |= {"kwargs": kwargs} if kwargs else {}
+    # What the worker gets: a tuple becomes a list here already, and numpy's numbers plain ones.
+    made: Item = json.loads(encode(item))
+    return made
+
+
+def shown(item: Item) -> str:
+    """A call as Python writes it, shortened."""
+    words = [repr(one) for one in item["args"]]
+    words += [f"{key}={one!r}" for key, one in item.get("kwargs", {}).items()]
+    inside = ", ".join(words)
+    short = inside if len(inside) <= _SHOWN else f"{inside[:_SHOWN]}..."
+    return f"{item['function']}({short})"
+
+
+def code_path() -> tuple[str, ...]:
+    """Directories from which workers import functions: that of the script, and this one."""
+    main = sys.modules["__main__"]
+    is_script = main.__spec__ is None and getattr(main, "__file__", None) is not None
+    own = (str(Path(str(main.__file__)).resolve().parent),) if is_script else ()
+    return tuple(dict.fromkeys((*own, str(Path.cwd()))))
+
+
+def name_of(function: object, path: tuple[str, ...]) -> str:
+    """The ``module:name`` by which workers import a function, from the directories ``path``.
+
+    Raises ConfigError: it has no such name.
+    """
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    if not callable(function) or not isinstance(module, str) or not isinstance(name, str):
+        message = f"{function!r:.200} is not a function with a name, so workers cannot import it"
+        hint = "pass a function of a module, and its arguments to submit()"
+        raise ConfigError(message, hint=hint)
+    known = getattr(sys.modules.get(module), name, None)
+    if known is not function:
+        message = f"workers cannot import {name} from module {module!r}"
+        hint = "define it with 'def' at the top level of a module; pass what it needs as arguments"
+        if known is not None:
+            hint = f"the module has another {name} now: import it again"
+        raise ConfigError(message, hint=hint)
+    return f"{_script_module(name, path) if module == '__main__' else module}:{name}"
+
+
+def _script_module(name: str, path: tuple[str, ...]) -> str:
+    """The name under which workers import the script that is running."""
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return str(spec.name)  # python -m NAME
+    if file is None:
+        message = f"workers cannot import {name}: it is defined in a notebook or a shell"
+        raise ConfigError(message, hint=f"write it to a file: 'from work import {name}'")
+    module, script = Path(file).stem, Path(file).resolve()
+    found = code_file(WorkloadSpec(function=f"{module}:{name}", path=path))
+    if module.isidentifier() and found is not None and found.resolve() == script:
+        return module
+    message = f"workers cannot import {name} from {file}"
+    where = f"'import {module}' finds {found}" if found else f"{module!r} is not a module's name"
+    hint = f"{where}; move {name} to a module beside the script, and import it"
+    raise ConfigError(message, hint=hint)

@@ -1,0 +1,312 @@
+"""The executor of futures: what it writes, what it refuses, and how its futures end."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+import types
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit import Executor, futures
+from hpc_toolkit.errors import CallError, ConfigError, RunError, TryAgainLaterError
+from hpc_toolkit.run import Run
+from hpc_toolkit.worker import calls
+from tests.toyrun import ToyWorker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def written(root: Path) -> list[dict[str, Any]]:
+    """The calls of a run, each with its segment and its position there."""
+    view = Run.open(root).view
+    view.poll()
+    return [
+        {"entry": entry, "at": at, **json.loads(line)}
+        for entry, segment in view.stages["items"].log.segments.items()
+        for at, line in enumerate(segment.items())
+    ]
+
+
+def answer(root: Path, argument: Any, kind: str = "done", repeat: int = 0, **fields: Any) -> None:
+    """Finish a call, as a worker does, once it is written; short lists have units of one call."""
+    while True:
+        for call in written(root):
+            if call["args"] == [argument] and call.get("repeat", 0) == repeat:
+                worker = ToyWorker(Run.open(root).paths, f"w{call['entry']}-{call['at']}")
+                assert worker.claim(f"{call['entry']:06d}-{call['at']}")
+                worker.attempt(call["at"], kind, **fields)
+                worker.release()
+                return
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are written when the executor is shut down."""
+    monkeypatch.setattr(futures, "_WINDOW_S", 3600.0)
+    monkeypatch.setattr(futures, "_LONGEST_S", 3600.0)
+
+
+def test_results_and_failures_reach_their_futures(fast_dir: Path) -> None:
+    root = fast_dir / "r"
+    with Executor(root) as executor:
+        results = executor.map(statistics.fmean, [[1, 3], [5]])
+        failing = executor.submit(math.sqrt, -1)
+        answer(root, [1, 3], value={"result": 2.0})
+        answer(root, [5], value={"result": 5.0})
+        assert list(results) == [2.0, 5.0]
+        assert list(executor.map(math.sqrt, ())) == []
+        answer(root, -1, "permanent", error="ValueError: math domain error")
+
+    with pytest.raises(CallError) as caught:
+        failing.result()
+    assert caught.value.message == (
+        "math:sqrt(-1) failed after 1 attempt: ValueError: math domain error"
+    )
+    assert f"'hpctk retry {root}'" in caught.value.hint
+    assert caught.value.item == {"function": "math:sqrt", "args": [-1]}
+    assert (caught.value.error, caught.value.attempts) == ("ValueError: math domain error", 1)
+    assert Run.open(root).status().complete
+
+
+def test_a_second_executor_returns_recorded_results_and_awaits_the_others(fast_dir: Path) -> None:
+    root = fast_dir / "r"
+    first = Executor(root)
+    done = [first.submit(math.sqrt, number) for number in (4, 4, 9, 16)][:3]
+    answer(root, 4, value={"result": 2.0})
+    answer(root, 4, repeat=1, value={"result": -2.0})
+    answer(root, 9, "permanent")
+    wait(done)
+    first.shutdown(cancel_futures=True)
+
+    with Executor(root) as again:
+        one, other, failed, left, new = (again.submit(math.sqrt, n) for n in (4, 4, 9, 16, 25))
+        assert (one.result(timeout=0), other.result(timeout=0)) == (2.0, -2.0)
+        assert isinstance(failed.exception(timeout=0), CallError)
+        assert not left.done()
+        answer(root, 16, value={"result": 4.0})
+        answer(root, 25, value={"result": 5.0})
+
+    assert (left.result(), new.result()) == (4.0, 5.0)
+    assert [call.get("repeat") for call in written(root)] == [None, 1, None, None, None]
+
+
+@pytest.mark.usefixtures("patient")
+def test_calls_are_written_together_and_can_be_cancelled_until_then(fast_dir: Path) -> None:
+    executor = Executor(fast_dir / "r")
+    numbers = [executor.submit(math.sqrt, number) for number in range(300)]
+    assert numbers[7].cancel()
+
+    executor.shutdown(wait=False)
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        executor.submit(math.sqrt, 1)
+    while not numbers[8].running():
+        time.sleep(0.005)
+
+    assert not numbers[8].cancel()
+    assert numbers[7].cancelled()
+    calls_written = written(fast_dir / "r")
+    assert {call["entry"] for call in calls_written} == {1}
+    assert [call["args"] for call in calls_written] == [[n] for n in range(300) if n != 7]
+    executor.shutdown(cancel_futures=True)
+
+
+def test_calls_of_a_map_are_one_segment(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures, "_WINDOW_S", 0.0)
+    executor = Executor(fast_dir / "r")
+
+    executor.map(math.sqrt, range(500))
+
+    while not (found := written(fast_dir / "r")):
+        time.sleep(0.005)
+    executor.shutdown(cancel_futures=True)
+    assert len(found) == 500
+
+
+def test_a_sealed_run_still_has_the_calls_that_are_not_done(fast_dir: Path) -> None:
+    first = Executor(fast_dir / "r")
+    first.submit(math.sqrt, 4)
+    first.shutdown(wait=False)
+    while not Run.open(fast_dir / "r").status().stages["items"].sealed:
+        time.sleep(0.005)
+
+    with Executor(fast_dir / "r") as again:
+        future = again.submit(math.sqrt, 4)
+        answer(fast_dir / "r", 4, value={"result": 2.0})
+        assert future.result() == 2.0
+
+
+def test_an_exception_in_the_block_seals_nothing_and_ends_every_future(fast_dir: Path) -> None:
+    executor = Executor(fast_dir / "r")
+    future = executor.submit(math.sqrt, 4)
+    while not future.running():
+        time.sleep(0.005)
+
+    with pytest.raises(KeyboardInterrupt), executor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(TryAgainLaterError, match=r"math:sqrt\(4\) is not done") as caught:
+        future.result()
+    assert caught.value.hint == "start the script again: it continues"
+    assert not Run.open(fast_dir / "r").status().stages["items"].sealed
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_a_sealed_run_refuses_other_calls(fast_dir: Path, seal: bool) -> None:
+    root = fast_dir / "r"
+    with Executor(root, seal=seal) as executor:
+        executor.submit(math.sqrt, 4)
+        answer(root, 4, value={"result": 2.0})
+
+    again = Executor(root, seal=seal)
+    assert again.submit(math.sqrt, 4).result() == 2.0
+    if seal:
+        with pytest.raises(RunError, match=r"r is sealed, and does not have math:sqrt\(5\)"):
+            again.submit(math.sqrt, 5)
+    else:
+        again.submit(math.sqrt, 5)
+    again.shutdown(cancel_futures=True)
+
+
+def test_a_run_of_something_else_is_refused(fast_dir: Path) -> None:
+    Executor(fast_dir / "r", timeout_s=5).shutdown()
+    Run.create(fast_dir / "other", [{"n": 1}], workload="math:sqrt")
+
+    with pytest.raises(ConfigError, match="r was created with other timeout"):
+        Executor(fast_dir / "r")
+    with pytest.raises(ConfigError, match="other was created with other workload"):
+        Executor(fast_dir / "other")
+    with pytest.raises(ConfigError, match="workers must be 0 to 1024, got -1"):
+        Executor(fast_dir / "r", workers=-1)
+
+
+def test_a_script_that_workers_import_creates_no_executor(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls.Calls, "importing", True)
+
+    with pytest.raises(RunError, match=r"a worker imports this script.* below if __name__"):
+        Executor(fast_dir / "r")
+
+
+def test_a_lost_run_ends_the_futures_with_its_error(fast_dir: Path) -> None:
+    executor = Executor(fast_dir / "r")
+    (fast_dir / "r" / "stages" / "items" / "log").rename(fast_dir / "log")
+
+    future = executor.submit(math.sqrt, 4)
+
+    with pytest.raises(RunError, match="cannot read or write"):
+        future.result()
+    with pytest.raises(RunError, match="cannot read or write"):
+        executor.submit(math.sqrt, 4)
+
+
+def nested() -> Any:
+    def inside() -> None:
+        pass
+
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda: 1, "workers cannot import <lambda> from module"),
+        (nested(), "workers cannot import nested.<locals>.inside from module"),
+        ("abc".upper, "is not a function with a name"),
+        (functools.partial(math.sqrt, 4), "is not a function with a name"),
+        (5, "5 is not a function with a name"),
+    ],
+)
+def test_functions_that_workers_cannot_import_are_refused(function: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        calls.name_of(function, ())
+
+    assert problem in caught.value.message
+    assert caught.value.hint
+
+
+def test_functions_of_a_script_are_named_by_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play(file: str | None, spec: object = None) -> str:
+        main = types.ModuleType("__main__")
+        main.__spec__ = spec  # type: ignore[assignment] # only its name is read
+        if file is not None:
+            main.__file__ = str(tmp_path / file)
+            (tmp_path / file).write_text("")
+        own = types.FunctionType(nested.__code__, vars(main), "own")
+        own.__qualname__ = "own"
+        vars(main)["own"] = own
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        return calls.name_of(own, calls.code_path())
+
+    assert play("myscript.py") == "myscript:own"
+    assert play("x.py", types.SimpleNamespace(name="package.module")) == "package.module:own"
+    with pytest.raises(ConfigError, match="it is defined in a notebook or a shell") as caught:
+        play(None)
+    assert "from work import own" in caught.value.hint
+    with pytest.raises(ConfigError, match=r"workers cannot import own from .*my-script.py"):
+        play("my-script.py")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "problem"),
+    [
+        ((1, {2}), {}, "m:f: argument 2 is a set, which JSON does not have"),
+        ((), {"rate": math.nan}, "m:f: rate is nan, which JSON does not have"),
+        (([{1: 2}],), {}, "m:f: argument 1[0] has the key 1, which is not text"),
+        ((np.zeros(2),), {}, "m:f: argument 1 is a ndarray, .* with .tolist()"),
+    ],
+)
+def test_arguments_that_are_not_json_are_named(
+    args: tuple[Any, ...], kwargs: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem.replace("[", "\\[").replace("()", "")):
+        calls.item_of("m:f", args, kwargs)
+
+
+def test_an_item_has_what_the_function_will_get() -> None:
+    item = calls.item_of("m:f", (np.int64(3), (1, 2)), {"x": None})
+
+    assert item == {"function": "m:f", "args": [3, [1, 2]], "kwargs": {"x": None}}
+
+
+@pytest.mark.parametrize("value", [{"mean": 1.0}, 3, None, [1], {"result": 1}, {}])
+def test_what_a_function_returns_comes_back(value: Any) -> None:
+    assert calls.returned_by(calls.as_value(value)) == value
+
+
+def test_importing_the_package_imports_no_executor() -> None:
+    code = "import sys, hpc_toolkit; assert not [m for m in sys.modules if 'hpc_toolkit.' in m]"
+
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_lack_of_workers_is_reported_once(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(futures, "_NOTE_S", 0.0)
+    executor = Executor(fast_dir / "r")
+    future = executor.submit(math.sqrt, 4)
+    while not (printed := capsys.readouterr().err):
+        time.sleep(0.005)
+    answer(fast_dir / "r", 4, value={"result": 2.0})
+
+    assert future.result() == 2.0
+    executor.shutdown()
+    assert printed == (
+        f"note: {fast_dir}/r waits for workers; start them with "
+        f"'hpctk work {fast_dir}/r' or 'hpctk submit --run {fast_dir}/r'\n"
+    )
+    assert capsys.readouterr().err == ""

@@ -8,6 +8,7 @@
 # make matrix  unit and model tests with Python 3.11 to 3.14, oldest and newest dependencies
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
 # make pictures  the README's recording and charts, from real runs; needs chromium
+# make docs    the documentation site, into site/
 # make address URL=https://...  set the address of the repository in every text that names it
 # Programs are called as its modules: those in .venv/bin do not start from every path.
 PY = .venv/bin/python
@@ -18,12 +19,12 @@ PYTEST = exec $(RUN_PYTEST)
 SUITE = trixie
 NEWSLURM = exec $(PY) -m tests.slurm.slurmroot --suite $(SUITE)
 CODE = hatch_build.py hpc_toolkit tests benchmarks examples
-ALL = demo,dev,oracles
+ALL = demo,dev,oracles,docs
 
 # Without compiled files each of the tests' many processes would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden mutants pictures address clean
+.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden docs mutants pictures address clean
 
 demo:
 	@.ci/setup demo
@@ -108,14 +109,22 @@ pictures: demo
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) docs/pictures/record.py
 	$(PY) docs/pictures/report.py runs/mini-pythia/report.html
 
+docs:
+	@.ci/setup docs
+	$(PY) -m tests.site site
+
 ADDRESS = $(shell sed -n 's/^Repository = "\(.*\)"$$/\1/p' pyproject.toml)
+# The pages of a repository on GitHub: https://github.com/NAME/PROJECT to https://NAME.github.io/PROJECT.
+pages = $(shell echo '$(1)' | sed 's|^https://github.com/\([^/]*\)/|https://\1.github.io/|')
+SITE = $(call pages,$(ADDRESS))
 address:
 	@test -n "$(URL)" || { echo "usage: make address URL=https://...; now $(ADDRESS)" >&2; exit 2; }
 	@git grep -lF -e "$(ADDRESS)" | xargs sed -i 's|$(ADDRESS)|$(URL)|g'
+	@git grep -lF -e "$(SITE)" | xargs sed -i 's|$(SITE)|$(call pages,$(URL))|g'
 
 mutants:
 	@.ci/setup $(ALL)
 	$(PY) tests/mutants.py
 
 clean:
-	rm -rf .venv demo-data runs/mini-pythia
+	rm -rf .venv site demo-data runs/mini-pythia

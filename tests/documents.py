@@ -62,3 +62,10 @@ def read_blocks(path: Path) -> Iterator[Block]:
         yield Block(start + 2, lines[start][3:], text, marks.get("file", ""), marks.get("not run"))
         start = None
     assert start is None, f"{path}: a block that starts in line {start} has no end"
+
+
+def public_names() -> dict[str, list[str]]:
+    """The names of hpc_toolkit that a program may import, by their modules."""
+    text = (REPOSITORY / "docs/reference/api.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(hpc_toolkit[\w.]*)` \| (.*?) \|", text, re.MULTILINE)
+    return {module: re.findall(r"`(\w+)`", names) for module, names in rows}

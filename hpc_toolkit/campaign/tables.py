@@ -52,23 +52,23 @@ class Work:
     """The workload of one stage."""
 
     workload: str = ""
-    """``module:name``; empty: the results are known."""
+    """``module:name`` of a function or class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of a class workload."""
     items: tuple[dict[str, Any], ...] = ()
-    """Items of the prepare stage."""
+    """Items of the stage."""
     names: tuple[str, ...] = ()
-    """Evaluation tasks of the tasks stage."""
+    """Evaluation tasks. Without a ``workload`` they are tasks of mteb, or ``module:Class``."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """Kind of each task, for a mean over kinds; empty: not given."""
+    """Kind of each task, for the scalariser ``mean-kind``."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Expected duration of each task in seconds; empty: not given."""
+    """Expected duration of an evaluation, for each task."""
     known: tuple[str, ...] = ()
-    """Runs and tables that have results already."""
+    """Runs and tables with results, which are not computed again: one path or several."""
     max_attempts: int = 3
     """Failed attempts after which an item is failed."""
     timeout_s: float | None = None
-    """Seconds that one item may take."""
+    """Time limit of one item."""
 
 
 def read_table(
@@ -141,8 +141,14 @@ def _sources(value: object, where: str) -> tuple[str, ...]:
     return tuple(str(Path(text(name, where)).absolute()) for name in names)
 
 
+_PREPARE: dict[str, Converter] = {**_WORK, "items": a_list(a_table, "a list of tables")}
+_METRICS: dict[str, Converter | Key] = {**_WORK, "from": ("known", _sources)}
+_BY_TASK = {"kinds": _by_task(word), "seconds": _by_task(duration_s)}
+_TASKS: dict[str, Converter | Key] = {**_METRICS, "names": _names, **_BY_TASK}
+
+
 def metrics_table(value: object, where: str) -> Work:
-    work = read_table(Work, value, where, {**_WORK, "from": ("known", _sources)})
+    work = read_table(Work, value, where, _METRICS)
     if bool(work.workload) == bool(work.known):
         message = f"{where}: {'both' if work.known else 'neither'} 'workload' and 'from'"
         hint = "give the workload that measures, or a run or table with the metrics"
@@ -151,19 +157,16 @@ def metrics_table(value: object, where: str) -> Work:
 
 
 def prepare_table(value: object, where: str) -> Work:
-    items = a_list(a_table, "a list of tables")
-    return read_table(Work, value, where, {**_WORK, "items": items}, ("workload", "items"))
+    return read_table(Work, value, where, _PREPARE, ("workload", "items"))
 
 
 def tasks_table(value: object, where: str) -> Work:
-    facts = {"kinds": _by_task(word), "seconds": _by_task(duration_s)}
-    own: dict[str, Converter | Key] = {"names": _names, "from": ("known", _sources), **facts}
-    work = read_table(Work, value, where, {**_WORK, **own})
+    work = read_table(Work, value, where, _TASKS)
     if not work.workload and not work.names:
         message = f"{where}: neither 'workload' nor 'names'"
         raise ConfigError(message, hint="docs/how-to/campaign.md shows a complete file")
     work = replace(work, names=work.names or (ONE_TASK,)) if work.workload else _of_mteb(work)
-    for key in facts:
+    for key in _BY_TASK:
         if given := getattr(work, key):
             _complete(given, work.names, f"{where}: {key}")
     return work
@@ -193,29 +196,29 @@ class Search:
     """How the bandit searches."""
 
     policy: str = "gp-ucb"
-    """Name of the policy."""
+    """Name of the policy, or ``module:Class`` of the user's own."""
     budget: int | None = None
-    """Arms to evaluate. None, here and in the keys below: no such limit."""
+    """Limit: arms to evaluate."""
     evaluations: int | None = None
-    """Evaluations of an arm on a task."""
+    """Limit: evaluations of an arm on a task."""
     gpu_hours: float | None = None
-    """Sum of the durations of evaluations, in hours of one worker."""
+    """Limit: sum of the durations of evaluations."""
     wall_hours: float | None = None
-    """Hours during which a coordinator was searching."""
+    """Limit: time during which a coordinator was searching."""
     win_probability: float | None = None
-    """The search ends when no open arm beats the best with a higher probability than this."""
+    """Limit: end when no open arm beats the best with a higher probability than this."""
     pending: int | None = None
-    """Arms under evaluation at once. None: as in the existing run, or, in a new one, an eighth of
-    the arms that the budget allows, at most 24."""
+    """Arms under evaluation at once. By default as in the existing run, or, in a new one, an eighth
+    of the arms that the budget allows, at most 24."""
     asks: str | None = None
-    """``rounds``: ``pending`` arms are requested, and the next ones when all of these are told.
-    ``window``: one arm is requested when the oldest of ``pending`` is told, whether or
-    not others are back. Either way the sequence of arms does not depend on the speed of workers.
-    None: as in the existing run, or rounds in a new one."""
+    """``rounds``: ``pending`` arms are requested, and the next ones when all of these have results.
+    ``window``: one arm is requested when the oldest of ``pending`` has its results, whether or not
+    others have theirs. Either way the sequence of arms does not depend on the speed of workers. By
+    default as in the existing run, or rounds in a new one."""
     exhaustive: bool = False
-    """Afterwards evaluate everything that is left, to know how close the search came."""
+    """Afterwards evaluate all other arms, to measure how close the search came."""
     scalariser: str = "mean"
-    """How the scores of several tasks become one reward."""
+    """How the scores of several tasks become one reward: mean, mean-kind or mean-rank."""
     metrics: tuple[str, ...] = ()
     """Columns of the metrics table that become features of the arms."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -89,6 +89,8 @@ def submission_folder(run: Run) -> Path:
 
 
 class WorkerJobs:
+    """The jobs of a run's workers."""
+
     def __init__(self, run: Run, jobs: list[Any]) -> None:
         self.run = run
         self.jobs = jobs

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.cli import EXIT_BUG
 from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.units import plan_units
 from hpc_toolkit.rundir.journal import decode_line
-from tests.documents import DOCS, PACKAGE, REPOSITORY, USER_DOCS, read_blocks
+from hpc_toolkit.slurm.clusters.facts import VARIABLES
+from tests import manpage
+from tests.documents import DOCS, PACKAGE, REPOSITORY, USER_DOCS, public_names, read_blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,6 +121,39 @@ def test_changes_are_named_by_area_and_kind() -> None:
 
     for name in names:
         assert re.fullmatch(r"[a-z]+(-\d+)?\.(feature|fix|doc|breaking)\.md", name), name
+
+
+def test_the_reference_names_every_variable_of_the_package() -> None:
+    text = (REPOSITORY / "docs/reference/environment.md").read_text(encoding="utf-8")
+    variable = re.compile(r"\bHPCTK_[A-Z_]*[A-Z]\b")
+    code = [*PACKAGE.rglob("*.py"), *(REPOSITORY / "templates").iterdir()]
+    used = {name for path in code for name in variable.findall(path.read_text(encoding="utf-8"))}
+
+    assert used | VARIABLES.keys() == set(variable.findall(text))
+
+
+def test_the_reference_has_the_exit_codes_of_the_command_line() -> None:
+    text = (REPOSITORY / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
+
+    codes = set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
+
+    assert codes == {*manpage.STATUS, str(EXIT_BUG)}
+
+
+def test_documents_and_examples_import_only_public_names() -> None:
+    public = public_names()
+    examples = [path for path in (REPOSITORY / "examples").rglob("*") if path.is_file()]
+    statement = re.compile(r"from (hpc_toolkit[\w.]*) import (\w+(?:, *\w+)*|\(\s*(?:\w+,\s*)+\))")
+    imported = [
+        (module, name)
+        for path in [*(REPOSITORY / name for name in USER_DOCS), *examples]
+        for module, names in statement.findall(path.read_text(encoding="utf-8"))
+        for name in re.findall(r"\w+", names)
+    ]
+
+    assert len(imported) > 50
+    for module, name in imported:
+        assert f"{module}.{name}" in public or name in public[module], f"{module}.{name}"
 
 
 def format_blocks() -> list[str]:

@@ -26,7 +26,9 @@ CITATION = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
 NAMING = ["README.md", "CITATION.cff", "SECURITY.md", "CODE_OF_CONDUCT.md"]
 
 
-@pytest.mark.parametrize("name", [*NAMING, ".github/ISSUE_TEMPLATE/config.yml"])
+@pytest.mark.parametrize(
+    "name", [*NAMING, ".github/ISSUE_TEMPLATE/config.yml", "docs/zensical.toml"]
+)
 def test_texts_name_the_repository_as_the_metadata_does(name: str) -> None:
     text = (REPOSITORY / name).read_text(encoding="utf-8")
 
@@ -34,8 +36,12 @@ def test_texts_name_the_repository_as_the_metadata_does(name: str) -> None:
     assert PLACEHOLDER in ADDRESS or PLACEHOLDER not in text
 
 
-def test_every_address_of_the_metadata_is_in_the_repository() -> None:
-    assert all(url.startswith(ADDRESS) for url in PROJECT["urls"].values())
+def test_every_address_of_the_metadata_is_in_the_repository_or_its_pages() -> None:
+    pages = re.sub(r"^https://github.com/(\w+)/", r"https://\1.github.io/", ADDRESS)
+    settings = tomllib.loads((REPOSITORY / "docs/zensical.toml").read_text(encoding="utf-8"))
+
+    assert all(url.startswith((ADDRESS, pages)) for url in PROJECT["urls"].values())
+    assert PROJECT["urls"]["Documentation"] == settings["project"]["site_url"] == pages
 
 
 def test_workflows_use_actions_at_a_commit_that_nobody_can_move() -> None:

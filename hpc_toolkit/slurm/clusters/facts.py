@@ -39,22 +39,25 @@ VARIABLES = {f"HPCTK_{option.upper()}": option for option in DEFAULT_OPTIONS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a cluster states of its nodes, and a partition of its own; None means unknown."""
+    """What a cluster states of its nodes, and a partition of its own.
+
+    None means unknown, or without a limit.
+    """
 
     nodes: int | None = None
     """How many nodes one job can get at most."""
     min_nodes: int | None = None
     """How many nodes a job must request at least."""
     max_walltime_s: int | None = None
-    """Longest job that it accepts, in seconds; None where unknown or without limit."""
+    """Longest job that it accepts."""
     gpus_per_node: int | None = None
     """Physical GPUs of a node; 0 for nodes without GPUs."""
     gpu_type: str | None = None
-    """The type in a GPU request, as in ``l40s:4``; None for an untyped request."""
+    """The type in a GPU request, as in ``l40s:4``; without it, requests are untyped."""
     cpus_per_node: int | None = None
     """CPUs of a node that a job can have, as Slurm counts them."""
     mem_per_node_mib: int | None = None
-    """Memory of a node that a job can have, in MiB."""
+    """Memory of a node that a job can have."""
     price_per_node_hour: float | None = None
     """Price of a node for one hour, in the currency; added to the price of its GPUs."""
     price_per_gpu_hour: float | None = None
@@ -132,7 +135,7 @@ class Cluster(Limits):
     conda_base: str | None = None
     """Where the site's conda is installed."""
     container_runtime: ContainerRuntime | None = None
-    """The program that runs containers there; None if unknown."""
+    """The program that runs containers there."""
     binds: tuple[str, ...] = ()
     """Directories that every container sees, ``FROM[:TO[:ro]]``."""
     max_array_size: int | None = None

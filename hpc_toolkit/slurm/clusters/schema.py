@@ -61,6 +61,8 @@ def _docstrings(name: str) -> dict[str, str]:
 _SCHEMAS: dict[Any, dict[str, Any]] = {
     t.date: {"type": "string", "format": "date"},
     t.flag: {"type": "boolean"},
+    t.walltime: {**_TEXT, "examples": ["7-00:00:00", "12:00:00"]},
+    t.mem: {**_TEXT, "examples": ["500G"]},
     t.count: {"type": "integer"},
     t.count_or_zero: {"type": "integer"},
     keys.Option("cpus_per_task"): {"type": "integer"},

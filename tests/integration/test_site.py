@@ -1,0 +1,140 @@
+"""The documentation site: it builds without a warning, and every link on it leads somewhere."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import griffe
+import pytest
+from typer.main import get_command
+
+from hpc_toolkit import cli
+from hpc_toolkit.campaign import tables
+from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
+from tests import site
+from tests.documents import REPOSITORY, public_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+class Page(HTMLParser):
+    """The links, anchors and loaded files of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.listed: list[str] = []
+        """Links of the navigation."""
+        self.loaded: list[str] = []
+        """What a browser loads with the page."""
+        self.anchors: set[str] = set()
+        self._navs = 0
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        self._navs += tag == "nav"
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+            if self._navs:
+                self.listed.append(given["href"])
+        elif tag == "link" and given["rel"] in ("stylesheet", "icon", "preload"):
+            self.loaded.append(given["href"])
+        elif "src" in given:
+            self.loaded.append(given["src"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._navs -= tag == "nav"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("site") / "site"
+    printed = site.build(root)
+    assert "No issues found" in printed
+    assert "warning" not in printed.lower()
+    return root
+
+
+@pytest.fixture(scope="module")
+def read(built: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in sorted(built.rglob("*.html")) if path.name != "404.html"}
+
+
+def followed(path: Path, links: list[str]) -> Iterator[tuple[Path, str]]:
+    """The files and anchors to which links within the site lead."""
+    for link in links:
+        parts = urlsplit(link)
+        if not parts.scheme and not parts.netloc:
+            file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            yield file, unquote(parts.fragment)
+
+
+def test_every_link_leads_to_a_file_and_an_anchor(read: dict[Path, Page]) -> None:
+    dead, links = [], 0
+    for path, page in read.items():
+        for target, anchor in followed(path, page.links):
+            links += 1
+            anchors = read[target].anchors if target in read else set()
+            if not target.is_file() or (anchor and anchor not in anchors):
+                dead.append(f"{path.name}: {target.name}#{anchor}")
+
+    assert not dead
+    print(f"{len(read)} pages, {links} links within the site")
+
+
+def test_every_page_is_in_the_navigation(built: Path, read: dict[Path, Page]) -> None:
+    index = built / "index.html"
+    listed = {target for target, _ in followed(index, read[index].listed)}
+
+    assert len(read) == len(site.pages())
+    assert [path.name for path in read if path not in listed] == []
+
+
+def test_pages_load_only_files_of_the_site(read: dict[Path, Page]) -> None:
+    for path, page in read.items():
+        files = [file for file, _ in followed(path, page.loaded)]
+
+        assert len(files) == len(page.loaded) > 0, page.loaded
+        assert [file for file in files if not file.is_file()] == [], path
+
+
+def test_the_reference_has_every_command_option_key_and_public_name(
+    built: Path, read: dict[Path, Page]
+) -> None:
+    def anchors(page: str) -> set[str]:
+        return read[built / f"reference/{page}.html"].anchors
+
+    options = {
+        f"{name.replace(' ', '-')}{max(option.opts, key=len)}"
+        for name, command in walk(get_command(cli.load_commands()), "hpctk")
+        for option in command.params
+        if option.param_type_name == "option" and option.help
+    }
+    public = {f"{module}.{name}" for module, names in public_names().items() for name in names}
+    package: Any = griffe.load("hpc_toolkit", search_paths=[REPOSITORY])
+    undescribed = [
+        name for name in public if not package[name.removeprefix("hpc_toolkit.")].has_docstring
+    ]
+    keys = {f"search-{key}" for key in tables._SEARCH} | {f"tasks-{key}" for key in tables._TASKS}
+
+    assert options - anchors("commands") == set()
+    assert keys - anchors("campaign-file") == set()
+    keys = {*KEYS, *(f"partitions-{key}" for key in PARTITION_KEYS)}
+    assert keys - anchors("cluster-file") == set()
+    assert public - anchors("api") == set()
+    assert undescribed == []
+    print(f"{len(options)} options, {len(public)} public names")
+
+
+def walk(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for word, command in getattr(group, "commands", {}).items():
+        yield f"{name} {word}", command
+        yield from walk(command, f"{name} {word}")

@@ -41,15 +41,17 @@ _LINK = re.compile(r'(\]\(|^\[[^\]]+\]: |(?:src|srcset|href)=")(?!\w+:|#)([^)"\s
 _PART = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _FILE = re.compile(r"^<!-- file: (.*) -->\n```(\w+)$", re.MULTILINE)
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_EXAMPLE = re.compile(r"^(>>> .+(?:\n.+)*)", re.MULTILINE)
 _LIST = re.compile(r"^((?!- |\d+\. |#| |\n).+\n)(?=- |\d+\. )", re.MULTILINE)
 
 
 class Roles(griffe.Extension):
-    """Turns roles of docstrings, such as :func:`make_policy`, into code."""
+    """Turns roles of docstrings, such as :func:`make_policy`, and their examples into code."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
-            obj.docstring.value = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", obj.docstring.value)
+            text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", obj.docstring.value)
+            obj.docstring.value = _EXAMPLE.sub(r"```pycon\n\1\n```", text)
 
 
 @cache
@@ -67,8 +69,9 @@ def page_text(path: Path, repository: str) -> str:
         target = (path.parent / match[2]).resolve()
         if page := pages().get(target) or pages().get(target / "README.md"):
             return match[1] + os.path.relpath(page, pages()[path].parent)
-        if target.is_relative_to(REPOSITORY / "docs"):
-            return match[0]
+        if target.is_relative_to(REPOSITORY / "docs") and target.is_file():
+            file = target.relative_to(REPOSITORY / "docs")
+            return match[1] + os.path.relpath(file, pages()[path].parent)
         file = target.relative_to(REPOSITORY)
         if file.suffix in _PICTURES:
             return match[1] + os.path.relpath(f"{PICTURES}/{file}", pages()[path].parent)

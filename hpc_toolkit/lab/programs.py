@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.lab.settings import LabPaths
     from hpc_toolkit.slurm.client import Finished
 
+HOSTS = Path("/etc/hosts")
 _ADMINISTRATORS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 """Directories of daemons, which are often not in an ordinary user's PATH."""
 
@@ -116,6 +118,10 @@ def check_programs(*, accounting: bool, root: str = "") -> None:
         if root:
             hint = "--slurm takes a directory with usr, etc and an installed Slurm, or a release"
         raise ConfigError(message, hint=hint)
+    # Minimal containers have none, and each node of a lab covers it with a file of its own.
+    if not HOSTS.exists():
+        message = f"a lab needs {HOSTS}, which this machine does not have"
+        raise ConfigError(message, hint=f"as root: echo 127.0.0.1 localhost >{HOSTS}")
 
 
 def environment(paths: LabPaths) -> dict[str, str]:

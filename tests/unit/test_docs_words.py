@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import hpc_toolkit
 from hpc_toolkit.cli import EXIT_BUG
 from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.units import plan_units
@@ -141,8 +142,9 @@ def test_the_reference_has_the_exit_codes_of_the_command_line() -> None:
 
 
 def test_documents_and_examples_import_only_public_names() -> None:
-    public = public_names()
-    examples = [path for path in (REPOSITORY / "examples").rglob("*") if path.is_file()]
+    public = {"hpc_toolkit": hpc_toolkit.__all__, **public_names()}
+    found = (REPOSITORY / "examples").rglob("*")
+    examples = [path for path in found if path.is_file() and path.suffix != ".pyc"]
     statement = re.compile(r"from (hpc_toolkit[\w.]*) import (\w+(?:, *\w+)*|\(\s*(?:\w+,\s*)+\))")
     imported = [
         (module, name)

@@ -153,6 +153,17 @@ class TestPackages:
             "slurmctld slurmd munge slurm-wlm-basic-plugins"
         )
 
+    def test_a_machine_without_a_hosts_file_is_told_how_to_make_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(programs, "missing_programs", lambda **_: [])
+        monkeypatch.setattr(programs, "HOSTS", tmp_path / "hosts")
+
+        with pytest.raises(ConfigError, match=r"needs .*hosts, which") as caught:
+            programs.check_programs(accounting=False)
+
+        assert caught.value.hint.startswith("as root: echo 127.0.0.1 localhost >")
+
 
 class Processes:
     """The directories of processes in a /proc that a test makes."""

@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 COLUMNS, ROWS = 80, 17
 CELL_W, CELL_H, FONT, MARGIN = 8.4, 19.0, 14, 12
 LONGEST_S, AT_END_S, KEY_S = 2.0, 5.0, 0.06
+BEGIN_S = 4  # the first picture has a command
 BACKGROUND, FOREGROUND = "#1b1d23", "#d8dae0"
 COLORS = {
     "black": "#5c6370", "red": "#ef7a85", "green": "#98c379", "brown": "#e5c07b",
@@ -183,7 +184,7 @@ all of its workers by kill -9, and a second hpctk work completes it">
 <style>
 text{{font:{FONT}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;\
 white-space:pre;dominant-baseline:central}}
-.strip{{animation:play {total:.1f}s step-end infinite}}
+.strip{{animation:play {total:.1f}s step-end -{BEGIN_S}s infinite}}
 @keyframes play{{{steps}100%{{transform:translateX({last:g}px)}}}}
 @media (prefers-reduced-motion){{.strip{{animation:none;transform:translateX({last:g}px)}}}}
 </style>

@@ -10,6 +10,7 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from hpc_toolkit import __version__
 from tests.documents import REPOSITORY
@@ -23,11 +24,12 @@ PLACEHOLDER = "OWNER/"
 CITATION = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
 
 
+RECIPE = "packaging/conda/recipe.yaml"
 NAMING = ["README.md", "CITATION.cff", "SECURITY.md", "CODE_OF_CONDUCT.md"]
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMING, ".github/ISSUE_TEMPLATE/config.yml", "docs/zensical.toml"]
+    "name", [*NAMING, ".github/ISSUE_TEMPLATE/config.yml", "docs/zensical.toml", RECIPE]
 )
 def test_texts_name_the_repository_as_the_metadata_does(name: str) -> None:
     text = (REPOSITORY / name).read_text(encoding="utf-8")
@@ -84,3 +86,17 @@ def test_the_changelog_joins_fragments_again_and_again_until_the_release(tmp_pat
     assert [join(), join()] == [whole % "not released"] * 2
     assert join("--release") == whole % "DATE"
     assert [path.name for path in changes.iterdir()] == ["README.md"]
+
+
+def test_the_conda_recipe_has_the_version_and_the_dependencies_of_the_metadata() -> None:
+    recipe = yaml.safe_load((REPOSITORY / RECIPE).read_text(encoding="utf-8"))
+    least = PROJECT["requires-python"].removeprefix(">=")
+    needed = [re.sub(r"^(\w+)", r"\1 ", text) for text in PROJECT["dependencies"]]
+
+    run = recipe["requirements"]["run"]
+
+    assert recipe["context"] == {"version": __version__, "python_min": least}
+    assert run == ["python >=${{ python_min }}", *needed, "__linux"]
+    assert recipe["build"]["python"]["entry_points"] == [
+        f"{name} = {target}" for name, target in PROJECT["scripts"].items()
+    ]

@@ -82,10 +82,11 @@ def _seconds_of_an_arm(facts: SearchFacts) -> float:
 def _random(facts: SearchFacts, each: float, end: float) -> Iterator[Series]:
     """The expected best of arms in a random order, as far as the search went.
 
-    An arm costs ``each``; ``end`` is what the search cost.
+    An arm costs ``each``; ``end`` is what the search cost. Only if all arms were evaluated: the
+    policy chose the good ones, and a random order of those would look better than the search.
     """
     rewards = [one.mean for one in facts.rewards.values()]
-    if not rewards or each <= 0:
+    if not rewards or each <= 0 or not facts.evaluated_all:
         return
     most = min(len(rewards), max(1, math.ceil(end / each)))
     counts = some_counts(most)
@@ -110,10 +111,7 @@ def _caption(facts: SearchFacts) -> str:
         return said + " No arm has a result of every task, so a random order is not known."
     if facts.evaluated_all:
         return said + " The random order is exact: the mean over all orders of all arms."
-    return said + (
-        f" The random order is over {counted(len(facts.rewards), 'evaluated arm')} only. The policy"
-        " chose them, so a random order of all arms is probably worse."
-    )
+    return said + " A random order is shown once all arms are evaluated (exhaustive = true)."
 
 
 def rounds(facts: SearchFacts) -> Iterator[Figure]:

@@ -147,6 +147,7 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     assert "The search ended: requested 8 arms, the budget is 8." in said
     drawn = figures(sections)
     assert "random order is exact" in drawn["Best reward so far"].caption
+    assert "random order" in drawn["Best reward so far"].svg
     assert re.fullmatch(
         r"After \d+ evaluations the best reward is \d\.\d{4}; it was found after \d+\.",
         drawn["Best reward so far"].alt,
@@ -381,7 +382,8 @@ def test_an_extension_shows_the_evaluations_that_were_known(
     assert drawn["Reward by x and y"].alt.startswith(
         "Rewards of 8 of 12 arms; the policy requested 3"
     )
-    assert "of all arms is probably worse" in drawn["Best reward so far"].caption
+    assert "once all arms are evaluated" in drawn["Best reward so far"].caption
+    assert "random order" not in drawn["Best reward so far"].svg
 
 
 def test_the_code_of_an_own_policy_is_not_needed(

@@ -197,7 +197,7 @@ def test_permanent_failure_is_not_tried_again(hpctk: Hpctk) -> None:
         ("{'a': [1, {'b': float('nan')}]}", "value.a[1].b is nan"),
         ("{'a': -float('inf')}", "value.a is -inf"),
         ("{'a': {1, 2}}", "value.a is a set"),
-        ("{('a', 1): 1}", "keys must be str"),
+        ("{('a', 1): 1}", "value has the key ('a', 1), which is not text"),
         ("[1]", "a result must be a dict, not list"),
         ("None", "a result must be a dict, not NoneType"),
         ("{'a': __import__('numpy').zeros(2)}", "value.a is a ndarray"),

@@ -90,7 +90,7 @@ class Recorder:
         self.frames: list[tuple[float, tuple[Row, ...]]] = []
 
     def watch(self, seconds: float, *, prompt: bool = False) -> None:
-        """Read for so many seconds, or until the cursor is behind a prompt."""
+        """Read until this time is over, or until the cursor is behind a prompt."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             ready, _, _ = select.select([self._fd], [], [], min(left, 0.05))

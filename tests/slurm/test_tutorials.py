@@ -1,8 +1,9 @@
-"""The tutorial of a lab does what it says."""
+"""The tutorials of a lab and of a cluster do what they say."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -35,5 +36,32 @@ def test_a_run_survives_the_loss_of_a_node_as_the_tutorial_says(own_lab: Shell) 
     assert "died" in (own_lab.root / "report.html").read_text()
 
 
+def test_a_user_describes_a_cluster_and_sizes_a_job_as_the_tutorial_says(own_lab: Shell) -> None:
+    page = REPOSITORY / "docs/tutorials/cluster.md"
+    blocks = [one.text for one in read_blocks(page) if one.language == "sh"][1:]  # 0: installs
+    own_lab.environ["XDG_CONFIG_HOME"] = str(own_lab.root / "config")
+    own_lab.type("hpctk lab up --nodes 4 --gpus-per-node 4")
+    said, exports = [], ['eval "$(hpctk lab env)"']
+
+    for block in blocks:
+        if "hpctk plan" in block:
+            wait_until(partial(measured, own_lab, exports), "items that show how long others take")
+        said.append(own_lab.type("\n".join([*exports, block]), "-euo", "pipefail"))
+        exports += [line for line in block.splitlines() if line.startswith("export ")]
+
+    described, examined, _, first, _, planned, _ = said
+    assert "nodes                   4\n" in described
+    assert "n1 and n2" in examined
+    assert "complete after" in first.splitlines()[-4]
+    assert "\n4      16 " in planned
+    rows = (own_lab.root / "results.csv").read_text().splitlines()
+    assert len(rows) == len(set(rows)) == 501
+
+
 def alive(lab: Shell) -> int:
     return int(json.loads(lab.type("hpctk status --json"))["workers"]["alive"])
+
+
+def measured(lab: Shell, exports: list[str]) -> bool:
+    status = json.loads(lab.type("\n".join([*exports, "hpctk status --json"])))
+    return int(status["stages"]["items"]["done"]) >= 8

@@ -6,9 +6,11 @@ An error has its own class only if a caller would handle it differently.
 from __future__ import annotations
 
 import errno
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
 UNREACHABLE = frozenset(
@@ -134,3 +136,21 @@ def near_miss(word: str, known: list[str]) -> str:
         return f"did you mean {close[0]!r}?"
     more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
     return f"known: {', '.join(sorted(known)[:_MOST_NAMES])}{more}"
+
+
+def near_path(path: Path, otherwise: str) -> str:
+    """A hint that names an existing path of nearly the same name, or else what is given."""
+    close = _close_path(path)
+    return otherwise if close in (None, path) else f"did you mean {str(close)!r}?"
+
+
+def _close_path(path: Path) -> Path | None:
+    import difflib
+
+    directory = path.parent if path.parent.is_dir() else _close_path(path.parent)
+    try:
+        names = os.listdir(directory) if directory is not None else []
+    except OSError:  # a file, or not readable
+        names = []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return directory / close[0] if directory is not None and close else None

@@ -28,7 +28,7 @@ from hpc_toolkit.campaign.tables import (
     tasks_table,
     without_retired,
 )
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import ConfigError, RunError, near_path
 from hpc_toolkit.rundir.files import read_fresh
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 from hpc_toolkit.system.tomltable import word
@@ -170,7 +170,8 @@ def read_campaign(path: Path) -> Campaign:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message) from error
+        hint = near_path(path, "'hpctk new NAME --example campaign' writes one")
+        raise ConfigError(message, hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message) from error

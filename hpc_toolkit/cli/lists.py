@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.cli.arguments import value
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, near_path
 from hpc_toolkit.queue.items import parse_items
 from hpc_toolkit.queue.lists import combinations, counted, grid, parse_values, read_list
 from hpc_toolkit.system import tomltable as t
@@ -60,9 +60,8 @@ def read_items(source: str) -> list[Item]:
         return read_list(Path(source))
     except OSError as error:
         message = f"cannot read items from {source}: {error.strerror}"
-        raise ConfigError(
-            message, hint="give a file of items, or - for JSON lines on stdin"
-        ) from error
+        hint = near_path(Path(source), "give a file of items, or - for JSON lines on stdin")
+        raise ConfigError(message, hint=hint) from error
 
 
 def _sources(given: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +185,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message, hint="name a TOML file with --config") from error
+        hint = near_path(path, "name a TOML file with --config")
+        raise ConfigError(message, hint=hint) from error
     except (ValueError, RecursionError) as error:  # of tomllib, or of Python for a huge number
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message, hint="docs/how-to/list-of-items.md shows a file") from error

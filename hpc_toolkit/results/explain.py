@@ -107,7 +107,10 @@ def find_item(view: RunView, text: str) -> FoundItem:
         return (exact or found)[0]
     if not found:
         message = f"no item is or contains {text!r}"
-        raise ItemsError(message, hint="give its number (from 0), or a part of its JSON")
+        logs = [stage.log for stage in view.stages.values()]
+        count = sum(segment.count for log in logs for segment in log.segments.values())
+        hint = f"give its number (0 to {count - 1}), or a part of its JSON"
+        raise ItemsError(message, hint=hint if count else "the run has no items yet")
     examples = ", ".join(json.dumps(match.item) for match in found[:3])
     message = f"{text!r} matches {len(found)} items: {examples}, ..."
     raise ItemsError(message, hint="give more of its JSON")

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_toolkit.errors import TRY_AGAIN, UNREACHABLE, ConfigError, RunError, near_miss
+from hpc_toolkit.errors import TRY_AGAIN, UNREACHABLE, ConfigError, RunError, near_miss, near_path
 from hpc_toolkit.rundir.files import read_fresh
 
 FORMAT = 1
 """The on-disk format that this version writes, and the newest that it reads."""
+_MOST_RUNS = 8
+"""Most runs that an error lists."""
 _STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
@@ -201,7 +203,7 @@ def read_manifest(root: Path) -> Manifest:
         raise RunError(message, hint=hint, exit_code=TRY_AGAIN) from error
     if not data:
         message = f"{root} is not a run: it has no run.json"
-        raise RunError(message, hint="make one with 'hpctk init', or name another directory")
+        raise RunError(message, hint=_where_runs_are(root))
     try:
         record = json.loads(data)
         found = record["format"]
@@ -281,10 +283,20 @@ def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
     runs = all_runs()
     if len(runs) == 1:
         return runs[0]
-    found = ", ".join(str(run) for run in runs) or "none"
+    found = _listed(runs) or "none"
     message = f"no run is named, and ./runs contains: {found}"
     raise ConfigError(message, hint="name one as the argument, or set HPCTK_RUN")
 
 
-def all_runs() -> list[Path]:
-    return sorted(path.parent for path in Path("runs").glob("*/run.json"))
+def all_runs(directory: Path = Path("runs")) -> list[Path]:
+    return sorted(path.parent for path in directory.glob("*/run.json"))
+
+
+def _listed(runs: list[Path]) -> str:
+    return ", ".join(map(str, runs[:_MOST_RUNS])) + (", ..." if runs[_MOST_RUNS:] else "")
+
+
+def _where_runs_are(root: Path) -> str:
+    if inside := all_runs(root):
+        return f"it contains runs: {_listed(inside)}"
+    return near_path(root, "make one with 'hpctk init', or name another directory")

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, near_miss
@@ -15,7 +16,6 @@ from hpc_toolkit.worker.pausing import parse_max_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
     from types import ModuleType
 
     from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
@@ -136,6 +136,10 @@ def load_object(name: object, path: tuple[str, ...]) -> Any:
     if not (colon and module_name and attribute.isidentifier()):
         message = f"workload {name!r} is not MODULE:NAME"
         raise WorkloadError(message, hint="such as hpc_toolkit.science.workloads.synthetic:Sleep")
+    if module_name.endswith(".py"):
+        message = f"workload {name!r} names a file, and not a module"
+        dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise WorkloadError(message, hint=f"name it as import does: '{dotted}:{attribute}'")
     module = _import_module(name, module_name, path)
     try:
         return getattr(module, attribute)
@@ -155,13 +159,22 @@ def _import_module(name: str, module_name: str, path: tuple[str, ...]) -> Module
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             message = f"workload {name!r}: no module named {error.name!r}"
-            hint = f"looked in {', '.join(path) or 'the installed packages'}"
+            hint = _near_module(module_name, path)
             raise WorkloadError(message, hint=hint) from error
         message = f"workload {name!r} cannot be imported: {error}"
         raise WorkloadError(message, hint=f"install what provides {error.name!r}") from error
     except Exception as error:
         message = f"workload {name!r} cannot be imported: {type(error).__name__}: {error}"
         raise WorkloadError(message, hint=f"try: python -c 'import {module_name}'") from error
+
+
+def _near_module(module: str, path: tuple[str, ...]) -> str:
+    import difflib
+
+    looked = f"looked in {', '.join(path) or 'the installed packages'}"
+    stems = [file.stem for directory in path for file in Path(directory).glob("*.py")]
+    close = difflib.get_close_matches(module, stems, n=1)
+    return f"did you mean {close[0]!r}?" if close else looked
 
 
 def _current(name: str, path: tuple[str, ...]) -> ModuleType:

@@ -40,6 +40,8 @@ def init(hpctk: Hpctk, *words: object, items: str = '{"id": 1}\n') -> Any:
     ("workload", "message", "hint"),
     [
         ("nowhere:work", "no module named 'nowhere'", "looked in "),
+        ("brokem:work", "no module named 'brokem'", "did you mean 'broken'?"),
+        ("./src/broken.py:work", "names a file", "name it as import does: 'src.broken:work'"),
         ("json:load_", "module 'json' has no 'load_'", "did you mean 'loads?'"),
         ("json:a.b", "is not MODULE:NAME", "such as hpc_toolkit"),
         ("broken:work", "cannot be imported: ZeroDivisionError: division by zero", "import broken"),
@@ -364,23 +366,30 @@ def test_init_with_an_absurd_number_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "message", "hint"),
     [
-        (["explain", "run", "--item", "²"], "no item is or contains '²'"),
-        (["explain", "run", "--item", "trace"], "'trace' matches 2 items"),
-        (["try", "run", "--item", "nope"], "no item is or contains 'nope'"),
-        (["logs", "run", "--worker", "nobody"], "no worker of run is called 'nobody'"),
-        (["gather", "run", "-o", "x.xls"], "x.xls: unknown format '.xls'"),
-        (["gather", "run", "-o", "gone/x.csv", "--partial"], "cannot write gone/x.csv"),
-        (["gather", "run", "--stage", "item"], "has no stage 'item'"),
+        (["status", "rum"], "rum is not a run", "did you mean 'run'?"),
+        (["status", "."], "is not a run", "it contains runs: run"),
+        (["work", "rum/../run/stages"], "is not a run", "make one with 'hpctk init'"),
+        (["add", "run", "--items", "tems.jsonl"], "cannot read", "did you mean 'items.jsonl'?"),
+        (["campaign", "plan", "search.tml"], "cannot read", "did you mean 'search.toml'?"),
+        (["explain", "run", "--item", "²"], "no item is or contains '²'", "(0 to 1)"),
+        (["explain", "run", "--item", "trace"], "'trace' matches 2 items", "more of its JSON"),
+        (["try", "run", "--item", "nope"], "no item is or contains 'nope'", "a part of its JSON"),
+        (["logs", "run", "--worker", "nobody"], "no worker of run is called 'nobody'", ""),
+        (["gather", "run", "-o", "x.xls"], "x.xls: unknown format '.xls'", ""),
+        (["gather", "run", "-o", "gone/x.csv", "--partial"], "cannot write gone/x.csv", ""),
+        (["gather", "run", "--stage", "item"], "has no stage 'item'", "'items'"),
     ],
 )
 def test_request_for_what_is_not_there_is_refused(
-    hpctk: Hpctk, words: list[str], message: str
+    hpctk: Hpctk, tmp_path: Path, words: list[str], message: str, hint: str
 ) -> None:
     hpctk.make([{}, {}])
+    for name in ("items.jsonl", "search.toml"):
+        (tmp_path / name).touch()
 
-    assert_refused(hpctk(*words), re.escape(message))
+    assert_refused(hpctk(*words), re.escape(message), hint=hint)
 
 
 def test_add_to_a_sealed_run_is_refused(hpctk: Hpctk) -> None:

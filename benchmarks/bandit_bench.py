@@ -2,7 +2,7 @@
 
     python benchmarks/bandit_bench.py [pulls] [races] [wall] [--table FILE] [--write]
 
-All three without a word. FILE is a table of recorded scores (docs/how-to/bandit-bench.md), by
+All three without a word. FILE is a table of recorded scores (docs/how-to/policies.md), by
 default what HPCTK_SCORES_CSV names; without either, made-up scores of the same shape. ``pulls``
 compares all policies on the table and on parts of it, half the arms and 24 tasks; ``races`` plays
 racing and halving on parts of half the arms, and on made-up tables; ``wall`` plays the same 60

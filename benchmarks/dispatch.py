@@ -2,7 +2,7 @@
 
     python benchmarks/dispatch.py [--table FILE] [--policy gp-ucb] [--asks rounds:24] [--write]
 
-FILE is a table of recorded scores with durations (docs/how-to/bandit-bench.md), by default what
+FILE is a table of recorded scores with durations (docs/how-to/policies.md), by default what
 HPCTK_SCORES_CSV names; without either, made-up scores of the same shape. A policy is asked for
 the same arms as in a campaign; each of its rounds is one segment, cut and ordered as a campaign
 does it, and drained by 1 and by 32 simulated workers on a virtual clock. ``bandit bench`` says how

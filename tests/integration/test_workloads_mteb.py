@@ -62,7 +62,7 @@ def minilm() -> Path:
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The guide's task where a run would find it; no hub and no home."""
     directory = tmp_path_factory.mktemp("mteb")
-    blocks = read_blocks(REPOSITORY / "docs/how-to/tasks.md")
+    blocks = read_blocks(REPOSITORY / "docs/how-to/representations.md")
     text = next(block.text for block in blocks if block.file == "headlines.py")
     (directory / "headlines_of_the_guide.py").write_text(text)
     pytest.importorskip("sklearn.linear_model")  # whose threads are limited only once it is there

@@ -10,7 +10,7 @@ import pytest
 from hpc_toolkit.science import metrics
 from hpc_toolkit.science.metrics import METRICS, STANDARD
 
-GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "representations.md"
 
 GIVEN = {
     "prompt": "tokens of each prompt",

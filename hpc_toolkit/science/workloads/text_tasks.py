@@ -259,7 +259,7 @@ TASKS: dict[str, TextTask] = {
         "reranking", ("bbc-headlines", "bbc-leads"), corpora.candidate_stories
     ),
 }
-"""The evaluation tasks by the names that items use; docs/how-to/tasks.md describes them."""
+"""The evaluation tasks by name, which docs/how-to/representations.md describes."""
 
 
 class TextTasks(EmbeddedTexts):

@@ -66,7 +66,7 @@ def test_a_killed_training_resumes_within_an_epoch_with_the_same_losses(
 
 def test_the_tutorial_quotes_the_script_as_it_is() -> None:
     script = (REPOSITORY / "examples/new/training/train.py").read_text()
-    tutorial = (REPOSITORY / "docs" / "how-to" / "training.md").read_text()
+    tutorial = (REPOSITORY / "docs" / "how-to" / "launch.md").read_text()
     [section] = re.findall(r"^## A training to copy$(.*?)^## ", tutorial, re.MULTILINE | re.DOTALL)
     [table] = re.findall(r"^\| in the script \|(.*?)\n\n", section, re.MULTILINE | re.DOTALL)
     quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)

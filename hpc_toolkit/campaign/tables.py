@@ -275,7 +275,7 @@ def _options(value: object, where: str) -> dict[str, Any]:
     for name in table:
         if name in NO_OPTIONS:
             message = f"{where}.{name}: not an option of a policy"
-            raise ConfigError(message, hint="docs/how-to/campaign.md says which key it is, if any")
+            raise ConfigError(message, hint="docs/reference/campaign-file.md lists the keys")
     try:
         json.dumps(table, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

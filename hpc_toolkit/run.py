@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +25,7 @@ from hpc_toolkit.rundir.layout import (
     read_manifest,
 )
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.gpus import rank_environment
+from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -202,6 +201,7 @@ class Run:
         in a fresh interpreter. Raises HpcToolkitError: the run is paused, its code cannot be
         loaded, or its disk is full.
         """
+        from hpc_toolkit.system.gpus import rank_environment
         from hpc_toolkit.worker.pool import Pool, work_elsewhere
         from hpc_toolkit.worker.worker import WorkerOptions, start_worker
 

@@ -16,7 +16,6 @@ from hpc_toolkit.report.panel import WARN, Row, failed_items, job_rows, not_show
 from hpc_toolkit.report.terminal import draw
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import all_runs, find_run
-from hpc_toolkit.system.binding import Place
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import columns, note, pad, printable, show_error
@@ -210,7 +209,6 @@ def _follow(
     slurm: bool,
 ) -> bool:
     """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
-    from hpc_toolkit.results.sampling import pause_s
     from hpc_toolkit.rundir.proof import believed
     from hpc_toolkit.submit.costs import add_cost
     from hpc_toolkit.submit.jobs import JobStates
@@ -227,6 +225,8 @@ def _follow(
         if now.complete:
             hooks.finish()
             return failed_items(now) > 0
+        from hpc_toolkit.results.sampling import pause_s
+
         for warning in hooks.warnings():
             note(warning, "warning")
         gc.enable()
@@ -244,6 +244,8 @@ def _follow(
 
 def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose: bool) -> bool:
     """Print or export each run; whether one has failed items, or cannot be read."""
+
+    from hpc_toolkit.system.binding import Place
 
     found = []
     for path in runs:

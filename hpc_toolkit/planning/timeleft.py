@@ -6,7 +6,6 @@ Nothing is written, and no process is asked.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
@@ -58,6 +57,8 @@ def time_left(
 
 def forecast_now(work: Work) -> TimeLeft | None:
     """Forecast the rest of a run on its living workers from what was read of it."""
+    from dataclasses import replace  # only here, because it imports much
+
     from hpc_toolkit.planning.forecast import Forecaster
 
     coming = {stage.name: stage.coming for stage in work.stages if stage.coming}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.rundir import files
+from hpc_toolkit.system.record import Record, asdict
 
 if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import RunPaths
@@ -18,8 +18,7 @@ SUSPENDED = "suspended"
 """Explains a silence that may end; the lease decides when it counts as a death."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeathNotice:
+class DeathNotice(Record, kw_only=True):
     """Slurm's report that a worker's job or node ended, or that its job is suspended.
 
     An end speeds up a verdict (rule R6); a suspension only explains one.
@@ -40,8 +39,7 @@ class DeathNotice:
         return self.explained != SUSPENDED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthNotice:
+class HealthNotice(Record, kw_only=True):
     """A report that so many items failed in a row on a host that the host may be the reason.
 
     It decides no item's state. It asks other hosts to try those items, or says why workers left.
@@ -61,8 +59,7 @@ class HealthNotice:
     """Explanation for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Record):
     """A request to exit."""
 
     name: str

@@ -11,12 +11,12 @@ import os
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeoutError
 from hpc_toolkit.rundir import files
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +40,7 @@ def heartbeat_interval_s(workers: int) -> float:
     return max(10.0, workers / 50)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Record):
     """What one observer concludes about one worker."""
 
     alive: bool
@@ -55,8 +54,7 @@ class Verdict:
     """Host on which it ran; "" if unknown."""
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(Record, frozen=False):
     """What this observer has seen of one worker; times are of its monotonic clock."""
 
     presence: Presence | None = None
@@ -77,23 +75,27 @@ class _Seen:
         return now - (now if self.since is None else self.since)
 
 
-@dataclass(eq=False)
 class Liveness:
     """Watches the workers of a run from one process, on that process's monotonic clock."""
 
-    paths: RunPaths
-    clock: Clock
-    _: KW_ONLY
-    host: str
-    boot: str
-    lease_s: float
-    job: str | None = None
-    restart: int = 0
-    cluster: str = ""
-    locks_proven: bool = False
-    probes: Probes = DIRECT
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        clock: Clock,
+        *,
+        host: str,
+        boot: str,
+        lease_s: float,
+        job: str | None = None,
+        restart: int = 0,
+        cluster: str = "",
+        locks_proven: bool = False,
+        probes: Probes = DIRECT,
+    ) -> None:
+        self.paths, self.clock = paths, clock
+        self.host, self.boot, self.lease_s = host, boot, lease_s
+        self.job, self.restart, self.cluster = job, restart, cluster
+        self.locks_proven, self.probes = locks_proven, probes
         self._device: int | None = None
         self._notices: dict[str, DeathNotice] = {}
         self._seen: defaultdict[str, _Seen] = defaultdict(_Seen)

@@ -7,7 +7,6 @@ second, however many they are: each uses its part, at random times of its own.
 
 from __future__ import annotations
 
-import random
 import sys
 from typing import TYPE_CHECKING
 
@@ -68,6 +67,8 @@ class Pacing:
     def __init__(
         self, clock: Clock, *, local: bool, workers: int, lease_s: float, seed: str
     ) -> None:
+        import random  # commands that only read a run do not need it
+
         self._clock = clock
         self._random = random.Random(seed)
         self.local = local

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import decode_line, seal_line
-from hpc_toolkit.system.binding import own_place
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.system.record import Record, asdict, fresh, replace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +23,7 @@ DRAINING = "draining"
 FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Presence:
+class Presence(Record, kw_only=True):
     """One worker as others see it."""
 
     worker: str
@@ -70,7 +68,7 @@ class Presence:
     """Epoch seconds of the last heartbeat, for display."""
     note: str = ""
     """Why the worker stops or has stopped, for display."""
-    place: dict[str, Any] = field(default_factory=dict)
+    place: dict[str, Any] = fresh(factory=dict)
     """CPUs, GPUs and memory at its start (:class:`hpc_toolkit.system.binding.Place`), for display.
 
     Empty if unknown, or too long for the file.
@@ -84,6 +82,8 @@ class Presence:
     @classmethod
     def here(cls, worker: str, rank: RankInfo, *, interval_s: float, at: float) -> Presence:
         """The presence of this process, which starts now."""
+        from hpc_toolkit.system.binding import own_place  # readers do without it
+
         return cls(
             worker=worker,
             host=host_name(),
@@ -117,8 +117,7 @@ class Presence:
         record = decode_line(data[: data.find(b"\n")])
         if record is None:
             return None
-        names = cls.__dataclass_fields__
-        return cls(**{key: value for key, value in record.items() if key in names})
+        return cls(**{key: value for key, value in record.items() if key in cls.fields})
 
 
 def _room(record: dict[str, Any]) -> int:

@@ -7,7 +7,6 @@ delays lock requests as long. A worker that waited for the answer would leave it
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -98,6 +97,8 @@ class _Look(Generic[T]):
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
+        import threading  # commands that only read a run look without threads
+
         self._call = call
         self._answers: list[T] = []
         self._error: BaseException | None = None

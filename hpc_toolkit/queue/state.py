@@ -6,11 +6,11 @@ the others are kept item by item. This module itself reads and writes no files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.rundir.journal import Line, UnitRun
+from hpc_toolkit.system.record import Record, fresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -27,13 +27,12 @@ So another host is asked to try the item before its last attempt is used up on t
 """
 
 
-@dataclass(slots=True)
-class ConsecutiveFailures:
+class ConsecutiveFailures(Record, frozen=False):
     """One worker's failures since its last result."""
 
     done_at: float = float("-inf")
     """Epoch seconds of that result."""
-    failed: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
+    failed: dict[tuple[str, int], tuple[float, int]] = fresh(factory=dict)
     """(Unit, item) -> when it last failed or killed its executor, and the weight of all times."""
 
 
@@ -79,18 +78,21 @@ class Ref(NamedTuple):
     end: int
 
 
-@dataclass(slots=True)
-class History:
+class History(Record, frozen=False):
     """All lines of one item."""
 
-    done: Ref | None = None
+    done: Ref | None
     """The winning done line."""
-    done_lines: int = 0
+    done_lines: int
     """Number of done lines; all but one are duplicates."""
-    failures: dict[int, Ref] = field(default_factory=dict)
+    failures: dict[int, Ref]
     """Generation -> a failure of that generation, a permanent failure if there is any."""
-    permanent: set[int] = field(default_factory=set)
+    permanent: set[int]
     """Generations with a permanent failure."""
+
+    def __init__(self) -> None:  # spelled out because a run may have 100,000 of these
+        self.done, self.done_lines = None, 0
+        self.failures, self.permanent = {}, set()
 
     def state(self, *, floor: int, max_attempts: int) -> ItemState:
         """State by rule R8, if failures up to generation ``floor`` were lifted."""
@@ -113,8 +115,7 @@ class History:
         return self.failures[max(self.permanent.intersection(counting) or counting)]
 
 
-@dataclass(slots=True)
-class Death:
+class Death(Record, frozen=False):
     """A generation whose worker or executor died."""
 
     item: int
@@ -127,19 +128,22 @@ class Death:
     evidence: str
 
 
-@dataclass(slots=True)
-class UnitState:
+class UnitState(Record, frozen=False):
     """What is known about the items of one unit."""
 
     unit: Unit
-    clean: tuple[str, UnitRun] | None = None
+    clean: tuple[str, UnitRun] | None
     """The worker and the unit run that did every item, if no other attempts are known."""
-    histories: dict[int, History] = field(default_factory=dict)
+    histories: dict[int, History]
     """Histories by position, if the unit is kept item by item."""
-    released: set[int] = field(default_factory=set)
+    released: set[int]
     """Generations that their owner released."""
-    deaths: dict[int, Death] = field(default_factory=dict)
+    deaths: dict[int, Death]
     """Deaths by generation; several lines about one generation count once."""
+
+    def __init__(self, unit: Unit) -> None:  # as above
+        self.unit, self.clean = unit, None
+        self.histories, self.released, self.deaths = {}, set(), {}
 
 
 class StageState:
@@ -234,7 +238,7 @@ class StageState:
                 self.consecutive_failures.note_failure(
                     worker, state.unit.name, record["item"], record["at"], died=True
                 )
-            told = {one.name: record[one.name] for one in fields(Death)}
+            told = {name: record[name] for name in Death.fields}
             state.deaths.setdefault(generation, Death(**told))
         else:
             self._add_attempt(state, worker, line)

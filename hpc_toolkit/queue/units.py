@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +23,7 @@ _MAX_GROUP_UNITS = 8192
 # With more groups, several complete groups share a unit, or claims would need too many inodes.
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Record):
     """Consecutive items of one segment."""
 
     entry: int

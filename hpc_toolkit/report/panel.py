@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.system.quantities import counted, format_duration
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,8 +36,7 @@ _SPARKS, _FEWEST = 24, 4
 """The most and the fewest values of a curve."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Record):
     """Shares of a whole, from 0 to 1."""
 
     done: float
@@ -45,8 +44,7 @@ class Bar:
     running: float
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Record):
     label: str
     """What the row is about; "" continues the row above."""
     text: str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
-from shutil import get_terminal_size
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from hpc_toolkit.report.panel import BAD, DIM, GOOD, WARN
 from hpc_toolkit.system.quantities import counted
+from hpc_toolkit.system.record import Record
 from hpc_toolkit.system.terminal import columns, cut, pad, printable, wrap
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ _GAPS = 4
 """Columns around a label."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Record):
     """What a terminal can show."""
 
     columns: int = _PIPE_COLUMNS
@@ -44,7 +43,7 @@ class Look:
         encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
         is_screen = stream.isatty()
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", None)
-        columns = get_terminal_size().columns if is_screen else _PIPE_COLUMNS
+        columns = _terminal_columns(stream) if is_screen else _PIPE_COLUMNS
         return cls(
             columns=max(columns, LEAST_COLUMNS),
             colour=is_screen and not plain,
@@ -60,6 +59,19 @@ class Look:
         if self.unicode:
             return safe
         return safe.replace("±", "+-").encode("ascii", "backslashreplace").decode()
+
+
+def _terminal_columns(stream: TextIO) -> int:
+    """Columns of a terminal; COLUMNS sets another number.
+
+    ``shutil`` has a function for this, and imports all compression libraries.
+    """
+    given = os.environ.get("COLUMNS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    with suppress(OSError):
+        return os.get_terminal_size(stream.fileno()).columns
+    return 80
 
 
 def draw(rows: Sequence[Row], look: Look | None = None, *, most: int | None = None) -> list[str]:

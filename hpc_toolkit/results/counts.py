@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hpc_toolkit.system.record import Record
 
 
-@dataclass(slots=True)
-class StageCounts:
+class StageCounts(Record, frozen=False):
     """Items of one stage by state."""
 
     total: int = 0
@@ -33,8 +32,7 @@ class StageCounts:
         return self.pending + self.running + self.claimed
 
 
-@dataclass(slots=True)
-class WorkerCounts:
+class WorkerCounts(Record, frozen=False):
     """Number of workers by state."""
 
     alive: int = 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.results.explain import item_json, number_of
+from hpc_toolkit.system.record import Record, asdict, fresh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,8 +29,7 @@ _NUMBER = re.compile(
 )
 
 
-@dataclass(slots=True)
-class Failures:
+class Failures(Record, frozen=False):
     """Failures with one kind of error, of items without a result."""
 
     error: str
@@ -48,9 +46,9 @@ class Failures:
     stage: str = ""
     item: int = 0
     """Number of the item of ``message``, as ``hpctk explain`` takes it."""
-    example: dict[str, Any] = field(default_factory=dict)
+    example: dict[str, Any] = fresh(factory=dict)
     """That item."""
-    hosts: dict[str, int] = field(default_factory=dict)
+    hosts: dict[str, int] = fresh(factory=dict)
     """Number of these failures by host; a worker's name where its host is not known."""
     first: float | None = None
     """When the first and the last of them happened: epoch seconds by the workers' clocks."""
@@ -90,6 +88,10 @@ def group_failures(
         if one.error not in newest or (at or 0.0) >= (one.last or 0.0):
             newest[one.error] = failing
             one.last, one.message, one.output = at, text, _output(record)
+    if not groups:
+        return []
+    from hpc_toolkit.results.explain import item_json, number_of
+
     ranked = sorted(groups.values(), key=lambda one: (-one.items, -one.retrying))[:most]
     for one in ranked:
         found = newest[one.error]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.control import ControlReader
@@ -22,6 +21,7 @@ from hpc_toolkit.results.reasons import (
     unreadable_workers,
 )
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.system.record import Record, asdict, fresh, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 _MOVING_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLeft:
+class TimeLeft(Record, kw_only=True):
     """Seconds until the last item has a result, if the living workers go on."""
 
     low_s: float
@@ -43,7 +42,7 @@ class TimeLeft:
     """Median; None if there are items of which no duration is known yet."""
     high_s: float | None
     """The run is faster in 19 of 20 cases; None as for ``eta_s``."""
-    coming: dict[str, int] = field(default_factory=dict)
+    coming: dict[str, int] = fresh(factory=dict)
     """Items by stage that a campaign may still request; they are counted."""
     assumed: tuple[str, ...] = ()
     """Assumptions, in sentences."""
@@ -58,8 +57,7 @@ class TimeLeft:
         return replace(self, low_s=low_s, eta_s=less(self.eta_s), high_s=less(self.high_s))
 
 
-@dataclass(slots=True, kw_only=True)
-class Status:
+class Status(Record, frozen=False, kw_only=True):
     """The status of a run at one moment."""
 
     run: str
@@ -75,7 +73,7 @@ class Status:
     """Lower end of an interval that holds the time left in 9 of 10 cases."""
     eta_high_s: float | None = None
     """Its upper end; None as long as no duration is known of some of the items."""
-    assumed: list[str] = field(default_factory=list)
+    assumed: list[str] = fresh(factory=list)
     """Assumptions of the time left, in sentences."""
     elapsed_s: float = 0.0
     """Seconds from the start of the first attempt until now, or until the last attempt ended if the
@@ -86,7 +84,7 @@ class Status:
     silent_s: float = 0.0
     """Seconds since the last attempt ended, done or failed, or since the first living worker
     started; 0 without a living worker."""
-    throughput: dict[str, Any] = field(default_factory=dict)
+    throughput: dict[str, Any] = fresh(factory=dict)
     """Items done over time: ``begin`` (epoch seconds), ``width_s``, and ``done``, a list."""
     complete: bool
     """Every stage is sealed and no item is pending."""
@@ -98,12 +96,12 @@ class Status:
     """Why there is no progress; "" if there is some, or all is done."""
     halt: str = ""
     """The kind of that reason (:mod:`hpc_toolkit.results.reasons`); "" without a reason."""
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, Any]] = fresh(factory=list)
     """Most frequent kinds of errors of items without a result; the keys are the fields of
     :class:`hpc_toolkit.results.failures.Failures`."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = fresh(factory=list)
     """Log entries that cannot be read yet, sick hosts, and damage that was skipped."""
-    alive: list[str] = field(default_factory=list)
+    alive: list[str] = fresh(factory=list)
     """Names of the living workers."""
     cost: dict[str, Any] | None = None
     """Fields of :class:`hpc_toolkit.submit.costs.Cost`; None where no price is known."""
@@ -111,7 +109,7 @@ class Status:
     """Living workers that were asked to leave."""
     old_copies: int = 0
     """Journals shorter on this host than their workers reported: results may count as pending."""
-    places: dict[str, dict[str, Any]] = field(default_factory=dict)
+    places: dict[str, dict[str, Any]] = fresh(factory=dict)
     """For each living worker that reported it: ``host``, and the ``cpus``, ``gpus`` and
     ``memory_bytes`` that it had at its start."""
     doctor: str = ""

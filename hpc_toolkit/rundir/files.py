@@ -11,7 +11,6 @@ import os
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, RunError, exit_code_of
-from hpc_toolkit.system.mounts import mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -345,6 +344,8 @@ def is_local(path: Path) -> bool:
 
 def filesystem_of(path: Path) -> str:
     """The kernel's name for the type of filesystem that holds ``path``; or "unknown"."""
+    from hpc_toolkit.system.mounts import mount_of
+
     return mount_of(path).kind
 
 

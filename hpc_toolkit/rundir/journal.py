@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from hpc_toolkit.rundir.files import write_all
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,8 +93,7 @@ class JournalWriter:
         os.close(self._fd)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Record):
     """One valid line and its position."""
 
     record: dict[str, Any]
@@ -104,8 +103,7 @@ class Line:
     """Byte offset after the newline."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitRun:
+class UnitRun(Record):
     """All lines of one unit run, which one worker wrote, verified by one checksum."""
 
     release: dict[str, Any]

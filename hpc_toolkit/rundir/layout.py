@@ -6,12 +6,12 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.errors import TRY_AGAIN, UNREACHABLE, ConfigError, RunError, near_miss, near_path
 from hpc_toolkit.rundir.files import read_fresh
+from hpc_toolkit.system.record import Record, fresh, replace
 
 FORMAT = 1
 """The on-disk format that this version writes, and the newest that it reads."""
@@ -88,22 +88,20 @@ class RunPaths:
             self.stage(name).make()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadSpec:
+class WorkloadSpec(Record, kw_only=True):
     """The code that runs the items of a stage."""
 
     function: str | None = None
     """``module:name`` of a function or a class; exactly one of this and ``command`` is given."""
     command: str | None = None
     """A shell command with ``{key}`` placeholders, filled from the item and quoted."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = fresh(factory=dict)
     """Keyword arguments for the constructor of a class workload."""
     path: tuple[str, ...] = ()
     """Directories put in front of ``sys.path`` before the import."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSpec:
+class StageSpec(Record, kw_only=True):
     """How the items of one stage are run."""
 
     name: str
@@ -133,14 +131,11 @@ class StageSpec:
         """Names, for people, of settings that differ; the code may be in another directory."""
         work = replace(other.workload, path=self.workload.path)
         same = replace(other, workload=work)
-        names = [
-            one.name for one in fields(self) if getattr(self, one.name) != getattr(same, one.name)
-        ]
+        names = [name for name in self.fields if getattr(self, name) != getattr(same, name)]
         return [name.removesuffix("_s").replace("_", " ") for name in names]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Record, kw_only=True):
     """The definition of a run, written once when the run is created."""
 
     run: str
@@ -149,7 +144,7 @@ class Manifest:
     """In the order in which workers prefer them."""
     campaign: dict[str, Any] | None = None
     """The campaign's settings; None for a plain list."""
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = fresh(factory=dict)
     """Origin of the run: code hash, git commit, Python, packages, time."""
 
     def stage(self, name: str) -> StageSpec:

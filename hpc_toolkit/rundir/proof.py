@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.rundir import files
-from hpc_toolkit.system.mounts import mount_of
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +35,7 @@ def read_proof(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and record.get("format") == _FORMAT else None
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Record):
     """Proven properties of a run's filesystem, as this host mounts it."""
 
     locks: bool = False
@@ -57,6 +55,8 @@ def believed(paths: RunPaths) -> Proof:
     record = read_proof(paths.doctor)
     if record is None:
         return Proof()
+    from hpc_toolkit.system.mounts import mount_of
+
     here = mount_of(paths.root)
     try:
         if (here.kind, here.source) not in {

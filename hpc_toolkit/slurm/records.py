@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from hpc_toolkit.system.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,8 +87,7 @@ SACCT_FIELDS = {
 contain the delimiter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class JobRecord(Record, kw_only=True):
     """One job as Slurm sees it; for the id of an array, its most active element."""
 
     id: str
@@ -139,8 +139,7 @@ class JobRecord:
         return self.state in _ON_NODES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
+class NodeRecord(Record, kw_only=True):
     name: str
     state: str
     """The base state: ``IDLE``, ``ALLOCATED``, ``MIXED``, ``DOWN``, ..., or ``unknown``."""

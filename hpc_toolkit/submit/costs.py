@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.submit.jobs import read_jobs
 from hpc_toolkit.system.quantities import HOUR_S
+from hpc_toolkit.system.record import Record, asdict
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.submit.jobs import RunJob
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Record):
     """The price of the lives of a run's workers."""
 
     spent: float

@@ -11,13 +11,13 @@ import pwd
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.rundir import files
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
 from hpc_toolkit.system.ranks import noted_name
+from hpc_toolkit.system.record import Record, asdict, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +35,7 @@ _PATIENCE_S = 5.0
 _SETTLED_S = 300.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunJob:
+class RunJob(Record, kw_only=True):
     """One job of a run; of a submitted one, the content of ``jobs/<job>.json``."""
 
     job: str
@@ -149,7 +148,7 @@ def _age(job: RunJob) -> tuple[float, int, str]:
 def _read_job(path: Path) -> RunJob | None:
     try:
         record: dict[str, Any] = json.loads(files.read_fresh(path))
-        values = {key: record[key] for key in RunJob.__dataclass_fields__ if key in record}
+        values = {key: record[key] for key in RunJob.fields if key in record}
         for key in ("argv", "excluded"):
             values[key] = tuple(str(word) for word in values.get(key, ()))
         job = RunJob(**values)

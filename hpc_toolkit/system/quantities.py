@@ -20,16 +20,17 @@ DAY_S = 86400
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
+# Patterns are compiled when they are used: most commands parse no quantity.
 # 12 digits are far above every limit below, and keep int() from parsing megabytes of text.
 _INT = "[0-9]{1,12}"
-_PART = re.compile(rf"({_INT}(?:\.{_INT})?) ?(ms|min|s|m|h|d)")
-_PARTS = re.compile(rf"{_PART.pattern}(?: ?{_PART.pattern})*")
-_DAYS = re.compile(rf"({_INT})-({_INT})(?::({_INT}))?(?::({_INT}))?")
-_CLOCK = re.compile(rf"({_INT}):({_INT}):({_INT})")
-_MINUTES = re.compile(rf"({_INT})(?::({_INT}))?")
-_NUMBER = re.compile(r"[0-9]{1,19}(?:\.[0-9]{1,12})?")
-_WHOLE = re.compile(f"-?{_INT}")
-_SIZE = re.compile(rf"({_NUMBER.pattern}) ?(?:([KMGTP])I?B?|B)", re.IGNORECASE | re.ASCII)
+_PART = rf"({_INT}(?:\.{_INT})?) ?(ms|min|s|m|h|d)"
+_PARTS = rf"{_PART}(?: ?{_PART})*"
+_DAYS = rf"({_INT})-({_INT})(?::({_INT}))?(?::({_INT}))?"
+_CLOCK = rf"({_INT}):({_INT}):({_INT})"
+_MINUTES = rf"({_INT})(?::({_INT}))?"
+_NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,12})?"
+_WHOLE = f"-?{_INT}"
+_SIZE = rf"(?ia)({_NUMBER}) ?(?:([KMGTP])I?B?|B)"
 
 _DURATION_HINT = "write '90s', '90min', '4h', '2d', '1:30:00' or '1-12:00:00'"
 _WALLTIME_HINT = "write '90min', '4h', '1:30:00' or '1-12:00:00'; as in sbatch, '90' is 90 minutes"
@@ -57,7 +58,7 @@ def parse_walltime(text: str, *, where: str = "time") -> int:
     Reads the same as :func:`parse_duration`, and the two short forms of sbatch(1): a number is
     minutes, and "90:30" is minutes and seconds. Raises ConfigError, also for ``UNLIMITED``.
     """
-    if match := _MINUTES.fullmatch(text):
+    if match := re.fullmatch(_MINUTES, text):
         total: float | None = _clock_s("0", "0", *match.groups())
     else:
         total = _duration_s(text)
@@ -71,12 +72,12 @@ def parse_walltime(text: str, *, where: str = "time") -> int:
 def _duration_s(text: str) -> float | None:
     if text == "0":
         return 0.0
-    if match := _DAYS.fullmatch(text):
+    if match := re.fullmatch(_DAYS, text):
         return _clock_s(*match.groups())
-    if match := _CLOCK.fullmatch(text):
+    if match := re.fullmatch(_CLOCK, text):
         return _clock_s("0", *match.groups())
-    if _PARTS.fullmatch(text):
-        return sum(float(number) * _UNIT_S[unit] for number, unit in _PART.findall(text))
+    if re.fullmatch(_PARTS, text):
+        return sum(float(number) * _UNIT_S[unit] for number, unit in re.findall(_PART, text))
     return None
 
 
@@ -88,7 +89,7 @@ def _clock_s(*fields: str | None) -> float:
 
 def _refuse_bare(text: str, where: str, *units: str) -> None:
     """Raise ConfigError if ``text`` is a number without a unit."""
-    if _NUMBER.fullmatch(text):
+    if re.fullmatch(_NUMBER, text):
         *others, last = (f"{text}{unit}" for unit in units)
         msg = f"{where}: {text!r} has no unit"
         raise ConfigError(msg, hint=f"write {', '.join(others)} or {last}")
@@ -156,7 +157,7 @@ def parse_size(text: str, *, where: str = "size", zero: bool = False) -> int:
     A number without a unit is refused. ``zero`` allows 0, which needs none. A fraction of a byte is
     dropped. Raises ConfigError.
     """
-    if match := _SIZE.fullmatch(text):
+    if match := re.fullmatch(_SIZE, text):
         number, unit = match[1], _UNIT_BYTES[(match[2] or "").upper()]
         size = int(float(number) * unit) if "." in number else int(number) * unit
     elif text == "0":
@@ -224,7 +225,7 @@ def parse_range(text: str, *, where: str) -> range:
     """
     where = f"{where} {text.strip()!r}"
     words = [word.strip() for word in text.split(":")]
-    if len(words) > 3 or not all(map(_WHOLE.fullmatch, words)):
+    if len(words) > 3 or not all(re.fullmatch(_WHOLE, word) for word in words):
         msg = f"{where}: not a number, FIRST:LAST or FIRST:LAST:STRIDE"
         raise ConfigError(msg, hint="such as 3, 0:9 or 0:100:10; the last number is included")
     numbers = [int(word) for word in words]

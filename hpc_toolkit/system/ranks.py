@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 386
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankInfo:
+class RankInfo(Record, kw_only=True):
     """Job and rank of one process, in torch.distributed's terms."""
 
     rank: int = 0

@@ -21,7 +21,8 @@ from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.partner import Step, join_step
 from hpc_toolkit.doctor.sides import Channel, SilentSideError, make_area, remove_area, sweep
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.rundir import files, proof
+from hpc_toolkit.rundir import files
+from hpc_toolkit.system import mounts as kernel_mounts
 from hpc_toolkit.system.mounts import Mount
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
@@ -230,7 +231,7 @@ def test_proven_locks_say_how_long_a_lost_host_keeps_them(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ) -> None:
     mount = Mount(str(fast_dir), kind, "nas:/scratch", ("rw",))
-    for module in (examine, sides, proof):
+    for module in (examine, sides, kernel_mounts):
         monkeypatch.setattr(module, "mount_of", lambda _path: mount)
     toy = ToyRun(fast_dir / "run")
 

@@ -13,8 +13,8 @@ from hpc_toolkit.cli import load_commands
 from hpc_toolkit.doctor.sides import side_of
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
-from hpc_toolkit.rundir import proof
 from hpc_toolkit.rundir.proof import Proof, believed, write_proof
+from hpc_toolkit.system import mounts
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.mounts import Mount
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
@@ -79,10 +79,10 @@ def test_a_proof_says_nothing_of_another_mount(
     examined = Mount("/y", "nfs4", "nas:/export", ("rw",))
     side = {**side_of(paths.root).to_json(), "mount": {"kind": "nfs4", "source": "nas:/export"}}
     write_proof(paths.doctor, {"locks_proven": True, "sides": [side]})
-    monkeypatch.setattr(proof, "mount_of", lambda _: examined)
+    monkeypatch.setattr(mounts, "mount_of", lambda _: examined)
     assert believed(paths).locks
 
-    monkeypatch.setattr(proof, "mount_of", lambda _: here)
+    monkeypatch.setattr(mounts, "mount_of", lambda _: here)
 
     assert not believed(paths).locks
 

@@ -2,9 +2,10 @@
 
 The loaded group comes first. Next is the longest group that no worker has begun, estimated from its
 siblings (:class:`Durations`); of equally long groups, one of the worker's own share is preferred.
-Then, where items have kinds, come groups whose next unit has the earliest kind, and
-of these the group with most left. Units without groups go in order, first the worker's own share.
-After that, each worker picks at random among the first few, so that races for a name are rare.
+Then, where items have kinds, come groups whose next unit has the earliest kind, and of these the
+group with most left. Units go in order, first the worker's own share of a group, or of those
+without groups. After that share, units without groups are picked at random among the first few, so
+that races for a name are rare.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import re
 from collections import deque
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.units import Unit
 
 _WINDOW = 16
+_LOOK = 256
 _UNKNOWN = 1e9
 _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
@@ -78,7 +81,8 @@ def group_key(value: Any) -> str | None:
 class FreshUnits:
     """The units that no worker has claimed, as far as one worker knows.
 
-    The worker's own share is one in ``world_size`` of the units without a group, and of the groups.
+    The worker's own share is one in ``world_size`` of the units without a group, of the groups, and
+    of the units of a group.
     """
 
     def __init__(self, seed: str, rank: int = 0, world_size: int = 1) -> None:
@@ -174,10 +178,18 @@ class FreshUnits:
             key = self._random.choice(own or longest)
         units = self._groups[key]
         self._begun.add(key)
-        unit = units.popleft()
+        # Where all workers have the same group loaded, they would race for each of its units.
+        mine = (at for at, one in enumerate(islice(units, _LOOK)) if self._is_mine(one))
+        at = next(mine, 0)
+        unit = units[at]
+        del units[at]
         if not units:
             del self._groups[key]
         return unit
+
+    def _is_mine(self, unit: Unit) -> bool:
+        """Whether a unit of a group is of this worker's own share: one in ``world_size``."""
+        return unit.first // unit.count % self._world_size == self._rank
 
     def _is_fresh(self, key: str | None) -> bool:
         return key in self._groups and key not in self._begun

@@ -144,7 +144,7 @@ class Picker:
         return units.next_group(stage.group_of(assignment.unit), stage.durations.precedence)
 
     def _take_in(self, name: str, stage: StageView) -> None:
-        if self.shared and stage.complete:
+        if stage.complete:
             return  # only a retry can follow, and the next scan sees it
         self.polled += 1
         stage.poll_log(hinted=self.shared and stage.log.length > 0)

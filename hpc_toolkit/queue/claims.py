@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import StagePaths
 
 _SUFFIX = ".lock"
+_FIRST = f".1{_SUFFIX}"
 
 
 def claim_name(unit: str, generation: int) -> str:
@@ -41,6 +42,9 @@ class Claims:
 
     def refresh(self) -> None:
         for name in files.list_names(self._paths.claims):
+            # Nearly all claims are first ones that are known, and a campaign has thousands.
+            if name.endswith(_FIRST) and name[: -len(_FIRST)] in self.newest:
+                continue
             parsed = parse_claim(name)
             if parsed is not None:
                 self._note(*parsed)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, BinaryIO
 
 from hpc_toolkit.errors import RunError, TryAgainLaterError
@@ -124,6 +125,10 @@ class StageLog:
             self._old_word = self._complete_at
         return number
 
+    @cached_property
+    def _local(self) -> bool:
+        return files.is_local(self.paths.log)
+
     def hold_head(self) -> None:
         """Keep ``head`` open for writing while this process lives; for adding many entries.
 
@@ -142,6 +147,9 @@ class StageLog:
         self._write_head(_ENTRY, (number - 1) * len(_ENTRY))
 
     def _write_head(self, data: bytes, at: int) -> None:
+        if self._local:
+            files.write_at(self.paths.head, data, at)
+            return
         probes = self._patient if self._probes.limit_s is None else self._probes
         probes.look(HEAD, str(at), lambda: files.write_at(self.paths.head, data, at))
 
@@ -225,7 +233,8 @@ class StageLog:
         won = files.create_name(self.paths.entry(number), target) == target
         with suppress(ProbeTimeoutError):
             self.show(number)
-        files.show_names(self.paths.log)
+        if not self._local:
+            files.show_names(self.paths.log)
         files.sync_directory(self.paths.log)
         return won
 

@@ -35,7 +35,7 @@ AT_START = 2048
 _LEAST_AT_START = 8
 """Minimum number of these journals per worker, however many workers there are."""
 
-_FIRST_LOCAL_S = 0.004
+_FIRST_LOCAL_S = 0.002
 _TICK_S = 1.0
 _POLL_SHARED_S = 1.0
 _SCAN_FIRST_S = 0.03

@@ -101,7 +101,7 @@ def sync_directory(path: Path) -> None:
 
 
 def show_names(path: Path) -> None:
-    """Update a directory's time after names were created in it; no-op on a local filesystem.
+    """Update a directory's time after names were created in it; for shared filesystems.
 
     NFSv3 clients detect a changed directory only by its time. If two names are created within one
     tick of the server's clock, a client that looked in between never finds the second name, not
@@ -109,10 +109,9 @@ def show_names(path: Path) -> None:
     """
     import time
 
-    if not is_local(path):
-        time.sleep(_TICKS_S)
-        with contextlib.suppress(OSError):  # the names exist even if this fails
-            os.utime(path)
+    time.sleep(_TICKS_S)
+    with contextlib.suppress(OSError):  # the names exist even if this fails
+        os.utime(path)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -32,6 +32,8 @@ _SYNC_S = 0.5
 _TICK_S = 1.0
 _STOPPING_S = 0.1
 _BATCH_S = 0.002
+_FEW = 8
+"""The last items of a unit, whose results are not left to accumulate."""
 _READ = 1 << 18
 
 
@@ -183,7 +185,7 @@ class UnitRunner:
             request = self._request(assignment, left, weight) | self._hint(assignment)
             with suppress(BrokenPipeError):  # it died between two requests; _follow reports it
                 self._executor.start(request, [items[i - unit.first] for i in left])
-            how = self._follow(assignment, stream)
+            how = self._follow(assignment, stream, len(left))
             left = left[stream.index :]
             outcome = self._after(assignment, left, stream, how)
             if outcome is not None:
@@ -253,7 +255,7 @@ class UnitRunner:
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
 
-    def _follow(self, assignment: Assignment, stream: _Stream) -> str:
+    def _follow(self, assignment: Assignment, stream: _Stream, items: int) -> str:
         """Journal the executor's messages until the request ends; how it ended, or ""."""
         executor = self._executor
         assert executor is not None
@@ -270,7 +272,7 @@ class UnitRunner:
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
                 return self._end(executor, stream, "timeout")
-            if stream.index - before > 1:
+            if stream.index - before > 1 and items - stream.index > _FEW:
                 # Many quick results: let them accumulate instead of waking up for each.
                 select.select([], [], [], _BATCH_S)
                 continue

@@ -75,6 +75,18 @@ def test_fresh_claims_each_unit_once(fast_dir: Path) -> None:
     assert {owner(toy, unit, 1) for unit in units} == {"taker"}
 
 
+def test_the_log_of_a_complete_stage_is_not_read_before_each_claim(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2)
+    taker = Taker(toy)
+    toy.worker("w").work(toy.unit_name(0), i0="done", i1="done")
+    assert taker.fresh() is None
+    assert taker.picker.polled == 1
+    taker.view.poll()
+
+    assert taker.fresh() is None
+    assert taker.picker.polled == 0
+
+
 def test_i6_two_workers_with_the_same_view_share_the_units(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 12, unit=2)
     first, second = Taker(toy, "first"), Taker(toy, "second")

@@ -167,6 +167,6 @@ def test_here_short_waits_are_looked_at_more_often_than_long_ones(fast_dir: Path
     def pause_s(waited_s: float) -> float:
         return waiting.follower.look(waiting.stage, waiting.units, waited_s)
 
-    assert pause_s(0.0) == 0.004
+    assert pause_s(0.0) == 0.002
     assert pause_s(0.06) == 0.015
     assert pause_s(600.0) == LOOK_LOCAL_S

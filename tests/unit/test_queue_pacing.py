@@ -188,9 +188,9 @@ def test_a_local_worker_that_worked_a_moment_ago_looks_soon_and_then_more_seldom
         looks = looks_of(pacing, clock, 60.0)
         soon = [at for at in looks if at < 0.2]
         later = [at for at in looks if at >= 0.2]
-        assert looks[1] == pytest.approx(0.004)
+        assert looks[1] == pytest.approx(0.002)
         assert len(soon) < 20
-        assert all(after - at <= max(0.004, at / 4) + 1e-6 for at, after in pairwise(soon))
+        assert all(after - at <= max(0.002, at / 4) + 1e-6 for at, after in pairwise(soon))
         assert all(after - at == pytest.approx(0.05) for at, after in pairwise(later))
         clock.advance(60.0)
         pacing.worked()

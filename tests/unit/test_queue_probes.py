@@ -181,6 +181,7 @@ def test_an_entry_is_added_while_the_head_of_its_log_hangs(
 ) -> None:
     """Others find it by listing the log; a write that waits is made when the server answers."""
     monkeypatch.setattr(queue_log, "_HEAD_S", 0.1)
+    monkeypatch.setenv("HPCTK_FILESYSTEM", "shared")
     view = RunView(toy.paths, toy.run.manifest, limit_s=limit_s)
     log = view.stages["items"].log
     log.poll()

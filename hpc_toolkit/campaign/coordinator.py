@@ -19,7 +19,6 @@ from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_ov
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
     as_decided,
-    expected_seconds,
     known_metrics,
     known_results,
     make_arms,
@@ -50,6 +49,8 @@ _SHORT_S = 0.1
 """Seconds of waiting before the copy for people is written; a shorter wait skips it."""
 _ITEMS_A_UNIT = 1000
 """A unit of the tasks stage gets one item for every this many items of its segment."""
+_SHORT_UNIT_S, _MOST_SHORT = 0.005, 8
+"""Expected seconds of a unit of short items, and the most items: they may turn out to be long."""
 
 
 def arm_of(item: Item) -> str:
@@ -68,6 +69,14 @@ def unit_size(items: int) -> int:
     100,000 items would be too many.
     """
     return min(MAX_UNIT, max(1, items // _ITEMS_A_UNIT))
+
+
+def short_unit(longest_s: float) -> int:
+    """Items per unit if none is expected to take longer than ``longest_s``: 1, or some that fit.
+
+    Claiming a unit and syncing its results take longer than such short items.
+    """
+    return max(1, int(_SHORT_UNIT_S / max(longest_s, _SHORT_UNIT_S / _MOST_SHORT)))
 
 
 class Coordinator:
@@ -238,8 +247,7 @@ class Coordinator:
 
     def _encode(self, decision: Decision) -> list[bytes]:
         """The segment of a decision: tasks of unknown duration first, then the longest ones."""
-        told = (*self._search.known, *self._search.decisions.told)
-        seconds = expected_seconds(self._campaign, told)
+        seconds = self._search.expected_seconds()
         order = sorted(seconds, key=lambda task: -seconds[task])
         items = [
             {**self._facts[pull.arm].item(), "task": task}
@@ -247,11 +255,13 @@ class Coordinator:
             for task in order
             if not pull.tasks or task in pull.tasks
         ]
+        size, short = unit_size(len(items)), short_unit(max(seconds[one["task"]] for one in items))
         return encode_segment(
             items,
             group_by=self._stage.spec.group_by,
             decision=decision.to_json(),
-            unit_size=unit_size(len(items)),
+            unit_size=size,
+            items_per_claim=short if short > size else None,
             kinds=[item["task"] for item in items],
         )
 

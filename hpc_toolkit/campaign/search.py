@@ -226,8 +226,12 @@ class CampaignSearch:
         self._policy = policy_of(campaign, arms)
         self._open: dict[str, tuple[str, ...]] = {}
         """Tasks to evaluate of the arms that have known results."""
+        self._given_seconds = campaign.tasks.seconds
+        self._seconds: dict[str, tuple[int, float]] = dict.fromkeys(self.tasks, (0, 0.0))
+        """Number and sum of the durations told of each task."""
         for observation in self.known:
             self._policy.tell(observation)
+            self._note_seconds(observation)
             told = {*observation.scores, *observation.failed}
             self._open[observation.arm] = tuple(
                 name for name in campaign.tasks.names if name not in told
@@ -244,8 +248,22 @@ class CampaignSearch:
         """Tell the policy results, in the order of their asks."""
         for observation in tells:
             self._policy.tell(observation)
+            self._note_seconds(observation)
             self.decisions.told.append(observation)
             self.fresh.append(observation)
+
+    def _note_seconds(self, observation: Observation) -> None:
+        for task, seconds in observation.seconds.items():
+            if task in observation.scores:
+                count, total = self._seconds[task]
+                self._seconds[task] = count + 1, total + seconds
+
+    def expected_seconds(self) -> dict[str, float]:
+        """By task: the mean of those told, else the campaign's own, else infinity."""
+        return {
+            task: total / count if count else self._given_seconds.get(task, math.inf)
+            for task, (count, total) in self._seconds.items()
+        }
 
     def take(self, decision: Decision) -> None:
         """Record the asks of a decision; later tells belong to the next decision."""
@@ -300,19 +318,6 @@ class CampaignSearch:
         """The pulls in one form that can be compared: empty ``tasks`` for all tasks."""
         pulls = [Pull(one.arm, one.tasks or self._open.get(one.arm, ())) for one in proposals]
         return [Pull(arm, () if set(self.tasks) <= set(tasks) else tasks) for arm, tasks in pulls]
-
-
-def expected_seconds(campaign: Campaign, told: Iterable[Observation]) -> dict[str, float]:
-    """Expected seconds by task: the mean of those told, else the campaign's own, else infinity."""
-    seconds: dict[str, list[float]] = {task: [] for task in campaign.tasks.names}
-    for observation in told:
-        for task in seconds.keys() & observation.seconds.keys() & observation.scores.keys():
-            seconds[task].append(observation.seconds[task])
-    given = campaign.tasks.seconds
-    return {
-        task: math.fsum(found) / len(found) if found else given.get(task, math.inf)
-        for task, found in seconds.items()
-    }
 
 
 def known_metrics(campaign: Campaign) -> list[Row]:

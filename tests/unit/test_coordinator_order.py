@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import hpc_toolkit.campaign.coordinator
-from hpc_toolkit.campaign.coordinator import Coordinator, unit_size
+import tests.unit.playedcampaign
+from hpc_toolkit.campaign.coordinator import Coordinator, short_unit, unit_size
 from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.run import Run
@@ -46,6 +48,25 @@ def test_asks_are_claimed_task_by_task_until_they_are_thousands() -> None:
     """A unit of a task that takes half of its arm's time, and of more, would hold the others up."""
     assert [unit_size(items) for items in (1, 640, 1999)] == [1, 1, 1]
     assert [unit_size(items) for items in (2000, 15_552, 10**6)] == [2, 15, MAX_UNIT]
+
+
+def test_only_items_of_milliseconds_share_a_unit() -> None:
+    assert [short_unit(seconds) for seconds in (0.0, 0.0006, 0.001, 0.0025)] == [8, 8, 5, 2]
+    assert [short_unit(seconds) for seconds in (0.003, 60.0, math.inf)] == [1] * 3
+
+
+def test_tasks_that_took_milliseconds_are_claimed_several_at_a_time(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a task has been told, it is claimed alone, and so are all if one takes long."""
+    quick = {"a": 0.001, "b": 0.0005, "c": 0.0015}
+    sizes = {}
+    for name, seconds in (("quick", quick), ("mixed", {**quick, "c": 30.0})):
+        monkeypatch.setattr(tests.unit.playedcampaign, "SECONDS", seconds)
+        found = coordinate(fast_dir / name, CAMPAIGN, monkeypatch)
+        sizes[name] = [[unit.count for unit in segment.units] for segment in found]
+
+    assert sizes == {"quick": [[1] * 6, [3], [3]], "mixed": [[1] * 6, [1] * 3, [1] * 3]}
 
 
 def test_segments_of_the_coordinator_are_cut_by_their_number_of_items(

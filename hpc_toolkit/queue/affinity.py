@@ -178,8 +178,10 @@ class FreshUnits:
             key = self._random.choice(own or longest)
         units = self._groups[key]
         self._begun.add(key)
-        # Where all workers have the same group loaded, they would race for each of its units.
-        mine = (at for at, one in enumerate(islice(units, _LOOK)) if self._is_mine(one))
+        # Where all workers have the same group loaded, they would race for each of its units. The
+        # units are in a useful order, such as the longest first, so none is far ahead of its turn.
+        near = islice(units, min(self._world_size, _LOOK))
+        mine = (at for at, one in enumerate(near) if self._is_mine(one))
         at = next(mine, 0)
         unit = units[at]
         del units[at]

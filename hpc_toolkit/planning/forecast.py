@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,12 +27,11 @@ _MOST_JOBS = 400_000
 """The most units times draws to schedule for one number of workers."""
 START_S = 120.0
 """Seconds until the ranks of a job work: its prologue, imports, the first claims."""
+_ENDS = 1_000
+"""Ends of jobs that are drawn; more jobs in a row repeat them."""
 _MOST_LOST = 0.9
 """Largest share of a job that is lost at its end. Without this bound, a draw in which items are
 longer than jobs would never finish."""
-_CHOICE, _FIRST_CHOICE = 0.1, 0.3
-"""How much longer or shorter a search's next arms may be than its last ones: standard deviation of
-a logarithm after many rounds, and what is added after the first one."""
 _DRIFT = 0.05
 """How much everything together may run slower or faster from now on: other jobs on the network, a
 warmer node, and effects that the model does not know. Standard deviation of a logarithm."""
@@ -111,10 +109,7 @@ class Forecaster:
         self._anew: list[list[Phase]] = []
         for _ in range(self._draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
-            lengths = [
-                _preferred(stage, model.draw(chance).times(drift), chance)
-                for stage, model in zip(work.stages, models, strict=True)
-            ]
+            lengths = [model.draw(chance).times(drift) for model in models]
             again = [_again(stage, chance) for stage in work.stages]
             # The durations themselves are not kept: those of a million items would fill the memory.
             phases: list[Phase] = []
@@ -124,7 +119,7 @@ class Forecaster:
             if anew:
                 phases = _phases(work, lengths, again, going_on=False)
                 self._anew.append(phases)
-            self._facts.append(_facts(lengths, phases))
+            self._facts.append(_facts(work.left, lengths, phases))
         self.item_s = Interval.of(self._each("mean_s"))
         """Mean seconds of the items left."""
         self.longest_s = float(np.quantile(self._each("longest_s"), 0.95))
@@ -188,14 +183,15 @@ class Forecaster:
         chance = np.random.default_rng(self._seed)
         times, jobs = whole.copy(), np.ones(len(whole))
         for number, facts in enumerate(self._facts):
-            left_s = whole[number]
-            while left_s > limit_s:
-                # Mean over workers of the work that each loses, by where in an item it was cut.
-                cut_s = facts.cut_s * chance.gamma(workers) / workers
-                lost_s = min(cut_s + facts.load_s + START_S, _MOST_LOST * limit_s)
-                left_s -= limit_s - lost_s
-                times[number] += lost_s
-                jobs[number] += 1
+            # Mean over workers of the work that each loses, by where in an item it was cut.
+            cut_s = facts.cut_s * chance.gamma(workers, size=_ENDS) / workers
+            lost_s = np.minimum(cut_s + facts.load_s + START_S, _MOST_LOST * limit_s)
+            lost_s = np.concatenate([[0.0], np.cumsum(lost_s)])
+            done_s = limit_s * np.arange(_ENDS + 1) - lost_s
+            again, left_s = divmod(max(whole[number] - limit_s, 0.0), done_s[-1])
+            ends = int(np.searchsorted(done_s, left_s))
+            times[number] += again * lost_s[-1] + lost_s[ends]
+            jobs[number] += again * _ENDS + ends
         return times, jobs
 
 
@@ -211,18 +207,17 @@ class _Facts:
     load_s: float
 
 
-def _facts(lengths: Sequence[Lengths], phases: Sequence[Phase]) -> _Facts:
-    seconds = np.concatenate([one.seconds for one in lengths])
+def _facts(items: int, lengths: Sequence[Lengths], phases: Sequence[Phase]) -> _Facts:
     jobs = [job for phase in phases for job in phase.jobs]
-    units = np.array([job.seconds for job in jobs])
-    mean_s, largest_s = float(seconds.mean()), float(units.max())
+    work_s = float(sum(one.batches.sum() for one in lengths))
+    largest_s = max(job.seconds / job.units for job in jobs)
     return _Facts(
-        mean_s=mean_s,
-        longest_s=float(seconds.max()),
+        mean_s=work_s / items,
+        longest_s=max(one.longest_s for one in lengths),
         # At a random moment, a worker is more likely to be in a long item than in a short one.
-        cut_s=float(np.mean(seconds**2)) / (2 * mean_s),
+        cut_s=sum(one.squares for one in lengths) / (2 * work_s),
         largest_s=largest_s,
-        useful_workers=float(units.sum()) / max(largest_s, 1e-9),
+        useful_workers=sum(job.seconds for job in jobs) / max(largest_s, 1e-9),
         load_s=float(np.mean([job.load_s for job in jobs])),
     )
 
@@ -245,26 +240,6 @@ def _model(stage: StageWork, guess: Guess | None) -> LearnedLengths | GuessedLen
         hint = "give an estimate such as --item-time 30s, or wait for the first results"
         raise ConfigError(message, hint=hint)
     return GuessedLengths(stage, guess)
-
-
-def _preferred(stage: StageWork, lengths: Lengths, chance: np.random.Generator) -> Lengths:
-    """Scale the items to come of a search, because it does not choose among all arms evenly.
-
-    It goes on as in its last rounds, or as if it chose evenly, or something in between.
-    """
-    if not stage.coming or not stage.rounds or lengths.recent_s is None:
-        return lengths
-    seconds = lengths.seconds.copy()
-    coming = seconds[-stage.coming :]
-    ratio = lengths.recent_s / max(float(coming.mean()), 1e-9)
-    width = _CHOICE + _FIRST_CHOICE / math.sqrt(stage.rounds)
-    factor = ratio ** chance.random() * np.exp(chance.normal(0.0, width))
-    coming *= factor
-    if lengths.more_s is None:
-        return replace(lengths, seconds=seconds)
-    more_s = lengths.more_s.copy()
-    more_s[-stage.coming :] *= factor
-    return replace(lengths, seconds=seconds, more_s=more_s)
 
 
 def _again(stage: StageWork, chance: np.random.Generator) -> list[int]:

@@ -10,6 +10,7 @@ from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.choices import choose, ways
 from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
 from hpc_toolkit.planning.reading import work_since
+from hpc_toolkit.planning.work import joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +136,8 @@ def make_plan(
         raise RunError(message, hint=hint)
     whole = work.left
     work, assumed = _known(work, guess)
-    forecaster = Forecaster(work, guess, draws=draws)
+    most = max([*(count * node.workers for count in nodes), len(work.workers)], default=1)
+    forecaster = Forecaster(joined(work, most), guess, draws=draws)
     limit_s = limit_s or cluster.max_walltime_s
     # A status gives no time either while stages are left out.
     is_known = bool(work.workers) and work.left == whole

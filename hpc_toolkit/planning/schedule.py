@@ -35,6 +35,8 @@ class Job:
     load_s: float
     """Extra seconds if this context is not loaded."""
     count: int
+    units: int = 1
+    """How many units it joins."""
     holder: str = ""
     """The worker that holds it; "" if it waits."""
     firsts: Sequence[tuple[Kind, float]] = ()
@@ -81,17 +83,16 @@ def phases_of(
     ``extra`` run once more, at the end of their round.
     """
     # Lists, since reading single elements of arrays is slow.
-    lasts = lengths.seconds.tolist()
-    ends = np.concatenate([[0.0], np.cumsum(lengths.seconds)]).tolist()
+    batches_s = lengths.batches.tolist()
     more_s = [] if lengths.more_s is None else lengths.more_s.tolist()
     overhead_s = float(np.mean(stage.overheads_s)) if stage.overheads_s else 0.0
     rounds: dict[int, list[Job]] = {}
     for number, batch in enumerate(stage.batches):
         jobs = rounds.setdefault(batch.round, [])
-        seconds = ends[batch.first + batch.count] - ends[batch.first]
+        seconds = batches_s[number]
         held = going_on and bool(batch.holder)
         if held and not batch.loading:
-            seconds -= min(batch.age_s, lasts[batch.first])
+            seconds -= min(batch.age_s, lengths.item_s(batch.first, number, batch))
         load_s = lengths.load_s.get(batch.group, 0.0) * batch.loads
         if held and batch.loading:
             load_s = max(0.0, load_s - batch.age_s)
@@ -101,9 +102,10 @@ def phases_of(
         jobs.append(
             Job(
                 key=context(stage.name, batch.group),
-                seconds=seconds + overhead_s,
+                seconds=seconds + overhead_s * batch.units,
                 load_s=load_s,
                 count=batch.count,
+                units=batch.units,
                 holder=batch.holder if held else "",
                 firsts=firsts,
             )
@@ -112,9 +114,10 @@ def phases_of(
     for item in extra:
         group = stage.group_of(stage.left[item])
         load_s = lengths.load_s.get(group, 0.0)
-        key = context(stage.name, group)
-        again = Job(key, lasts[item] + overhead_s, load_s, 0)
-        rounds[stage.batches[bisect_right(starts, item) - 1].round].append(again)
+        number = bisect_right(starts, item) - 1
+        batch = stage.batches[number]
+        seconds = lengths.item_s(item, number, batch) + overhead_s
+        rounds[batch.round].append(Job(context(stage.name, group), seconds, load_s, 0))
     done = lengths.repeats.done if lengths.repeats is not None and going_on else {}
     return [
         Phase(jobs, stage.most_workers, stage.between_s if number else 0.0, done)

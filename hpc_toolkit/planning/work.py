@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.queue.items import Item
+
+_FEW = 1_000
+"""With at most this many batches, each unit is scheduled on its own."""
+_SHARES, _SHARES_EACH = 64, 8
+"""A joined batch has at most one of this many parts of the items left: of all, and of each worker's
+share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class Batch:
     """Index of its first item in :attr:`StageWork.left`; the others follow."""
     count: int
     loads: int = 1
+    units: int = 1
+    """How many units it joins, as :func:`joined` does."""
     holder: str = ""
     """The living worker that holds it now; "" if it waits."""
     age_s: float = 0.0
@@ -150,14 +159,54 @@ def asked_more(stage: StageWork, rounds: Sequence[Sequence[Item]]) -> StageWork:
 
 def typed_work(items: int, groups: int = 1) -> Work:
     """Return the work of a run that does not exist yet, with groups of about equal size."""
-    from hpc_toolkit.queue.units import plan_units
+    from hpc_toolkit.queue.units import cut_spans
 
-    of = sorted(number % groups for number in range(items))
-    left = tuple({"group": f"#{group}", "item": n} for n, group in enumerate(of))
-    cut = plan_units(of if groups > 1 else None, items)
-    keys = [f'"#{group}"' if groups > 1 else "" for group in of]
-    batches = tuple(Batch(keys[first], first, count) for first, count in cut)
+    size, more = divmod(items, groups)
+    ends = [size * number + min(number, more) for number in range(1, groups + 1)]
+    spans = [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]
+    batches = []
+    for first, count in cut_spans(spans if groups > 1 else None, items):
+        group = bisect_right(ends, first)
+        loads = bisect_right(ends, first + count - 1) - group + 1
+        batches.append(Batch(f'"#{group}"' if groups > 1 else "", first, count, loads))
     stage = StageWork(
-        name="items", group_by="group" if groups > 1 else None, left=left, batches=batches
+        name="items",
+        group_by="group" if groups > 1 else None,
+        left=({},) * items,  # one object, since a list may have millions of items
+        batches=tuple(batches),
     )
     return Work(run="", at=0.0, stages=(stage,))
+
+
+def joined(work: Work, workers: int) -> Work:
+    """Join waiting units of very long lists, so that to schedule them takes no longer than those of
+    shorter lists.
+
+    A joined batch has a small part of the items that one of the workers still has to do, so the
+    shorter ones after it let all workers end together, as in the queue.
+    """
+    return replace(work, stages=tuple(_joined(stage, workers) for stage in work.stages))
+
+
+def _joined(stage: StageWork, workers: int) -> StageWork:
+    if len(stage.batches) <= _FEW:
+        return stage
+    shares = max(_SHARES, _SHARES_EACH * workers)
+    found = [stage.batches[0]]
+    for batch in stage.batches[1:]:
+        last, end = found[-1], batch.first + batch.count
+        alike = (batch.group, batch.round, 1, "") == (
+            last.group,
+            last.round,
+            batch.loads,
+            last.holder,
+        )
+        if (
+            alike
+            and not batch.holder
+            and (end - last.first) * shares <= len(stage.left) - last.first
+        ):
+            found[-1] = replace(last, count=end - last.first, units=last.units + 1)
+        else:
+            found.append(batch)
+    return replace(stage, batches=tuple(found))

@@ -52,12 +52,23 @@ def plan_units(
     ``groups`` are the group index of each item, non-decreasing; None without groups. Without
     ``taper``, units have ``unit_size`` items up to the end of the list or of a group.
     """
-    spans = _runs(groups) if groups is not None else [(0, count)]
-    if groups is not None and len(spans) > _MAX_GROUP_UNITS:
+    spans = None if groups is None else _runs(groups)
+    return cut_spans(spans, count, unit_size=unit_size, taper=taper)
+
+
+def cut_spans(
+    spans: Sequence[tuple[int, int]] | None,
+    count: int,
+    *,
+    unit_size: int = MAX_UNIT,
+    taper: bool = True,
+) -> list[tuple[int, int]]:
+    """Cut units as :func:`plan_units` does; ``spans`` are (first, count) of each group."""
+    if spans is not None and len(spans) > _MAX_GROUP_UNITS:
         return _pack(spans, unit_size, -(-len(spans) // _MAX_GROUP_UNITS))
-    shares = _SHORT_SHARES if groups is None and count <= _SHORT else _SHARES
+    shares = _SHORT_SHARES if spans is None and count <= _SHORT else _SHARES
     units = []
-    for first, length in spans:
+    for first, length in spans or [(0, count)]:
         at, stop = first, first + length
         while at < stop:
             share = -(-(count - at) // shares) if taper else unit_size
@@ -77,7 +88,7 @@ def _runs(groups: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _pack(spans: list[tuple[int, int]], unit_size: int, most: int) -> list[tuple[int, int]]:
+def _pack(spans: Sequence[tuple[int, int]], unit_size: int, most: int) -> list[tuple[int, int]]:
     units: list[tuple[int, int]] = []
     packed = most
     for first, length in spans:

@@ -13,9 +13,18 @@ from simulation.scenario import Group, Scenario
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import Forecaster, Interval
-from hpc_toolkit.planning.lengths import Guess, LearnedLengths, Lengths
+from hpc_toolkit.planning.lengths import Guess, GuessedLengths, LearnedLengths, Lengths
 from hpc_toolkit.planning.schedule import Job, Phase, phases_of, schedule
-from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, context, typed_work
+from hpc_toolkit.planning.work import (
+    Batch,
+    Load,
+    Seen,
+    StageWork,
+    Work,
+    context,
+    joined,
+    typed_work,
+)
 
 
 def plain(count: int, done: int, seconds: Any, **more: Any) -> StageWork:
@@ -334,6 +343,59 @@ def test_a_guess_is_right_within_its_factor_in_9_of_10_cases() -> None:
     assert found.high == pytest.approx(40_000, rel=0.15)
 
 
+@pytest.mark.parametrize("groups", [1, 1_000, 20_000])
+def test_units_of_a_very_long_list_are_joined(groups: int) -> None:
+    work = typed_work(200_000, groups)
+    (whole,), (stage,) = work.stages, joined(work, 8).stages
+    assert sum(batch.units for batch in stage.batches) == len(whole.batches)
+    assert sum(batch.count for batch in stage.batches) == 200_000
+    assert sum(batch.loads for batch in whole.batches) >= groups
+    assert len(stage.batches) < 1_000 or groups > 1
+
+    guess = Guess(10.0, load_s=5.0, factor=1.0, spread=0.1)
+    drawn = [
+        (one, GuessedLengths(one, guess).draw(np.random.default_rng(1))) for one in (whole, stage)
+    ]
+    times = [schedule(phases_of(one, drawn_s, going_on=False), 8) for one, drawn_s in drawn]
+    assert times[1].makespan_s == pytest.approx(times[0].makespan_s, rel=0.01)
+    assert times[1].share_by(50_000.0) == pytest.approx(times[0].share_by(50_000.0), rel=0.01)
+
+
+def test_a_million_items_have_as_many_draws_as_a_thousand() -> None:
+    work = joined(typed_work(1_000_000), 8)
+    forecaster = Forecaster(work, Guess(30.0, factor=1.0, spread=0.1))
+
+    found = forecaster.forecast(1, limit_s=600.0)
+
+    assert found.draws == 200
+    assert forecaster.item_s.median == pytest.approx(30.0, rel=0.02)
+    assert found.jobs is not None
+    # Each end loses the 2 minutes of a start and half an item.
+    assert found.jobs.median == pytest.approx(30.0e6 / (600 - 120 - 15), rel=0.02)
+    assert found.time_s.median == pytest.approx(found.jobs.median * 600, rel=0.01)
+    # A unit has 256 items, and not those of all units that are joined.
+    assert forecaster.largest_s == pytest.approx(256 * 30.0, rel=0.05)
+
+
+def test_a_guess_for_batches_is_the_sum_of_items() -> None:
+    guess = Guess(10.0, factor=1.0, spread=0.5)
+    batches = (Batch("", 0, 1), Batch("", 1, 9))
+    stage = StageWork(name="items", left=({},) * 10, batches=batches)
+    chance = np.random.default_rng(1)
+    items = 10.0 * np.exp(0.5 * chance.standard_normal((4000, 10)) - 0.125)
+
+    drawn = [GuessedLengths(stage, guess).draw(chance) for _ in range(4000)]
+
+    quarters = (0.05, 0.5, 0.95)
+    for found, true in (
+        ([one.batches[0] for one in drawn], items[:, 0]),
+        ([one.batches[1] for one in drawn], items[:, 1:].sum(axis=1)),
+        ([one.longest_s for one in drawn], items.max(axis=1)),
+        ([one.squares for one in drawn], np.sum(items**2, axis=1)),
+    ):
+        assert np.quantile(found, quarters) == pytest.approx(np.quantile(true, quarters), rel=0.1)
+
+
 def test_32_workers_share_the_items_of_a_large_run() -> None:
     forecaster = Forecaster(typed_work(100_000), Guess(1.0))
 
@@ -411,7 +473,7 @@ def test_earlier_stages_come_first() -> None:
 def test_list_scheduling_is_near_the_queues_own_code() -> None:
     (stage,) = typed_work(120, 12).stages
     loads = {batch.group: 8.0 for batch in stage.batches}
-    lengths = Lengths(np.full(120, 5.0), loads)
+    lengths = Lengths.of_items(np.full(120, 5.0), stage, loads)
     scenario = Scenario(groups=(Group((5.0,) * 10, load_s=8.0),) * 12, workers=4)
 
     listed = schedule(phases_of(stage, lengths, going_on=False), 4).makespan_s

@@ -121,7 +121,7 @@ def test_a_round_waits_for_the_round_before_and_for_the_decision(
 
     rounds = [batch.round for batch in tasks.batches if batch.round]
     assert [rounds.count(number) for number in sorted(set(rounds))] == [6] * (len(rounds) // 6)
-    lengths = Lengths(np.full(len(tasks.left), 10.0), {})
+    lengths = Lengths.of_items(np.full(len(tasks.left), 10.0), tasks, {})
     phases = phases_of(replace(tasks, between_s=2.0), lengths, going_on=False)
     assert schedule(phases[1:], 100).makespan_s == pytest.approx(len(phases[1:]) * 12.0)
 

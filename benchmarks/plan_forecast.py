@@ -11,6 +11,9 @@ the directory does not hold it. Shapes:
 - growing: 700 items whose mean grows with their size, which is in the item; with a tail: 1 of 50
   takes 8 times as long;
 - sorted: the same in the order of size, so that the first 5 % are the smallest. No real run;
+- constant, shortest first, longest first, linear, exponential, blocks: 800 items without any key;
+  lognormal ones in order, or means that grow with the place, 10 times, 16 times, or 1, 4, 16. No
+  real run;
 - models: 120 checkpoints of 8 sizes of one model, the smallest first. No real run;
 - layers: layer by layer, later ones take longer; the first 5 % are of layers 0 and 1. No real run.
 
@@ -129,7 +132,25 @@ def layers(seed: int) -> Shape:
     )
 
 
+def by_position(seed: int, course: Callable[[float], float], noise: float = 0.3) -> Shape:
+    """Items of which nothing is known but their positions."""
+    chance = random.Random(seed)
+    seconds = [course(n / 800) * chance.lognormvariate(0.0, noise) for n in range(800)]
+    return Shape([{"id": n} for n in range(800)], seconds)
+
+
+def arranged(seed: int, *, reverse: bool) -> Shape:
+    shape = lognormal(seed)
+    return Shape(shape.items, sorted(shape.seconds, reverse=reverse))
+
+
 SHAPES: dict[str, Callable[[int], Shape]] = {
+    "constant": partial(by_position, course=lambda _: 1.0, noise=0.0),
+    "shortest first": partial(arranged, reverse=False),
+    "longest first": partial(arranged, reverse=True),
+    "linear": partial(by_position, course=lambda at: 0.2 + 1.8 * at),
+    "exponential": partial(by_position, course=lambda at: 0.2 * 16.0**at),
+    "blocks": partial(by_position, course=lambda at: 0.2 * 4.0 ** int(3 * at)),
     "lognormal": lognormal,
     "groups": grouped,
     "growing": growing,
@@ -239,9 +260,14 @@ def rehearsed(name: str, seed: int, *, times: float = 10.0) -> Result:
         for key in dict.fromkeys(keys)
         if (of := [times * s for k, s in zip(keys, shape.seconds, strict=True) if k == key])
     )
-    given = tuple({"group": k, **item} for k, item in zip(keys, shape.items, strict=True))
-    scenario = ShapedScenario(groups=groups, workers=WORKERS, seed=seed, given=given)
-    spec = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"), group_by="group")
+    given = tuple(
+        {"group": k, **item} if by else item for k, item in zip(keys, shape.items, strict=True)
+    )
+    grouped_by = "group" if by else None
+    scenario = ShapedScenario(
+        groups=groups, workers=WORKERS, seed=seed, given=given, group_by=grouped_by
+    )
+    spec = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"), group_by=grouped_by)
     manifest = Manifest(run="simulated", stages=(spec,))
     found: list[tuple[float, Interval]] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:

@@ -93,7 +93,7 @@ class _Cluster:
         log.add_segment(
             encode_segment(
                 scenario.items(),
-                group_by="group",
+                group_by=scenario.group_by,
                 unit_size=scenario.unit_size,
                 kinds=scenario.kinds,
             )

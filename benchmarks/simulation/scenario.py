@@ -65,6 +65,8 @@ class Scenario:
     preemptions: tuple[Preemption, ...] = ()
     grace_s: float = 25.0
     """Seconds that the running step may still take after SIGTERM."""
+    group_by: str | None = "group"
+    """The key of an item that names its group; None: the queue knows of no groups."""
     unit_size: int = MAX_UNIT
     tick_s: float = 1.0
     """Seconds between a worker's wake-ups while a step runs. Larger values make long simulations

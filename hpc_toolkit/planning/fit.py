@@ -1,8 +1,9 @@
 """A model of how long items take, fitted to a random weighting of those that ended.
 
 The logarithm of an item's seconds is a mean, plus the effects of a word and a number of the item,
-plus the effects of its sibling groups and its group, plus a residual. The first item of a kind on a
-loaded group may take longer (:mod:`hpc_toolkit.planning.repeats`).
+plus the effects of its sibling groups and its group, or of its place in a list without groups, plus
+a residual. The first item of a kind on a loaded group may take longer
+(:mod:`hpc_toolkit.planning.repeats`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.planning.traits import tamed
+from hpc_toolkit.planning.traits import PARTS, tamed
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.repeats import Floats, Ints
@@ -27,6 +28,13 @@ _LEVEL_SD = 0.07
 """How far the mean of all items with one number is off the slope: standard deviation of a log."""
 _GROUP_SD = 0.15
 """How far sibling groups differ, likewise."""
+_PART_SDS = ((0.6, 0.0), (0.1, 0.2), (0.1, 0.4), (0.1, 0.8), (0.1, 1.6))
+"""How much the parts of a list differ: a mixture of (probability, standard deviation of a log)."""
+_ALIKE = np.exp(-np.abs(np.subtract.outer(np.arange(PARTS), np.arange(PARTS))) / (2 * PARTS))
+"""The correlation of the parts of a list, which falls with their distance."""
+_ROOT = np.linalg.cholesky(_ALIKE)
+_LEAST_SD = 0.01
+"""Items of one part differ by at least this much, as a standard deviation of a log."""
 _TAIL = (0.05, 0.7)
 """Bounds of the tail index: how much longer than all seen items the next one may be."""
 _TAIL_WEIGHT = 0.5
@@ -63,6 +71,7 @@ class Fit:
             self._mean += middle
             rest = rest - middle
         rest = rest - self._fit_groups(rest)
+        rest = rest - self._fit_parts(rest)
         self._scale = self._scales(rest)
         rest = self._rest = rest / self._scale[self._cells(of)]
         # Hill's estimate of the tail index from the longest residuals.
@@ -171,6 +180,36 @@ class Fit:
             self._group = families + own
         return self._group[of]
 
+    def _fit_parts(self, rest: Floats) -> Floats:
+        """Draw how much longer items take in each part of a list without groups, as a Gaussian
+        process along the list. Return its mean at the seen items.
+
+        Parts between seen ones are like these, and a part far from all of them may differ.
+        """
+        self._part = np.zeros(PARTS)
+        if self._traits.part is None:
+            return np.zeros(len(rest))
+        of = self._traits.part[self._of]
+        count = np.bincount(of, minlength=PARTS)
+        seen = np.flatnonzero(count)
+        means = np.bincount(of, rest, PARTS) / np.maximum(count, 1)
+        within = float(np.sum((rest - means[of]) ** 2)) / max(len(of) - len(seen), 1)
+        noise = np.diag(np.maximum(within, _LEAST_SD**2) / count[seen])
+        alike, means = _ALIKE[:, seen], means[seen]
+        fits = []
+        for share, sd in _PART_SDS:
+            # Only differences between parts count: the mean of the seen items is in none of them.
+            variance = sd**2 * alike[seen] + noise + 1.0
+            log = np.linalg.slogdet(variance)[1] + means @ np.linalg.solve(variance, means)
+            fits.append(np.log(share) - log / 2)
+        likely = np.exp(np.array(fits) - max(fits))
+        sd = _PART_SDS[self._chance.choice(len(fits), p=likely / likely.sum())][1]
+        gain = sd**2 * np.linalg.solve(sd**2 * alike[seen] + noise, alike.T).T
+        drawn = sd * _ROOT @ self._chance.standard_normal(PARTS)
+        off = np.sqrt(np.diag(noise)) * self._chance.standard_normal(len(seen))
+        self._part = drawn + gain @ (means - drawn[seen] - off)
+        return (gain @ means)[of]
+
     def _effects(self, rest: Floats, of: Ints, above: Ints, prior_sd: float) -> Floats:
         """Return the effect of each kind; effects of unseen kinds are drawn with the seen spread.
 
@@ -227,6 +266,8 @@ class Fit:
         """Return the middles of the logarithms of these items' seconds, as repeats."""
         found = self._traits
         of_kind = self._words[found.word[items]] + self._group[found.group[items]]
+        if found.part is not None:
+            of_kind += self._part[found.part[items]]
         x = self._number[items]
         return self._mean + of_kind + self._slope * x + self._bend(x)
 

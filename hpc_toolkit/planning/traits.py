@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.work import StageWork
     from hpc_toolkit.queue.items import Item
 
+PARTS = 16
+"""Into how many equal parts a list without groups is divided."""
 _MOST_WORDS = 100
 _FEWEST = 12
 """Number of items that must have ended before any of their keys can count as relevant."""
@@ -54,6 +56,9 @@ class Traits:
     """For each candidate key, the centred logarithm of each item's number, with which its length
     grows; each draw uses the best key."""
     repeats: Repeats
+    part: Ints | None
+    """For each item, the part of a list without groups in which it is, of :data:`PARTS`; None if
+    places are not known."""
     keys: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -85,8 +90,20 @@ def traits(stage: StageWork, z: Floats) -> Traits:
         words=int(word.max(initial=0)) + 1,
         numbers=tuple(numeric.values()),
         repeats=again,
+        part=_parts(stage),
         keys=tuple(key for key in (word_key, *numeric) if key),
     )
+
+
+def _parts(stage: StageWork) -> Ints | None:
+    """Return the part of the list in which each item is; None if the place of any is not known."""
+    places = [one.place for one in stage.seen]
+    for one in stage.batches:
+        places += [None] if one.place is None else range(one.place, one.place + one.count)
+    if None in places:
+        return None
+    found = np.array(places, dtype=np.int64)
+    return found * PARTS // (int(found.max()) + 1)
 
 
 def _centre(z: Floats, of: Ints) -> Floats:

@@ -31,6 +31,8 @@ class Seen:
     """How many contexts its worker had loaded by then."""
     entry: int = 0
     """The entry of the stage's log that added it."""
+    place: int | None = None
+    """Its place in a list without groups; None: it has none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Batch:
     """Seconds that the holder has spent on its first item, at least."""
     loading: bool = False
     """Whether these seconds may have gone into loading the group."""
+    place: int | None = None
+    """Place of the first item in a list without groups; the others follow, nearly without gaps."""
     round: int = 0
     """The round of a search in which it will come, from 1; 0: the search has requested it."""
 

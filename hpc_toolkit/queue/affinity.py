@@ -4,14 +4,16 @@ The loaded group comes first. Next is the longest group that no worker has begun
 siblings (:class:`Durations`); of equally long groups, one of the worker's own share is preferred.
 Then, where items have kinds, come groups whose next unit has the earliest kind, and of these the
 group with most left. Units go in order, first the worker's own share of a group, or of those
-without groups. After that share, units without groups are picked at random among the first few, so
-that races for a name are rare.
+without groups; among the first ones without groups are a few samples from the rest of the list,
+from which forecasts learn. After its share, a worker picks units without groups at random among the
+first few, so that races for a name are rare.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections import deque
 from functools import lru_cache
 from itertools import islice
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 _WINDOW = 16
 _LOOK = 256
 _UNKNOWN = 1e9
+_SAMPLED = 0.05
+"""Until this share of the units without groups is claimed, some are from elsewhere in the list."""
+_GOLDEN = 0.6180339887
+"""Multiples of the golden ratio, without their whole part, are spread evenly between 0 and 1."""
 _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 
@@ -97,6 +103,8 @@ class FreshUnits:
         self._begun: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._next_group: str | None = None
+        self._claims = 0
+        self._sample = rank * _GOLDEN if world_size > 1 else self._random.random()
 
     def add(self, units: Iterable[Unit], key_of: Callable[[Unit], str | None]) -> None:
         for unit in units:
@@ -152,14 +160,34 @@ class FreshUnits:
         """
         if self._groups:
             return self._choose_group(loaded, weight_of, kind_of)
-        if self._own:
-            return self._own.popleft()
-        if not self._plain:
+        units = self._own or self._plain
+        if not units:
             return None
-        index = self._random.randrange(min(_WINDOW, len(self._plain)))
-        unit = self._plain[index]
-        del self._plain[index]
+        index = 0 if self._own else self._random.randrange(min(_WINDOW, len(units)))
+        # Items that were added later can wait.
+        if self._is_sample() and units[0].entry == units[-1].entry:
+            index = self._place(units)
+        unit = units[index]
+        del units[index]
         return unit
+
+    def _is_sample(self) -> bool:
+        """Count a claim; return whether it is to show how long the items elsewhere in a list take.
+
+        If the list is sorted by cost, forecasts need some of its later items too.
+        """
+        number = self._claims * self._world_size + self._rank
+        in_order = self._claims == 0 and self._rank % 2 == 0  # the list may begin with long items
+        self._claims += 1
+        claimed = self._added - len(self._own) - len(self._plain)
+        return not in_order and max(number, claimed) < _SAMPLED * self._added
+
+    def _place(self, units: deque[Unit]) -> int:
+        """Return where in the list to claim a sample; the places of all workers lie far apart."""
+        first, last = units[0], units[-1]
+        self._sample += self._world_size * _GOLDEN
+        at = first.first + self._sample % 1.0 * (last.first + last.count - first.first)
+        return bisect_right(units, at, key=lambda unit: unit.first) - 1
 
     def _choose_group(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ from hpc_toolkit.planning.work import (
     joined,
     typed_work,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def plain(count: int, done: int, seconds: Any, **more: Any) -> StageWork:
@@ -328,6 +331,57 @@ def test_numbers_that_are_far_apart_have_finite_lengths() -> None:
 
     assert (found > 0).all()
     assert np.isfinite(found).all()
+
+
+def along(count: int, seen: Sequence[int], seconds: Callable[[int], float]) -> StageWork:
+    """A list without groups, of which the items at some places have ended."""
+    items = tuple({"name": f"n{n}"} for n in range(count))
+    rest = [place for place in range(count) if place not in seen]
+    return StageWork(
+        name="items",
+        left=tuple(items[place] for place in rest),
+        batches=tuple(Batch("", n, 1, place=place) for n, place in enumerate(rest)),
+        seen=tuple(Seen(items[place], "", seconds(place), place=place) for place in seen),
+    )
+
+
+COURSES: dict[str, Callable[[float], float]] = {
+    "linear": lambda at: 0.2 + 1.8 * at,
+    "exponential": lambda at: 0.2 * 16.0**at,
+    "falling": lambda at: 0.2 * 16.0 ** (1 - at),
+    "blocks": lambda at: 0.2 * 4.0 ** int(3 * at),
+}
+
+
+@pytest.mark.parametrize("course", COURSES)
+def test_items_between_places_that_were_seen_take_what_those_take(course: str) -> None:
+    noise = np.exp(np.random.default_rng(4).normal(0.0, 0.3, 800))
+
+    def seconds(place: int) -> float:
+        return COURSES[course](place / 800) * float(noise[place])
+
+    seen = [*range(20), *range(60, 800, 37)]
+    stage = along(800, seen, seconds)
+    real_s = sum(seconds(place) for place in range(800) if place not in seen)
+
+    found = Forecaster(run_of(stage)).forecast(1).time_s
+
+    assert found.low < real_s < found.high < 3 * found.low
+    assert found.median == pytest.approx(real_s, rel=0.25)
+
+
+def test_a_list_of_which_only_the_beginning_was_seen_may_go_on_in_another_way() -> None:
+    noise = np.exp(np.random.default_rng(4).normal(0.0, 0.3, 800))
+    beginning, spread = range(40), range(0, 800, 20)
+
+    times = [
+        Forecaster(run_of(along(800, seen, lambda place: float(noise[place])))).forecast(1).time_s
+        for seen in (beginning, spread)
+    ]
+
+    assert times[0].high / times[0].low > 1.5 * times[1].high / times[1].low
+    assert times[1].high / times[1].low < 1.6
+    assert [one.median for one in times] == pytest.approx([760 * noise.mean()] * 2, rel=0.15)
 
 
 def test_nothing_known_and_no_guess_is_refused() -> None:

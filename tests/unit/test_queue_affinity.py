@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,9 +125,41 @@ def test_units_without_groups_come_nearly_in_order() -> None:
     fresh.add(units_in(*[-1] * 200), by_group)
 
     chosen = [unit.first for _ in range(200) if (unit := fresh.choose(None, seconds())) is not None]
+    rest = chosen[:1] + chosen[10:]
 
-    assert max(place - index for index, place in enumerate(chosen)) <= 16
+    assert max(place - index for index, place in enumerate(rest)) <= 16 + 10
     assert chosen != sorted(chosen), "workers that start together must not race for each name"
+
+
+@pytest.mark.parametrize("ranks", [True, False])
+def test_the_first_units_without_groups_are_from_the_whole_list(*, ranks: bool) -> None:
+    """Forecasts need to know how long the items at the end of a sorted list take."""
+    units = units_in(*[-1] * 400)
+    fresh = [FreshUnits(f"w{r}", r if ranks else 0, 4 if ranks else 1) for r in range(4)]
+    for one in fresh:
+        one.add(units, by_group)
+
+    chosen = [
+        unit.first for _ in range(5) for one in fresh if (unit := one.choose(None, seconds()))
+    ]
+
+    assert {place // 100 for place in chosen} == {0, 1, 2, 3}
+    assert min(chosen) < 16
+    assert fresh[0].choose(None, seconds()) is not None
+
+
+def test_what_was_added_later_is_no_sample_and_many_workers_claim_few() -> None:
+    later = [Unit(2, place, 1, -1) for place in range(400)]
+    fresh = FreshUnits("w")
+    fresh.add([*units_in(*[-1] * 40), *later], by_group)
+    found = [fresh.choose(None, seconds()) for _ in range(20)]
+    assert all(unit is not None and unit.entry == 1 for unit in found)
+
+    many = [FreshUnits(f"w{rank}", rank, 100) for rank in range(100)]
+    for one in many:
+        one.add(units_in(*[-1] * 400), by_group)
+    chosen = [unit.first for one in many if (unit := one.choose(None, seconds())) is not None]
+    assert sum(place >= 100 for place in chosen) <= 10
 
 
 def test_a_groups_key_does_not_depend_on_the_order_of_its_keys() -> None:

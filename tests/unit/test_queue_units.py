@@ -82,7 +82,7 @@ def test_long_items_of_a_short_list_end_after_the_least_number_of_rounds(
     while free:
         at, rank = heapq.heappop(free)
         while (unit := fresh[rank].choose(None, lambda _: 1.0)) and unit.name in claimed:
-            pass
+            fresh[rank].prune(lambda unit: unit.name in claimed)  # as after a lost race
         rounds = max(rounds, at)
         if unit is not None:
             claimed.add(unit.name)

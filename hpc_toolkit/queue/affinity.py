@@ -104,7 +104,8 @@ class FreshUnits:
         self._numbers: dict[str, int] = {}
         self._next_group: str | None = None
         self._claims = 0
-        self._sample = rank * _GOLDEN if world_size > 1 else self._random.random()
+        lone = random.Random(f"sample {seed}").random()
+        self._sample = rank * _GOLDEN if world_size > 1 else lone
 
     def add(self, units: Iterable[Unit], key_of: Callable[[Unit], str | None]) -> None:
         for unit in units:

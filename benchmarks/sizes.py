@@ -10,7 +10,7 @@ executors are killed one by one by SIGKILL, every quarter of a second, and in th
 ``status`` is timed at that moment and must count what ``gather --partial`` gives; other workers
 then finish the list, and each item must be there once.
 
-Takes some minutes by default. Needs more than 1 GiB of memory, to gather a million items.
+Takes some minutes by default.
 """
 
 from __future__ import annotations

@@ -356,7 +356,7 @@ def _open_run(root: Path, **settings: Any) -> Run:
     stage = list_stage(workload=calls.WORKLOAD, **settings)
     stage = replace(stage, workload=replace(stage.workload, path=calls.code_path()))
     if not root.exists():
-        manifest = new_manifest(root, stage, [], open_end=True)
+        manifest = new_manifest(root, stage)
         try:
             return create_run(root, manifest, {}, sealed=False)
         except RunError:

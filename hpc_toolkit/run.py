@@ -28,16 +28,15 @@ from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from hpc_toolkit.campaign.searchstate import SearchState
     from hpc_toolkit.planning.timeleft import Countdown
-    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.items import Item, ItemLines
     from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.results.gather import Table
     from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Status
-    from hpc_toolkit.results.tables import Row
+    from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.seldom import Seldom
     from hpc_toolkit.worker.worker import WorkerOptions
@@ -86,7 +85,7 @@ class Run:
     def create(
         cls,
         root: str | Path,
-        items: list[Item],
+        items: Iterable[Item],
         *,
         workload: str | None = None,
         command: str | None = None,
@@ -103,7 +102,7 @@ class Run:
 
         Args:
             root: the directory, which must not exist.
-            items: JSON objects, no two equal; may be empty if ``open_end`` is set.
+            items: JSON objects, no two equal, read once; may be none if ``open_end`` is set.
             workload: ``module:name`` of a function or class; the current directory is importable.
             command: a shell command with ``{key}`` placeholders, instead of ``workload``.
             options: keyword arguments of a class workload.
@@ -128,8 +127,9 @@ class Run:
             max_failures=max_failures,
             items_per_claim=items_per_claim,
         )
-        manifest = new_manifest(root, stage, items, open_end=open_end)
-        return create_run(Path(root), manifest, {"items": items}, sealed=not open_end)
+        manifest = new_manifest(root, stage)
+        lines = _checked(items, stage, may_be_empty=open_end)
+        return create_run(Path(root), manifest, {"items": lines}, sealed=not open_end)
 
     @classmethod
     def restore(
@@ -149,30 +149,27 @@ class Run:
         from hpc_toolkit.results.snapshots import import_results, note_origin
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
-        manifest = new_manifest(root, stage, snapshot.items)
+        manifest = new_manifest(root, stage)
+        lines = {stage.name: _checked(snapshot.items, stage)}
         note_origin(manifest, snapshot)
-        return create_run(
-            Path(root),
-            manifest,
-            {stage.name: snapshot.items},
-            sealed=snapshot.sealed if open_end is None else not open_end,
-            fill=lambda paths: import_results(paths, stage, snapshot.rows),
-        )
+        sealed = snapshot.sealed if open_end is None else not open_end
+        fill = partial(import_results, stage=stage, rows=snapshot.rows)
+        return create_run(Path(root), manifest, lines, sealed=sealed, fill=fill)
 
-    def add(self, items: list[Item], *, stage: str = "items") -> None:
+    def add(self, items: Iterable[Item], *, stage: str = "items") -> None:
         """Add items to an open stage; each must be new.
 
         Raises ItemsError for the items, and RunError if the stage is sealed or a campaign's.
         """
         from hpc_toolkit.queue.creation import add_items
-        from hpc_toolkit.worker.command import check_placeholders
+        from hpc_toolkit.worker.command import needed_keys
 
         self._refuse_campaign()
         self._trust()
         spec = self.manifest.stage(stage)
-        check_placeholders(items, spec.workload.command)
+        given, needs = list(items), needed_keys(spec.workload.command)
         with writing(self.root):
-            add_items(StageLog(self.paths.stage(stage)), items, spec)
+            add_items(StageLog(self.paths.stage(stage)), given, spec, needs)
 
     def seal(self) -> None:
         """Seal every stage: no more items can be added. RunError for a campaign."""
@@ -273,7 +270,7 @@ class Run:
         """
         from hpc_toolkit.results.tables import columns_of
 
-        return columns_of(self.results(stage=stage, partial=partial))
+        return columns_of(self.table(stage=stage, partial=partial))
 
     def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
         """Like :meth:`results`, and whether the rows are published."""
@@ -370,24 +367,26 @@ def writing(root: Path) -> Iterator[None]:
         raise RunError(message, hint=hint, exit_code=exit_code) from error
 
 
-def new_manifest(
-    root: str | Path, stage: StageSpec, items: list[Item], *, open_end: bool = False
-) -> Manifest:
-    """The manifest of a new run; refuse a stage or items that cannot work."""
-    from hpc_toolkit.worker.command import check_placeholders
+def _checked(items: Iterable[Item], stage: StageSpec, *, may_be_empty: bool = False) -> ItemLines:
+    """The items of a new run, encoded; refuse those that cannot work."""
+    from hpc_toolkit.worker.command import needed_keys
+
+    needs = needed_keys(stage.workload.command)
+    return check_items(items, group_by=stage.group_by, needs=needs, may_be_empty=may_be_empty)
+
+
+def new_manifest(root: str | Path, stage: StageSpec) -> Manifest:
+    """The manifest of a new run; refuse a stage that cannot work."""
     from hpc_toolkit.worker.loading import check_stage, collect_provenance
 
     check_stage(stage)
-    if items or not open_end:
-        check_items(items, group_by=stage.group_by, taken=set())
-    check_placeholders(items, stage.workload.command)
     return Manifest(run=Path(root).name, stages=(stage,), provenance=collect_provenance((stage,)))
 
 
 def create_run(
     root: Path,
     manifest: Manifest,
-    items: dict[str, list[Item]],
+    items: Mapping[str, list[Item] | ItemLines],
     *,
     sealed: bool,
     fill: Callable[[RunPaths], None] | None = None,

@@ -256,7 +256,7 @@ class Coordinator:
             if not pull.tasks or task in pull.tasks
         ]
         size, short = unit_size(len(items)), short_unit(max(seconds[one["task"]] for one in items))
-        return encode_segment(
+        segment = encode_segment(
             items,
             group_by=self._stage.spec.group_by,
             decision=decision.to_json(),
@@ -264,6 +264,7 @@ class Coordinator:
             items_per_claim=short if short > size else None,
             kinds=[item["task"] for item in items],
         )
+        return list(segment)  # a second attempt needs it again
 
     def _refuse_rival(self) -> None:
         if len(self._decision_entries()) > self._search.decisions.entries:

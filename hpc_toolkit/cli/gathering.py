@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.results.tables import Row
+    from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.results.verification import Problem
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import StageSpec
@@ -118,29 +118,34 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
         if len(error.pending) > 20:
             print(f"pending: and {len(error.pending) - 20} more", file=sys.stderr)
         raise
-    rows = _with_inherited(opened, given["stage"], table.rows)
+    inherited = _inherited(opened, given["stage"])
+    rows: list[Row] | Table = table
+    if inherited:
+        rows = [*inherited, *({**row, INHERITED: None} for row in table)]
     if out == "-":
         sys.stdout.buffer.writelines(json_lines(rows))
         return
     with writing(out):
         write_table(Path(out), rows)
+    count = table.count + len(inherited)
     if given["json"]:
-        failed = sum(row["state"] == "failed" for row in rows)
-        counts = {"rows": len(rows), "failed": failed, "published": table.published}
+        failed = table.failed + sum(row["state"] == "failed" for row in inherited)
+        counts = {"rows": count, "failed": failed, "published": table.published}
         print(json.dumps({"file": out, **counts}))
         return
-    more = len(rows) - len(table.rows)
-    inherited = f", {more} of them inherited from {rows[0][INHERITED]}" if more else ""
-    print(f"{counted(len(rows), 'row')} in {out}{inherited}", file=sys.stderr)
+    more = (
+        f", {len(inherited)} of them inherited from {inherited[0][INHERITED]}" if inherited else ""
+    )
+    print(f"{counted(count, 'row')} in {out}{more}", file=sys.stderr)
 
 
-def _with_inherited(run: Run, stage: str | None, rows: list[Row]) -> list[Row]:
-    """Rows of a search, after those of the results that it started from."""
+def _inherited(run: Run, stage: str | None) -> list[Row]:
+    """Rows of the results that a search started from."""
     if run.manifest.campaign is None or stage not in (None, run.manifest.stages[-1].name):
-        return rows
-    from hpc_toolkit.campaign.known import with_inherited  # lists do without numpy
+        return []
+    from hpc_toolkit.campaign.known import inherited_rows  # lists do without numpy
 
-    return with_inherited(run.view, run.manifest, rows)
+    return inherited_rows(run.view, run.manifest)
 
 
 def _write_trace(run: str | None, out: str, stage: str | None, *, as_json: bool) -> None:
@@ -181,7 +186,7 @@ def check_results(results: str | None, given: dict[str, Any]) -> None:
     if given["items"] is not None:
         from hpc_toolkit.cli.lists import read_items
 
-        known = read_items(given["items"])
+        known = list(read_items(given["items"]))
     problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))
     again = 0
     if recompute:

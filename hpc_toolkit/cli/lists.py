@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.cli.arguments import value
 from hpc_toolkit.errors import ConfigError, near_path
-from hpc_toolkit.queue.items import parse_items
-from hpc_toolkit.queue.lists import combinations, counted, grid, parse_values, read_list
+from hpc_toolkit.queue.lists import (
+    combinations,
+    counted,
+    each_item,
+    grid,
+    parse_items,
+    parse_values,
+)
 from hpc_toolkit.system import tomltable as t
 from hpc_toolkit.system.options import Option, many, only_given, spelled
 from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.system.options import Panels
@@ -53,11 +59,12 @@ PANELS: Panels = {**SOURCES, **SETTINGS}
 """The items of a run, its code and its settings: arguments of Run.create."""
 
 
-def read_items(source: str) -> list[Item]:
+def read_items(source: str) -> Iterator[Item]:
     if source == "-":
-        return parse_items(sys.stdin.buffer, source="stdin")
+        yield from parse_items(sys.stdin.buffer, source="stdin")
+        return
     try:
-        return read_list(Path(source))
+        yield from each_item(Path(source))
     except OSError as error:
         message = f"cannot read items from {source}: {error.strerror}"
         hint = near_path(Path(source), "give a file of items, or - for JSON lines on stdin")
@@ -70,7 +77,7 @@ def _sources(given: dict[str, Any]) -> dict[str, Any]:
     return only_given({name: given.pop(name, None) for name in names})
 
 
-def make_items(sources: dict[str, Any]) -> list[Item]:
+def make_items(sources: dict[str, Any]) -> Iterator[Item]:
     named = [name for name in sources if name != "key"]
     if len(named) > 1:
         message = f"{' and '.join(map(spelled, named))} exclude each other"

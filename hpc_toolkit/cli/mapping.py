@@ -101,7 +101,7 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
     if workload is not None:
         given["workload"] = workload
     sources, settings, options = read_settings(given)
-    items = make_items(sources)
+    items = list(make_items(sources))
     settings.pop("open", None)
     workload = settings.pop("workload", None)
     if workload is None and "command" not in settings:

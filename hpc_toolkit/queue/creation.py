@@ -7,27 +7,27 @@ import stat
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.queue.items import canonical, check_items, encode_segment
+from hpc_toolkit.queue.items import check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.items import Item, ItemLines
     from hpc_toolkit.rundir.layout import Manifest, StageSpec
 
 
-def segment_of(items: list[Item], stage: StageSpec) -> list[bytes]:
+def segment_of(items: Iterable[Item] | ItemLines, stage: StageSpec) -> Iterator[bytes]:
     return encode_segment(items, group_by=stage.group_by, items_per_claim=stage.items_per_claim)
 
 
 def create_directory(
     root: Path,
     manifest: Manifest,
-    items: dict[str, list[Item]],
+    items: Mapping[str, list[Item] | ItemLines],
     *,
     sealed: bool,
     fill: Callable[[RunPaths], None] | None = None,
@@ -52,8 +52,8 @@ def create_directory(
         paths.make([stage.name for stage in manifest.stages])
         for stage in manifest.stages:
             log = StageLog(paths.stage(stage.name))
-            if items.get(stage.name):
-                log.add_segment(segment_of(items[stage.name], stage))
+            if given := items.get(stage.name):
+                log.add_segment(segment_of(given, stage))
             if sealed:
                 log.seal()
         if fill is not None:
@@ -63,12 +63,17 @@ def create_directory(
         paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
 
 
-def add_items(log: StageLog, items: list[Item], stage: StageSpec) -> None:
-    """Add items as one segment. Raises ItemsError for the items, RunError if the log is sealed."""
+def add_items(
+    log: StageLog, items: list[Item], stage: StageSpec, needs: Sequence[str] = ()
+) -> None:
+    """Add items as one segment; ``needs``: keys that the stage's command needs.
+
+    Raises ItemsError for the items, RunError if the log is sealed.
+    """
     added = False
     while not added:
         log.poll()
         lines = (line for segment in log.segments.values() for line in segment.items())
-        taken = {canonical(json.loads(line)) for line in lines}
-        check_items(items, group_by=stage.group_by, taken=taken)
-        added = log.add_segment(segment_of(items, stage))
+        taken = map(json.loads, lines)
+        checked = check_items(items, group_by=stage.group_by, taken=taken, needs=needs)
+        added = log.add_segment(segment_of(checked, stage))

@@ -1,4 +1,4 @@
-"""Lists of items that are not JSON lines: counts, grids, and files of CSV, JSON or Parquet."""
+"""Lists of items as users give them: counts, grids, JSON lines, and files of other kinds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, ItemsError
-from hpc_toolkit.queue.items import parse_items, parse_json
 from hpc_toolkit.system.installation import how_to_add
+from hpc_toolkit.system.jsonlines import batches, decode, decode_each
 from hpc_toolkit.system.quantities import parse_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -25,15 +25,53 @@ MOST_ITEMS = 10_000_000
 """More items than this in a count or a grid are taken for a mistake."""
 
 
-def counted(count: int, key: str) -> list[Item]:
+_HINT = 'write one object a line, such as {"seed": 1}'
+
+
+def parse_items(lines: Iterable[bytes], *, source: str) -> Iterator[Item]:
+    """Parse JSON lines; blank lines are skipped. An ItemsError names the line."""
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    for some in batches(numbered):
+        try:
+            items = decode_each([line for _, line in some])
+        except (ValueError, RecursionError):
+            items = []
+        if len(items) == len(some) and all(isinstance(item, dict) for item in items):
+            yield from items
+        else:
+            yield from (_parse_item(line, f"{source}, line {number}") for number, line in some)
+
+
+def _parse_item(line: bytes, where: str) -> Item:
+    try:
+        # Without its newline, or an error at the end would be reported on the next line.
+        item = parse_json(line.rstrip(b"\r\n"))
+    except (ValueError, RecursionError) as error:
+        at, what = "", str(error)
+        if isinstance(error, json.JSONDecodeError):
+            at, what = f", column {error.colno}", error.msg
+        message = f"{where}{at}: not JSON: {what}"
+        raise ItemsError(message, hint=_HINT) from error
+    if not isinstance(item, dict):
+        message = f"{where}: not a JSON object but {type(item).__name__}"
+        raise ItemsError(message, hint=_HINT)
+    return item
+
+
+def parse_json(line: bytes) -> Any:
+    """Like ``json.loads``, but reject constants that JSON does not have, such as NaN."""
+    return decode(line.decode(json.detect_encoding(line), "surrogatepass"))
+
+
+def counted(count: int, key: str) -> Iterator[Item]:
     """Items whose only ``key`` is 0 to ``count`` - 1. Raises ConfigError."""
     if not 1 <= count <= MOST_ITEMS:
         message = f"--count: {count} items"
         raise ConfigError(message, hint=f"write a number from 1 to {MOST_ITEMS}")
-    return [{key: number} for number in range(count)]
+    return ({key: number} for number in range(count))
 
 
-def grid(axes: Iterable[str]) -> list[Item]:
+def grid(axes: Iterable[str]) -> Iterator[Item]:
     """Items for every combination of the values of ``NAME=VALUES``; the last name varies fastest.
 
     VALUES are numbers, words and ranges FIRST:LAST[:STRIDE], separated by commas; a range includes
@@ -53,13 +91,13 @@ def grid(axes: Iterable[str]) -> list[Item]:
     return combinations(values, "--grid")
 
 
-def combinations(values: Mapping[str, Sequence[Any]], where: str) -> list[Item]:
+def combinations(values: Mapping[str, Sequence[Any]], where: str) -> Iterator[Item]:
     """Items for every combination; the last name varies fastest. Raises ConfigError: too many."""
     total = math.prod(map(len, values.values()))
     if total > MOST_ITEMS:
         message = f"{where}: {total} combinations"
         raise ConfigError(message, hint=f"use fewer values: at most {MOST_ITEMS} items")
-    return [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
+    return (dict(zip(values, one, strict=True)) for one in itertools.product(*values.values()))
 
 
 def parse_values(text: str, where: str) -> list[Any]:
@@ -94,17 +132,18 @@ def _scalar(text: str) -> Any:
 
 
 def read_list(path: Path) -> list[Item]:
+    """As :func:`each_item`, all items at once."""
+    return list(each_item(path))
+
+
+def each_item(path: Path) -> Iterator[Item]:
     """Read a file of items: .csv, .json (an array), .parquet, or JSON lines in any other file.
 
     Raises ItemsError: the file is malformed; the message names the line. OSError: unreadable.
     """
-    read = _READERS.get(path.suffix, _json_lines)
+    read = _READERS.get(path.suffix)
     with path.open("rb") as file:
-        return read(file, str(path))
-
-
-def _json_lines(file: BinaryIO, source: str) -> list[Item]:
-    return parse_items(file, source=source)
+        yield from parse_items(file, source=str(path)) if read is None else read(file, str(path))
 
 
 def _json(file: BinaryIO, source: str) -> list[Item]:

@@ -250,29 +250,30 @@ class StageLog:
         files.write_new(self.paths.root / target, chunks)
         return target
 
-    def add_segment(self, lines: list[bytes]) -> bool:
+    def add_segment(self, lines: Iterable[bytes]) -> bool:
         """Write a segment and try to add it; False if another process was faster."""
         if self.sealed:
             message = f"stage {self.paths.name!r} of {self.paths.root.parent.parent} is sealed"
             raise RunError(message, hint="create the run with --open to add items later")
-        return self._publish("items", ".jsonl", lines)
+        return bool(self._publish("items", ".jsonl", lines))
 
     def add_retry(self, floors: list[tuple[int, int, int]]) -> bool:
         """Try to lift failures up to a generation: (entry, position, floor) of each item."""
         record = json.dumps({"format": 1, "floors": floors}).encode()
-        return self._publish("retries", ".json", [record])
+        return bool(self._publish("retries", ".json", [record]))
 
-    def add_table(self, chunks: Iterable[bytes]) -> bool:
+    def add_table(self, chunks: Iterable[bytes]) -> str:
+        """Try to publish a table; return the name of its payload, or "" as :meth:`append`."""
         return self._publish("results", ".jsonl", chunks)
 
-    def _publish(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> bool:
+    def _publish(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> str:
         target = self.write_payload(kind, suffix, chunks)
         if self.append(target):
             self.poll()
-            return True
+            return target
         (self.paths.root / target).unlink(missing_ok=True)  # our own, and no entry names it
         self._follow()
-        return False
+        return ""
 
     def _follow(self) -> None:
         """Read the entry that won the number tried; it may become visible late."""

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import errno
-import json
 import time
-from dataclasses import dataclass
-from itertools import islice
+from itertools import repeat
+from operator import mod
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
-from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.results.explain import unit_items
-from hpc_toolkit.results.tables import Row, json_lines
-from hpc_toolkit.rundir.journal import read_unit_run
+from hpc_toolkit.results.published import PublishedTable, without_at
+from hpc_toolkit.results.tables import Row, Table
+from hpc_toolkit.rundir.journal import CRC_LENGTH, is_whole, read_spans
+from hpc_toolkit.system.jsonlines import (
+    decode,
+    decode_each,
+    encode,
+    encode_each,
+    without_collections,
+)
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
+    from pathlib import Path
 
-    from hpc_toolkit.queue.state import UnitState
+    from hpc_toolkit.queue.state import Ref, UnitState
     from hpc_toolkit.queue.view import RunView, StageView
-
-_AT_ONCE = 256
-"""Rows that are parsed together, so that they share the strings of their keys."""
 
 _CATCH_UP_S = 10.0
 """Seconds to wait for lines that a worker has synced and that this host does not show yet."""
 _LOOK_S = 0.2
+
+_VALUE, _CRC = b',"value":', b',"crc":"'
 
 ItemKey = tuple[int, int]
 """(log entry of the segment, position in it): the identity of an item."""
@@ -44,16 +51,7 @@ class NotCompleteError(HpcToolkitError):
         """The items without a result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of one stage."""
-
-    rows: list[Row]
-    """In the order in which the items were given."""
-    published: bool
-    """Whether the rows are a published table's; provisional rows may still change."""
-
-
+@without_collections()
 def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
     """Gather a stage: read its latest table, or publish one if the stage is complete without one.
 
@@ -64,7 +62,7 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
     while True:
         view.poll()
         if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:
-            return Table(_strip(stage, _read_table(stage)), published=True)
+            return _table(PublishedTable.read(stage))
         if not partial:
             late = _catch_up(view, stage)
             view.await_journals()
@@ -72,18 +70,25 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
             stage.log.refuse_hidden()
             if not stage.complete:
                 raise _incomplete(stage, late)
-        found = _compute(view, stage)
+        kept = None if stage.log.table is None else PublishedTable.read(stage)
         # A published table must rest on every journal: an unread one may hold the winning line.
         if not stage.complete or view.unreadable or stage.log.hidden:
-            return Table(_strip(stage, found), published=False)
+            return _provisional(view, stage, kept)
+        made = PublishedTable(stage)
         try:
-            # Our table was added. Reading it back would take as long again, and twice the memory.
-            if stage.log.add_table(_encode(stage, found)):
-                return Table(_strip(stage, found), published=True)
+            rows = _rows(view, stage, kept)
+            if name := stage.log.add_table(made.write(rows, _failed(stage))):
+                made.path = stage.paths.root / name
+                return _table(made)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
-            return Table(_strip(stage, found), published=False)  # a reader without write access
+            return _provisional(view, stage, kept)  # a reader without write access
+
+
+def _table(found: PublishedTable) -> Table:
+    failed = sum(map(len, found.failed.values()))
+    return Table(found.lines, found.count, failed, published=True)
 
 
 def _catch_up(view: RunView, stage: StageView) -> list[str]:
@@ -112,7 +117,7 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
         items = unit_items(stage, unit)
         for position in stage.state.pending(name):
             found[unit.entry, position] = items[position - unit.first]
-    pending = _strip(stage, found)
+    pending = [found[key] for key in _given(stage, found)]
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
     have = "has" if len(pending) == 1 else "have"
     left = counted(len(pending), "item")
@@ -123,31 +128,71 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
     return NotCompleteError(message, hint=hint, pending=pending)
 
 
-def _strip(stage: StageView, rows: dict[ItemKey, Row]) -> list[Row]:
-    """The rows, or items, in the order in which the items were given."""
+def _given(stage: StageView, keys: Iterable[ItemKey]) -> list[ItemKey]:
+    """Items in the order in which they were given."""
 
     def given(key: ItemKey) -> ItemKey:
         order = stage.log.segments[key[0]].order
         return key if order is None else (key[0], order[key[1]])
 
-    return [rows[key] for key in sorted(rows, key=given)]
+    return sorted(keys, key=given)
 
 
-def _compute(view: RunView, stage: StageView) -> dict[ItemKey, Row]:
-    """Rows by R8 and R11; rows of an earlier table stay, except failed ones that were retried."""
-    rows = {
-        (entry, position): row
-        for entry, segment in stage.log.segments.items()
-        for unit in segment.units
-        for position, row in rows_of_unit(view, stage, stage.state.units[unit.name])
-    }
-    if stage.log.table is not None:
-        table = stage.log.table[0]
-        for key, row in _read_table(stage).items():
-            lifted = stage.log.retried_at.get(key, 0) > table
-            if not (row["state"] == "failed" and lifted):
-                rows[key] = row
-    return rows
+def _failed(stage: StageView) -> dict[int, set[int]]:
+    """Positions of failed items, by segment."""
+    found: dict[int, set[int]] = {entry: set() for entry in stage.log.segments}
+    for state in stage.state.units.values():
+        if state.clean is None:
+            failed = (item for item, kind in stage.states(state) if kind is ItemState.FAILED)
+            found[state.unit.entry].update(failed)
+    return found
+
+
+def _provisional(view: RunView, stage: StageView, kept: PublishedTable | None) -> Table:
+    """Rows that may still change; nothing may be read into ``view`` before they are used."""
+    count = sum(
+        state.unit.count - len(stage.state.pending(name))
+        for name, state in stage.state.units.items()
+    )
+
+    def lines() -> Iterator[bytes]:
+        units = _rows(view, stage, kept)
+        if all(segment.order is None for segment in stage.log.segments.values()):
+            yield from (without_at(rows) for _, _, rows in units)
+            return
+        found = {
+            (entry, position): row
+            for entry, positions, rows in units
+            for position, row in zip(positions, rows, strict=True)
+        }
+        yield from (without_at([found[key]]) for key in _given(stage, found))
+
+    failed = sum(map(len, _failed(stage).values()))
+    return Table(lines, count, failed, published=False)
+
+
+def _rows(
+    view: RunView, stage: StageView, kept: PublishedTable | None
+) -> Iterator[tuple[int, list[int], list[bytes]]]:
+    """(Segment, positions, lines in a table) of the finished items of each unit, by R8 and R11.
+
+    Rows of the table ``kept`` stay, except failed ones that were retried.
+    """
+    for entry, segment in stage.log.segments.items():
+        for unit in segment.units:
+            state = stage.state.units[unit.name]
+            stay = [at for at in unit.items if kept is not None and _stays(stage, kept, entry, at)]
+            rows = encode_rows(view, stage, state) if len(stay) < unit.count else {}
+            if kept is not None:
+                rows.update(zip(stay, kept.lines_of(entry, stay), strict=True))
+            positions = sorted(rows)
+            yield entry, positions, [rows[position] for position in positions]
+
+
+def _stays(stage: StageView, kept: PublishedTable, entry: int, position: int) -> bool:
+    assert stage.log.table is not None
+    lifted = stage.log.retried_at.get((entry, position), 0) > stage.log.table[0]
+    return kept.has(entry, position) and not (lifted and position in kept.failed[entry])
 
 
 def unit_rows(
@@ -163,73 +208,96 @@ def rows_of_unit(
     view: RunView, stage: StageView, state: UnitState, only: Collection[int] | None = None
 ) -> Iterator[tuple[int, Row]]:
     """Provisional (position, row) of a unit's finished items, or of those in ``only``."""
-    items = unit_items(stage, state.unit)
+    for position, line in encode_rows(view, stage, state, only).items():
+        yield position, decode(without_at([line]).decode())
+
+
+def encode_rows(
+    view: RunView, stage: StageView, state: UnitState, only: Collection[int] | None = None
+) -> dict[int, bytes]:
+    """As :func:`rows_of_unit`; each row is its line in a table."""
+    unit = state.unit
+    texts, items = stage.log.segments[unit.entry].read(unit)
+    texts = _encoded(texts, items)
+    found = _lines_of(view, stage, state, only)
+    records: list[dict[str, Any]] = decode_each([line for _, line in found])
+    positions = [record["item"] for record in records]
+    values = _encoded(
+        [line.partition(_VALUE)[2][:-CRC_LENGTH] for _, line in found],
+        [record["value" if record["type"] == "done" else "error"] for record in records],
+    )
+    columns = zip(
+        positions,
+        [texts[position - unit.first] for position in positions],
+        values,
+        encode_each([record["seconds"] for record in records]),
+        strict=True,
+    )
+    rows = map(mod, [form for form, _ in found], columns)
+    return dict(zip(positions, rows, strict=True))
+
+
+def _form(entry: int, worker: str, attempts: int, *, done: bool) -> bytes:
+    """A row's line in a table, without the position, item, value or error, and seconds."""
+    name = encode(worker).replace("%", "%%")
+    what = '"done","value":%b,"error":null' if done else '"failed","value":null,"error":%b'
+    begin = f'{{"at":[{entry},%d],"item":%b,"state":{what},'
+    return f'{begin}"attempts":{attempts},"seconds":%b,"worker":{name}}}\n'.encode()
+
+
+def _encoded(texts: list[bytes], values: list[Any]) -> list[bytes]:
+    """Each value as JSON: its text, if that is known to be the same, else encoded again.
+
+    The texts are what our encoder made of objects; only of those in which a key occurs twice, it
+    makes something else now. A key ends with a quote and a colon, and so do some values. So a text
+    with as many of these as its object has keys has each key once, and contains nothing else.
+    """
+    other = [
+        index
+        for index, (text, value) in enumerate(zip(texts, values, strict=True))
+        if type(value) is not dict or text.count(b'":') != len(value)
+    ]
+    for index, text in zip(other, encode_each([values[index] for index in other]), strict=True):
+        texts[index] = text
+    return texts
+
+
+def _lines_of(
+    view: RunView, stage: StageView, state: UnitState, only: Collection[int] | None
+) -> list[tuple[bytes, bytes]]:
+    """The form of the row (:func:`_form`) and the journal line of a unit's finished items."""
     if state.clean is not None:
-        worker, found = state.clean
-        for line in read_unit_run(view.paths.journal(worker), found):
-            position = line["item"]
-            yield position, _from_line(items[position - state.unit.first], line, worker, 1)
-        return
-    wanted = state.unit.items if only is None else only
+        worker, run = state.clean
+        path = view.paths.journal(worker)
+        (data,) = read_spans(path, [(run.start, run.end)])
+        lines = data.split(b"\n")[:-1]
+        ends = {line[-CRC_LENGTH : len(_CRC) - CRC_LENGTH] for line in lines}
+        if crc32(data) != int(run.release["sum"], 16) or ends != {_CRC}:
+            raise _changed(path)
+        return list(zip(repeat(_form(state.unit.entry, worker, 1, done=True)), lines))
+    refs: dict[str, list[tuple[bytes, Ref]]] = {}
+    entry = state.unit.entry
     for position, kind in stage.states(state):
         history = state.histories.get(position)
-        if position not in wanted or kind is ItemState.PENDING or history is None:
+        if (only is not None and position not in only) or history is None:
             continue
-        floor = stage.state.floor(state.unit.entry, position)
+        floor = stage.state.floor(entry, position)
         done = kind is ItemState.DONE
         ref = history.done if done else history.last_failure(floor)
-        if ref is None:
-            continue  # a power loss took the line: only a table has the row
-        record = view.line(ref)
-        assert record is not None  # it was valid when it was first read
-        attempts = history.attempts(floor) + done
-        item = items[position - state.unit.first]
-        yield position, _from_line(item, record, ref.worker, attempts)
+        # Without a line of a finished item, a power loss took it: only a table has the row.
+        if kind is not ItemState.PENDING and ref is not None:
+            form = _form(entry, ref.worker, history.attempts(floor) + done, done=done)
+            refs.setdefault(ref.worker, []).append((form, ref))
+    found = []
+    for worker, some in refs.items():
+        path = view.paths.journal(worker)
+        lines = read_spans(path, [(ref.start, ref.end - 1) for _, ref in some])
+        if not all(map(is_whole, lines)):
+            raise _changed(path)
+        found += [(form, line) for (form, _), line in zip(some, lines, strict=True)]
+    return found
 
 
-def _from_line(item: dict[str, Any], line: dict[str, Any], worker: str, attempts: int) -> Row:
-    done = line["type"] == "done"
-    return {
-        "item": item,
-        "state": "done" if done else "failed",
-        "value": line["value"] if done else None,
-        "error": None if done else line["error"],
-        "attempts": attempts,
-        "seconds": line["seconds"],
-        "worker": worker,
-    }
-
-
-def _encode(stage: StageView, rows: dict[ItemKey, Row]) -> Iterator[bytes]:
-    failed = [list(key) for key, row in rows.items() if row["state"] == "failed"]
-    segments = list(stage.log.segments)
-    header = {"format": 1, "segments": segments, "rows": len(rows), "failed": failed}
-    yield json.dumps(header).encode() + b"\n"
-    yield from json_lines({"at": key, **row} for key, row in rows.items())
-
-
-def _read_table(stage: StageView) -> dict[ItemKey, Row]:
-    assert stage.log.table is not None
-    rows: dict[ItemKey, Row] = {}
-    path = stage.paths.root / stage.log.table[1]
-    wanted, _ = stage.log.table_header()
-    with path.open("rb") as file:
-        file.readline()
-        while lines := list(islice(file, _AT_ONCE)):
-            try:
-                some: list[Row] = json.loads(b"[%s]" % b",".join(lines))
-            except ValueError as error:
-                message = f"{path} is damaged: {error}"
-                hint = (
-                    "try again in a minute; if the error persists, restore the file from a backup"
-                )
-                raise TryAgainLaterError(message, hint=hint) from error
-            try:
-                rows |= {(entry, at): row for row in some for entry, at in [row.pop("at")]}
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise damaged(path, "a row does not say whose it is") from error
-    if len(rows) != wanted:
-        message = f"{path} shows {len(rows)} of its {wanted} rows"
-        hint = "try again in a minute; if they stay away, restore it from a backup"
-        raise TryAgainLaterError(message, hint=hint)
-    return rows
+def _changed(path: Path) -> TryAgainLaterError:
+    message = f"{path} is not what it was when it was first read"
+    return TryAgainLaterError(message, hint="try again; 'hpctk doctor RUN' names damaged lines")

@@ -18,11 +18,12 @@ from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
-from hpc_toolkit.results.tables import encode_row, row_fault
+from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
 from hpc_toolkit.rundir.layout import Manifest, parse_manifest
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.jsonlines import encode
 from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Snapshot:
         }
         yield b"{\n"
         for key, value in head.items():
-            yield f"{json.dumps(key)}: {encode_row(value)},\n".encode()
+            yield f"{json.dumps(key)}: {encode(value)},\n".encode()
         yield from _array("items", self.items, b",")
         yield from _array("rows", self.rows, b"")
         yield b"}\n"
@@ -86,7 +87,7 @@ class Snapshot:
 def _array(key: str, values: list[Any], end: bytes) -> Iterator[bytes]:
     yield f"{json.dumps(key)}: [".encode()
     for number, value in enumerate(values):
-        yield (",\n" if number else "\n").encode() + encode_row(value).encode()
+        yield (",\n" if number else "\n").encode() + encode(value).encode()
     yield b"]" + end + b"\n"
 
 

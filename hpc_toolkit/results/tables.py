@@ -7,11 +7,21 @@ import io
 import json
 import math
 import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.system.installation import how_to_add
+from hpc_toolkit.system.jsonlines import (
+    AT_ONCE,
+    batches,
+    decode_each,
+    encode_each,
+    without_collections,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
@@ -23,6 +33,30 @@ Row = dict[str, Any]
 
 OWN = ("state", "error", "attempts", "seconds", "worker")
 """Columns that describe a row, in this order, between the columns of its item and of its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of one stage, read again each time that they are used: a file holds them."""
+
+    lines: Callable[[], Iterator[bytes]]
+    """Reads the rows, in the order in which the items were given: JSON, one or more lines at once.
+    """
+    count: int
+    """Number of rows."""
+    failed: int
+    """How many of them are of failed items."""
+    published: bool
+    """Whether the rows are a published table's; provisional rows may still change."""
+
+    def __iter__(self) -> Iterator[Row]:
+        for some in batches(line for lines in self.lines() for line in lines.splitlines()):
+            yield from decode_each(some)
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self)
+
 
 INHERITED = "inherited_from"
 """Column after :data:`OWN`, only of a search that started from results: their source."""
@@ -54,7 +88,7 @@ def row_fault(row: object) -> str:
     return ""
 
 
-def check_rows(rows: list[Row]) -> None:
+def check_rows(rows: Iterable[Row]) -> None:
     """Refuse rows of a damaged table. Raises RunError: a row is not valid."""
     for number, row in enumerate(rows):
         if fault := row_fault(row):
@@ -63,17 +97,17 @@ def check_rows(rows: list[Row]) -> None:
             raise RunError(message, hint=hint)
 
 
-# Made once: ``json.dumps`` with options makes an encoder for each row.
-encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
 def json_lines(rows: Iterable[Row]) -> Iterator[bytes]:
-    """Encode each row as one line of JSON."""
-    for row in rows:
-        yield encode_row(row).encode() + b"\n"
+    """Each row as a line of JSON, one or more lines at once."""
+    if isinstance(rows, Table):
+        yield from rows.lines()
+        return
+    for some in batches(rows):
+        yield b"".join([line + b"\n" for line in encode_each(some)])
 
 
-def write_table(path: Path, rows: list[Row]) -> None:
+@without_collections()
+def write_table(path: Path, rows: list[Row] | Table) -> None:
     """Write rows in the format of the file's suffix; the file is replaced atomically.
 
     CSV, npz and Parquet have a column per key: first the items' keys, then :data:`OWN`, then
@@ -83,10 +117,13 @@ def write_table(path: Path, rows: list[Row]) -> None:
     float64 (NaN if a row lacks it) or text; it is read without pickle. Raises ConfigError: the
     suffix is unknown, or a package that the format needs is not installed.
     """
-    replace_file(path, writer_for(path)(rows))
+    try:
+        replace_file(path, writer_for(path)(rows))
+    except _NewColumnError:
+        replace_file(path, _csv(rows, rows))
 
 
-def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
+def writer_for(path: Path) -> Callable[[list[Row] | Table], Iterator[bytes]]:
     """The writer for a file's suffix. Raises ConfigError: the suffix is unknown."""
     writer = _WRITERS.get(path.suffix)
     if writer is None:
@@ -95,27 +132,77 @@ def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
     return writer
 
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
 def cell(value: Any) -> Any:
     """A value as one cell of a table: numbers and text as they are, others as JSON."""
     return value if isinstance(value, str | int | float | None) else json.dumps(value)
 
 
-def columns_of(rows: list[Row]) -> dict[str, list[Any]]:
+def columns_of(rows: list[Row] | Table) -> dict[str, list[Any]]:
     """A list of cells per column, as :func:`write_table` names them. RunError for damaged rows."""
     try:
-        keys = dict.fromkeys(key for row in rows for key in row["item"])
-        columns = {key: [cell(row["item"].get(key)) for row in rows] for key in keys}
-        for key in OWN:
-            columns[beside(key, keys)] = [row[key] for row in rows]
-        if any(INHERITED in row for row in rows):
-            columns[beside(INHERITED, keys)] = [row.get(INHERITED) for row in rows]
-        for key in dict.fromkeys(key for row in rows for key in row["value"] or ()):
-            cells = [cell((row["value"] or {}).get(key)) for row in rows]
-            columns[beside(f"value.{key}", keys)] = cells
+        return _columns(*_cells(rows, islice(rows, AT_ONCE)))
+    except _NewColumnError:
+        return _columns(*_cells(rows, rows))
+
+
+def _columns(names: list[str], cells: Iterator[list[Any]]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for some in batches(cells):
+        for column, values in zip(columns.values(), zip(*some, strict=True), strict=True):
+            column.extend(values)
+    return columns
+
+
+def _cells(rows: Iterable[Row], known: Iterable[Row]) -> tuple[list[str], Iterator[list[Any]]]:
+    """The columns' names, as the ``known`` rows have them, and the cells of each row.
+
+    Raises RunError: damaged rows; _NewColumnError: a row has a key that the known ones do not have.
+    """
+    items: dict[str, None] = {}
+    values: dict[str, None] = {}
+    own = list(OWN)
+    with _named_damage(rows):
+        for row in known:
+            for keys, given in ((items, row["item"]), (values, row["value"] or {})):
+                if not given.keys() <= keys.keys():
+                    keys.update(dict.fromkeys(given))
+            if INHERITED in row:
+                own = [*OWN, INHERITED]
+
+    def cells() -> Iterator[list[Any]]:
+        with _named_damage(rows):
+            for row in rows:
+                item, value = row["item"], row["value"] or {}
+                if not (item.keys() <= items.keys() and value.keys() <= values.keys()):
+                    raise _NewColumnError
+                found = [
+                    *map(item.get, items),
+                    *map(row.__getitem__, OWN),
+                    *map(row.get, own[len(OWN) :]),
+                    *map(value.get, values),
+                ]
+                # One look at all types takes less time than one at each cell.
+                yield found if _PLAIN.issuperset(map(type, found)) else [*map(cell, found)]
+
+    after = [*own, *(f"value.{key}" for key in values)]
+    return [*items, *(beside(name, items) for name in after)], cells()
+
+
+class _NewColumnError(Exception):
+    """A row has a key that the rows before it did not have."""
+
+
+@contextmanager
+def _named_damage(rows: Iterable[Row]) -> Iterator[None]:
+    """Raise the RunError of the first damaged row if the block fails because of one."""
+    try:
+        yield
     except (AttributeError, KeyError, TypeError):
         check_rows(rows)
         raise
-    return columns
 
 
 def beside(name: str, keys: Container[str]) -> str:
@@ -125,18 +212,20 @@ def beside(name: str, keys: Container[str]) -> str:
     return name
 
 
-def _json(rows: list[Row]) -> Iterator[bytes]:
+def _json(rows: list[Row] | Table) -> Iterator[bytes]:
     """One array, with one row on each line."""
     before = b"[\n"
-    for line in json_lines(rows):
-        yield before + line.rstrip()
+    for lines in json_lines(rows):
+        yield before + lines.rstrip().replace(b"\n", b",\n")
         before = b",\n"
-    yield b"\n]\n" if rows else b"[]\n"
+    yield b"[]\n" if before == b"[\n" else b"\n]\n"
 
 
-def _csv(rows: list[Row]) -> Iterator[bytes]:
-    columns = columns_of(rows)
-    yield csv_lines([list(columns), *zip(*columns.values(), strict=True)])
+def _csv(rows: list[Row] | Table, known: Iterable[Row] | None = None) -> Iterator[bytes]:
+    # The first rows have every key nearly always; if not, all rows are read twice.
+    names, cells = _cells(rows, islice(rows, AT_ONCE) if known is None else known)
+    yield csv_lines([names])
+    yield from map(csv_lines, batches(cells))
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
@@ -154,7 +243,7 @@ def _is_float(value: Any) -> bool:
         return False
 
 
-def _npz(rows: list[Row]) -> Iterator[bytes]:
+def _npz(rows: list[Row] | Table) -> Iterator[bytes]:
     import numpy as np
 
     arrays = {}
@@ -172,7 +261,7 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
     yield buffer.getvalue()
 
 
-def _parquet(rows: list[Row]) -> Iterator[bytes]:
+def _parquet(rows: list[Row] | Table) -> Iterator[bytes]:
     yield parquet_of(columns_of(rows))
 
 
@@ -205,7 +294,7 @@ def _utf8(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-_WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
+_WRITERS: dict[str, Callable[[list[Row] | Table], Iterator[bytes]]] = {
     ".jsonl": json_lines,
     ".json": _json,
     ".csv": _csv,

@@ -18,11 +18,12 @@ from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _RELEASE = b'{"type":"release",'
-_CRC_LENGTH = len(b',"crc":"00000000"}')
+CRC_LENGTH = len(b',"crc":"00000000"}')
+"""Bytes of a line from its checksum on."""
 _CHUNK = 1 << 20
 
 
@@ -42,10 +43,14 @@ def release_line(start: int, content: bytes, **facts: Any) -> bytes:
     return encode_line(record)
 
 
+def is_whole(line: bytes) -> bool:
+    """Whether a line without its newline ends with the right checksum."""
+    return line[-CRC_LENGTH:] == b',"crc":"%08x"}' % crc32(line[:-CRC_LENGTH])
+
+
 def decode_line(line: bytes) -> dict[str, Any] | None:
     """Parse one line without its newline; None if the line is torn or damaged."""
-    body, tail = line[:-_CRC_LENGTH], line[-_CRC_LENGTH:]
-    if tail != b',"crc":"%08x"}' % crc32(body):
+    if not is_whole(line):
         return None
     try:
         record = json.loads(line)
@@ -214,17 +219,18 @@ def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], i
     return found
 
 
-def _read(path: Path, start: int, end: int) -> bytes:
+def read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> list[bytes]:
+    """Some byte ranges of a journal, as they are now."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        return os.pread(fd, end - start, start)
+        return [os.pread(fd, end - start, start) for start, end in spans]
     finally:
         os.close(fd)
 
 
 def read_unit_run(path: Path, found: UnitRun) -> list[dict[str, Any]]:
     """The records of a unit run, parsed in one call if its checksum is still right."""
-    data = _read(path, found.start, found.end)
+    (data,) = read_spans(path, [(found.start, found.end)])
     if data and crc32(data) == int(found.release["sum"], 16):
         with suppress(ValueError):
             records: list[dict[str, Any]] = json.loads(b"[%s]" % data[:-1].replace(b"\n", b","))
@@ -239,7 +245,7 @@ def read_lines(path: Path, start: int, end: int, chunk: int = 0) -> Iterator[Lin
     is open only while it is read, so any number of these iterators may be in use.
     """
     size = chunk or end - start
-    while start < end and (data := _read(path, start, min(end, start + size))):
+    while start < end and (data := read_spans(path, [(start, min(end, start + size))])[0]):
         *lines, rest = data.split(b"\n")
         for raw in lines:
             record = decode_line(raw)
@@ -257,7 +263,7 @@ def next_release(path: Path, start: int, end: int, chunk: int) -> dict[str, Any]
     Other lines are searched, but not parsed.
     """
     size = chunk
-    while start < end and (data := _read(path, start, min(end, start + size))):
+    while start < end and (data := read_spans(path, [(start, min(end, start + size))])[0]):
         at = 0 if data.startswith(_RELEASE) else data.find(b"\n" + _RELEASE) + 1
         stop = data.find(b"\n", at)
         if stop >= 0 and data.startswith(_RELEASE, at):

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import (
     CommandInterruptedError,
-    ItemsError,
     PermanentError,
     WorkloadError,
-    near_miss,
 )
 from hpc_toolkit.system.processes import die_with_parent, readable
 
@@ -53,8 +51,8 @@ _CONTEXTS = {
 }
 
 
-def placeholders(command: str) -> list[str]:
-    """The item keys that a command uses.
+def needed_keys(command: str | None) -> list[str]:
+    """The item keys that a command uses; without a command, none.
 
     Raises WorkloadError: a placeholder is not a plain ``{key}``, or is in a context where the shell
     would not read its quoted value as one word and might execute it.
@@ -62,7 +60,7 @@ def placeholders(command: str) -> list[str]:
     keys: list[str] = []
     context = ""
     try:
-        parts = list(string.Formatter().parse(command))
+        parts = list(string.Formatter().parse(command or ""))
     except ValueError as error:
         message = f"command {command!r}: {error}"
         raise WorkloadError(message, hint="write {{ and }} for braces of the shell") from error
@@ -82,16 +80,6 @@ def placeholders(command: str) -> list[str]:
             raise WorkloadError(message, hint=hint)
         keys.append(key)
     return keys
-
-
-def check_placeholders(items: list[dict[str, Any]], command: str | None) -> None:
-    """Raise an ItemsError that names an item, from 0, without a key that the command needs."""
-    keys = placeholders(command) if command is not None else []
-    for number, item in enumerate(items):
-        for key in keys:
-            if key not in item:
-                message = f"item {number} has no key {key!r}, which the command needs"
-                raise ItemsError(message, hint=near_miss(key, list(item)))
 
 
 def _context_after(text: str, context: str) -> str:
@@ -129,7 +117,7 @@ class CommandWorkload:
     """
 
     def __init__(self, command: str) -> None:
-        placeholders(command)
+        needed_keys(command)
         self._command = command
         self._asked_to_stop = False
 

@@ -305,7 +305,7 @@ def test_every_error_is_one_of_ours() -> None:
     assert HpcToolkitError in classes
     # The executor catches the first one; the second one counts as a file that cannot be read; the
     # third one ends a batch process with its exit code.
-    caught = {"CommandInterruptedError", "ProbeTimeoutError", "JobEnd"}
+    caught = {"CommandInterruptedError", "ProbeTimeoutError", "JobEnd", "_NewColumnError"}
     foreign = {one.__name__ for one in classes if not issubclass(one, HpcToolkitError)}
     assert foreign == caught
 

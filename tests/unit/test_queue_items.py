@@ -17,8 +17,8 @@ from hpc_toolkit.queue.items import (
     UnitReader,
     check_items,
     encode_segment,
-    parse_items,
 )
+from hpc_toolkit.queue.lists import parse_items
 from tests.countedcalls import CountedCalls
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ ITEMS = st.lists(
 def test_parse_items_skips_blank_lines_and_keeps_the_order() -> None:
     lines = [b'{"a":1}\n', b"\n", b'  {"a":2}\n', b"   \n", b'{"a":3}']
 
-    assert parse_items(lines, source="f") == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert list(parse_items(lines, source="f")) == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
 @pytest.mark.parametrize(
@@ -56,50 +56,47 @@ def test_parse_items_names_the_line_that_is_no_object(line: bytes, problem: str)
     with pytest.raises(
         ItemsError, match=rf"list.jsonl, line 3(, column \d+)?: .*{problem}"
     ) as caught:
-        parse_items([b'{"a":1}\n', b"\n", line], source="list.jsonl")
+        list(parse_items([b'{"a":1}\n', b"\n", line], source="list.jsonl"))
 
     assert "one object a line" in caught.value.hint
 
 
 def test_parse_items_names_one_line_and_the_column() -> None:
     with pytest.raises(ItemsError) as caught:
-        parse_items([b'{"a":1}\n', b'{"a": 1\n'], source="f")
+        list(parse_items([b'{"a":1}\n', b'{"a": 1\n'], source="f"))
 
     assert caught.value.message == "f, line 2, column 8: not JSON: Expecting ',' delimiter"
 
 
 def test_parse_items_of_a_line_nested_too_deeply_is_an_items_error() -> None:
     with pytest.raises(ItemsError, match="line 1: not JSON"):
-        parse_items([b'{"a":' + b"[" * 200_000], source="f")
+        list(parse_items([b'{"a":' + b"[" * 200_000], source="f"))
 
 
 def test_check_items_refuses_an_empty_list() -> None:
     with pytest.raises(ItemsError, match="the list of items is empty"):
-        check_items([], group_by=None, taken=set())
+        check_items([], group_by=None)
 
 
 def test_check_items_names_the_duplicate_whatever_the_order_of_its_keys() -> None:
     items = [{"a": 1, "b": 2}, {"a": 1}, {"b": 2, "a": 1}]
 
     with pytest.raises(ItemsError, match=r'item 2 is a duplicate: \{"a":1,"b":2\}'):
-        check_items(items, group_by=None, taken=set())
+        check_items(items, group_by=None)
 
 
 def test_check_items_refuses_what_the_stage_has_already() -> None:
-    taken: set[bytes] = set()
-    check_items([{"a": 1}], group_by=None, taken=taken)
-
     with pytest.raises(ItemsError, match="item 1 is a duplicate"):
-        check_items([{"a": 2}, {"a": 1}], group_by=None, taken=taken)
+        check_items([{"a": 2}, {"a": 1}], group_by=None, taken=[{"a": 1}])
 
 
 def test_check_items_tells_true_from_one_and_one_from_1_0() -> None:
-    check_items([{"a": True}, {"a": 1}, {"a": 1.0}, {"a": "1"}], group_by=None, taken=set())
+    check_items([{"a": True}, {"a": 1}, {"a": 1.0}, {"a": "1"}], group_by=None)
 
 
 def test_check_items_names_the_near_miss_of_a_group_key() -> None:
     with pytest.raises(ItemsError, match="item 0 has no key 'chekpoint'") as caught:
-        check_items([{"checkpoint": "a", "layer": 1}], group_by="chekpoint", taken=set())
+        check_items([{"checkpoint": "a", "layer": 1}], group_by="chekpoint")
 
     assert caught.value.hint == "did you mean 'checkpoint'?"
 
@@ -107,14 +104,14 @@ def test_check_items_names_the_near_miss_of_a_group_key() -> None:
 @pytest.mark.parametrize("value", [float("nan"), object()])
 def test_check_items_refuses_values_that_are_not_json(value: object) -> None:
     with pytest.raises(ItemsError, match="item 0 is not plain JSON"):
-        check_items([{"a": value}], group_by=None, taken=set())
+        check_items([{"a": value}], group_by=None)
 
 
 def test_a_number_too_large_for_json_is_refused_when_it_is_checked() -> None:
     items = parse_items([b'{"a": 1e999}'], source="f")
 
     with pytest.raises(ItemsError, match="item 0 is not plain JSON"):
-        check_items(items, group_by=None, taken=set())
+        check_items(items, group_by=None)
 
 
 @given(ITEMS, st.sampled_from([None, "g"]))
@@ -168,7 +165,7 @@ def test_items_of_one_kind_stand_together_in_their_group_the_first_kind_first(
 ) -> None:
     kinds = [str(item.get("x")) for item in items]
     path = fast_dir / os.urandom(6).hex()
-    lines = encode_segment(items, group_by=group_by, unit_size=unit_size, kinds=kinds)
+    lines = list(encode_segment(items, group_by=group_by, unit_size=unit_size, kinds=kinds))
     path.write_bytes(b"".join(lines))
     segment = Segment(path, 1)
 
@@ -278,7 +275,7 @@ def test_a_segment_keeps_the_decision_that_made_it(tmp_path: Path) -> None:
 
 def test_a_segments_header_is_fixed_when_it_is_made(tmp_path: Path) -> None:
     """Workers of another version must compute the same units, so they are read and not computed."""
-    lines = encode_segment([{"a": index} for index in range(200)], group_by=None)
+    lines = list(encode_segment([{"a": index} for index in range(200)], group_by=None))
     header = json.loads(lines[0])
     header["units"] = [[0, 200, 0, -1]]
     path = tmp_path / "s"

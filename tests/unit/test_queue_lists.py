@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def test_a_count_is_the_numbers_below_it() -> None:
-    assert counted(3, "seed") == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+    assert list(counted(3, "seed")) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
 
 
 def test_a_grid_is_all_combinations_and_its_last_name_varies_fastest() -> None:
-    assert grid(["lr=0.1, 1e-3", "seed=0:4:2,9"]) == [
+    assert list(grid(["lr=0.1, 1e-3", "seed=0:4:2,9"])) == [
         {"lr": lr, "seed": seed} for lr in (0.1, 0.001) for seed in (0, 2, 4, 9)
     ]
 

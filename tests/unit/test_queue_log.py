@@ -29,7 +29,7 @@ def paths(fast_dir: Path) -> StagePaths:
 
 
 def segment(*ids: int) -> list[bytes]:
-    return encode_segment([{"id": number} for number in ids], group_by=None)
+    return list(encode_segment([{"id": number} for number in ids], group_by=None))
 
 
 def reader(paths: StagePaths) -> StageLog:

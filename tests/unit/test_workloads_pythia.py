@@ -44,7 +44,7 @@ def test_grid_of_three_sizes_is_exactly_5184_lines_that_a_run_takes() -> None:
     lines = result.stdout.splitlines()
     items = [json.loads(line) for line in lines]
     assert (result.exit_code, result.stderr, len(lines)) == (0, "", 5184)
-    check_items(items, group_by="checkpoint", taken=set())
+    check_items(items, group_by="checkpoint")
     assert len({item["checkpoint"] for item in items}) == 432
     assert items[0] == {"checkpoint": "EleutherAI/pythia-14m@step0", "layer": 1}
     assert items[-1] == {"checkpoint": "EleutherAI/pythia-410m@step143000", "layer": 24}

@@ -1,0 +1,144 @@
+"""The file of a published results table, read or written row by row (rule R12)."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import TryAgainLaterError
+from hpc_toolkit.queue.log import damaged
+from hpc_toolkit.system.jsonlines import batches, decode, decode_each, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.queue.view import StageView
+
+
+class PublishedTable:
+    """Where the rows of a table are in its file: 8 bytes for each item instead of a row."""
+
+    def __init__(self, stage: StageView) -> None:
+        self._segments = stage.log.segments
+        self.path: Path
+        self.failed: dict[int, set[int]] = {}
+        """Positions of failed items, by segment."""
+        self._offsets = {
+            entry: array("q", bytes(8 * one.count)) for entry, one in self._segments.items()
+        }
+        self._last = (0, 0)
+        self._plain = True
+        """Whether the rows are in the order of the segments, and each begins as we write it."""
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(len(offsets) - offsets.count(0) for offsets in self._offsets.values())
+
+    @classmethod
+    def read(cls, stage: StageView) -> PublishedTable:
+        """Check every row of the latest table. RunError: it is damaged; TryAgainLaterError: now."""
+        assert stage.log.table is not None
+        table = cls(stage)
+        table.path = stage.paths.root / stage.log.table[1]
+        wanted, table.failed = stage.log.table_header()
+        with table.path.open("rb") as file:
+            at = len(file.readline())
+            for lines in batches(file):
+                at = table._check(lines, at)
+        if table.count != wanted:
+            message = f"{table.path} shows {table.count} of its {wanted} rows"
+            hint = "try again in a minute; if they stay away, restore it from a backup"
+            raise TryAgainLaterError(message, hint=hint)
+        return table
+
+    def _check(self, lines: list[bytes], at: int) -> int:
+        """Note where these rows are, the first one at byte ``at``; return where they end."""
+        try:
+            rows = decode_each(lines)
+        except (ValueError, RecursionError) as error:
+            message = f"{self.path} is damaged: {error}"
+            hint = "try again in a minute; if the error persists, restore the file from a backup"
+            raise TryAgainLaterError(message, hint=hint) from error
+        try:
+            for row, line in zip(rows, lines, strict=True):
+                key = entry, position = tuple(row["at"])
+                self._plain &= self._last < key and line.startswith(b'{"at":[%d,%d],' % key)
+                self._last = key
+                self._offsets[entry][max(0, position)] = at
+                at += len(line)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise damaged(self.path, "a row does not say whose it is") from error
+        return at
+
+    def write(
+        self, units: Iterable[tuple[int, list[int], list[bytes]]], failed: dict[int, set[int]]
+    ) -> Iterator[bytes]:
+        """The bytes of a new table that has a row for every item.
+
+        ``units`` are segment, positions and rows, each as its line in the table.
+        """
+        self.failed = failed
+        wanted = sum(segment.count for segment in self._segments.values())
+        header = {
+            "format": 1,
+            "segments": list(self._segments),
+            "rows": wanted,
+            "failed": [[entry, item] for entry in failed for item in sorted(failed[entry])],
+        }
+        first = json.dumps(header).encode() + b"\n"
+        at = len(first)
+        yield first
+        for entry, positions, lines in units:
+            *starts, at = accumulate(map(len, lines), initial=at)
+            for position, start in zip(positions, starts, strict=True):
+                self._offsets[entry][position] = start
+            yield b"".join(lines)
+        if self.count != wanted:
+            message = f"{wanted - self.count} finished items have no row"
+            raise TryAgainLaterError(message, hint="'hpctk doctor RUN' names damaged journals")
+
+    def has(self, entry: int, position: int) -> bool:
+        return bool(self._offsets[entry][position])
+
+    def lines(self) -> Iterator[bytes]:
+        """One or more lines at once: the rows, in the order in which their items were given."""
+        if not self._plain or any(segment.order for segment in self._segments.values()):
+            for entry in self._segments:
+                yield from map(without_at, batches(self.lines_of(entry, self._given(entry))))
+            return
+        with self.path.open("rb") as file:
+            file.readline()
+            yield from map(without_at, batches(file))
+
+    def _given(self, entry: int) -> Iterable[int]:
+        """The positions of a segment's items that have a row, as they were given."""
+        order = self._segments[entry].order
+        positions = array("q", range(len(self._offsets[entry])))
+        for position, given in enumerate(order or ()):
+            positions[given] = position
+        return (position for position in positions if self.has(entry, position))
+
+    def lines_of(self, entry: int, positions: Iterable[int]) -> Iterator[bytes]:
+        """The lines of some rows, as we write them."""
+        with self.path.open("rb") as file:
+            at = 0
+            for position in positions:
+                offset = self._offsets[entry][position]
+                if offset != at:
+                    file.seek(offset)
+                line = file.readline()
+                at = offset + len(line)
+                if line.startswith(b'{"at":[%d,%d],' % (entry, position)):
+                    yield line
+                else:  # of another writer
+                    row = decode(line.decode())
+                    yield encode({"at": row.pop("at"), **row}).encode() + b"\n"
+
+
+def without_at(lines: list[bytes]) -> bytes:
+    """Rows as they are gathered, from their lines in a table."""
+    return b"".join([b"{" + line[line.index(b"]") + 2 :] for line in lines])

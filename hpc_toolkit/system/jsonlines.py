@@ -1,0 +1,72 @@
+"""Strict JSON, and many short texts in one call: one by one takes two to three times as long."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+T = TypeVar("T")
+
+AT_ONCE = 256
+"""Texts of one call: few enough to stay in the processor's cache."""
+
+_MARK = int.from_bytes(os.urandom(7)) + 10**17
+"""Stands between two values. Nobody can know it, so no text can contain it, whatever it says."""
+_SEPARATOR = b",%d," % _MARK
+
+
+def _refuse_constant(name: str) -> object:
+    message = f"{name} is not JSON"
+    raise ValueError(message)
+
+
+# Made once: with options, ``json.loads`` and ``json.dumps`` make a new coder for each call.
+decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+"""Like ``json.loads`` of text, but reject constants that JSON does not have, such as NaN."""
+encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""Encode a value as compact ASCII. ValueError: a number is not finite; TypeError: not JSON."""
+
+
+def decode_each(texts: Sequence[bytes]) -> list[Any]:
+    """Decode texts that are one JSON value each.
+
+    Raises ValueError or RecursionError if one of them is not; which one, :func:`decode` tells.
+    """
+    found = decode((b"[%s]" % _SEPARATOR.join(texts)).decode()) if texts else []
+    # With a mark between any two values, no text is a part of a value, or more than one.
+    if len(found) != max(0, 2 * len(texts) - 1) or found[1::2] != [_MARK] * (len(texts) - 1):
+        message = "a text is not one JSON value"
+        raise ValueError(message)
+    return found[::2]
+
+
+def encode_each(values: Sequence[Any]) -> list[bytes]:
+    """What :func:`encode` makes of each value. Raises as it does."""
+    marked = [_MARK] * max(0, 2 * len(values) - 1)
+    marked[::2] = values
+    return encode(marked)[1:-1].encode().split(_SEPARATOR) if values else []
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Do not look for cycles in memory: JSON has none, and it takes a sixth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def batches(values: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(values)
+    while some := list(islice(rest, AT_ONCE)):
+        yield some

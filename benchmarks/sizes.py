@@ -3,8 +3,9 @@
     python benchmarks/sizes.py [--sizes 1000 10000 100000 1000000] [--workers 8]
                                [--pools 1 2 4 8 16 32 64] [--write]
 
-Lists of no-ops, each made, worked on, counted and gathered; an item's cost is the processor time of
-all processes of ``hpctk work``, their start included. 100,000 no-ops (or the longest list, if that
+Lists of no-ops, each made, worked on, counted, gathered and reported; the processor time of all
+processes of each command, their start included. Beside them, a loop that reads and writes the same
+list line by line with ``json``. 100,000 no-ops (or the longest list, if that
 is shorter), worked on by more and more workers. The longest list once more: its workers and
 executors are killed one by one by SIGKILL, every quarter of a second, and in the end all at once.
 ``status`` is timed at that moment and must count what ``gather --partial`` gives; other workers
@@ -21,6 +22,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -57,10 +59,10 @@ def measured(argv: list[str], stdin: bytes = b"") -> tuple[float, float, float, 
 
 
 def counts(root: Path) -> tuple[float, dict[str, int]]:
-    """Seconds that ``status --json`` takes, and what it counts."""
-    seconds, _, _, out = measured([*HPCTK, "status", str(root), "--json"])
+    """Processor seconds of ``status --json``, and what it counts."""
+    _, cpu_s, _, out = measured([*HPCTK, "status", str(root), "--json"])
     found: dict[str, int] = json.loads(out)["stages"]["items"]
-    return seconds, found
+    return cpu_s, found
 
 
 def storm(root: Path, workers: int) -> int:
@@ -91,11 +93,21 @@ def rage(pool: subprocess.Popen[bytes], journals: Path) -> int:
     return kills + len(last)
 
 
-def make(root: Path, items: int) -> float:
-    """Seconds that ``init`` takes."""
-    lines = "".join(json.dumps({"id": i, "pad": "x" * 75}) + "\n" for i in range(items)).encode()
+LOOP = """
+import json, sys
+for line in sys.stdin:
+    sys.stdout.write(json.dumps(json.loads(line)) + "\\n")
+"""
+
+
+def listed(items: int) -> bytes:
+    return "".join(json.dumps({"id": i, "pad": "x" * 75}) + "\n" for i in range(items)).encode()
+
+
+def make(root: Path, items: int) -> tuple[float, float]:
+    """Processor seconds and MiB of ``init``."""
     argv = [*HPCTK, "init", str(root), "--items", "-", "--workload", NOOP]
-    return measured(argv, lines)[0]
+    return measured(argv, listed(items))[1:3]
 
 
 def work(root: Path, workers: int) -> tuple[float, float]:
@@ -104,27 +116,36 @@ def work(root: Path, workers: int) -> tuple[float, float]:
 
 
 def gathered(root: Path, *options: str) -> tuple[Counter[str], float, float]:
-    """Rows by their state, seconds, and MiB of ``gather``."""
+    """Rows by their state, processor seconds, and MiB of ``gather``."""
     rows = root.with_suffix(".jsonl")
-    seconds, _, mib, _ = measured([*HPCTK, "gather", str(root), *options, "-o", str(rows)])
+    _, cpu_s, mib, _ = measured([*HPCTK, "gather", str(root), *options, "-o", str(rows)])
+    states, seen = Counter[str](), set()
     with rows.open("rb") as file:
-        found = [json.loads(line) for line in file]
-    assert len({row["item"]["id"] for row in found}) == len(found)
-    return Counter(row["state"] for row in found), seconds, mib
+        for line in file:
+            row = json.loads(line)
+            states[row["state"]] += 1
+            seen.add(row["item"]["id"])
+    rows.unlink()
+    assert len(seen) == states.total()
+    return states, cpu_s, mib
 
 
 def undisturbed(base: Path, items: int, workers: int) -> list[str]:
     """A list from its making to its rows; a line of the table."""
     root = base / f"run-{items}"
-    init_s = make(root, items)
-    work_s, cpu_s = work(root, workers)
+    loop_s = measured([sys.executable, "-c", LOOP], listed(items))[1]
+    init_s, init_mib = make(root, items)
+    _, work_s = work(root, workers)
     status_s, told = counts(root)
     rows, gather_s, mib = gathered(root)
     assert rows["done"] == told["done"] == items
+    page = root.with_suffix(".html")
+    report_s = measured([*HPCTK, "report", str(root), "-o", str(page)])[1]
     inodes = sum(len(names) + len(files) for _, names, files in os.walk(root))
-    figures = (init_s, work_s, status_s, gather_s)
+    shutil.rmtree(root)
+    figures = (loop_s, init_s, work_s, status_s, gather_s, report_s)
     cells = [f"{items:,}", *(f"{seconds:.2f} s" for seconds in figures)]
-    return [*cells, f"{1e6 * cpu_s / items:.0f} us", f"{mib:.0f} MiB", f"{inodes:,}"]
+    return [*cells, f"{init_mib:.0f} MiB", f"{mib:.0f} MiB", f"{inodes:,}"]
 
 
 def crowded(base: Path, items: int, workers: int) -> list[str]:
@@ -148,9 +169,9 @@ def stormy(base: Path, items: int, workers: int) -> str:
     work_s, _ = work(root, workers)
     assert gathered(root)[0] == {"done": items}
     return (
-        f"{items:,} items and {kills} kills: `status --json` takes {status_s:.2f} s directly after "
-        f"the last kill and counts {told['done']:,} items done, as the rows do; the rest of the "
-        f"run takes {work_s:.1f} s, and every item has one row."
+        f"{items:,} items and {kills} kills: `status --json` takes {status_s:.2f} s of processor "
+        f"time directly after the last kill and counts {told['done']:,} items done, as the rows "
+        f"do; the rest of the run takes {work_s:.1f} s, and every item has one row."
     )
 
 
@@ -167,8 +188,8 @@ def main() -> None:
     try:
         rows = [undisturbed(base, items, options.workers) for items in options.sizes]
         words = stormy(base, max(options.sizes), options.workers)
-        head = ["items", "init", "work", "status", "gather"]
-        head += ["processor time an item", "memory of gather", "inodes"]
+        head = ["items", "loop of json", "init", "work", "status", "gather", "report"]
+        head += ["memory of init", "of gather", "inodes"]
         lines = [facts(base), "", *table(head, rows), "", words]
         items = min(100_000, max(options.sizes))
         crowds = [crowded(base, items, workers) for workers in options.pools]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import time
-from itertools import repeat
 from operator import mod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
+from hpc_toolkit.errors import HpcToolkitError, RunError, TryAgainLaterError
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.results.explain import unit_items
@@ -219,11 +218,16 @@ def encode_rows(
     unit = state.unit
     texts, items = stage.log.segments[unit.entry].read(unit)
     texts = _encoded(texts, items)
-    found = _lines_of(view, stage, state, only)
-    records: list[dict[str, Any]] = decode_each([line for _, line in found])
+    forms, lines = _lines_of(view, stage, state, only)
+    try:
+        records: list[dict[str, Any]] = decode_each(lines)
+    except (ValueError, RecursionError) as error:
+        message = f"a journal line about unit {unit.name} is not strict JSON: {error}"
+        hint = "'hpctk doctor RUN' shows what is damaged; restore it from a backup"
+        raise RunError(message, hint=hint) from error
     positions = [record["item"] for record in records]
     values = _encoded(
-        [line.partition(_VALUE)[2][:-CRC_LENGTH] for _, line in found],
+        [line.partition(_VALUE)[2][:-CRC_LENGTH] for line in lines],
         [record["value" if record["type"] == "done" else "error"] for record in records],
     )
     columns = zip(
@@ -233,8 +237,7 @@ def encode_rows(
         encode_each([record["seconds"] for record in records]),
         strict=True,
     )
-    rows = map(mod, [form for form, _ in found], columns)
-    return dict(zip(positions, rows, strict=True))
+    return dict(zip(positions, map(mod, forms, columns), strict=True))
 
 
 def _form(entry: int, worker: str, attempts: int, *, done: bool) -> bytes:
@@ -264,8 +267,8 @@ def _encoded(texts: list[bytes], values: list[Any]) -> list[bytes]:
 
 def _lines_of(
     view: RunView, stage: StageView, state: UnitState, only: Collection[int] | None
-) -> list[tuple[bytes, bytes]]:
-    """The form of the row (:func:`_form`) and the journal line of a unit's finished items."""
+) -> tuple[list[bytes], list[bytes]]:
+    """The form of the row (:func:`_form`) and the journal line of each finished item of a unit."""
     if state.clean is not None:
         worker, run = state.clean
         path = view.paths.journal(worker)
@@ -274,7 +277,7 @@ def _lines_of(
         ends = {line[-CRC_LENGTH : len(_CRC) - CRC_LENGTH] for line in lines}
         if crc32(data) != int(run.release["sum"], 16) or ends != {_CRC}:
             raise _changed(path)
-        return list(zip(repeat(_form(state.unit.entry, worker, 1, done=True)), lines))
+        return [_form(state.unit.entry, worker, 1, done=True)] * len(lines), lines
     refs: dict[str, list[tuple[bytes, Ref]]] = {}
     entry = state.unit.entry
     for position, kind in stage.states(state):
@@ -288,14 +291,13 @@ def _lines_of(
         if kind is not ItemState.PENDING and ref is not None:
             form = _form(entry, ref.worker, history.attempts(floor) + done, done=done)
             refs.setdefault(ref.worker, []).append((form, ref))
-    found = []
+    lines = []
     for worker, some in refs.items():
         path = view.paths.journal(worker)
-        lines = read_spans(path, [(ref.start, ref.end - 1) for _, ref in some])
+        lines += read_spans(path, [(ref.start, ref.end - 1) for _, ref in some])
         if not all(map(is_whole, lines)):
             raise _changed(path)
-        found += [(form, line) for (form, _), line in zip(some, lines, strict=True)]
-    return found
+    return [form for some in refs.values() for form, _ in some], lines
 
 
 def _changed(path: Path) -> TryAgainLaterError:

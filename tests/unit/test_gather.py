@@ -12,6 +12,7 @@ import pytest
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.results.gather import NotCompleteError
+from hpc_toolkit.rundir.journal import seal_line
 from tests.toyrun import FAULTS, Faults, ToyRun, ToyWorker, tree
 
 if TYPE_CHECKING:
@@ -379,3 +380,16 @@ def test_pending_items_are_listed_in_the_order_of_the_items(fast_dir: Path) -> N
         toy.reopen().results()
 
     assert caught.value.pending == [{"id": index} for index in range(24)]
+
+
+def test_a_line_that_is_not_strict_json_is_refused_with_its_unit(toy: ToyRun) -> None:
+    """Its checksum is right, so its writer was no worker of ours; NaN would spoil the table."""
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0), i0="done", i1="done", i2="done")
+    body = b'{"type":"done","unit":"items/000001-0","generation":2,"item":3,"at":0.0,"seconds":1.0,'
+    worker.journal.append(seal_line(body + b'"value":{"loss":NaN}'))
+
+    with pytest.raises(RunError, match="about unit 000001-0 is not strict JSON: NaN"):
+        toy.reopen().results()
+
+    assert list(toy.stage_paths.results.iterdir()) == []

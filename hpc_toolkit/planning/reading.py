@@ -62,18 +62,11 @@ class _Stage:
     attempts: int = 0
     retried: int = 0
     entries: dict[int, _Entry] = field(default_factory=dict)
-    before: dict[int, int] = field(default_factory=dict)
-    """For each log entry that added items, the number of items added before."""
 
-    def __post_init__(self) -> None:
-        count = 0
-        for entry, segment in self.view.log.segments.items():
-            self.before[entry] = count
-            count += segment.count
-
-    def place(self, unit: Unit, position: int) -> int | None:
-        """Return the place of an item in a list without groups."""
-        return self.before[unit.entry] + position if self.view.spec.group_by is None else None
+    def place(self, position: int) -> int | None:
+        """Return the place of an item in a list without groups to which nothing was added."""
+        is_list = self.view.spec.group_by is None and len(self.view.log.segments) == 1
+        return position if is_list else None
 
     def items(self, unit: Unit) -> list[Item]:
         if unit.name not in self.units:
@@ -229,7 +222,7 @@ def _take_attempts(stage: _Stage, unit: Unit, course: _Course) -> None:
                     worker=course.worker,
                     load=course.loads,
                     entry=unit.entry,
-                    place=stage.place(unit, record["item"]),
+                    place=stage.place(record["item"]),
                 )
             )
 
@@ -255,7 +248,7 @@ def _work(stage: _Stage, courses: dict[str, _Course], ages: dict[str, float]) ->
         unit = view.unit(name)
         items = stage.items(unit)
         groups = len({stage.group_of(items[position - unit.first]) for position in order})
-        place = stage.place(unit, order[0])
+        place = stage.place(order[0])
         batch = Batch(view.group_of(unit) or "", len(left), len(order), groups, place=place)
         batches.append(_held(stage, unit, batch, courses, ages))
         left += [items[position - unit.first] for position in order]

@@ -32,7 +32,7 @@ class Seen:
     entry: int = 0
     """The entry of the stage's log that added it."""
     place: int | None = None
-    """Its place in a list without groups; None: it has none, or it is not known."""
+    """Its place in a list without groups; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,7 @@ def test_i2_a_retry_between_computing_and_publishing_is_not_passed_over(
     real = StageLog.add_table
     entered: list[int] = []
 
-    def retry_first(log: StageLog, chunks: Any) -> bool:
+    def retry_first(log: StageLog, chunks: Any) -> str:
         if not entered:
             entered.append(1)
             toy.reopen().retry()
@@ -302,7 +302,7 @@ def test_two_gathers_at_once_give_one_table(toy: ToyRun, monkeypatch: pytest.Mon
     real = StageLog.add_table
     rival: list[Any] = []
 
-    def gather_first(log: StageLog, chunks: Any) -> bool:
+    def gather_first(log: StageLog, chunks: Any) -> str:
         if not rival:
             rival.append(None)
             rival.append(toy.reopen().table().rows)

@@ -290,12 +290,12 @@ def call(*words: str) -> Result:
 def test_submit_shows_the_request_before_it_sends(here: Path) -> None:
     measured(here)
 
-    found = call("--run", "run", "--nodes", "10", "--time", "4:00:00")
+    found = call("--run", "run", "--nodes", "10", "--time", "2:00:00")
 
     lines = found.stderr.splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("requests 10 nodes"))
     assert lines[first + 1].startswith("36 items are left: ")
-    assert lines[first + 2].startswith("warning: 04:00:00 is too short for all items")
+    assert lines[first + 2].startswith("warning: 02:00:00 is too short for all items")
     assert lines[first + 3].startswith("warning: nodes will be idle")
     assert lines[first + 4].startswith("would run: sbatch")
 

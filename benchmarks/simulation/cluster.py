@@ -2,8 +2,8 @@
 
 The workers use the queue's own code on a run directory in memory. Nothing sleeps and nothing reads
 a clock of this machine, so a week passes in seconds and equal scenarios have equal outcomes.
-Operations on files take no time, and every worker sees a change at once: the effects of a slow or
-stale filesystem are not simulated.
+Operations on files take no time, and every worker sees a change at once, unless a
+:class:`~simulation.fileserver.FileServer` stands between.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from __future__ import annotations
 import heapq
 import os
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.queue.affinity import FreshUnits, group_key
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from simulation.scenario import Outcome
-from simulation.worker import STAGE, SimulatedWorker, Site, VirtualClock
+from simulation.worker import STAGE, SimulatedWorker, Site, VirtualClock, host_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from simulation.fileserver import FileServer
     from simulation.scenario import Kill, Preemption, Scenario
 
 _MEMORY = Path("/dev/shm")
@@ -50,6 +53,7 @@ def simulate(
     root: Path | None = None,
     *,
     look: tuple[int, Callable[[VirtualClock], None]] | None = None,
+    server: FileServer | None = None,
 ) -> Outcome:
     """Run a scenario to its last result, or until no worker is left and none will start.
 
@@ -58,12 +62,14 @@ def simulate(
         root: an empty directory in which the run is kept; by default a temporary one in memory.
         look: a number of items, and a function to call once as soon as that many have a result,
             to read the run at that moment.
+        server: what operations on files cost, and when their effects are seen elsewhere; by
+            default they take no time, and every worker sees a change at once.
     """
     if root is not None:
-        return _Cluster(scenario, root, look).run()
+        return _Cluster(scenario, root, look, server).run()
     memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="hpctk-simulation-", dir=memory) as directory:
-        return _Cluster(scenario, Path(directory), look).run()
+        return _Cluster(scenario, Path(directory), look, server).run()
 
 
 class _Cluster:
@@ -72,8 +78,10 @@ class _Cluster:
         scenario: Scenario,
         root: Path,
         look: tuple[int, Callable[[VirtualClock], None]] | None,
+        server: FileServer | None,
     ) -> None:
         self._scenario = scenario
+        self._server = server
         self._look = look
         self._clock = VirtualClock()
         self._items = len(scenario.places)
@@ -100,19 +108,33 @@ class _Cluster:
         )
         log.seal()
         stage = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"))
+        manifest = Manifest(run="simulation", stages=(stage,))
+        paths.manifest.write_bytes(manifest.to_bytes())
+        segment = log.segments[1]
+        fresh = FreshUnits("")
+        fresh.add(segment.units, lambda unit: group_key(segment.group_of(unit)))
         given = scenario.places
-        order = log.segments[1].order or range(len(given))
+        order = segment.order or range(len(given))
         return Site(
             scenario=scenario,
             paths=paths,
-            manifest=Manifest(run="simulation", stages=(stage,)),
+            manifest=manifest,
             clock=self._clock,
             outcome=self._outcome,
             log=log,
             places=[given[index] for index in order],
+            units={unit.name: unit for unit in segment.units},
+            fresh=fresh,
+            slow=self._server is not None,
         )
 
     def run(self) -> Outcome:
+        if self._server is None:
+            return self._run()
+        with self._server.between(self._site.paths.root, self._clock):
+            return self._run()
+
+    def _run(self) -> Outcome:
         for place in self._places:
             self._at(0.0, partial(self._start, place))
         for kill in self._scenario.kills:
@@ -131,12 +153,26 @@ class _Cluster:
         self._entries += 1  # actions due at the same time run in the order of their entry
         heapq.heappush(self._agenda, (at_s, self._entries, action))
 
+    @contextmanager
+    def _on_host(self, place: _Place) -> Iterator[None]:
+        """Count what is done to files until the end of the block for the host of a place."""
+        if self._server is not None:
+            self._server.host = host_of(place.number, self._scenario)
+        try:
+            yield
+        finally:
+            if self._server is not None:
+                self._server.host = ""
+
     def _start(self, place: _Place) -> None:
         if place.worker is not None or self._leaving is not None:
             return
         name = f"seed{self._scenario.seed}-p{place.number:05d}-{place.births}"
         place.births += 1
-        place.worker = SimulatedWorker(self._site, name, place=place.number, restart=self._restart)
+        with self._on_host(place):
+            place.worker = SimulatedWorker(
+                self._site, name, place=place.number, restart=self._restart
+            )
         place.life = place.worker.life()
         self._go_on(place)
 
@@ -144,12 +180,15 @@ class _Cluster:
         assert place.life is not None
         place.turn += 1
         turn = place.turn
-        try:
-            at_s = next(place.life)
-        except StopIteration:
+        with self._on_host(place):
+            at_s = next(place.life, None)
+        if at_s is None:
             self._bury(place)
             return
-        self._at(at_s, lambda: self._go_on(place) if place.turn == turn else None)
+        # Operations on files may have taken longer than it wanted to wait.
+        self._at(
+            max(at_s, self._clock.now), lambda: self._go_on(place) if place.turn == turn else None
+        )
 
     def _bury(self, place: _Place) -> None:
         worker = place.worker

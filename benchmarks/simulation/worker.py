@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from hpc_toolkit.queue.assignment import Assignment, Picker
+from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
@@ -16,11 +17,14 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
 from hpc_toolkit.worker.unitlines import UnitLines
+from simulation.sharing import SharedFresh, share
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from hpc_toolkit.queue.affinity import FreshUnits
     from hpc_toolkit.queue.log import StageLog
+    from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
     from simulation.scenario import Outcome, Scenario
 
@@ -59,6 +63,12 @@ class Site:
     """The stage's log, read once: segments are immutable and large."""
     places: list[tuple[int, int]]
     """For each item of the segment, its group and its index in the group."""
+    units: dict[str, Unit]
+    """By name."""
+    fresh: FreshUnits
+    """All of them, to be shared."""
+    slow: bool
+    """Whether operations on files take time."""
 
 
 class SiteView(RunView):
@@ -66,9 +76,10 @@ class SiteView(RunView):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.paths, site.manifest)
-        log = self.stages[STAGE].log
-        log.segments = dict(site.log.segments)
-        log.sealed, log.length = site.log.sealed, site.log.length
+        stage = self.stages[STAGE]
+        stage.log.segments = dict(site.log.segments)
+        stage.log.sealed, stage.log.length = site.log.sealed, site.log.length
+        share(stage, site.units)
 
     def poll_journals(self) -> None:
         """Poll the journals in order of names. The order of a directory depends on the filesystem,
@@ -78,6 +89,21 @@ class SiteView(RunView):
             self.poll_journal(name.removesuffix(".jsonl"))
 
 
+def host_of(place: int, scenario: Scenario) -> str:
+    return f"n{place // scenario.workers_per_host}"
+
+
+def _read_run(site: Site) -> None:
+    """Read what a worker reads at its start, all of which is at hand here."""
+    stage = site.paths.stage(STAGE)
+    for path in (site.paths.manifest, site.paths.doctor, stage.head):
+        files.read_fresh(path)
+    for number in range(1, site.log.length + 1):
+        stage.entry(number).readlink()
+    for segment in site.log.segments.values():
+        files.read_fresh(segment.path)
+
+
 class SimulatedWorker:
     """One worker from its start to its end; :meth:`life` runs it."""
 
@@ -85,16 +111,16 @@ class SimulatedWorker:
         self.name = name
         self._site = site
         self._clock = site.clock
-        host = f"n{place // site.scenario.workers_per_host}"
+        host = host_of(place, site.scenario)
         lease_s = DEFAULT_LEASE_S
+        if site.slow:
+            _read_run(site)
+        self._lock = os.open(site.paths.worker_lock(name), os.O_RDWR | os.O_CREAT)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Like a real worker, which cannot tell living workers from dead ones at its start.
         workers = len(files.list_names(site.paths.workers)) // 2
         self._pacing = Pacing(self._clock, local=False, workers=workers, lease_s=lease_s, seed=name)
         self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
-        self._lock = FileLock(
-            site.paths.worker_lock(name), timeout=0, fallback_to_soft=False, thread_local=False
-        )
-        self._lock.acquire()
         presence = Presence(
             worker=name,
             host=host,
@@ -105,15 +131,29 @@ class SimulatedWorker:
             restart=restart,
             interval_s=self._beat_s,
         )
-        self._presence = PresenceFile(site.paths.worker(name), presence)
+        self._presence = PresenceFile(site.paths.worker(name), presence, local=not site.slow)
         self._journal = JournalWriter(site.paths.journal(name))
+        if site.slow:
+            site.paths.worker_log(name).touch()
+            for directory in (site.paths.workers, site.paths.journals):
+                files.sync_directory(directory)
+        self._control = ControlReader(site.paths)
         self._view = SiteView(site)
+        self._view.readers[name] = self._journal.reader()
         self._liveness = Liveness(
             site.paths, self._clock, host=host, boot=host, lease_s=lease_s, job="1", restart=restart
         )
         self._picker = Picker(
-            self._view, self._liveness, self._clock, name, shared=True, restarted=restart > 0
+            self._view,
+            self._liveness,
+            self._clock,
+            name,
+            shared=True,
+            rank=place,
+            world_size=site.scenario.workers,
+            restarted=restart > 0,
         )
+        self._picker._fresh[STAGE] = SharedFresh(site.fresh, name, place, site.scenario.workers)
         self._loaded: tuple[str, str | None] = ("", None)
         self._context = -1
         self._forwarded = False
@@ -121,7 +161,7 @@ class SimulatedWorker:
         self._stop = False
         self._drain_by = float("inf")
         now = self._clock.now
-        self._beat_at = self._update_at = now
+        self._beat_at = self._update_at = self._looked_at = now
         self._step_began: float | None = None
         self.born_s = self.idle_since_s = now
         self.busy_s = 0.0
@@ -145,7 +185,8 @@ class SimulatedWorker:
                 self._view.stages[STAGE].log.report_complete()
                 break
             else:
-                yield self._clock.now + self._pacing.wait_s
+                tick_s = self._site.scenario.tick_s
+                yield self._clock.now + max(self._pacing.wait_s, tick_s if tick_s > 1.0 else 0.0)
         self._journal.sync()
         self._presence.update(state=FINISHED, done=self._done, journal=self._journal.synced)
 
@@ -158,28 +199,33 @@ class SimulatedWorker:
         """Clean up after the worker's process is gone, for whatever reason."""
         if self._step_began is not None:
             self._cut_step()
-        self._lock.release()
+        os.close(self._lock)
         self._journal.close()
         self._presence.close()
 
     def _tick(self) -> None:
         now = self._clock.now
         changed = now >= self._update_at and self._done != self._presence.presence.done
-        if changed or now - self._beat_at >= self._beat_s:
-            self._beat_at, self._update_at = now, now + _UPDATE_S
-            self._presence.update(done=self._done, journal=self._journal.synced, at=now)
+        due = now - self._beat_at >= self._beat_s
+        if changed or due:
+            self._beat_at, self._update_at = now if due else self._beat_at, now + _UPDATE_S
+            self._presence.update(sync=due, done=self._done, journal=self._journal.synced, at=now)
         if self._pacing.watch_due():
+            self._control.poll()
             self._picker.notice_deaths(self._pacing.at_most)
             self._pacing.watched(self._picker.living)
 
     def _work(self, assignment: Assignment) -> Iterator[float]:
         stage, unit = assignment.stage, assignment.unit
         lines = UnitLines(self._journal, self._clock, assignment)
+        self._looked_at = self._clock.now
         for item in self._order(assignment, lines):
             if self._stop:
                 break
-            if stage.claims.overtaken(unit.name, assignment.generation):
-                return
+            if self._clock.now - self._looked_at > self._beat_s:
+                self._looked_at = self._clock.now
+                if stage.claims.overtaken(unit.name, assignment.generation):
+                    return
             if not (yield from self._attempt(item, assignment, lines)):
                 break
             self._tick()
@@ -237,6 +283,7 @@ class SimulatedWorker:
             "value": {},
         }
         lines.append(encode_line(record))
+        self._journal.sync()  # items are longer than the half second that lines wait for a sync
         lines.tally.done += 1
         self._done += 1
         outcome.ended(item, item_s)

@@ -16,7 +16,6 @@ import re
 from bisect import bisect_right
 from collections import deque
 from functools import lru_cache
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class FreshUnits:
         self._added = 0
         self._own: deque[Unit] = deque()
         self._plain: deque[Unit] = deque()
-        self._groups: dict[str, deque[Unit]] = {}
+        self._groups: dict[str, list[Unit]] = {}
         self._begun: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._next_group: str | None = None
@@ -115,16 +114,17 @@ class FreshUnits:
                 (self._own if own else self._plain).append(unit)
                 self._added += 1
             else:
-                self._groups.setdefault(key, deque()).append(unit)
+                self._groups.setdefault(key, []).append(unit)
                 self._numbers.setdefault(key, len(self._numbers))
 
     def prune(self, is_claimed: Callable[[Unit], bool]) -> None:
         self._own = deque(unit for unit in self._own if not is_claimed(unit))
         self._plain = deque(unit for unit in self._plain if not is_claimed(unit))
         for key, units in list(self._groups.items()):
-            left = deque(unit for unit in units if not is_claimed(unit))
-            if len(left) < len(units):
-                self._begun.add(key)
+            left = [unit for unit in units if not is_claimed(unit)]
+            if len(left) == len(units):
+                continue
+            self._begun.add(key)
             if left:
                 self._groups[key] = left
             else:
@@ -205,18 +205,17 @@ class FreshUnits:
             longest = self._longest(fresh or self._earliest(kind_of), weight_of)
             own = [key for key in longest if self._is_own(key)] if fresh else []
             key = self._random.choice(own or longest)
-        units = self._groups[key]
         self._begun.add(key)
         # Where all workers have the same group loaded, they would race for each of its units. The
         # units are in a useful order, such as the longest first, so none is far ahead of its turn.
-        near = islice(units, min(self._world_size, _LOOK))
-        mine = (at for at, one in enumerate(near) if self._is_mine(one))
-        at = next(mine, 0)
-        unit = units[at]
-        del units[at]
-        if not units:
+        units = self._groups[key]
+        near = units[: min(self._world_size, _LOOK)]
+        at = next((at for at, unit in enumerate(near) if self._is_mine(unit)), 0)
+        if left := units[:at] + units[at + 1 :]:
+            self._groups[key] = left
+        else:
             del self._groups[key]
-        return unit
+        return units[at]
 
     def _is_mine(self, unit: Unit) -> bool:
         """Whether a unit of a group is of this worker's own share: one in ``world_size``."""

@@ -10,7 +10,7 @@ from hpc_toolkit.queue.affinity import FreshUnits
 from hpc_toolkit.queue.pacing import PER_LOOK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hpc_toolkit.queue.leases import Liveness, Verdict
     from hpc_toolkit.queue.pacing import Pacing
@@ -245,20 +245,15 @@ class Picker:
             for name in self._random.sample(names, at_most):
                 self.view.poll_journal(name)
         self.view.poll_claims()
-
-        def is_begun(stage: StageView, name: str) -> bool:
-            # A unit of which no line was read may be open only because of that.
-            unit = stage.state.units[name]
-            return bool(unit.histories or unit.released)
-
-        return self._take_free(is_begun)
+        # A unit of which no line was read may be open only because of that.
+        return self._take_free(lambda stage: stage.state.begun)
 
     def take_released(self) -> Assignment | None:
         """Like :meth:`takeover`, but only among units that this worker knows to be released.
 
         The search reads no files, so a worker that seldom scans still finds its own such units.
         """
-        return self._take_free(lambda stage, name: stage.is_released(name))
+        return self._take_free(lambda stage: filter(stage.is_released, stage.state.begun))
 
     def _read_owners(self) -> int:
         """Read journals of workers that hold open units and made progress; return how many."""
@@ -276,12 +271,12 @@ class Picker:
         return self._owners[owner]
 
     def _take_free(
-        self, among: Callable[[StageView, str], bool] = lambda _stage, _name: True
+        self, among: Callable[[StageView], Iterable[str]] = lambda stage: stage.state.open
     ) -> Assignment | None:
         for stage in self.view.stages.values():
             # Sorted, because the order of a set differs by process; chance must come from the seed.
-            names = sorted(name for name in stage.state.open if stage.claims.generation(name) > 0)
-            names = [name for name in names if among(stage, name)]
+            units, claimed = stage.state.open, stage.claims.newest
+            names = sorted(name for name in among(stage) if name in units and name in claimed)
             self._random.shuffle(names)
             for name in names:
                 assignment = self._try_takeover(stage, name)

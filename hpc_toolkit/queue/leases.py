@@ -147,7 +147,7 @@ class Liveness:
         return None if presence is None else presence.heartbeat
 
     def is_final(self, worker: str) -> bool:
-        return self._seen[worker].final is not None
+        return worker in self._seen and self._seen[worker].final is not None
 
     def take_notice(self, notice: DeathNotice) -> None:
         """Believe what Slurm reported about a worker, until the worker's next heartbeat."""

@@ -162,6 +162,8 @@ class StageState:
         self.units: dict[str, UnitState] = {}
         self.consecutive_failures = FailureTracker()
         """Failures of each worker since its last result."""
+        self.begun: set[str] = set()
+        """Units of which lines were read, other than those that one clean unit run finished."""
         self._open: set[str] = set()
         self._unjudged: set[str] = set()
         self._orphans: dict[str, list[tuple[str, Line | UnitRun]]] = {}
@@ -207,7 +209,9 @@ class StageState:
         state = self.units.get(name)
         if state is None:
             self._orphans.setdefault(name, []).append((worker, found))
-        elif isinstance(found, Line):
+            return
+        self.begun.add(name)
+        if isinstance(found, Line):
             self._add_line(state, worker, found)
         else:
             self._add_unit_run(state, worker, found)
@@ -221,8 +225,8 @@ class StageState:
         if first and release["done"] == release["lines"] == state.unit.count:
             state.clean = (worker, found)
             self.consecutive_failures.note_done(worker, release["at"])
-            self._open.discard(state.unit.name)
-            self._unjudged.discard(state.unit.name)
+            for names in (self.begun, self._open, self._unjudged):
+                names.discard(state.unit.name)
             return
         for line in list(self._expand(worker, found)):
             self._add_line(state, worker, line)

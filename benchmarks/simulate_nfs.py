@@ -1,0 +1,147 @@
+"""What do thousands of workers ask of a file server? Simulated, and counted by kind.
+
+    python benchmarks/simulate_nfs.py [--workers 32 256 1024] [--write]
+
+The workers run the queue's own code in simulated time, on files that a simulated NFS server
+answers for; simulation/fileserver.py says what it does not model.
+
+Takes a minute of one processor for 1,024 workers. Needs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from arguments import number, parser
+from resultsfile import facts, table, write_section
+from simulate import LAYERS
+from simulation.cluster import simulate
+from simulation.fileserver import FileServer
+from simulation.scenario import Group, Scenario
+
+if TYPE_CHECKING:
+    from simulation.scenario import Outcome
+
+_EACH = 3
+"""Checkpoints of each worker."""
+_PER_HOST = 4
+_SHOWN = 18
+
+
+@dataclass
+class Run:
+    """One simulation and what the server counted."""
+
+    outcome: Outcome
+    server: FileServer
+
+    @property
+    def workers(self) -> int:
+        return self.outcome.scenario.workers
+
+    @property
+    def requests(self) -> int:
+        return self.server.requests.total()
+
+    def per_s(self, since: float = 0.0, until: float = math.inf) -> float:
+        """Requests a second in an interval."""
+        until = min(until, self.outcome.makespan_s)
+        found = sum(n for at, n in self.server.per_s.items() if since <= at < until)
+        return found / (until - since)
+
+
+def tick_s(workers: int) -> float:
+    return 1.0 if workers <= 256 else 5.0
+
+
+def checkpoints(workers: int) -> Scenario:
+    steps = _EACH * workers // len(LAYERS)
+    groups = tuple(Group((5.0,) * layers, 15.0, 25.0) for layers in LAYERS for _ in range(steps))
+    return Scenario(
+        groups=groups, workers=workers, workers_per_host=_PER_HOST, tick_s=tick_s(workers)
+    )
+
+
+def run(what: str, scenario: Scenario) -> Run:
+    began, server = time.process_time(), FileServer()
+    outcome = simulate(scenario, server=server)
+    assert not outcome.left
+    took_s = time.process_time() - began
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{scenario.workers} workers, {what}: {took_s:.1f} s of processor time, {memory:.1f} GiB",
+        file=sys.stderr,
+        flush=True,
+    )
+    return Run(outcome, server)
+
+
+HEAD = ["workers", "items", "makespan / bound", "requests", "a worker", "an item",
+        "creations a claim", "requests/s, mean and most", "names listed, a worker"]  # fmt: skip
+
+
+def row(calm: Run) -> list[str]:
+    items, server = len(calm.outcome.scenario.places), calm.server
+    return [
+        f"{calm.workers:,}",
+        f"{items:,}",
+        f"{calm.outcome.ratio:.3f}",
+        f"{calm.requests:,}",
+        f"{calm.requests / calm.workers:.0f}",
+        f"{calm.requests / items:.1f}",
+        f"{server.requests['create', 'claims'] / server.made['claims']:.2f}",
+        f"{calm.per_s():,.0f}, {max(server.per_s.values()):,}",
+        f"{server.names_sent / calm.workers:,.0f}",
+    ]
+
+
+def growth(runs: list[Run]) -> list[str]:
+    """How many requests of each kind a worker makes, for each number of workers."""
+    first, last = runs[0], runs[-1]
+    kinds = sum((one.server.requests for one in runs), Counter[tuple[str, str]]())
+    shown = [kind for kind, _ in last.server.requests.most_common(_SHOWN)]
+    rows = []
+    for kind in sorted(shown, key=lambda one: -kinds[one]):
+        each = [one.server.requests[kind] for one in runs]
+        power = "-"
+        if each[0] and len(runs) > 1:
+            more = math.log(each[-1] / each[0]) / math.log(last.workers / first.workers)
+            power = f"{more:.2f}"
+        cells = [f"{n / one.workers:.2f}" for n, one in zip(each, runs, strict=True)]
+        rows.append([" ".join(kind), *cells, power])
+    head = ["requests a worker", *(f"{one.workers:,} workers" for one in runs), "exponent"]
+    return table(head, rows)
+
+
+WORDS = f"""
+Requests of NFSv4.2 at the server, each of which takes a round trip of 1 ms and 0.1 ms of the one
+server. {_EACH} checkpoints for each worker, of 6, 6, 12 and 24 layers: 15 s to load one, 25 s for
+its forward pass, 5 s a layer; default heartbeat and lease; {_PER_HOST} workers on each host, which
+are the ranks of one step and start at once. An exponent of 1 means that the requests of a kind grow
+as the number of workers does.
+"""
+
+
+def main() -> None:
+    given = parser(__doc__)
+    given.add_argument("--workers", type=number, nargs="+", default=[32, 256, 1024])
+    given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
+    options = given.parse_args()
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # three of each simulated worker
+    calm = [run("undisturbed", checkpoints(workers)) for workers in options.workers]
+    lines = [facts(), *WORDS.splitlines(), "", *table(HEAD, [row(one) for one in calm])]
+    lines += ["", *growth(calm)]
+    print("\n".join(lines))
+    if options.write:
+        write_section("Simulated file server", lines)
+
+
+if __name__ == "__main__":
+    main()

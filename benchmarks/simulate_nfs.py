@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import resource
+import statistics
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from arguments import number, parser
@@ -23,7 +24,7 @@ from resultsfile import facts, table, write_section
 from simulate import LAYERS
 from simulation.cluster import simulate
 from simulation.fileserver import FileServer
-from simulation.scenario import Group, Scenario
+from simulation.scenario import Group, Kill, Scenario
 
 if TYPE_CHECKING:
     from simulation.scenario import Outcome
@@ -68,6 +69,13 @@ def checkpoints(workers: int) -> Scenario:
     )
 
 
+def power_cuts(calm: Scenario) -> Scenario:
+    """One host in 64 loses power, at half of the lower bound."""
+    hosts = range(0, calm.workers // _PER_HOST, 64)
+    kills = [Kill(calm.bound_s / 2, _PER_HOST * h + n) for h in hosts for n in range(_PER_HOST)]
+    return replace(calm, kills=tuple(kills))
+
+
 def run(what: str, scenario: Scenario) -> Run:
     began, server = time.process_time(), FileServer()
     outcome = simulate(scenario, server=server)
@@ -101,6 +109,22 @@ def row(calm: Run) -> list[str]:
     ]
 
 
+LOST = ["workers", "lost hosts", "makespan / bound", "taken over after, median and longest",
+        "requests/s, mean and most"]  # fmt: skip
+
+
+def lost_row(cut: Run) -> list[str]:
+    took = sorted(cut.outcome.takeovers_s)
+    most = max(cut.server.per_s.values())
+    return [
+        f"{cut.workers:,}",
+        f"{len(cut.outcome.scenario.kills) // _PER_HOST}",
+        f"{cut.outcome.ratio:.3f}",
+        f"{statistics.median(took):.0f}, {took[-1]:.0f} s of {len(took)}" if took else "-",
+        f"{cut.per_s():,.0f}, {most:,}",
+    ]
+
+
 def growth(runs: list[Run]) -> list[str]:
     """How many requests of each kind a worker makes, for each number of workers."""
     first, last = runs[0], runs[-1]
@@ -131,6 +155,9 @@ as the number of workers does.
 def main() -> None:
     given = parser(__doc__)
     given.add_argument("--workers", type=number, nargs="+", default=[32, 256, 1024])
+    given.add_argument(
+        "--lost", type=number, nargs="*", default=[32, 256, 1024], help="with deaths"
+    )
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = given.parse_args()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -138,6 +165,14 @@ def main() -> None:
     calm = [run("undisturbed", checkpoints(workers)) for workers in options.workers]
     lines = [facts(), *WORDS.splitlines(), "", *table(HEAD, [row(one) for one in calm])]
     lines += ["", *growth(calm)]
+    if options.lost:
+        cut = [run("power cuts", power_cuts(checkpoints(workers))) for workers in options.lost]
+        lines += [
+            "",
+            "The same, and one host in 64 loses power at half of the lower bound. Locks are",
+        ]
+        lines += ["not proven, and Slurm is not asked. A lease is 180 s.", ""]
+        lines += table(LOST, [lost_row(one) for one in cut])
     print("\n".join(lines))
     if options.write:
         write_section("Simulated file server", lines)

@@ -117,8 +117,7 @@ class SimulatedWorker:
             _read_run(site)
         self._lock = os.open(site.paths.worker_lock(name), os.O_RDWR | os.O_CREAT)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Like a real worker, which cannot tell living workers from dead ones at its start.
-        workers = len(files.list_names(site.paths.workers)) // 2
+        workers = site.scenario.workers  # as a rank of one step knows at its start
         self._pacing = Pacing(self._clock, local=False, workers=workers, lease_s=lease_s, seed=name)
         self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
         presence = Presence(

@@ -1,12 +1,12 @@
 """Which unit a worker tries next: a preference, never a requirement.
 
-The loaded group comes first. Next is the longest group that no worker has begun, estimated from its
-siblings (:class:`Durations`); of equally long groups, one of the worker's own share is preferred.
-Then, where items have kinds, come groups whose next unit has the earliest kind, and of these the
-group with most left. Units go in order, first the worker's own share of a group, or of those
-without groups; among the first ones without groups are a few samples from the rest of the list,
-from which forecasts learn. After its share, a worker picks units without groups at random among the
-first few, so that races for a name are rare.
+The loaded group comes first. Next is the longest group of the worker's own share that no worker has
+begun, estimated from its siblings (:class:`Durations`), then the longest of the other shares. Then,
+where items have kinds, come groups whose next unit has the earliest kind, and of these the group
+with most left. Units go in order, first the worker's own share of a group, or of those without
+groups; among the first ones without groups are a few samples from the rest of the list, from which
+forecasts learn. After its share, a worker picks units without groups at random among the first few,
+so that races for a name are rare.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class FreshUnits:
                 self._added += 1
             else:
                 self._groups.setdefault(key, []).append(unit)
-                self._numbers.setdefault(key, len(self._numbers))
+        # Shares of equal work: large groups are dealt first, and siblings one after the other.
+        new = [key for key in self._groups if key not in self._numbers]
+        new.sort(key=lambda key: (-self._count(key), siblings_key(key)))
+        self._numbers.update({key: len(self._numbers) + n for n, key in enumerate(new)})
 
     def prune(self, is_claimed: Callable[[Unit], bool]) -> None:
         self._own = deque(unit for unit in self._own if not is_claimed(unit))
@@ -138,14 +141,11 @@ class FreshUnits:
         """The group to begin when no unit of the loaded group is left; :meth:`choose` keeps to it.
 
         It is of this worker's own share: all workers would prefetch a group that any of them may
-        begin, and only one would use it. None if none of its own is among the longest.
+        begin, and only one would use it. None if none of its own is left.
         """
         if self._next_group == loaded or not self._is_fresh(self._next_group):
-            fresh = [key for key in self._groups if key != loaded and self._is_fresh(key)]
-            some = any(map(self._is_own, fresh))
-            longest = self._longest(fresh, weight_of) if some else []
-            own = [key for key in longest if self._is_own(key)]
-            self._next_group = self._random.choice(own) if own else None
+            own = [key for key in self._fresh() if key != loaded and self._is_own(key)]
+            self._next_group = self._random.choice(self._longest(own, weight_of)) if own else None
         return self._next_group
 
     def choose(
@@ -201,10 +201,10 @@ class FreshUnits:
         elif self._next_group is not None and self._is_fresh(self._next_group):
             key = self._next_group
         else:
-            fresh = [key for key in self._groups if self._is_fresh(key)]
-            longest = self._longest(fresh or self._earliest(kind_of), weight_of)
-            own = [key for key in longest if self._is_own(key)] if fresh else []
-            key = self._random.choice(own or longest)
+            fresh = self._fresh()
+            own = [key for key in fresh if self._is_own(key)]
+            longest = self._longest(own or fresh or self._earliest(kind_of), weight_of)
+            key = self._random.choice(longest)
         self._begun.add(key)
         # Where all workers have the same group loaded, they would race for each of its units. The
         # units are in a useful order, such as the longest first, so none is far ahead of its turn.
@@ -224,12 +224,18 @@ class FreshUnits:
     def _is_fresh(self, key: str | None) -> bool:
         return key in self._groups and key not in self._begun
 
+    def _fresh(self) -> list[str]:
+        return [key for key in self._groups if key not in self._begun]
+
     def _is_own(self, key: str) -> bool:
         return self._numbers[key] % self._world_size == self._rank
 
+    def _count(self, key: str) -> int:
+        return sum(unit.count for unit in self._groups[key])
+
     def _longest(self, keys: list[str], weight_of: Callable[[str], float]) -> list[str]:
         """The groups with the most work left; several if they are equal."""
-        weights = {key: weight_of(key) * sum(u.count for u in self._groups[key]) for key in keys}
+        weights = {key: weight_of(key) * self._count(key) for key in keys}
         longest = max(weights.values())
         return [key for key, weight in weights.items() if weight == longest]
 

@@ -78,7 +78,9 @@ class Pacing:
         self._lease_s = lease_s
         now = self._began = self._began_watch = clock.monotonic()
         self._poll_at = float("-inf")
-        self._watch_at = now + _WATCH_LOCAL_S
+        # A watch lists all workers, and thousands may start at once.
+        spread_s = 0.0 if local else max(0.0, self.workers / LISTINGS_PER_S - 1.0)
+        self._watch_at = now + _WATCH_LOCAL_S + random.Random(seed).uniform(0.0, spread_s)
         self._scan_s = _SCAN_FIRST_S
         self._scan_at = float("-inf")
         self._busy = True

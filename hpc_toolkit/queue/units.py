@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.system.record import Record
@@ -19,7 +20,7 @@ _SHORT_SHARES = 256
 # The items of a short list may take hours. With 1/64, 500 items on 100 workers would take as long
 # as 8 items one after another; with 1/256, as long as 5. A group keeps larger units: some workloads
 # compute all its items at once.
-_MAX_GROUP_UNITS = 8192
+_MAX_GROUP_UNITS = 8192  # or a few percent more, as sizes are rounded
 # With more groups, several complete groups share a unit, or claims would need too many inodes.
 
 
@@ -65,7 +66,7 @@ def cut_spans(
 ) -> list[tuple[int, int]]:
     """Cut units as :func:`plan_units` does; ``spans`` are (first, count) of each group."""
     if spans is not None and len(spans) > _MAX_GROUP_UNITS:
-        return _pack(spans, unit_size, -(-len(spans) // _MAX_GROUP_UNITS))
+        return _pack(spans, unit_size)
     shares = _SHORT_SHARES if spans is None and count <= _SHORT else _SHARES
     units = []
     for first, length in spans or [(0, count)]:
@@ -88,16 +89,21 @@ def _runs(groups: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _pack(spans: Sequence[tuple[int, int]], unit_size: int, most: int) -> list[tuple[int, int]]:
+def _pack(spans: Sequence[tuple[int, int]], unit_size: int) -> list[tuple[int, int]]:
+    """Units of several groups: twice the mean number at first, evenly fewer, one at the end."""
+    mean = len(spans) / _MAX_GROUP_UNITS
+    slope = 4 * (mean - 1) / _MAX_GROUP_UNITS
     units: list[tuple[int, int]] = []
-    packed = most
-    for first, length in spans:
-        if packed < most and units[-1][1] + length <= unit_size:
+    room = 0
+    for number, (first, length) in enumerate(spans):
+        if room > 0 and units[-1][1] + length <= unit_size:
             units[-1] = (units[-1][0], units[-1][1] + length)
-            packed += 1
+            room -= 1
             continue
+        # A size that falls evenly from unit to unit falls as this square root from group to group.
+        size = round(math.sqrt((2 * mean - 1) ** 2 - slope * number))
         # No other group shares a unit with the rest of a group that is cut.
-        packed = 1 if length <= unit_size else most
+        room = size - 1 if length <= unit_size else 0
         units.extend(
             (at, min(unit_size, first + length - at))
             for at in range(first, first + length, unit_size)

@@ -66,8 +66,11 @@ class Membership:
         host = host_name()
         self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
         self.lock = WorkerLock(paths.worker_lock(self.name))
-        self.workers = len(files.list_names(paths.workers)) // 2
-        """Workers of the run so far, this one included."""
+        self.workers = rank.world_size
+        """Workers of the run, as far as is known at the start."""
+        if rank.world_size == 1:
+            # Thousands of ranks start at once, and would list thousands of names each.
+            self.workers = len(files.list_names(paths.workers)) // 2
         self.local = files.is_local(paths.root)
         """Whether the run is on a filesystem of this kernel alone."""
         beat_s = min(heartbeat_interval_s(self.workers), lease_s / 4)

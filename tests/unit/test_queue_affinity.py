@@ -261,13 +261,12 @@ def test_workers_of_one_job_begin_with_groups_of_their_own_and_have_others_ahead
     assert len({*begun, *ahead}) == 8
 
 
-def test_nothing_is_ahead_where_others_are_as_likely_to_begin_it() -> None:
-    """The longest group is another worker's; or all of one's own are begun."""
+def test_nothing_is_ahead_once_all_groups_of_ones_own_are_begun() -> None:
     units, key_of = all_own(4)
     fresh = FreshUnits("w", 1, 2)
     fresh.add(units, key_of)
 
-    assert fresh.next_group('"g1"', seconds(g2=5.0)) is None
+    assert fresh.next_group('"g1"', seconds(g2=5.0)) == '"g3"'
     fresh.prune(lambda unit: unit.group == 3)
     assert fresh.next_group('"g1"', seconds()) is None
     assert fresh.next_group('"g0"', seconds()) == '"g1"'
@@ -299,3 +298,23 @@ def test_a_group_ahead_is_kept_though_another_is_known_to_take_longer_since() ->
 
     assert unit is not None
     assert key_of(unit) == ahead
+
+
+def test_ranks_begin_with_shares_of_equal_work_though_lengths_and_models_alternate() -> None:
+    """One of the long groups and one of each model for each rank, in whatever order they come."""
+    names = [f"{model}-{step}" for step in range(4) for model in ("a", "b")]
+    counts = [6 if name.startswith("a") else 2 for name in names]
+    units = [Unit(1, 10 * n, count, n) for n, count in enumerate(counts)]
+
+    def key_of(unit: Unit) -> str:
+        return json.dumps(names[unit.group])
+
+    begun = []
+    for rank in range(4):
+        fresh = FreshUnits(f"w{rank}", rank, 4)
+        fresh.add(units, key_of)
+        chosen = [fresh.choose(None, lambda _: 1.0) for _ in range(2)]
+        begun.append([names[unit.group] for unit in chosen if unit is not None])
+
+    assert sorted(first for first, _ in begun) == ["a-0", "a-1", "a-2", "a-3"]
+    assert sorted(second for _, second in begun) == ["b-0", "b-1", "b-2", "b-3"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -112,7 +113,7 @@ def test_a_given_number_of_items_per_claim_ends_at_the_border_of_a_group() -> No
 
 def test_a_million_items_and_a_million_groups_stay_few_units() -> None:
     assert len(plan_units(None, 1_000_000)) < 5_000
-    assert len(plan_units(range(100_000), 100_000)) <= 8_192
+    assert len(plan_units(range(100_000), 100_000)) <= 8_300
 
 
 def test_13_groups_a_worker_are_claimed_one_by_one_up_to_600_workers() -> None:
@@ -120,3 +121,17 @@ def test_13_groups_a_worker_are_claimed_one_by_one_up_to_600_workers() -> None:
     groups = [group for group in range(13 * 600) for _ in range(6)]
 
     assert max(size for _, size in plan_units(groups, len(groups))) == 6
+
+
+@pytest.mark.parametrize("count", [8200, 12_288, 20_000, 55_296])
+def test_thousands_of_workers_end_together_when_units_hold_several_groups(count: int) -> None:
+    """Groups of equal length, begun in their order by 4,096 workers as they become free."""
+    groups = [group for group in range(count) for _ in range(12)]
+    loads = [0] * 4096
+
+    units = plan_units(groups, len(groups))
+    for _, size in units:
+        heapq.heapreplace(loads, loads[0] + size)
+
+    assert max(loads) <= 1.05 * 12 * math.ceil(count / 4096)
+    assert len(units) < 9000

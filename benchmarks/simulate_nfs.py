@@ -29,8 +29,6 @@ from simulation.scenario import Group, Kill, Scenario
 if TYPE_CHECKING:
     from simulation.scenario import Outcome
 
-_EACH = 3
-"""Checkpoints of each worker."""
 _PER_HOST = 4
 _SHOWN = 18
 
@@ -61,8 +59,8 @@ def tick_s(workers: int) -> float:
     return 1.0 if workers <= 256 else 5.0
 
 
-def checkpoints(workers: int) -> Scenario:
-    steps = _EACH * workers // len(LAYERS)
+def checkpoints(workers: int, each: int) -> Scenario:
+    steps = each * workers // len(LAYERS)
     groups = tuple(Group((5.0,) * layers, 15.0, 25.0) for layers in LAYERS for _ in range(steps))
     return Scenario(
         groups=groups, workers=workers, workers_per_host=_PER_HOST, tick_s=tick_s(workers)
@@ -143,10 +141,10 @@ def growth(runs: list[Run]) -> list[str]:
     return table(head, rows)
 
 
-WORDS = f"""
+WORDS = """
 Requests of NFSv4.2 at the server, each of which takes a round trip of 1 ms and 0.1 ms of the one
-server. {_EACH} checkpoints for each worker, of 6, 6, 12 and 24 layers: 15 s to load one, 25 s for
-its forward pass, 5 s a layer; default heartbeat and lease; {_PER_HOST} workers on each host, which
+server. Checkpoints for each worker: {each}, of 6, 6, 12 and 24 layers: 15 s to load one, 25 s for
+its forward pass, 5 s a layer; default heartbeat and lease; {per_host} workers on each host, which
 are the ranks of one step and start at once. An exponent of 1 means that the requests of a kind grow
 as the number of workers does.
 """
@@ -154,6 +152,7 @@ as the number of workers does.
 
 def main() -> None:
     given = parser(__doc__)
+    given.add_argument("--each", type=number, default=3, help="checkpoints of each worker")
     given.add_argument("--workers", type=number, nargs="+", default=[32, 256, 1024])
     given.add_argument(
         "--lost", type=number, nargs="*", default=[32, 256, 1024], help="with deaths"
@@ -162,11 +161,12 @@ def main() -> None:
     options = given.parse_args()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # three of each simulated worker
-    calm = [run("undisturbed", checkpoints(workers)) for workers in options.workers]
-    lines = [facts(), *WORDS.splitlines(), "", *table(HEAD, [row(one) for one in calm])]
+    calm = [run("undisturbed", checkpoints(n, options.each)) for n in options.workers]
+    words = WORDS.format(each=options.each, per_host=_PER_HOST).splitlines()
+    lines = [facts(), *words, "", *table(HEAD, [row(one) for one in calm])]
     lines += ["", *growth(calm)]
     if options.lost:
-        cut = [run("power cuts", power_cuts(checkpoints(workers))) for workers in options.lost]
+        cut = [run("power cuts", power_cuts(checkpoints(n, options.each))) for n in options.lost]
         lines += [
             "",
             "The same, and one host in 64 loses power at half of the lower bound. Locks are",
@@ -175,7 +175,7 @@ def main() -> None:
         lines += table(LOST, [lost_row(one) for one in cut])
     print("\n".join(lines))
     if options.write:
-        write_section("Simulated file server", lines)
+        write_section(f"Simulated file server, checkpoints a worker: {options.each}", lines)
 
 
 if __name__ == "__main__":

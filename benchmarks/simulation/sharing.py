@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import MutableMapping, MutableSet
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.affinity import FreshUnits
-from hpc_toolkit.queue.claims import Claims
+from hpc_toolkit.queue.claims import Claims, parse_claim
 from hpc_toolkit.queue.state import UnitState
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -104,10 +106,22 @@ class SharedFresh(FreshUnits):
 
 
 class SharedClaims(Claims):
-    """Claims whose names are kept once."""
+    """Claims whose names are kept once, and taken apart once."""
 
     def _note(self, unit: str, generation: int) -> None:
         super()._note(sys.intern(unit), generation)
+
+    def refresh(self) -> None:
+        for name in files.list_names(self._paths.claims):
+            unit, generation = _parsed(name)
+            if generation > self.newest.get(unit, 0):
+                self.newest[unit] = generation
+
+
+@lru_cache(maxsize=1 << 16)
+def _parsed(name: str) -> tuple[str, int]:
+    unit, generation = parse_claim(name) or ("", 0)
+    return sys.intern(unit), generation
 
 
 def share(stage: StageView, units: Mapping[str, Unit]) -> None:

@@ -3,10 +3,9 @@
 The loaded group comes first. Next is the longest group of the worker's own share that no worker has
 begun, estimated from its siblings (:class:`Durations`), then the longest of the other shares. Then,
 where items have kinds, come groups whose next unit has the earliest kind, and of these the group
-with most left. Units go in order, first the worker's own share of a group, or of those without
-groups; among the first ones without groups are a few samples from the rest of the list, from which
-forecasts learn. After its share, a worker picks units without groups at random among the first few,
-so that races for a name are rare.
+with most left. Units without groups go in order, first the worker's own share; among the first ones
+are a few samples from the rest of the list, from which forecasts learn. After its share, a worker
+picks at random among the first few, so that races for a name are rare.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.units import Unit
 
 _WINDOW = 16
-_LOOK = 256
 _UNKNOWN = 1e9
 _SAMPLED = 0.05
 """Until this share of the units without groups is claimed, some are from elsewhere in the list."""
@@ -86,8 +84,7 @@ def group_key(value: Any) -> str | None:
 class FreshUnits:
     """The units that no worker has claimed, as far as one worker knows.
 
-    The worker's own share is one in ``world_size`` of the units without a group, of the groups, and
-    of the units of a group.
+    The worker's own share is one in ``world_size`` of the units without a group, and of the groups.
     """
 
     def __init__(self, seed: str, rank: int = 0, world_size: int = 1) -> None:
@@ -206,20 +203,12 @@ class FreshUnits:
             longest = self._longest(own or fresh or self._earliest(kind_of), weight_of)
             key = self._random.choice(longest)
         self._begun.add(key)
-        # Where all workers have the same group loaded, they would race for each of its units. The
-        # units are in a useful order, such as the longest first, so none is far ahead of its turn.
-        units = self._groups[key]
-        near = units[: min(self._world_size, _LOOK)]
-        at = next((at for at, unit in enumerate(near) if self._is_mine(unit)), 0)
-        if left := units[:at] + units[at + 1 :]:
+        unit, *left = self._groups[key]
+        if left:
             self._groups[key] = left
         else:
             del self._groups[key]
-        return units[at]
-
-    def _is_mine(self, unit: Unit) -> bool:
-        """Whether a unit of a group is of this worker's own share: one in ``world_size``."""
-        return unit.first // unit.count % self._world_size == self._rank
+        return unit
 
     def _is_fresh(self, key: str | None) -> bool:
         return key in self._groups and key not in self._begun

@@ -53,25 +53,6 @@ def test_the_loaded_group_comes_first() -> None:
         assert unit.group == 0
 
 
-def test_workers_that_loaded_the_same_group_begin_with_different_units() -> None:
-    order: list[list[int]] = []
-    for rank in (0, 1):
-        fresh = FreshUnits("seed", rank, 2)
-        fresh.add(units_in(0, 0, 0, 0, count=3), by_group)
-        chosen = [fresh.choose('"a"', seconds()) for _ in range(4)]
-        order.append([unit.first for unit in chosen if unit is not None])
-
-    assert order == [[0, 6, 3, 9], [3, 0, 9, 6]]
-
-
-def test_a_worker_that_is_alone_with_a_group_takes_no_unit_far_ahead_of_its_turn() -> None:
-    fresh = FreshUnits("seed", 7, 8)
-    fresh.add(units_in(*[0] * 32), by_group)
-    chosen = [fresh.choose('"a"', seconds()) for _ in range(32)]
-
-    assert all(unit is not None and unit.first < turn + 8 for turn, unit in enumerate(chosen))
-
-
 def test_the_longest_group_that_nobody_began_comes_next() -> None:
     fresh = FreshUnits("seed")
     fresh.add(units_in(0, 0, 0, 1, 2, 2), by_group)

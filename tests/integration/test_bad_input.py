@@ -40,7 +40,7 @@ def init(hpctk: Hpctk, *words: object, items: str = '{"id": 1}\n') -> Any:
     ("workload", "message", "hint"),
     [
         ("nowhere:work", "no module named 'nowhere'", "looked in "),
-        ("brokem:work", "no module named 'brokem'", "did you mean 'broken'?"),
+        ("brok:work", "no module named 'brok'", "did you mean 'broken'?"),
         ("./src/broken.py:work", "names a file", "name it as import does: 'src.broken:work'"),
         ("json:load_", "module 'json' has no 'load_'", "did you mean 'loads?'"),
         ("json:a.b", "is not MODULE:NAME", "such as hpc_toolkit"),

@@ -70,6 +70,12 @@ def inherited_rows(view: RunView, manifest: Manifest) -> list[Row]:
     return [row for one in known for _, row in rows_of(one, keys[one.arm], source)]
 
 
+def with_inherited(view: RunView, manifest: Manifest, rows: list[Row]) -> list[Row]:
+    """Rows of the tasks stage after the inherited ones; the same rows if there are none."""
+    inherited = inherited_rows(view, manifest)
+    return [*inherited, *({**row, INHERITED: None} for row in rows)] if inherited else rows
+
+
 def rows_of(
     known: Observation, keys: Mapping[str, Any], source: str = ""
 ) -> Iterator[tuple[str, Row]]:

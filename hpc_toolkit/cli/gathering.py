@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from contextlib import contextmanager, redirect_stdout, suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,34 +119,29 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
         if len(error.pending) > 20:
             print(f"pending: and {len(error.pending) - 20} more", file=sys.stderr)
         raise
-    inherited = _inherited(opened, given["stage"])
-    rows: list[Row] | Table = table
-    if inherited:
-        rows = [*inherited, *({**row, INHERITED: None} for row in table)]
+    rows = _with_inherited(opened, given["stage"], table)
     if out == "-":
         sys.stdout.buffer.writelines(json_lines(rows))
         return
     with writing(out):
         write_table(Path(out), rows)
-    count = table.count + len(inherited)
+    more = len(rows) - len(table)
     if given["json"]:
-        failed = table.failed + sum(row["state"] == "failed" for row in inherited)
-        counts = {"rows": count, "failed": failed, "published": table.published}
+        failed = table.failed + sum(row["state"] == "failed" for row in islice(rows, more))
+        counts = {"rows": len(rows), "failed": failed, "published": table.published}
         print(json.dumps({"file": out, **counts}))
         return
-    more = (
-        f", {len(inherited)} of them inherited from {inherited[0][INHERITED]}" if inherited else ""
-    )
-    print(f"{counted(count, 'row')} in {out}{more}", file=sys.stderr)
+    inherited = f", {more} of them inherited from {next(iter(rows))[INHERITED]}" if more else ""
+    print(f"{counted(len(rows), 'row')} in {out}{inherited}", file=sys.stderr)
 
 
-def _inherited(run: Run, stage: str | None) -> list[Row]:
-    """Rows of the results that a search started from."""
+def _with_inherited(run: Run, stage: str | None, table: Table) -> list[Row] | Table:
+    """Rows of a search, after those of the results that it started from."""
     if run.manifest.campaign is None or stage not in (None, run.manifest.stages[-1].name):
-        return []
-    from hpc_toolkit.campaign.known import inherited_rows  # lists do without numpy
+        return table
+    from hpc_toolkit.campaign.known import with_inherited  # lists do without numpy
 
-    return inherited_rows(run.view, run.manifest)
+    return with_inherited(run.view, run.manifest, table.rows)
 
 
 def _write_trace(run: str | None, out: str, stage: str | None, *, as_json: bool) -> None:

@@ -172,10 +172,11 @@ class StageState:
 
     def add_units(self, units: Iterable[Unit]) -> None:
         for unit in units:
-            self.units[unit.name] = UnitState(unit)
-            self._open.add(unit.name)
+            name = unit.name
+            self.units[name] = UnitState(unit)
+            self._open.add(name)
             # A journal may be read before the segment to which its lines belong.
-            for worker, found in self._orphans.pop(unit.name, []):
+            for worker, found in self._orphans.pop(name, ()):
                 self.add(worker, found)
 
     def publish(self, failed: dict[int, set[int]], retried: Callable[[int, int], bool]) -> None:
@@ -214,9 +215,9 @@ class StageState:
         if isinstance(found, Line):
             self._add_line(state, worker, found)
         else:
-            self._add_unit_run(state, worker, found)
+            self._add_unit_run(name, state, worker, found)
 
-    def _add_unit_run(self, state: UnitState, worker: str, found: UnitRun) -> None:
+    def _add_unit_run(self, name: str, state: UnitState, worker: str, found: UnitRun) -> None:
         release = found.release
         state.released.add(release["generation"])
         if found.start == found.end:
@@ -226,7 +227,7 @@ class StageState:
             state.clean = (worker, found)
             self.consecutive_failures.note_done(worker, release["at"])
             for names in (self.begun, self._open, self._unjudged):
-                names.discard(state.unit.name)
+                names.discard(name)
             return
         for line in list(self._expand(worker, found)):
             self._add_line(state, worker, line)

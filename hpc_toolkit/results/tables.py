@@ -53,6 +53,9 @@ class Table:
         for some in batches(line for lines in self.lines() for line in lines.splitlines()):
             yield from decode_each(some)
 
+    def __len__(self) -> int:
+        return self.count
+
     @property
     def rows(self) -> list[Row]:
         return list(self)

@@ -272,7 +272,8 @@ def test_finish_times_are_close_to_those_of_the_queues_own_code() -> None:
     seconds = np.sort(np.random.default_rng(3).lognormal(4.0, 0.8, 120))[::-1].tolist()
     groups = tuple(Group((one,)) for one in seconds)
 
-    queue = simulate(Scenario(groups=groups, workers=4))
+    scenarios = [Scenario(groups=groups, workers=4, seed=seed) for seed in range(5)]
+    spans = [simulate(one).makespan_s for one in scenarios]  # the order is partly random
     found = finish_times([seconds], [0], 4)
 
-    assert queue.makespan_s == pytest.approx(found.max(), rel=0.05)
+    assert np.median(spans) == pytest.approx(found.max(), rel=0.05)

@@ -190,8 +190,8 @@ MISTAKES = [
         Mistake(
             "a table after a retry changes rows that stood",
             gather,
-            'if not (row["state"] == "failed" and lifted):',
-            "if False:",
+            "return kept.has(entry, position) and not (lifted",
+            "return False and not (lifted",
         ),
     ),
     (

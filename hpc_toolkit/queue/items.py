@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from array import array
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,6 +39,8 @@ class ItemLines:
         self.group_by = group_by
         self.lines: list[bytes] = []
         """In the order in which they were given, without newlines."""
+        from array import array  # workers do without it
+
         self.groups = array("l")
         """Number of each item's group, if there are groups."""
         self.labels: list[Any] = []

@@ -61,7 +61,7 @@ def check_work(home: Path, every: int) -> None:
         late = woken(frozen)
 
         assert (late.code, late.err) == (0, ""), f"{where}: {late}"
-        assert Run.open(place.run).table() == table, where
+        assert Run.open(place.run).table().rows == table.rows, where
         assert {(row["state"], row["attempts"]) for row in table.rows} == {("done", 1)}, where
         counts = Run.open(place.run).status().stages["items"]
         assert (counts.done, counts.duplicates <= ITEMS) == (ITEMS, True), where

@@ -30,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from arguments import directory, number, parser
-from ending import children, end, ended
+from ending import children, ended
 from resultsfile import facts, table, write_section
 from throughput import HPCTK, NOOP
 
@@ -38,24 +38,33 @@ _EVERY_S = 0.25
 _KILLS = 12
 
 
+# A process counts the memory of the one that started it, which would hold whole lists here.
+_USAGE = """
+import os, subprocess, sys, time
+began = time.perf_counter()
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+seconds = time.perf_counter() - began
+with open(sys.argv[1], "w") as file:
+    print(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, file=file)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
 def measured(argv: list[str], stdin: bytes = b"") -> tuple[float, float, float, bytes]:
     """Seconds, processor seconds, MiB of a command at its largest, and what it prints."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as printed,
+        tempfile.NamedTemporaryFile() as usage,
+    ):
         given.write(stdin)
         given.seek(0)
-        began = time.perf_counter()
-        process = subprocess.Popen(argv, stdin=given, stdout=printed)
-        try:
-            _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            end(process)
-            raise
-        seconds = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0, argv
+        observed = [sys.executable, "-c", _USAGE, usage.name, *argv]
+        subprocess.run(observed, stdin=given, stdout=printed, check=True)
+        seconds, cpu_s, mib = map(float, usage.read().split())
         printed.seek(0)
-        cpu_s = usage.ru_utime + usage.ru_stime
-        return seconds, cpu_s, usage.ru_maxrss / 1024, printed.read()
+        return seconds, cpu_s, mib, printed.read()
 
 
 def counts(root: Path) -> tuple[float, dict[str, int]]:

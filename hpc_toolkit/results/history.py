@@ -33,6 +33,8 @@ _MEMORY = 1 << 26
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 13, 1 << 20
 _TAIL = 1 << 16
 _ERROR_CHARS = 500
+_ROUNDING_S = 0.002
+"""Most by which rounding moves a claim's time: journals have milliseconds."""
 
 Record = Claim | Attempt | Release | Death
 _Run = tuple[str, int]
@@ -48,6 +50,8 @@ class _Course:
     """The unit run of its last line."""
     ended: float | None = None
     """When the last attempt in that unit run ended."""
+    at: float = -math.inf
+    """When its last line was written."""
 
 
 class _Unit(NamedTuple):
@@ -227,7 +231,8 @@ class History:
             run = (run[0], run[1] + 1)
         if run != course.run:
             course.run, course.ended = run, None
-            yield self._begun(unit, worker, line, run)
+            yield self._begun(unit, worker, line, run, course.at)
+        course.at = at
         if record["type"] == "death":
             yield from self._death(unit, record, worker, course.ended)
         elif record["type"] == "release":
@@ -237,14 +242,19 @@ class History:
             yield at, self._attempt(unit, worker, line)
             course.ended = at
 
-    def _begun(self, unit: _Unit, worker: str, line: Line, run: _Run) -> tuple[float, Claim]:
-        """The claim of the unit run that begins with ``line``."""
+    def _begun(
+        self, unit: _Unit, worker: str, line: Line, run: _Run, before: float
+    ) -> tuple[float, Claim]:
+        """The claim of the unit run that begins with ``line``; ``before``: time of the last one."""
         path, end = self.view.paths.journal(worker), self._end(worker)
         release = next_release(path, line.start, end, self._chunk)
         began = None
         imported = "from" in line.record  # its items ran in the run of the snapshot
         if release is not None and not imported and run == _run_of(release):
             began = round(release["at"] - release["seconds"], 3)
+            # It lies between the two lines, but all of these times are rounded.
+            between = min(max(began, before), line.record["at"])
+            began = between if abs(between - began) < _ROUNDING_S else began
         claim = unit.claim(run[1], worker, began)
         # The file server's clock must not change the order of this worker's lines.
         first = line.record["at"] - line.record.get("seconds", 0.0)

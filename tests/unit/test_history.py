@@ -188,6 +188,24 @@ def test_records_come_in_the_order_of_time_and_a_clock_set_back_changes_no_journ
     assert [one.end for one in found] == [7.0, 10.0, 5.0, 20.0, 30.0, 40.0]
 
 
+@pytest.mark.parametrize("seconds", [0.0016, 0.0])
+def test_a_claim_lies_between_the_lines_around_it_although_times_are_rounded(
+    fast_dir: Path, seconds: float
+) -> None:
+    toy = ToyRun(fast_dir / "run", 8)
+    worker = toy.worker("wa")
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0, at=10.085, seconds=0.0)
+    worker.release(10.085, seconds=0.0)
+    worker.claim(toy.unit_name(4))
+    worker.attempt(4, at=10.085, seconds=0.0)
+    worker.release(10.086, seconds=seconds)
+
+    times = [at for at, _ in history_of(toy).timed_records()]
+
+    assert times == sorted(times)
+
+
 def test_ends_tell_how_a_worker_ended_and_when_it_was_last_seen(disturbed: ToyRun) -> None:
     stopped = disturbed.worker("wc", host="n3")
     stopped.presence.update(state="finished", note="got SIGTERM")

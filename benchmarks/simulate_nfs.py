@@ -1,12 +1,13 @@
 """What do thousands of workers ask of a file server? Simulated, and counted by kind.
 
-    python benchmarks/simulate_nfs.py [--workers 32 256 1024] [--write]
+    python benchmarks/simulate_nfs.py [--workers 32 256 1024] [--steps N] [--write]
 
 The workers run the queue's own code in simulated time, on files that a simulated NFS server
-answers for; simulation/fileserver.py says what it does not model.
+answers for; simulation/fileserver.py says what it does not model. With ``--steps``, a campaign's
+coordinator adds a task for each worker, waits for the results, and adds the next ones.
 
 Takes two minutes of one processor for up to 1,024 workers; 4,096 workers with one checkpoint each
-take as long and 2 GiB. Needs nothing.
+take as long and 2 GiB, and each of their steps takes two minutes. Needs nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _PER_HOST = 4
 _SHOWN = 18
+_TASK_S = 20.0
 
 
 @dataclass
@@ -142,6 +144,49 @@ def growth(runs: list[Run]) -> list[str]:
     return table(head, rows)
 
 
+def step(workers: int, steps: int) -> Scenario:
+    """A task for each worker in each step, of arms of 32 tasks."""
+    arms = (Group((_TASK_S,) * min(32, workers)),) * max(1, workers // 32)
+    return Scenario(
+        groups=arms, workers=workers, workers_per_host=_PER_HOST, unit_size=1, steps=steps
+    )
+
+
+STEPS = ["workers", "a step takes", "tasks are claimed after, median and last",
+         "results are seen after the last one", "requests a task", "requests/s, most"]  # fmt: skip
+
+
+def step_row(found: Run) -> list[str]:
+    steps = found.outcome.steps[1:]  # in the first one all workers start
+    claimed = [at - one.added_s for one in steps for at in one.claimed_s]
+    last = statistics.median(max(one.claimed_s) - one.added_s for one in steps)
+    seen = statistics.median(one.seen_s - max(one.ended_s) for one in steps)
+    since = int(steps[0].added_s)
+    counted = {at: n for at, n in found.server.per_s.items() if at >= since}
+    return [
+        f"{found.workers:,}",
+        f"{statistics.median(one.seen_s - one.added_s for one in steps):.1f} s",
+        f"{statistics.median(claimed):.1f}, {last:.1f} s",
+        f"{seen:.1f} s",
+        f"{sum(counted.values()) / sum(len(one.ended_s) for one in steps):.0f}",
+        f"{max(counted.values()):,}",
+    ]
+
+
+def steps_of(workers: list[int], steps: int) -> list[str]:
+    """The table of steps of a campaign."""
+    found = [run(f"{steps} steps", step(n, steps)) for n in workers]
+    return [
+        facts(),
+        "",
+        "A coordinator adds one task for each worker, of arms of 32 tasks, waits for all results,",
+        f"and adds the next ones. A task takes {_TASK_S:.0f} s; the policy takes no time. The",
+        f"server is that of the tables above. Medians of {steps - 1} steps after the first.",
+        "",
+        *table(STEPS, [step_row(one) for one in found]),
+    ]
+
+
 WORDS = """
 Requests of NFSv4.2 at the server, each of which takes a round trip of 1 ms and 0.1 ms of the one
 server. Checkpoints for each worker: {each}, of 6, 6, 12 and 24 layers: 15 s to load one, 25 s for
@@ -159,10 +204,17 @@ def main() -> None:
     given.add_argument(
         "--lost", type=number, nargs="*", default=[32, 256, 1024], help="with deaths"
     )
+    given.add_argument("--steps", type=number, help="of a campaign, in place of checkpoints")
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = given.parse_args()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # three of each simulated worker
+    if options.steps:
+        lines = steps_of(options.workers, options.steps)
+        print("\n".join(lines))
+        if options.write:
+            write_section("Simulated file server, steps of a campaign", lines)
+        return
     calm = [run("undisturbed", checkpoints(n, options.each)) for n in options.workers]
     words = WORDS.format(each=options.each, per_host=_PER_HOST).splitlines()
     lines = [facts(), *words, "", *table(HEAD, [row(one) for one in calm])]

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.affinity import FreshUnits, group_key
-from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.items import Segment, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
+from simulation.coordinator import SimulatedCoordinator
 from simulation.scenario import Outcome
 from simulation.worker import STAGE, SimulatedWorker, Site, VirtualClock, host_of
 
@@ -84,7 +85,7 @@ class _Cluster:
         self._server = server
         self._look = look
         self._clock = VirtualClock()
-        self._items = len(scenario.places)
+        self._items = max(1, scenario.steps) * len(scenario.places)
         self._outcome = Outcome(scenario=scenario, left=set(range(self._items)))
         self._site = self._make_site(root)
         self._places = [_Place(number) for number in range(scenario.workers)]
@@ -92,13 +93,14 @@ class _Cluster:
         self._entries = 0
         self._restart = 0
         self._leaving: Preemption | None = None
+        self._coordinates = False
 
     def _make_site(self, root: Path) -> Site:
         paths = RunPaths(root)
         paths.make([STAGE])
         log = StageLog(paths.stage(STAGE))
         scenario = self._scenario
-        log.add_segment(
+        lines = list(
             encode_segment(
                 scenario.items(),
                 group_by=scenario.group_by,
@@ -106,11 +108,15 @@ class _Cluster:
                 kinds=scenario.kinds,
             )
         )
-        log.seal()
+        path = root / "segment.jsonl"
+        path.write_bytes(b"".join(lines))
+        segment = Segment(path, 1)  # as each of a coordinator's will be
+        if not scenario.steps:
+            log.add_segment(lines)
+            log.seal()
         stage = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"))
         manifest = Manifest(run="simulation", stages=(stage,))
         paths.manifest.write_bytes(manifest.to_bytes())
-        segment = log.segments[1]
         fresh = FreshUnits("")
         fresh.add(segment.units, lambda unit: group_key(segment.group_of(unit)))
         given = scenario.places
@@ -124,6 +130,7 @@ class _Cluster:
             log=log,
             places=[given[index] for index in order],
             units={unit.name: unit for unit in segment.units},
+            segments={},
             fresh=fresh,
             slow=self._server is not None,
         )
@@ -137,11 +144,13 @@ class _Cluster:
     def _run(self) -> Outcome:
         for place in self._places:
             self._at(0.0, partial(self._start, place))
+        if self._scenario.steps:
+            self._go_on_coordinating(SimulatedCoordinator(self._site).life())
         for kill in self._scenario.kills:
             self._at(kill.at_s, partial(self._kill, kill))
         for one in self._scenario.preemptions:
             self._at(one.at_s, partial(self._preempt, one))
-        while self._agenda and self._outcome.left:
+        while self._agenda and (self._outcome.left or self._coordinates):
             self._clock.now, _, action = heapq.heappop(self._agenda)
             action()
             if self._look is not None and self._items - len(self._outcome.left) >= self._look[0]:
@@ -149,15 +158,22 @@ class _Cluster:
                 look(self._clock)
         return self._conclude()
 
+    def _go_on_coordinating(self, life: Iterator[float]) -> None:
+        with self._on_host("coordinator"):
+            at_s = next(life, None)
+        self._coordinates = at_s is not None
+        if at_s is not None:
+            self._at(max(at_s, self._clock.now), lambda: self._go_on_coordinating(life))
+
     def _at(self, at_s: float, action: Callable[[], None]) -> None:
         self._entries += 1  # actions due at the same time run in the order of their entry
         heapq.heappush(self._agenda, (at_s, self._entries, action))
 
     @contextmanager
-    def _on_host(self, place: _Place) -> Iterator[None]:
-        """Count what is done to files until the end of the block for the host of a place."""
+    def _on_host(self, host: str) -> Iterator[None]:
+        """Count what is done to files until the end of the block for a host."""
         if self._server is not None:
-            self._server.host = host_of(place.number, self._scenario)
+            self._server.host = host
         try:
             yield
         finally:
@@ -169,7 +185,7 @@ class _Cluster:
             return
         name = f"seed{self._scenario.seed}-p{place.number:05d}-{place.births}"
         place.births += 1
-        with self._on_host(place):
+        with self._on_host(host_of(place.number, self._scenario)):
             place.worker = SimulatedWorker(
                 self._site, name, place=place.number, restart=self._restart
             )
@@ -180,7 +196,7 @@ class _Cluster:
         assert place.life is not None
         place.turn += 1
         turn = place.turn
-        with self._on_host(place):
+        with self._on_host(host_of(place.number, self._scenario)):
             at_s = next(place.life, None)
         if at_s is None:
             self._bury(place)

@@ -9,6 +9,7 @@ from hpc_toolkit.queue.units import MAX_UNIT
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
+    from simulation.coordinator import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,17 @@ class Scenario:
     tick_s: float = 1.0
     """Seconds between a worker's wake-ups while a step runs. Larger values make long simulations
     faster, but workers notice deaths and take over later."""
+    steps: int = 0
+    """How often a coordinator adds all items, each time when it has seen the results of the last
+    time; 0: they are there at the start, once, and there is no coordinator."""
     seed: int = 0
     """Part of the workers' names, from which their random choices follow."""
 
     @property
     def bound_s(self) -> float:
         """Lower bound on the makespan: nothing runs twice, and no worker is idle or dead."""
-        return sum(group.seconds for group in self.groups) / self.workers
+        times = max(1, self.steps)
+        return times * sum(group.seconds for group in self.groups) / self.workers
 
     @property
     def kinds(self) -> list[str] | None:
@@ -125,6 +130,8 @@ class Outcome:
     """When each killed worker died."""
     takeovers_s: list[float] = field(default_factory=list)
     """For every unit of a killed worker, the seconds until another worker had it."""
+    steps: list[Step] = field(default_factory=list)
+    """What the coordinator waited for."""
     _prepared: set[tuple[str, int]] = field(default_factory=set, repr=False)
 
     def prepared(self, step: str, group: int, seconds: float) -> None:

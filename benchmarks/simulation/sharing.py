@@ -9,16 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import MutableMapping, MutableSet
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hpc_toolkit.queue.affinity import FreshUnits
 from hpc_toolkit.queue.claims import Claims, parse_claim
+from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.state import UnitState
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import StageView
 
@@ -124,8 +126,28 @@ def _parsed(name: str) -> tuple[str, int]:
     return sys.intern(unit), generation
 
 
-def share(stage: StageView, units: Mapping[str, Unit]) -> None:
-    """Have a stage's view, of which nothing was read, share its units."""
+class SharedLog(StageLog):
+    """A log whose segments are kept once; each reader asks for them all the same."""
+
+    segments_of: dict[str, Segment]
+
+    def _read(self, target: str) -> None:
+        number = self.length + 1
+        if target in self.segments_of:
+            self.segments[number] = self.segments_of[target]
+            files.read_fresh(self.segments[number].path)
+            return
+        super()._read(target)
+        if number in self.segments:
+            self.segments_of[target] = self.segments[number]
+
+
+def share(stage: StageView, units: Mapping[str, Unit], segments: dict[str, Segment]) -> None:
+    """Have a stage's view, of which nothing was read, share its units and segments."""
+    log = cast("SharedLog", stage.log)
+    log.__class__, log.segments_of = SharedLog, segments
+    # All units are known from the start, so a segment adds none.
+    stage.state.add_units = lambda units: None  # type: ignore[method-assign]
     stage.claims = SharedClaims(stage.paths)
     stage.state.units = UnitStates(units)
     stage.state._open = Remaining(units)  # type: ignore[assignment]

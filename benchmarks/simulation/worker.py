@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from hpc_toolkit.queue.affinity import FreshUnits
+    from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.log import StageLog
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
@@ -64,7 +65,9 @@ class Site:
     places: list[tuple[int, int]]
     """For each item of the segment, its group and its index in the group."""
     units: dict[str, Unit]
-    """By name."""
+    """By name; a coordinator adds those of its segments."""
+    segments: dict[str, Segment]
+    """Those of a coordinator, by what the log says of them, once a worker has read them."""
     fresh: FreshUnits
     """All of them, to be shared."""
     slow: bool
@@ -79,7 +82,7 @@ class SiteView(RunView):
         stage = self.stages[STAGE]
         stage.log.segments = dict(site.log.segments)
         stage.log.sealed, stage.log.length = site.log.sealed, site.log.length
-        share(stage, site.units)
+        share(stage, site.units, site.segments)
 
     def poll_journals(self) -> None:
         """Poll the journals in order of names. The order of a directory depends on the filesystem,
@@ -152,7 +155,8 @@ class SimulatedWorker:
             world_size=site.scenario.workers,
             restarted=restart > 0,
         )
-        self._picker._fresh[STAGE] = SharedFresh(site.fresh, name, place, site.scenario.workers)
+        if not site.scenario.steps:
+            self._picker._fresh[STAGE] = SharedFresh(site.fresh, name, place, site.scenario.workers)
         self._loaded: tuple[str, str | None] = ("", None)
         self._context = -1
         self._forwarded = False
@@ -218,6 +222,8 @@ class SimulatedWorker:
         stage, unit = assignment.stage, assignment.unit
         lines = UnitLines(self._journal, self._clock, assignment)
         self._looked_at = self._clock.now
+        if self._site.outcome.steps:
+            self._site.outcome.steps[unit.entry - 1].claimed_s.append(self._clock.now)
         for item in self._order(assignment, lines):
             if self._stop:
                 break
@@ -246,9 +252,13 @@ class SimulatedWorker:
         suspects = state.suspects(name)
         for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
             lines.killer(item, len(suspects[item]))
-            self._site.outcome.left.discard(item)
+            self._site.outcome.left.discard(self._number(assignment.unit, item))
             order.remove(item)
         return order
+
+    def _number(self, unit: Unit, item: int) -> int:
+        """The number in the run of an item of a segment; all segments are equally long."""
+        return (unit.entry - 1) * len(self._site.places) + item
 
     def _attempt(self, item: int, assignment: Assignment, lines: UnitLines) -> Steps:
         """Run an item; return whether it was done or else cut short."""
@@ -285,7 +295,9 @@ class SimulatedWorker:
         self._journal.sync()  # items are longer than the half second that lines wait for a sync
         lines.tally.done += 1
         self._done += 1
-        outcome.ended(item, item_s)
+        outcome.ended(self._number(assignment.unit, item), item_s)
+        if outcome.steps:
+            outcome.steps[assignment.unit.entry - 1].ended_s.append(self._clock.now)
         return True
 
     def _step(self, seconds: float) -> Steps:

@@ -103,7 +103,8 @@ class Picker:
         news = pacing.poll_due
         found = self.fresh(loaded, news=news)
         if news:
-            pacing.polled(self.polled)
+            growing = any(not stage.log.sealed for stage in self.view.stages.values())
+            pacing.polled(self.polled, growing=growing)
         if found is None and not pacing.local:
             found = self.take_released()
         if found is not None or self.reported_complete or not pacing.scan_due():

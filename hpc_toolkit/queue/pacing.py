@@ -2,7 +2,8 @@
 
 On a filesystem of this machine alone, looks cost only this machine's time and may use a twentieth
 of it. On a shared filesystem, all workers of a run share a fixed number of metadata operations per
-second, however many they are: each uses its part, at random times of its own.
+second, however many they are: each uses its part, at random times of its own. While new items may
+be added, a worker that just ran out of them looks more often, since they often come soon.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _LEAST_AT_START = 8
 _FIRST_LOCAL_S = 0.002
 _TICK_S = 1.0
 _POLL_SHARED_S = 1.0
+_SOON = 0.5
+"""Longest pause between polls for items that may come soon, as a part of the time waited so far."""
 _SCAN_FIRST_S = 0.03
 _SCAN_LOCAL_S = 0.5
 _SCAN_SHARED_S = 15.0
@@ -94,10 +97,15 @@ class Pacing:
     def poll_due(self) -> bool:
         return self.local or self._clock.monotonic() >= self._poll_at
 
-    def polled(self, heads: int) -> None:
-        """Record that ``heads`` files named ``head`` were opened just now."""
-        poll_s = max(_POLL_SHARED_S, heads * self.workers / POLLS_PER_S)
-        self._poll_at = self._clock.monotonic() + poll_s * self._random.uniform(1.0, 1.25)
+    def polled(self, heads: int, *, growing: bool = True) -> None:
+        """Record that ``heads`` files named ``head`` were opened just now.
+
+        ``growing``: whether items may still be added to the run.
+        """
+        now, poll_s = self._clock.monotonic(), heads * self.workers / POLLS_PER_S
+        if growing and not self._busy:
+            poll_s = min(poll_s, _SOON * (now - self._waits_since))
+        self._poll_at = now + max(_POLL_SHARED_S, poll_s) * self._random.uniform(1.0, 1.25)
 
     @property
     def wait_s(self) -> float:
@@ -122,6 +130,7 @@ class Pacing:
             self._begin_shift()
         if self._busy:
             self._waits_since = self._began
+            self._poll_at = min(self._poll_at, self._began + _POLL_SHARED_S)
         self._busy = False
         return self._began >= self._scan_at
 

@@ -12,7 +12,7 @@ from hpc_toolkit.queue.affinity import Durations, group_key
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import presence_of
 from hpc_toolkit.queue.log import StageLog
-from hpc_toolkit.queue.pacing import READINGS_PER_S, pause_local_s
+from hpc_toolkit.queue.pacing import PER_LOOK, READINGS_PER_S, pause_local_s
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
 from hpc_toolkit.rundir import files
@@ -31,8 +31,9 @@ _PACE = 16
 _INTERVALS = 240
 _LONGEST_S = 30 * 86400.0
 _LOOK_S = 1.0
-_MOST_OWNERS = 100
 _LEAST_OTHERS = 4
+_SOON, _MOST_PER_S = 0.25, 500.0
+"""All holders are read within this part of the time waited so far, but not more files a second."""
 _MOST_FAILURES = 4000
 """Lines of failures in memory; a status shows at most half as many."""
 
@@ -352,18 +353,28 @@ class Follower:
             return pause_local_s(waited_s) if self._local else _LOOK_S
         stage.poll_log(hinted=True)
         stage.claims.refresh()
-        asked = 3 + self._read_holders(stage.holders(units))
+        holders = stage.holders(units)
+        soon = PER_LOOK * len(holders) / max(_LOOK_S, _SOON * waited_s)
+        per_s = max(READINGS_PER_S, min(soon, _MOST_PER_S))
+        asked = 3 + self._read_holders(stage.state, holders, per_s * _LOOK_S)
         asked += self._read_others(max(_LEAST_OTHERS, int(READINGS_PER_S * _LOOK_S) - asked))
-        return max(_LOOK_S, asked / READINGS_PER_S)
+        return max(_LOOK_S, asked / per_s)
 
-    def _read_holders(self, holders: Collection[str]) -> int:
-        """Read what holders wrote, least recently read first; return the number of files read."""
+    def _read_holders(self, state: StageState, holders: Collection[str], most: float) -> int:
+        """Read what holders wrote, least recently read first; return the number of files read.
+
+        Files that show a unit as finished do not count: units finish only once.
+        """
         asked = 0
-        for owner in sorted(holders, key=lambda one: (self._asked.get(one, 0), one))[:_MOST_OWNERS]:
+        order = sorted(holders, key=lambda one: (self._asked.get(one, 0), one))
+        for owner in order[: int(_MOST_PER_S * _LOOK_S)]:
+            if asked >= most:
+                break
             self._asked[owner] = self._looks
-            presence = self._view.presence(owner)
+            before, presence = len(state.open), self._view.presence(owner)
             progress = None if presence is None else presence.progress
-            asked += 1 + self._view.poll_if_moved(owner, progress)
+            read = 1 + self._view.poll_if_moved(owner, progress)
+            asked += read if len(state.open) == before else 0
         return asked
 
     def _read_others(self, count: int) -> int:

@@ -88,28 +88,47 @@ def test_a_second_of_waiting_asks_for_no_more_than_its_part(waiting: Waiting) ->
     assert len(counted.calls) <= 1.1 * READINGS_PER_S * seconds
 
 
-def test_many_holders_are_asked_in_turn_and_those_who_are_ready_soon(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 250, unit=1)
-    workers = [toy.worker(f"w{number:03d}") for number in range(250)]
-    for number, worker in enumerate(workers):
-        worker.claim(toy.unit_name(number))
-    view = toy.view()
-    stage = view.stages["items"]
-    follower = Follower(view, local=False)
-    follower.look(stage, stage.state.open)
-    with CountedCalls() as counted:
-        for _ in range(3):
-            follower.look(stage, stage.state.open)
-    assert {f"{worker.name}.json" for worker in workers} <= set(counted.opened())
-    for number, worker in enumerate(workers):
+class Crowd:
+    """A process that waits for 250 units, each of which another worker holds."""
+
+    def __init__(self, root: Path) -> None:
+        toy = ToyRun(root / "r", 250, unit=1)
+        self.workers = [toy.worker(f"w{number:03d}") for number in range(250)]
+        for number, worker in enumerate(self.workers):
+            worker.claim(toy.unit_name(number))
+        view = toy.view()
+        self.stage: StageView = view.stages["items"]
+        self._follower = Follower(view, local=False)
+        self._follower.look(self.stage, self.stage.state.open)
+
+    def look(self, waited_s: float) -> float:
+        return self._follower.look(self.stage, self.stage.state.open, waited_s)
+
+
+def test_holders_who_are_ready_are_all_seen_by_one_look(fast_dir: Path) -> None:
+    crowd = Crowd(fast_dir)
+    for number, worker in enumerate(crowd.workers):
         worker.attempt(number)
         worker.release()
         worker.presence.update(done=1, journal=worker.journal.size)
 
-    seconds = [follower.look(stage, stage.state.open) for _ in range(3)]
+    assert crowd.look(3600.0) == 1.0
+    assert not crowd.stage.state.open
 
-    assert max(seconds) <= 2 * 105 / READINGS_PER_S
-    assert not stage.state.open
+
+@pytest.mark.parametrize(("waited_s", "per_s"), [(8.0, 250), (40.0, 50), (3600.0, 20)])
+def test_a_round_of_all_holders_takes_a_quarter_of_the_wait_or_the_usual_rate(
+    fast_dir: Path, waited_s: float, per_s: int
+) -> None:
+    crowd = Crowd(fast_dir)
+    seconds, wanted = 0.0, {f"{worker.name}.json" for worker in crowd.workers}
+    with CountedCalls() as counted:
+        while not wanted <= set(counted.opened()):
+            seconds += crowd.look(waited_s)
+
+    # Each claim is read once as well.
+    assert len(counted.calls) - len(crowd.workers) <= 1.2 * seconds * per_s
+    assert seconds <= 1.4 * 2 * len(crowd.workers) / per_s
 
 
 def test_results_that_nobody_told_of_are_seen_in_the_end(waiting: Waiting) -> None:

@@ -146,6 +146,37 @@ def test_a_small_run_polls_a_shared_filesystem_every_few_seconds() -> None:
     assert first.scans > 600 / 30
 
 
+def polls_of(pacing: Pacing, clock: ManualClock, *, growing: bool) -> list[float]:
+    """When a worker that ran out of items polls the log, in seconds after that."""
+    pacing.worked()
+    pacing.polled(1, growing=growing)
+    clock.advance(5.0)  # an item
+    began, polls = clock.monotonic(), list[float]()
+    while clock.monotonic() - began < HOUR_S:
+        if pacing.poll_due:
+            polls.append(clock.monotonic() - began)
+            pacing.polled(1, growing=growing)
+        pacing.scan_due()
+        clock.advance(0.125)
+    return polls
+
+
+def test_a_worker_polls_soon_after_its_last_item_and_then_at_the_rate_of_an_idle_run() -> None:
+    """Of the next step of a campaign, which follows soon, a pause is a large part."""
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, 1024, local=False).pacing
+
+    for _ in range(2):
+        polls = polls_of(pacing, clock, growing=True)
+
+        assert polls[0] <= 1.25
+        assert all(after - at <= 1.25 * max(1.0, at / 2) + 0.25 for at, after in pairwise(polls))
+        assert all(after - at >= 51.2 for at, after in pairwise(polls) if at > 102.4)
+        assert len(polls) < 15 + HOUR_S / 51.2
+    # Nothing can follow in a sealed log.
+    assert len(polls_of(pacing, clock, growing=False)) <= 2 + HOUR_S / 51.2
+
+
 def test_a_worker_that_waits_wakes_every_second_for_its_heart() -> None:
     clock = ManualClock()
     pacing = Waiting(clock, 0, 4096, local=False).pacing

@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hpc_toolkit.planning.lengths import Lengths
-    from hpc_toolkit.planning.repeats import Kind
+    from hpc_toolkit.planning.repeats import Floats, Kind
     from hpc_toolkit.planning.work import StageWork
 
 
@@ -44,7 +45,7 @@ class Job:
     since it loaded the context."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Phase:
     """Jobs that begin when those of the phase before have ended."""
 
@@ -56,12 +57,18 @@ class Phase:
     done: Mapping[str, frozenset[Kind]] = field(default_factory=dict)
     """The kinds that each worker has done since its last load."""
 
+    @cached_property
+    def order(self) -> _Order:
+        """The order of all jobs, which is the same for each number of workers."""
+        return _Order(self.jobs)
+
 
 class Course:
     """The result of a schedule: when every job runs."""
 
-    def __init__(self, spans: list[tuple[float, float, int]]) -> None:
-        self._spans = np.array(spans or [(0.0, 0.0, 0)], dtype=np.float64)
+    def __init__(self, spans: Sequence[Floats]) -> None:
+        """``spans`` are arrays of the begins, ends and item counts of jobs, a job in each row."""
+        self._spans = np.concatenate([*spans, np.zeros((1, 3))])
         self.makespan_s = float(self._spans[:, 1].max())
         """Seconds until the last item ends."""
         self.busy_s = float((self._spans[:, 1] - self._spans[:, 0]).sum())
@@ -137,12 +144,11 @@ def schedule(phases: Sequence[Phase], workers: int | dict[str, str]) -> Course:
         for name, kinds in phase.done.items():
             if name in hands:
                 hands[name].done |= kinds
-    spans: list[tuple[float, float, int]] = []
+    spans: list[Floats] = []
     ended = 0.0
     for phase in phases:
-        new = _hand_out(phase, hands, ended + phase.wait_s)
-        ended = max((end for _, end, _ in new), default=ended + phase.wait_s)
-        spans += new
+        spans.append(_hand_out(phase, hands, ended + phase.wait_s))
+        ended = float(spans[-1][:, 1].max(initial=ended + phase.wait_s))
     return Course(spans)
 
 
@@ -167,9 +173,7 @@ class _Hand:
         return seconds
 
 
-def _hand_out(
-    phase: Phase, hands: dict[str, _Hand], begin: float
-) -> list[tuple[float, float, int]]:
+def _hand_out(phase: Phase, hands: dict[str, _Hand], begin: float) -> Floats:
     """Return begin, end and item count of each job, and update the workers."""
     held: dict[str, Job] = {}
     rest = []
@@ -178,67 +182,102 @@ def _hand_out(
             held[one.holder] = one
         else:
             rest.append(one)
-    waiting = _Waiting(rest)
-    spans = []
-    free: list[tuple[float, int, str]] = []
+    order = _Order(rest) if held else phase.order
+    spans: list[tuple[float, float, int]] = []
     # A worker that holds a job ends it, even if the search keeps fewer workers busy from now on.
     most = max(len(held), phase.most_workers or len(hands))
     others = (name for name in hands if name not in held)
-    busy = [*held, *islice(others, most - len(held))]
-    for number, name in enumerate(busy):
-        at = begin
-        if own := held.get(name):
-            at += hands[name].takes(own)
-            spans.append((begin, at, own.count))
-        heapq.heappush(free, (at, number, name))
-    while free:
-        at, number, name = heapq.heappop(free)
-        taken = waiting.take(hands[name].loaded)
-        if taken is not None:
-            end = at + hands[name].takes(taken)
-            spans.append((at, end, taken.count))
-            heapq.heappush(free, (end, number, name))
-    return spans
+    busy = [hands[name] for name in [*held, *islice(others, most - len(held))]]
+    for hand, own in zip(busy, held.values(), strict=False):
+        spans.append((begin, begin + hand.takes(own), own.count))
+    free = [(end, number) for number, (_, end, _) in enumerate(spans)]
+    free += [(begin, number) for number in range(len(held), len(busy))]
+    heapq.heapify(free)
+    if free and order.is_fixed_for(busy):
+        found = _in_order(order, busy, free)
+    else:
+        found = _by_preference(order, busy, free)
+    return np.concatenate([np.array(spans, dtype=np.float64).reshape(-1, 3), found])
 
 
-class _Waiting:
-    """The jobs of one phase that no worker has taken."""
+def _in_order(order: _Order, busy: Sequence[_Hand], free: list[tuple[float, int]]) -> Floats:
+    """Hand out jobs whose order does not depend on what the free worker has loaded."""
+    loads_s, begins, ends = order.loads_s, [], []
+    # In several groups of one job, each job is loaded, which its seconds here contain.
+    cold = {n for n, hand in enumerate(busy) if loads_s and hand.loaded not in order.groups}
+    last: dict[int, int] = {}
+    for number, seconds in enumerate(order.seconds):
+        at, worker = free[0]
+        end = at + seconds
+        if worker in cold:
+            cold.remove(worker)
+            end = at + (seconds + loads_s[number])
+        begins.append(at)
+        ends.append(end)
+        last[worker] = number
+        heapq.heapreplace(free, (end, worker))
+    for worker, number in last.items():
+        busy[worker].takes(order.jobs[number])
+    return np.column_stack([begins, ends, order.counts])
+
+
+def _by_preference(order: _Order, busy: Sequence[_Hand], free: list[tuple[float, int]]) -> Floats:
+    """Hand out jobs of the group that a free worker has loaded, or of the next group."""
+    groups = {key: jobs[::-1] for key, jobs in order.groups.items()}
+    left, fresh = dict(order.left), deque(order.keys)
+    spans: list[tuple[float, float, int]] = []
+    while free and groups:
+        at, worker = free[0]
+        hand = busy[worker]
+        key = hand.loaded
+        if key not in groups:
+            while fresh and len(groups.get(fresh[0], ())) < len(order.groups[fresh[0]]):
+                fresh.popleft()  # another worker has begun it
+            key = fresh.popleft() if fresh else max(groups, key=left.__getitem__)
+        job = groups[key].pop()
+        if groups[key]:
+            left[key] -= job.seconds
+        else:
+            del groups[key]
+        # Most jobs are of the loaded group, so this skips a call.
+        seconds = job.seconds if key == hand.loaded and not job.firsts else hand.takes(job)
+        spans.append((at, at + seconds, job.count))
+        heapq.heapreplace(free, (at + seconds, worker))
+    return np.array(spans, dtype=np.float64).reshape(-1, 3)
+
+
+class _Order:
+    """The jobs of one phase by group, and the order in which groups are begun."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._groups: dict[str, deque[Job]] = {}
+        self.groups: dict[str, list[Job]] = {}
         for job in jobs:
-            self._groups.setdefault(job.key, deque()).append(job)
-        self._left = {key: sum(job.seconds for job in of) for key, of in self._groups.items()}
-        items = {key: sum(job.count for job in of) for key, of in self._groups.items()}
+            self.groups.setdefault(job.key, []).append(job)
+        self.left = {key: sum(job.seconds for job in of) for key, of in self.groups.items()}
+        items = {key: sum(job.count for job in of) for key, of in self.groups.items()}
+        kin = {key: siblings_key(key) for key in self.groups}
         totals: dict[str | None, tuple[float, float]] = {}
         for key, count in items.items():
-            seconds, siblings = totals.get(siblings_key(key), (0.0, 1e-9))
-            totals[siblings_key(key)] = (seconds + self._left[key], siblings + count)
+            seconds, siblings = totals.get(kin[key], (0.0, 1e-9))
+            totals[kin[key]] = (seconds + self.left[key], siblings + count)
 
         def weight(key: str) -> float:
             """Like the queue: seconds per item of the sibling groups, times the group's items."""
-            seconds, siblings = totals[siblings_key(key)]
+            seconds, siblings = totals[kin[key]]
             return seconds / siblings * items[key]
 
-        self._fresh = deque(sorted(self._groups, key=lambda key: -weight(key)))
-        self._begun: set[str] = set()
+        self.keys = sorted(self.groups, key=lambda key: -weight(key))
+        self.jobs = [job for key in self.keys for job in self.groups[key]]
+        self.counts = [job.count for job in self.jobs]
+        alone = len(self.groups) == len(self.jobs)
+        self.seconds = [job.seconds + (job.load_s if alone else 0.0) for job in self.jobs]
+        self.loads_s = [] if alone else [job.load_s for job in self.jobs]
+        """Seconds to load, where the loads are not in :attr:`seconds`."""
+        self._fixed = (alone or len(self.groups) == 1) and not any(job.firsts for job in jobs)
 
-    def take(self, loaded: str) -> Job | None:
-        """Remove and return the next job for a worker; None if none is left."""
-        if not self._groups:
-            return None
-        key = loaded if loaded in self._groups else self._next()
-        self._begun.add(key)
-        of = self._groups[key]
-        job = of.popleft()
-        self._left[key] -= job.seconds
-        if not of:
-            del self._groups[key]
-        return job
-
-    def _next(self) -> str:
-        while self._fresh:
-            key = self._fresh.popleft()
-            if key in self._groups and key not in self._begun:
-                return key
-        return max(self._groups, key=lambda key: self._left[key])
+    def is_fixed_for(self, hands: Sequence[_Hand]) -> bool:
+        """Return whether all jobs of one group, or groups of one job that none of the workers has
+        loaded, are handed out in the order of :attr:`jobs`.
+        """
+        loaded = not self.loads_s and any(hand.loaded in self.groups for hand in hands)
+        return self._fixed and not loaded

@@ -486,6 +486,25 @@ def test_the_longest_group_is_begun_first_and_others_help() -> None:
     assert schedule([Phase(jobs)], 2).makespan_s == 5.0
 
 
+@pytest.mark.parametrize("keys", [["s/a"] * 40, [f"s/a{n}" for n in range(40)]])
+@pytest.mark.parametrize("workers", [3, 50, {"w1": "s/a", "w2": "s/a7", "w3": ""}])
+def test_a_fixed_order_is_that_of_the_preference(
+    keys: list[str], workers: int | dict[str, str]
+) -> None:
+    chance = np.random.default_rng(1)
+    jobs = [job(key, float(chance.exponential()), 0.5) for key in keys]
+    jobs[5] = replace(jobs[5], holder="w1")
+    # The order is not fixed if a kind of item may take longer as the first one, by 0 s here.
+    free = [replace(one, firsts=[((one.key, 0), 0.0)]) for one in jobs]
+    later = Phase([job("s/a", 1.0, 9.0), job("s/a9", 1.0, 9.0)])
+
+    fixed, preferred = (schedule([Phase(one), later], workers) for one in (jobs, free))
+
+    assert fixed.makespan_s == preferred.makespan_s
+    assert fixed.busy_s == pytest.approx(preferred.busy_s)
+    assert fixed.share_by(5.0) == pytest.approx(preferred.share_by(5.0))
+
+
 def test_the_living_go_on_with_what_they_hold() -> None:
     jobs = [job("s/a", 5.0, 100.0, holder="w1"), job("s/a", 1.0, 100.0)]
 

@@ -42,11 +42,10 @@ class Claims:
 
     def refresh(self) -> None:
         for name in files.list_names(self._paths.claims):
-            # Nearly all claims are first ones that are known, and a campaign has thousands.
-            if name.endswith(_FIRST) and name[: -len(_FIRST)] in self.newest:
-                continue
-            parsed = parse_claim(name)
-            if parsed is not None:
+            # Nearly all claims are first ones, and a long list has tens of thousands.
+            if name.endswith(_FIRST):
+                self.newest.setdefault(name[: -len(_FIRST)], 1)
+            elif (parsed := parse_claim(name)) is not None:
                 self._note(*parsed)
 
     def _note(self, unit: str, generation: int) -> None:

@@ -383,9 +383,9 @@ def _parse_header(line: bytes) -> dict[str, Any]:
 
 def _check_units(rows: list[list[int]], groups: int) -> int:
     """Check that units follow each other without a gap; return the number of their items."""
-    first, behind = 0, -1
+    first, behind, four = 0, -1, [int] * 4
     for row in rows:
-        if len(row) != 4 or any(type(number) is not int for number in row):
+        if list(map(type, row)) != four:
             message = f"unit {row!r} is not four numbers"
             raise TypeError(message)
         # A gap or an overlap would give an item the result of another item.

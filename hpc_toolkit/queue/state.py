@@ -40,7 +40,10 @@ class FailureTracker(dict[str, ConsecutiveFailures]):
     """The failures in a row of every worker that wrote an attempt."""
 
     def of(self, worker: str) -> ConsecutiveFailures:
-        return self.setdefault(worker, ConsecutiveFailures())
+        failures = self.get(worker)
+        if failures is None:
+            failures = self[worker] = ConsecutiveFailures()
+        return failures
 
     def note_done(self, worker: str, at: float) -> None:
         failures = self.of(worker)
@@ -133,7 +136,8 @@ class UnitState(Record, frozen=False):
 
     unit: Unit
     clean: tuple[str, UnitRun] | None
-    """The worker and the unit run that did every item, if no other attempts are known."""
+    """The worker and the unit run, without its record, that did every item, if no other attempts
+    are known."""
     histories: dict[int, History]
     """Histories by position, if the unit is kept item by item."""
     released: set[int]
@@ -204,33 +208,36 @@ class StageState:
         self._unjudged.clear()
         return self._open
 
-    def add(self, worker: str, found: Line | UnitRun) -> None:
-        record = found.record if isinstance(found, Line) else found.release
-        name = record["unit"].rpartition("/")[2]
+    def add(self, worker: str, found: Line | UnitRun) -> Unit | None:
+        """Add what a journal says of a unit; return the unit, or None if it is not known yet."""
+        name = found.record["unit"].rpartition("/")[2]
         state = self.units.get(name)
         if state is None:
             self._orphans.setdefault(name, []).append((worker, found))
-            return
+            return None
+        if isinstance(found, UnitRun) and self._is_clean(state, found):
+            state.released.add(found.record["generation"])
+            # Without the record, which takes most of the memory of a long list.
+            state.clean = (worker, UnitRun({}, *found[1:]))
+            self.consecutive_failures.note_done(worker, found.record["at"])
+            for names in (self.begun, self._open, self._unjudged):
+                names.discard(name)
+            return state.unit
         self.begun.add(name)
         if isinstance(found, Line):
             self._add_line(state, worker, found)
         else:
-            self._add_unit_run(name, state, worker, found)
+            state.released.add(found.record["generation"])
+            for line in list(self._expand(worker, found)):
+                self._add_line(state, worker, line)
+        return state.unit
 
-    def _add_unit_run(self, name: str, state: UnitState, worker: str, found: UnitRun) -> None:
-        release = found.release
-        state.released.add(release["generation"])
-        if found.start == found.end:
-            return
+    @staticmethod
+    def _is_clean(state: UnitState, found: UnitRun) -> bool:
+        """Whether a unit run did every item of a unit of which no attempt is known."""
+        done, lines = found.record["done"], found.record["lines"]
         first = state.clean is None and not state.histories
-        if first and release["done"] == release["lines"] == state.unit.count:
-            state.clean = (worker, found)
-            self.consecutive_failures.note_done(worker, release["at"])
-            for names in (self.begun, self._open, self._unjudged):
-                names.discard(name)
-            return
-        for line in list(self._expand(worker, found)):
-            self._add_line(state, worker, line)
+        return first and done == lines == state.unit.count and found.start < found.end
 
     def _add_line(self, state: UnitState, worker: str, line: Line) -> None:
         record = line.record

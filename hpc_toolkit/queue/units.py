@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-from hpc_toolkit.system.record import Record
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,14 +22,14 @@ _MAX_GROUP_UNITS = 8192  # or a few percent more, as sizes are rounded
 # With more groups, several complete groups share a unit, or claims would need too many inodes.
 
 
-class Unit(Record):
+class Unit(NamedTuple):
     """Consecutive items of one segment."""
 
     entry: int
     """Number of the segment in the stage's log."""
     first: int
     """Position of the first item in the segment, from 0."""
-    count: int
+    count: int  # type: ignore[assignment]
     """Number of items."""
     group: int
     """Index of the first item's group in the segment; -1 without groups."""

@@ -87,12 +87,9 @@ class StageView:
             self.state.refresh_floors()
 
     def add(self, worker: str, found: Line | UnitRun) -> None:
-        self.state.add(worker, found)
-        record = found.record if isinstance(found, Line) else found.release
-        if record["type"] == "release":
-            unit = self.state.units.get(record["unit"].rpartition("/")[2])
-            if unit is not None:
-                self.durations.add(self.group_of(unit.unit), record["done"], record["seconds"])
+        unit, record = self.state.add(worker, found), found.record
+        if unit is not None and record["type"] == "release":
+            self.durations.add(self.group_of(unit), record["done"], record["seconds"])
 
     def group_of(self, unit: Unit) -> str | None:
         """Key of the group of a unit's first item; None without groups."""
@@ -308,17 +305,17 @@ class RunView:
         if worker not in self.readers:
             self.readers[worker] = JournalReader(self.paths.journal(worker))
         reader, look = self.readers[worker], self.probes.look
+        pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
         for found in reader.poll(lambda: look(JOURNAL, worker, reader.open)):
-            record = found.record if isinstance(found, Line) else found.release
+            record = found.record
             stage = self.stages.get(record.get("unit", "").partition("/")[0])
             if stage is None:
                 continue
             stage.add(worker, found)
-            if isinstance(found, UnitRun) or record["type"] in ("done", "failed", "permanent"):
-                is_done = record["type"] == "done"
-                done = record["done"] if isinstance(found, UnitRun) else int(is_done)
-                if is_done or isinstance(found, UnitRun):
-                    pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
+            kind = "unit run" if isinstance(found, UnitRun) else record["type"]
+            if kind in ("unit run", "done", "failed", "permanent"):
+                done = record["done"] if kind == "unit run" else int(kind == "done")
+                if kind in ("unit run", "done"):
                     pace.append((done, record["seconds"]))
                 self.throughput.add(record["at"], record["seconds"], done)
 

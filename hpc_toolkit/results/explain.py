@@ -222,6 +222,6 @@ def records_of(view: RunView, worker: str, unit: str = "") -> Iterator[dict[str,
     for found in JournalReader(path).poll():
         if isinstance(found, Line):
             yield found.record
-        elif unit in ("", found.release["unit"]):
+        elif unit in ("", found.record["unit"]):
             yield from read_unit_run(path, found)
-            yield found.release
+            yield found.record

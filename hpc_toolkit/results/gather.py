@@ -275,7 +275,7 @@ def _lines_of(
         (data,) = read_spans(path, [(run.start, run.end)])
         lines = data.split(b"\n")[:-1]
         ends = {line[-CRC_LENGTH : len(_CRC) - CRC_LENGTH] for line in lines}
-        if crc32(data) != int(run.release["sum"], 16) or ends != {_CRC}:
+        if crc32(data) != run.sum or ends != {_CRC}:
             raise _changed(path)
         return [_form(state.unit.entry, worker, 1, done=True)] * len(lines), lines
     refs: dict[str, list[tuple[bytes, Ref]]] = {}

@@ -83,7 +83,7 @@ def read_hosts(
 
 
 def _worker(view: RunView, one: Presence, *, is_alive: bool, is_busy: bool) -> WorkerLine:
-    done, seconds = map(sum, zip(*view.pace.get(one.worker, ((0, 0.0),)), strict=True))
+    done, seconds = map(sum, zip(*view.pace.get(one.worker) or ((0, 0.0),), strict=True))
     drains = DRAINS if one.state == DRAINING else ALIVE
     return WorkerLine(
         name=one.worker,

@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from hpc_toolkit.rundir.files import write_all
-from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,8 @@ _RELEASE = b'{"type":"release",'
 CRC_LENGTH = len(b',"crc":"00000000"}')
 """Bytes of a line from its checksum on."""
 _CHUNK = 1 << 20
+
+_decode = json.JSONDecoder().decode  # ``json.loads`` would first look for the encoding
 
 
 def seal_line(body: bytes) -> bytes:
@@ -53,7 +54,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     if not is_whole(line):
         return None
     try:
-        record = json.loads(line)
+        record = _decode(line.decode())
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
@@ -98,7 +99,7 @@ class JournalWriter:
         os.close(self._fd)
 
 
-class Line(Record):
+class Line(NamedTuple):
     """One valid line and its position."""
 
     record: dict[str, Any]
@@ -108,13 +109,16 @@ class Line(Record):
     """Byte offset after the newline."""
 
 
-class UnitRun(Record):
+class UnitRun(NamedTuple):
     """All lines of one unit run, which one worker wrote, verified by one checksum."""
 
-    release: dict[str, Any]
+    record: dict[str, Any]
+    """The release."""
     start: int
     end: int
     """Byte offset of the release line."""
+    sum: int
+    """CRC-32 of the bytes between the two."""
 
 
 class JournalReader:
@@ -171,10 +175,11 @@ class JournalReader:
         position, view = 0, memoryview(data)  # a slice of bytes would be a copy
         for release, at, end in reversed(_releases(data, stop, base)):
             start = release["start"] - base
-            whole = position <= start <= at
-            if whole and crc32(view[start:at]) == int(release["sum"], 16):
-                yield from self._lines(data, position, start, base)
-                yield UnitRun(release, base + start, base + at)
+            whole, wanted = position <= start <= at, int(release["sum"], 16)
+            if whole and crc32(view[start:at]) == wanted:
+                if position < start:
+                    yield from self._lines(data, position, start, base)
+                yield UnitRun(release, base + start, base + at, wanted)
                 position = end
                 self._offset = base + position
         yield from self._lines(data, position, stop, base)
@@ -231,7 +236,7 @@ def read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> list[bytes]:
 def read_unit_run(path: Path, found: UnitRun) -> list[dict[str, Any]]:
     """The records of a unit run, parsed in one call if its checksum is still right."""
     (data,) = read_spans(path, [(found.start, found.end)])
-    if data and crc32(data) == int(found.release["sum"], 16):
+    if data and crc32(data) == found.sum:
         with suppress(ValueError):
             records: list[dict[str, Any]] = json.loads(b"[%s]" % data[:-1].replace(b"\n", b","))
             return records

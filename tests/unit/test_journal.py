@@ -45,7 +45,7 @@ def records(found: Iterable[Line | UnitRun], path: Path) -> list[dict[str, Any]]
     for one in found:
         if isinstance(one, UnitRun):
             lines += [line.record for line in read_lines(path, one.start, one.end)]
-            lines.append(one.release)
+            lines.append(one.record)
         else:
             lines.append(one.record)
     return lines

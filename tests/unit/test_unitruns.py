@@ -175,7 +175,7 @@ class Stage:
         for found in JournalReader(path).poll():
             if isinstance(found, UnitRun):
                 lines += [line.record for line in read_lines(path, found.start, found.end)]
-                lines.append(found.release)
+                lines.append(found.record)
             else:
                 lines.append(found.record)
         return [(line["type"], line["generation"], line.get("item")) for line in lines]

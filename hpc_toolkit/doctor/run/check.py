@@ -179,7 +179,7 @@ def _check_journals(paths: RunPaths) -> list[Finding]:
 
 
 def _count_lines(reader: JournalReader) -> int:
-    return sum(1 if isinstance(one, Line) else one.release["lines"] + 1 for one in reader.poll())
+    return sum(1 if isinstance(one, Line) else one.record["lines"] + 1 for one in reader.poll())
 
 
 def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:

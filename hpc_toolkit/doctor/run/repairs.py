@@ -16,7 +16,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.journal import JournalReader, Line
+from hpc_toolkit.rundir.journal import JournalReader
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _passes(journal: Path) -> Iterator[tuple[str, str, int, str]]:
     owner = journal.name.removesuffix(".jsonl")
     seen = set()
     for found in JournalReader(journal).poll():
-        record = found.record if isinstance(found, Line) else found.release
+        record = found.record
         stage, _, unit = str(record.get("unit", "")).rpartition("/")
         generation = record.get("generation")
         worker = record.get("worker") if record.get("type") == "death" else owner

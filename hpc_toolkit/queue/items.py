@@ -283,20 +283,21 @@ class Segment:
             raise self._damaged(unit.first, f"{len(lines)} lines where there were {unit.count}")
         with suppress(ValueError, RecursionError):
             items = decode_each(lines)
-            if all(map(self._is_item, items)):
+            if self._are_items(items):
                 return items
         for position, line in enumerate(lines, unit.first):
             try:
                 item = decode(line.decode())
             except (ValueError, RecursionError) as error:
                 raise self._damaged(position, f"not JSON: {error}") from error
-            if not self._is_item(item):
+            if not self._are_items([item]):
                 key = "" if self.group_by is None else f" with the key {self.group_by!r}"
                 raise self._damaged(position, f"not a JSON object{key}")
         raise AssertionError(lines)
 
-    def _is_item(self, value: object) -> bool:
-        return isinstance(value, dict) and (self.group_by is None or self.group_by in value)
+    def _are_items(self, values: list[Any]) -> bool:
+        key, are_objects = self.group_by, set(map(type, values)) == {dict}
+        return are_objects and (key is None or all(key in value for value in values))
 
     def _damaged(self, position: int, what: str) -> RunError:
         # Line 1 is the header, and positions count from 0.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from itertools import repeat
 from operator import mod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -255,6 +256,9 @@ def _encoded(texts: list[bytes], values: list[Any]) -> list[bytes]:
     makes something else now. A key ends with a quote and a colon, and so do some values. So a text
     with as many of these as its object has keys has each key once, and contains nothing else.
     """
+    ends = map(bytes.count, texts, repeat(b'":'))
+    if set(map(type, values)) == {dict} and list(ends) == list(map(len, values)):
+        return texts
     other = [
         index
         for index, (text, value) in enumerate(zip(texts, values, strict=True))

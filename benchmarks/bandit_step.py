@@ -1,6 +1,7 @@
 """One step of a bandit: ask, 32 no-ops on 8 warm local workers, tell; beside Dask and submitit.
 
     python benchmarks/bandit_step.py [--steps N] [--rounds N] [--peer-python PYTHON] [--write]
+    python benchmarks/bandit_step.py --nfs [--steps N] [--write]
 
 A step of this project is the time between two asks of a campaign that runs one arm at a time: the
 policy is told and asked, 32 items are published, claimed, run and journaled, and the coordinator
@@ -12,29 +13,47 @@ policy, so what this one takes for as many asks and tells of as many scores is a
 measured in one process: it is within the first row, and adds to the others. The systems take turns,
 ``--rounds`` times; the first step of each turn warms up and is left out.
 
+With ``--nfs`` the coordinator and the workers are on two hosts, which are kernels of their own
+(user-mode Linux) and mount an export of a third one. Afterwards one host makes names and the other
+one looks for each, at the intervals at which workers look: NFS's own delay, in one direction. A
+step needs both directions.
+
 ``--write`` puts the table into benchmarks/results.md.
 
 Takes about two minutes. Needs submitit, and for Dask a Python with ``distributed``
-(benchmarks/peers.txt); without it that row is left out.
+(benchmarks/peers.txt); without it that row is left out. ``--nfs`` needs root and the packages that
+``.ci/system`` installs, and takes four minutes.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from arguments import number, number_or_none, parser
 from resultsfile import facts, table, write_section
 
+from tests.sharedfs.hosts import HOSTS, HostsError
+
+if TYPE_CHECKING:
+    from tests.sharedfs.hosts import Hosts
+    from tests.sharedfs.rehearsal import Rehearsal
+
 WORKERS, TASKS = 8, 32
 LAYERS, SCHEDULE = 24, (0, 1, 4, 16)
 SUBMITIT_STEPS = 3
+LONGEST = 1.5
+"""Goal on NFS: the most times that its own delay fits into a step."""
 TITLE = "One step of a bandit"
 PEERS = Path(__file__).parent.parent / ".venv" / "peers" / "bin" / "python"
 
@@ -53,6 +72,26 @@ class Tasks(Layers):
         for item in items:
             yield {"score": item["layer"] / 24, "stderr": 0.01}
 """
+
+MAKE = """
+import os, sys
+for line in sys.stdin:
+    os.symlink("worker", line.strip())
+    print(flush=True)
+"""
+
+LOOK = """
+import os, random, sys, time
+seen = {"listed": lambda name: os.path.basename(name) in os.listdir(os.path.dirname(name)),
+        "found by its name": os.path.lexists}[sys.argv[1]]
+for line in sys.stdin:
+    name = line.strip()
+    print(seen(name), flush=True)
+    while not seen(name):
+        time.sleep(random.uniform(1.0, 1.25))
+    print(flush=True)
+"""
+"""Looks as often as a waiting worker."""
 
 DASK = """
 import json, sys, time
@@ -87,8 +126,12 @@ def main() -> None:
     given.add_argument("--slurm", action="store_true", help="submitit on Slurm as well")
     given.add_argument("--policy", default="gp-ucb", help="that this project asks")
     given.add_argument("--peer-python", type=Path, default=PEERS, help="with distributed")
+    given.add_argument("--nfs", action="store_true", help="on two hosts, without other systems")
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = given.parse_args()
+    if options.nfs:
+        on_nfs(options.steps, options.policy, write=options.write)
+        return
     alone = f"{options.policy} alone: ask, tell"
     found: dict[str, list[float]] = {f"this project, {options.policy}": [], alone: [], "Dask": []}
     for _ in range(options.rounds):
@@ -151,15 +194,7 @@ def policy_steps(steps: int, name: str) -> list[float]:
 
 def campaign_steps(root: Path, steps: int, policy: str) -> list[float]:
     """Seconds between the asks of a campaign that evaluates one arm at a time."""
-    (root / "steps.py").write_text(WORKLOAD)
-    names = ", ".join(f'"t{task}"' for task in range(TASKS))
-    (root / "campaign.toml").write_text(
-        f'name = "steps"\n[[models]]\nname = "s"\nlayers = {LAYERS}\nsize = 1000\n'
-        f"steps = {list(SCHEDULE)}\n"
-        '[metrics]\nworkload = "steps:Layers"\n'
-        f'[tasks]\nworkload = "steps:Tasks"\nnames = [{names}]\n'
-        f'[search]\npolicy = "{policy}"\nbudget = {steps + 2}\npending = 1\n'
-    )
+    write_campaign(root, steps, policy)
     argv = [
         sys.executable,
         "-m",
@@ -171,15 +206,129 @@ def campaign_steps(root: Path, steps: int, policy: str) -> list[float]:
         str(WORKERS),
     ]
     subprocess.run(argv, cwd=root, check=True, capture_output=True, timeout=600)
-    # Each decision says when it was made; times of files are those of a clock that ticks slowly.
     stage = root / "runs" / "steps" / "stages" / "tasks"
+    entries = {path.name: path.readlink().as_posix() for path in (stage / "log").iterdir()}
+    items = {path.name: path.read_bytes() for path in (stage / "items").iterdir()}
+    return between_asks(entries, items, steps)
+
+
+def write_campaign(root: Path, steps: int, policy: str) -> None:
+    (root / "steps.py").write_text(WORKLOAD)
+    names = ", ".join(f'"t{task}"' for task in range(TASKS))
+    (root / "campaign.toml").write_text(
+        f'name = "steps"\n[[models]]\nname = "s"\nlayers = {LAYERS}\nsize = 1000\n'
+        f"steps = {list(SCHEDULE)}\n"
+        '[metrics]\nworkload = "steps:Layers"\n'
+        f'[tasks]\nworkload = "steps:Tasks"\nnames = [{names}]\n'
+        f'[search]\npolicy = "{policy}"\nbudget = {steps + 2}\npending = 1\n'
+    )
+
+
+def between_asks(entries: dict[str, str], items: dict[str, bytes], steps: int) -> list[float]:
+    """Seconds between the asks of a log, without the first step, and without the seal behind the
+    last ask.
+    """
+    # Each decision says when it was made; times of files are those of a clock that ticks slowly.
     times = []
-    for entry in sorted((stage / "log").iterdir(), key=lambda path: int(path.name)):
-        if entry.readlink().parent.name == "items":
-            with (stage / entry.readlink()).open(encoding="utf-8") as lines:
-                times.append(json.loads(next(lines))["decision"]["wall_s"])
-    # Without the first step, and without the seal behind the last ask.
+    for _, target in sorted(entries.items(), key=lambda entry: int(entry[0])):
+        kind, _, name = target.rpartition("/")
+        if kind.endswith("items"):
+            times.append(json.loads(items[name].partition(b"\n")[0])["decision"]["wall_s"])
     return [after - before for before, after in pairwise(times[1 : steps + 2])]
+
+
+def on_nfs(steps: int, policy: str, *, write: bool) -> None:
+    """Print and write how long a step and the visibility of a name take on NFS."""
+    from nfs_load import opened
+
+    from tests.sharedfs.filesystems import mounted
+    from tests.sharedfs.nfs import NFS42
+
+    if os.geteuid() != 0:
+        sys.exit("error: only root can mount filesystems")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="step-nfs-", ignore_cleanup_errors=True) as name,
+            mounted(Path(name), (NFS42,)) as filesystems,
+            opened(filesystems[NFS42.name], Path(name), "steps", 2 * WORKERS) as run,
+        ):
+            took = {"one step": nfs_steps(run.rehearsal, steps, policy)}
+            for what, times in (("listed", 20), ("found by its name", 3)):
+                directory = run.rehearsal.filesystem.shared / what.partition(" ")[0]
+                took[f"a name is {what}"] = names_seen(run.hosts, directory, what, times)
+    except HostsError as error:
+        sys.exit(f"error: {error}\nhint: .ci/system installs what is needed")
+    shown = [
+        [what, str(len(some)), f"{middle(some):.2f} s", f"{late(some):.2f} s"]
+        for what, some in took.items()
+    ]
+    step_s, listed_s = (middle(took[what]) for what in ("one step", "a name is listed"))
+    met = "met" if step_s <= LONGEST * listed_s else "MISSED"
+    words = (
+        f"{TASKS} no-op items per step; the coordinator on one host, {WORKERS} workers on another. "
+        f"A step takes {step_s / listed_s:.2f} times as long as a listing needs to show a name of "
+        f"the other host. Goal: at most {LONGEST}; {met}."
+    )
+    lines = [words, "", *table(["on NFSv4.2, between kernels", "times", "median", "p90"], shown)]
+    print("\n".join(lines))
+    if write:
+        write_section(f"{TITLE} on NFS", [facts(), "", *lines])
+
+
+def nfs_steps(rehearsal: Rehearsal, steps: int, policy: str) -> list[float]:
+    """Seconds between the asks of a coordinator on one host, with all workers on the other one."""
+    write_campaign(rehearsal.cwd, steps, policy)
+    maker, worker = HOSTS
+    rehearsal.hpctk(maker, "init", rehearsal.run, "--campaign", rehearsal.cwd / "campaign.toml")
+    workers = rehearsal.start(worker, "work", str(rehearsal.run), "--workers", str(WORKERS))
+    coordinator = rehearsal.start(maker, "campaign", "coordinate", str(rehearsal.run))
+    for one in (coordinator, workers):
+        ended = one.ended(limit_s=60.0 + 10.0 * steps)
+        assert ended.code == 0, ended
+    read = rehearsal.read
+    entries = {Path(k).name: v.decode() for k, v in read("stages/tasks/log/*").items()}
+    items = {Path(k).name: v for k, v in read("stages/tasks/items/*").items()}
+    return between_asks(entries, items, steps)
+
+
+def names_seen(hosts: Hosts, directory: Path, what: str, times: int) -> list[float]:
+    """Seconds from the making of a name on one host until the other one sees it."""
+    hosts.call(HOSTS[0], "mkdir", directory)
+    found = []
+    with ExitStack() as stack:
+        make, look = (
+            stack.enter_context(
+                subprocess.Popen(
+                    hosts.command(host, [sys.executable, "-c", *code]),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    cwd="/",
+                    text=True,
+                )
+            )
+            for host, code in zip(HOSTS, ([MAKE], [LOOK, what]), strict=True)
+        )
+        for name in range(times):
+            assert say(look, directory / str(name)) == "False"
+            time.sleep(random.uniform(0.0, 1.25))
+            say(make, directory / str(name))
+            began = time.monotonic()
+            line_of(look.stdout)
+            found.append(time.monotonic() - began)
+    return found
+
+
+def say(process: subprocess.Popen[str], word: object) -> str:
+    """Tell a process a word; return its answer."""
+    assert process.stdin is not None
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+    return line_of(process.stdout)
+
+
+def line_of(stream: IO[str] | None) -> str:
+    assert stream is not None
+    return stream.readline().strip()
 
 
 def has_dask(python: Path) -> bool:

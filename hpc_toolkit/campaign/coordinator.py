@@ -49,7 +49,7 @@ _SHORT_S = 0.1
 """Seconds of waiting before the copy for people is written; a shorter wait skips it."""
 _ITEMS_A_UNIT = 1000
 """A unit of the tasks stage gets one item for every this many items of its segment."""
-_SHORT_UNIT_S, _MOST_SHORT = 0.005, 8
+_SHORT_LOCAL_S, _SHORT_SHARED_S, _MOST_SHORT = 0.005, 0.05, 8
 """Expected seconds of a unit of short items, and the most items: they may turn out to be long."""
 
 
@@ -71,12 +71,14 @@ def unit_size(items: int) -> int:
     return min(MAX_UNIT, max(1, items // _ITEMS_A_UNIT))
 
 
-def short_unit(longest_s: float) -> int:
+def short_unit(longest_s: float, *, local: bool) -> int:
     """Items per unit if none is expected to take longer than ``longest_s``: 1, or some that fit.
 
-    Claiming a unit and syncing its results take longer than such short items.
+    Claiming a unit and syncing its results take longer than such short items, and ten times longer
+    on a shared filesystem than on a local one.
     """
-    return max(1, int(_SHORT_UNIT_S / max(longest_s, _SHORT_UNIT_S / _MOST_SHORT)))
+    unit_s = _SHORT_LOCAL_S if local else _SHORT_SHARED_S
+    return max(1, int(unit_s / max(longest_s, unit_s / _MOST_SHORT)))
 
 
 class Coordinator:
@@ -88,10 +90,10 @@ class Coordinator:
         self._campaign = campaign
         self._facts = {arm.id: arm for arm in campaign.arms()}
         self._stage: StageView = self._view.stages[TASKS]
-        local = is_local(view.paths.root)
-        if not local:
+        self._local = is_local(view.paths.root)
+        if not self._local:
             self._view.probes.limit_s = LIMIT_S
-        self._follower = Follower(self._view, local=local)
+        self._follower = Follower(self._view, local=self._local)
         self._decided: dict[int, Decision] = {}
         self._units: dict[int, dict[str, set[str]]] = {}
         self._search: CampaignSearch
@@ -255,7 +257,8 @@ class Coordinator:
             for task in order
             if not pull.tasks or task in pull.tasks
         ]
-        size, short = unit_size(len(items)), short_unit(max(seconds[one["task"]] for one in items))
+        longest_s = max(seconds[one["task"]] for one in items)
+        size, short = unit_size(len(items)), short_unit(longest_s, local=self._local)
         segment = encode_segment(
             items,
             group_by=self._stage.spec.group_by,

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _PACE = 16
 _INTERVALS = 240
 _LONGEST_S = 30 * 86400.0
-_LOOK_S = 1.0
+_LOOK_S, _FIRST_S = 1.0, 0.25
+"""Seconds between two looks, and in the first second of a wait, in which short items may end."""
 _LEAST_OTHERS = 4
 _SOON, _MOST_PER_S = 0.25, 500.0
 """All holders are read within this part of the time waited so far, but not more files a second."""
@@ -328,8 +329,9 @@ class Follower:
     """Sees the results of awaited units soon, and eventually those of all units.
 
     On a shared filesystem it reads the journals of the workers that hold awaited units, when their
-    files in ``workers/`` show progress. It reads all other journals a few at a time, in turn: a
-    listing of claims may be a minute old, and a worker's file need not show all progress.
+    files in ``workers/`` show progress, which takes until their next heartbeat. In the first second
+    of a wait it reads these journals at once. It reads all other journals a few at a time, in turn:
+    a listing of claims may be a minute old, and a worker's file need not show all progress.
     """
 
     def __init__(self, view: RunView, *, local: bool) -> None:
@@ -350,14 +352,17 @@ class Follower:
             return pause_local_s(waited_s) if self._local else _LOOK_S
         stage.poll_log(hinted=True)
         stage.claims.refresh()
-        holders = stage.holders(units)
+        holders, first = stage.holders(units), waited_s < _LOOK_S
+        pause_s, least = (_FIRST_S, 1) if first else (_LOOK_S, _LEAST_OTHERS)
         soon = PER_LOOK * len(holders) / max(_LOOK_S, _SOON * waited_s)
         per_s = max(READINGS_PER_S, min(soon, _MOST_PER_S))
-        asked = 3 + self._read_holders(stage.state, holders, per_s * _LOOK_S)
-        asked += self._read_others(max(_LEAST_OTHERS, int(READINGS_PER_S * _LOOK_S) - asked))
-        return max(_LOOK_S, asked / per_s)
+        asked = 3 + self._read_holders(stage.state, holders, per_s * pause_s, at_once=first)
+        asked += self._read_others(max(least, int(READINGS_PER_S * pause_s) - asked))
+        return max(pause_s, asked / per_s)
 
-    def _read_holders(self, state: StageState, holders: Collection[str], most: float) -> int:
+    def _read_holders(
+        self, state: StageState, holders: Collection[str], most: float, *, at_once: bool
+    ) -> int:
         """Read what holders wrote, least recently read first; return the number of files read.
 
         Files that show a unit as finished do not count: units finish only once.
@@ -368,9 +373,13 @@ class Follower:
             if asked >= most:
                 break
             self._asked[owner] = self._looks
-            before, presence = len(state.open), self._view.presence(owner)
-            progress = None if presence is None else presence.progress
-            read = 1 + self._view.poll_if_moved(owner, progress)
+            read, before = 1, len(state.open)
+            if at_once:
+                self._view.poll_journal(owner)
+            else:
+                presence = self._view.presence(owner)
+                progress = None if presence is None else presence.progress
+                read += self._view.poll_if_moved(owner, progress)
             asked += read if len(state.open) == before else 0
         return asked
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,12 @@ def test_asks_are_claimed_task_by_task_until_they_are_thousands() -> None:
 
 
 def test_only_items_of_milliseconds_share_a_unit() -> None:
-    assert [short_unit(seconds) for seconds in (0.0, 0.0006, 0.001, 0.0025)] == [8, 8, 5, 2]
-    assert [short_unit(seconds) for seconds in (0.003, 60.0, math.inf)] == [1] * 3
+    """On a shared filesystem a claim takes longer, so longer items share one."""
+    here, shared = (partial(short_unit, local=local) for local in (True, False))
+
+    assert [here(seconds) for seconds in (0.0, 0.0006, 0.001, 0.0025)] == [8, 8, 5, 2]
+    assert [here(seconds) for seconds in (0.003, 60.0, math.inf)] == [1] * 3
+    assert [shared(seconds) for seconds in (0.006, 0.01, 0.025, 0.03)] == [8, 5, 2, 1]
 
 
 def test_tasks_that_took_milliseconds_are_claimed_several_at_a_time(

@@ -41,8 +41,8 @@ class Waiting:
     def unit(self, number: int) -> str:
         return self.toy.unit_name(2 * (number - CROWD + 7))
 
-    def look(self) -> float:
-        return self.follower.look(self.stage, self.units)
+    def look(self, waited_s: float = 60.0) -> float:
+        return self.follower.look(self.stage, self.units, waited_s)
 
     @property
     def left(self) -> int:
@@ -73,17 +73,32 @@ def test_results_of_the_units_that_are_waited_for_are_seen_by_the_next_look(
         assert waiting.left == 6 - number
 
 
-def test_a_second_of_waiting_asks_for_no_more_than_its_part(waiting: Waiting) -> None:
+def test_results_of_a_short_wait_are_seen_soon_and_before_their_heartbeat(
+    waiting: Waiting,
+) -> None:
+    waiting.look(0.0)
+    for number, worker in enumerate(waiting.workers):
+        finish(worker, tell=False)
+        assert waiting.look(0.9) <= 0.6
+        assert waiting.left == 6 - number
+
+    assert waiting.look(0.9) == 0.25
+
+
+@pytest.mark.parametrize("waited_s", [0.5, 60.0])
+def test_a_second_of_waiting_asks_for_no_more_than_its_part(
+    waiting: Waiting, waited_s: float
+) -> None:
     waiting.look()
     seconds = 0.0
     with CountedCalls() as counted:
         for _ in range(30):
             for worker in waiting.workers:
                 worker.presence.update()
-            seconds += waiting.look()
+            seconds += waiting.look(waited_s)
         for worker in waiting.workers:
             finish(worker)
-            seconds += waiting.look()
+            seconds += waiting.look(waited_s)
 
     assert len(counted.calls) <= 1.1 * READINGS_PER_S * seconds
 
@@ -131,8 +146,9 @@ def test_a_round_of_all_holders_takes_a_quarter_of_the_wait_or_the_usual_rate(
     assert seconds <= 1.4 * 2 * len(crowd.workers) / per_s
 
 
-def test_results_that_nobody_told_of_are_seen_in_the_end(waiting: Waiting) -> None:
-    """A worker that died told of less than it wrote."""
+@pytest.mark.parametrize("waited_s", [0.0, 60.0])
+def test_results_that_nobody_told_of_are_seen_in_the_end(waiting: Waiting, waited_s: float) -> None:
+    """A worker that died told of less than it wrote; here its claims are not seen either."""
     for _ in range(3):
         waiting.look()
     for worker in waiting.workers:
@@ -140,7 +156,7 @@ def test_results_that_nobody_told_of_are_seen_in_the_end(waiting: Waiting) -> No
 
     seconds = 0.0
     while waiting.left and seconds < 1e3:
-        seconds += waiting.look()
+        seconds += waiting.follower.look(waiting.stage, [], waited_s)
 
     assert not waiting.left
     assert seconds < 2 * CROWD / 4
@@ -156,7 +172,7 @@ def test_a_retry_is_seen_though_its_hint_was_lost(fast_dir: Path) -> None:
     view = toy.view()
     stage = view.stages["items"]
     follower = Follower(view, local=False)
-    follower.look(stage, [])
+    follower.look(stage, [], 60.0)
     assert stage.complete
     before = toy.stage_paths.head.read_bytes()
     toy.reopen().retry()
@@ -164,7 +180,7 @@ def test_a_retry_is_seen_though_its_hint_was_lost(fast_dir: Path) -> None:
 
     seconds = 0.0
     while seconds < 90:
-        seconds += follower.look(stage, [])
+        seconds += follower.look(stage, [], 60.0)
 
     assert not is_complete(stage)
     assert StageLog(toy.stage_paths).hint() == stage.log.length

@@ -54,10 +54,11 @@ class GroupDurations:
 
     def add(self, stage: str, group: Any, seconds: float) -> None:
         name = "" if group is None else group_name(group)
-        key = (stage, name)
-        if key not in self.all and len(self.all) >= _MOST_GROUPS:
-            key = (stage, OTHERS)
-        self.all.setdefault(key, Durations()).add(seconds)
+        found = self.all.get((stage, name))
+        if found is None:
+            key = (stage, OTHERS if len(self.all) >= _MOST_GROUPS else name)
+            found = self.all.setdefault(key, Durations())
+        found.add(seconds)
 
     def of(self, stage: str, group: Any) -> Durations | None:
         return self.all.get((stage, "" if group is None else group_name(group)))

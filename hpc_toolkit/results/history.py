@@ -32,6 +32,8 @@ _MEMORY = 1 << 26
 """Bytes of all journals together that are held in memory."""
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 13, 1 << 20
 _TAIL = 1 << 16
+_AHEAD = 1 << 16
+"""Bytes read at once to find the end of a unit run: most are shorter."""
 _ERROR_CHARS = 500
 _ROUNDING_S = 0.002
 """Most by which rounding moves a claim's time: journals have milliseconds."""
@@ -48,6 +50,8 @@ class _Course:
     offset: int = 0
     run: _Run = ("", 0)
     """The unit run of its last line."""
+    unit: _Unit | None = None
+    """The unit of its last line; None if that is not visible yet."""
     ended: float | None = None
     """When the last attempt in that unit run ended."""
     at: float = -math.inf
@@ -59,17 +63,18 @@ class _Unit(NamedTuple):
 
     stage: StageView
     state: UnitState
+    name: str
+    group: Any
 
-    @property
-    def group(self) -> Any:
-        unit = self.state.unit
-        return self.stage.log.segments[unit.entry].group_of(unit)
+    @classmethod
+    def of(cls, stage: StageView, state: UnitState) -> _Unit:
+        unit = state.unit
+        return cls(stage, state, unit.name, stage.log.segments[unit.entry].group_of(unit))
 
     def number(self, item: int, generation: int) -> int:
         """Number of an attempt of an item, from 1."""
         history = self.state.histories.get(item)
-        generations = history.failures if history is not None else ()
-        return 1 + sum(one < generation for one in generations)
+        return 1 if history is None else 1 + sum(one < generation for one in history.failures)
 
     def counts(self, worker: str, line: Line) -> bool:
         """Whether a result is the one that counts for its item (rules R11, R12)."""
@@ -84,32 +89,32 @@ class _Unit(NamedTuple):
 
     def claim(self, generation: int, worker: str, at: float | None = None) -> Claim:
         """A claim whose unit run began ``at``; if that is unknown, use the time of its file."""
-        unit, clock = self.state.unit, records.BY_WORKER
+        clock = records.BY_WORKER
         if at is None:
             at = self._file_time(generation)
             clock = records.UNKNOWN if at is None else records.BY_FILE
         return Claim(
             stage=self.stage.spec.name,
-            unit=unit.name,
+            unit=self.name,
             generation=generation,
             worker=worker,
             at=at,
             clock=clock,
-            items=unit.count,
+            items=self.state.unit.count,
             group=self.group,
             taken_from=self.owner(generation - 1) if generation > 1 else None,
         )
 
     def owner(self, generation: int) -> str | None:
         """The worker that a claim names; None if the claim cannot be read."""
-        path = self.stage.paths.claims / claim_name(self.state.unit.name, generation)
+        path = self.stage.paths.claims / claim_name(self.name, generation)
         with suppress(OSError):
             return os.readlink(path)
         return None
 
     def _file_time(self, generation: int) -> float | None:
         """Time of a claim's file; a claim that is one more name of an earlier claim has none."""
-        path = self.stage.paths.claims / claim_name(self.state.unit.name, generation)
+        path = self.stage.paths.claims / claim_name(self.name, generation)
         with suppress(OSError):
             info = path.lstat()
             return round(info.st_mtime, 3) if info.st_nlink == 1 else None
@@ -212,7 +217,7 @@ class History:
         """The unit that a journal line names; None if its segment is not visible yet."""
         stage = self.view.stages.get(name.partition("/")[0])
         state = stage.state.units.get(name.partition("/")[2]) if stage is not None else None
-        return None if stage is None or state is None else _Unit(stage, state)
+        return None if stage is None or state is None else _Unit.of(stage, state)
 
     def _journal(self, worker: str) -> Iterator[tuple[float, Record]]:
         course = self._courses.setdefault(worker, _Course())
@@ -222,8 +227,9 @@ class History:
 
     def _line(self, worker: str, course: _Course, line: Line) -> Iterator[tuple[float, Record]]:
         record, at = line.record, line.record["at"]
-        unit = self._unit(record["unit"])
-        if unit is None:
+        if course.unit is None or course.run[0] != record["unit"]:
+            course.unit = self._unit(record["unit"])
+        if (unit := course.unit) is None:
             return
         run = _run_of(record)
         takeover = record["type"] == "death" and record["worker"] != worker
@@ -247,7 +253,7 @@ class History:
     ) -> tuple[float, Claim]:
         """The claim of the unit run that begins with ``line``; ``before``: time of the last one."""
         path, end = self.view.paths.journal(worker), self._end(worker)
-        release = next_release(path, line.start, end, self._chunk)
+        release = next_release(path, line.start, end, min(self._chunk, _AHEAD))
         began = None
         imported = "from" in line.record  # its items ran in the run of the snapshot
         if release is not None and not imported and run == _run_of(release):
@@ -271,7 +277,7 @@ class History:
                     continue
                 claimed[name] = newest
                 for generation in range(before + 1, newest + 1):
-                    unit = _Unit(stage, state)
+                    unit = _Unit.of(stage, state)
                     owner = None if generation in state.released else unit.owner(generation)
                     if owner is not None:
                         claim = unit.claim(generation, owner)
@@ -303,7 +309,7 @@ class History:
             position=record["item"],
             item=self.item_number(unit.stage.spec.name, entry, record["item"]),
             group=unit.group,
-            unit=unit.state.unit.name,
+            unit=unit.name,
             generation=generation,
             number=unit.number(record["item"], generation),
             host=presence.host if presence is not None else record.get("host", ""),
@@ -336,7 +342,7 @@ class History:
         stage, entry = unit.stage.spec.name, unit.state.unit.entry
         return Death(
             stage=stage,
-            unit=unit.state.unit.name,
+            unit=unit.name,
             generation=record["generation"],
             item=self.item_number(stage, entry, record["item"]),
             worker=record["worker"],
@@ -362,7 +368,7 @@ def _run_of(record: dict[str, Any]) -> _Run:
 def _release(unit: _Unit, worker: str, record: dict[str, Any]) -> Release:
     return Release(
         stage=unit.stage.spec.name,
-        unit=unit.state.unit.name,
+        unit=unit.name,
         generation=record["generation"],
         worker=worker,
         at=record["at"],

@@ -41,7 +41,7 @@ class Claim:
     """The owner of the generation before; None for the first one, or if its claim is unreadable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen, it would take three times as long to make
 class Attempt:
     """One attempt at an item, which ended."""
 

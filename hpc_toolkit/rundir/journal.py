@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from hpc_toolkit.rundir.files import write_all
+from hpc_toolkit.system.jsonlines import batches, decode_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,6 +59,14 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
+
+
+def _decode_lines(lines: list[bytes]) -> list[dict[str, Any] | None]:
+    """What :func:`decode_line` makes of each line."""
+    if all(map(is_whole, lines)):
+        with suppress(ValueError, RecursionError):
+            return decode_each(lines)  # a value that ends with a brace is an object
+    return [decode_line(line) for line in lines]
 
 
 class JournalWriter:
@@ -252,11 +261,11 @@ def read_lines(path: Path, start: int, end: int, chunk: int = 0) -> Iterator[Lin
     size = chunk or end - start
     while start < end and (data := read_spans(path, [(start, min(end, start + size))])[0]):
         *lines, rest = data.split(b"\n")
-        for raw in lines:
-            record = decode_line(raw)
-            if record is not None:
-                yield Line(record, start, start + len(raw) + 1)
-            start += len(raw) + 1
+        for some in batches(lines):
+            for raw, record in zip(some, _decode_lines(some), strict=True):
+                if record is not None:
+                    yield Line(record, start, start + len(raw) + 1)
+                start += len(raw) + 1
         if not lines and len(rest) < size:
             return  # the range ends within a line
         size = (chunk or end - start) if lines else size * 2

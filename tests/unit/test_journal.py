@@ -135,6 +135,31 @@ def test_i1_sync_that_failed_does_not_count_as_committed(
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        encode_line({"n": "damaged"}).replace(b"damaged", b"DAMAGED"),
+        journal.seal_line(b"[1"),
+        journal.seal_line(b'1,{"two":"values"'),
+        journal.seal_line(b'{"n":NaN'),
+    ],
+)
+def test_i8_a_line_that_is_not_strict_json_leaves_its_neighbours(
+    tmp_path: Path, odd: bytes
+) -> None:
+    lines = [encode_line({"n": n}) for n in range(600)]
+    lines.insert(300, odd)
+    path = tmp_path / "j"
+    path.write_bytes(b"".join(lines))
+    wanted = [json.dumps(one) for line in lines if (one := decode_line(line[:-1])) is not None]
+
+    found = list(read_lines(path, 0, path.stat().st_size))
+
+    assert [json.dumps(line.record) for line in found] == wanted
+    assert len(found) >= 600
+    assert all(b"".join(lines)[one.start : one.end] in lines for one in found)
+
+
 def test_poll_gives_each_line_once_as_the_journal_grows(tmp_path: Path) -> None:
     path = tmp_path / "j"
     writer, reader = JournalWriter(path), JournalReader(path)

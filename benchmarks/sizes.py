@@ -1,7 +1,7 @@
 """Does an item cost more in a longer list, or among more workers? And a list after many kills.
 
     python benchmarks/sizes.py [--sizes 1000 10000 100000 1000000] [--workers 8]
-                               [--pools 1 2 4 8 16 32 64] [--write]
+                               [--pools 1 2 4 8 16 32 64] [--adders 1 2 4 8] [--write]
 
 Lists of no-ops, each made, worked on, counted, gathered and reported; the processor time of all
 processes of each command, their start included. Beside them, a loop that reads and writes the same
@@ -11,7 +11,12 @@ executors are killed one by one by SIGKILL, every quarter of a second, and in th
 ``status`` is timed at that moment and must count what ``gather --partial`` gives; other workers
 then finish the list, and each item must be there once.
 
-Takes some minutes by default.
+The section "Adders" is of open lists. Several processes at once add 10,000 items ten times each
+with ``hpctk add`` while 4 workers work; in the end the list is sealed, and each item must have one
+row.
+
+Takes some minutes by default. With no number after ``--sizes`` or ``--adders``, that part is left
+out.
 """
 
 from __future__ import annotations
@@ -26,16 +31,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from arguments import directory, number, parser
 from ending import children, ended
 from resultsfile import facts, table, write_section
 from throughput import HPCTK, NOOP
 
+if TYPE_CHECKING:
+    import argparse
+
 _EVERY_S = 0.25
 _KILLS = 12
+_BATCHES, _BATCH, _WORKERS = 10, 10_000, 4
 
 
 # A process counts the memory of the one that started it, which would hold whole lists here.
@@ -109,8 +120,9 @@ for line in sys.stdin:
 """
 
 
-def listed(items: int) -> bytes:
-    return "".join(json.dumps({"id": i, "pad": "x" * 75}) + "\n" for i in range(items)).encode()
+def listed(items: int, first: int = 0) -> bytes:
+    numbers = range(first, first + items)
+    return "".join(json.dumps({"id": i, "pad": "x" * 75}) + "\n" for i in numbers).encode()
 
 
 def make(root: Path, items: int) -> tuple[float, float]:
@@ -184,31 +196,76 @@ def stormy(base: Path, items: int, workers: int) -> str:
     )
 
 
+def adding(base: Path, adders: int) -> list[str]:
+    """Add items by several processes at once while workers work; a row of the table."""
+    root, total = base / f"adders-{adders}", adders * _BATCHES * _BATCH
+    measured([*HPCTK, "init", str(root), "--items", "-", "--open", "--workload", NOOP])
+
+    def add(adder: int) -> float:
+        firsts = range(adder * _BATCHES * _BATCH, (adder + 1) * _BATCHES * _BATCH, _BATCH)
+        argv = [*HPCTK, "add", str(root), "--items", "-"]
+        return sum(measured(argv, listed(_BATCH, first))[1] for first in firsts)
+
+    pool = subprocess.Popen([*HPCTK, "work", str(root), "--workers", str(_WORKERS)])
+    with ended(pool), ThreadPoolExecutor(adders) as threads:
+        began = time.perf_counter()
+        cpu_s = sum(threads.map(add, range(adders)))
+        added_s = time.perf_counter() - began
+        measured([*HPCTK, "add", str(root), "--seal"])
+        pool.wait()
+        work_s = time.perf_counter() - began
+    assert gathered(root)[0] == {"done": total}
+    shutil.rmtree(root)
+    cells = [str(adders), f"{total:,}", f"{added_s:.1f} s", f"{cpu_s:.1f} s"]
+    return [*cells, f"{1e6 * cpu_s / total:.0f} us", f"{total / added_s:,.0f}", f"{work_s:.1f} s"]
+
+
 def main() -> None:
     given = parser(__doc__)
     lists, pools = [1_000, 10_000, 100_000, 1_000_000], [1, 2, 4, 8, 16, 32, 64]
-    given.add_argument("--sizes", type=number, nargs="+", default=lists, help="items of each list")
+    given.add_argument("--sizes", type=number, nargs="*", default=lists, help="items of each list")
     given.add_argument("--workers", type=number, default=8, help="on each list")
     given.add_argument("--pools", type=number, nargs="*", default=pools, help="workers on one list")
+    adders = [1, 2, 4, 8]
+    given.add_argument("--adders", type=number, nargs="*", default=adders, help="to one list")
     given.add_argument("--dir", type=directory, help="where the runs are made")
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = given.parse_args()
     base = Path(tempfile.mkdtemp(dir=options.dir))
+    sections: dict[str, list[str]] = {}
     try:
-        rows = [undisturbed(base, items, options.workers) for items in options.sizes]
-        words = stormy(base, max(options.sizes), options.workers)
-        head = ["items", "loop of json", "init", "work", "status", "gather", "report"]
-        head += ["memory of init", "of gather", "inodes"]
-        lines = [facts(base), "", *table(head, rows), "", words]
-        items = min(100_000, max(options.sizes))
-        crowds = [crowded(base, items, workers) for workers in options.pools]
-        head = ["workers", "work", "processor time", "an item", "items/s"]
-        lines += ["", f"{items:,} items:", "", *table(head, crowds)]
+        if options.sizes:
+            sections["Sizes"] = sizes(base, options)
+        if options.adders:
+            head = [
+                "adders",
+                "items",
+                "until all are added",
+                "processor time",
+                "an item",
+                "items/s",
+            ]
+            rows = [adding(base, adders) for adders in options.adders]
+            sections["Adders"] = [facts(base), "", *table([*head, "all done after"], rows)]
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    if options.write:
-        write_section("Sizes", lines)
-    print("\n".join(lines))
+    for title, lines in sections.items():
+        if options.write:
+            write_section(title, lines)
+        print("\n".join(lines))
+
+
+def sizes(base: Path, options: argparse.Namespace) -> list[str]:
+    """The lines of the section about lists of several sizes."""
+    rows = [undisturbed(base, items, options.workers) for items in options.sizes]
+    words = stormy(base, max(options.sizes), options.workers)
+    head = ["items", "loop of json", "init", "work", "status", "gather", "report"]
+    head += ["memory of init", "of gather", "inodes"]
+    lines = [facts(base), "", *table(head, rows), "", words]
+    items = min(100_000, max(options.sizes))
+    crowds = [crowded(base, items, workers) for workers in options.pools]
+    head = ["workers", "work", "processor time", "an item", "items/s"]
+    return [*lines, "", f"{items:,} items:", "", *table(head, crowds)]
 
 
 if __name__ == "__main__":

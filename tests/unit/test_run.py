@@ -283,6 +283,36 @@ def test_add_that_loses_a_race_sees_the_items_that_won(
     assert toy.reopen().status().stages["items"].total == 2
 
 
+def test_add_that_loses_a_race_reads_the_rest_of_the_list_only_once(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpc_toolkit.queue.items import Segment
+    from hpc_toolkit.queue.log import StageLog
+
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    publish, read = StageLog.add_segment, Segment.read
+    lost: list[int] = []
+    entries: list[int] = []
+
+    def lose_once(log: StageLog, lines: list[bytes]) -> bool:
+        if not lost:
+            lost.append(1)
+            toy.add([{"id": 6}])
+        return publish(log, lines)
+
+    def note(segment: Segment, *args: Any, **kwargs: Any) -> Any:
+        entries.append(segment.entry)
+        return read(segment, *args, **kwargs)
+
+    monkeypatch.setattr(StageLog, "add_segment", lose_once)
+    monkeypatch.setattr(Segment, "read", note)
+
+    toy.reopen().add([{"id": 5}])
+
+    assert entries == [1, 2]
+    assert toy.reopen().status().stages["items"].total == 3
+
+
 def test_retry_of_one_item_leaves_the_others(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 3, unit=2, max_attempts=1)
     toy.worker("w").work(toy.unit_name(0), 1, i0="failed", i1="failed")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet
-from hpc_toolkit.bandit.rewards import WORDS, Reward, rewards_of
+from hpc_toolkit.bandit.rewards import OF_EACH_ARM, WORDS, Reward, rewards_of
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, TaskResults
 from hpc_toolkit.errors import ConfigError
 
@@ -61,8 +61,8 @@ class Policy:
     def __post_init__(self) -> None:
         self._tells: dict[int, Observation] = {}
         self._results = TaskResults.empty(len(self.arms.arms), self.tasks)
-        self._rewards: dict[int, Reward] | None = None
-        """Cached rewards of the arms whose tasks were all told; None after a tell."""
+        self._rewards: dict[int, Reward | None] = {}
+        """Rewards of arms whose tasks were all told; None: the arm has none."""
 
     def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
         """Return at most ``n`` pulls.
@@ -91,7 +91,10 @@ class Policy:
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
         self._results.take(index, observation)
-        self._rewards = None
+        if self.scalariser in OF_EACH_ARM:
+            self._rewards.pop(index, None)
+        else:
+            self._rewards.clear()
 
     def best(self) -> Recommendation | None:
         """Return the best arm told so far; None while no arm has a reward."""
@@ -140,9 +143,10 @@ class Policy:
         results = self._results.with_pending(zip(indices, pulls, strict=True))
         whole = np.flatnonzero(results.told.all(axis=1)).tolist()
         waiting = np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist()
-        if self._rewards is None:
-            self._rewards = rewards_of(results, whole, scalariser=self.scalariser)
-        rewards = self._rewards
+        if new := [index for index in whole if index not in self._rewards]:
+            found = rewards_of(results, new, scalariser=self.scalariser)
+            self._rewards |= {index: found.get(index) for index in new}
+        rewards = {i: reward for i in whole if (reward := self._rewards[i]) is not None}
         return History(
             table=self.arms,
             seed=self.seed,

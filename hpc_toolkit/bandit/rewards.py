@@ -70,6 +70,8 @@ SCALARISERS: dict[str, Callable[[Floats, TaskSet], Floats]] = {
     "mean-rank": mean_rank,
 }
 """To add a scalariser, write its function and add it here, to ``WORDS`` and to ``weights``."""
+OF_EACH_ARM = ("mean", "mean-kind")
+"""Scalarisers whose value of an arm does not depend on other arms."""
 
 
 def weights(name: str, scores: Floats, tasks: TaskSet) -> Floats | None:

@@ -108,6 +108,29 @@ def test_recommendation_says_which_scalariser_made_its_mean(name: str) -> None:
         assert best.stderr is None
 
 
+@every_scalariser
+def test_beliefs_between_tells_change_nothing_later(name: str) -> None:
+    """Rewards are kept between tells; a tell of a further arm may change the ranks of others."""
+    table = ArmTable(tuple(Arm(str(n), "g", (float(n),)) for n in range(5)), ("at",))
+    chance = np.random.default_rng(1)
+    tells = [
+        Observation(str(arm), {task: chance.random()}, {task: 0.1})
+        for arm in (2, 0, 3)
+        for task in TASKS.names
+    ]
+    asked, fresh = (make_policy("gp-ucb", table, 0, tasks=TASKS, scalariser=name) for _ in range(2))
+
+    for tell in tells:
+        asked.tell(tell)
+        asked.beliefs()
+    for tell in tells:
+        fresh.tell(tell)
+
+    assert fresh.beliefs() is not None
+    assert asked.beliefs() == fresh.beliefs()
+    assert asked.ask(2) == fresh.ask(2)
+
+
 def test_unknown_scalariser_is_refused_with_the_nearest() -> None:
     table = ArmTable((Arm("x", "g", ()),), ())
 

@@ -32,7 +32,7 @@ from resultsfile import facts, table, write_section
 from tracefile import send, wait_for
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
-from hpc_toolkit.queue.pacing import POLLS_PER_S, SCANS_PER_S, Pacing
+from hpc_toolkit.queue.pacing import NAMES_EVERY, POLLS_PER_S, SCANS_PER_S, Pacing
 from hpc_toolkit.queue.presence import RUNNING, Presence, read_presence
 from hpc_toolkit.system.clock import SystemClock
 
@@ -211,7 +211,8 @@ def projected(workers: int) -> list[str]:
     # Upper bounds: each scans as soon as it may, of one stage and one owner, or all use their part.
     polls = min(workers / 1.0, POLLS_PER_S)
     looks = min(workers, pacing.at_most or workers)
-    watched = workers * (2 + looks) / pacing.watch_s
+    listings = 2 if looks == workers else 1 + 1 / NAMES_EVERY
+    watched = workers * (listings + looks) / pacing.watch_s
     scans = min(workers * (4 + 2) / 15.0, SCANS_PER_S)
     return [
         f"{workers:,}",

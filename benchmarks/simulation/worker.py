@@ -216,7 +216,7 @@ class SimulatedWorker:
         if self._pacing.watch_due():
             self._control.poll()
             self._picker.notice_deaths(self._pacing.at_most)
-            self._pacing.watched(self._picker.living)
+            self._pacing.watched(self._picker.watch.living, self._picker.watch.lease_left_s)
 
     def _work(self, assignment: Assignment) -> Iterator[float]:
         stage, unit = assignment.stage, assignment.unit

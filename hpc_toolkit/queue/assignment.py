@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.affinity import FreshUnits
 from hpc_toolkit.queue.pacing import PER_LOOK
+from hpc_toolkit.queue.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,18 +64,18 @@ class Picker:
         }
         self._known = dict.fromkeys(self.view.stages, 0)
         self._listed_at = float("-inf")
-        self._gone: set[str] = set()
-        self._watched: dict[str, int | None] = {}
+        self._dead: list[str] = []
+        """Workers that were found dead and not yet helped."""
+        self.watch = Watch(self.liveness, self.worker)
         self._scans = 0
         self._left_read = False
         self._owners: dict[str, Verdict] = {}
         self.help_first = False
         """Whether to look for units of others before claiming new ones.
 
-        Set when a worker died, or when a host asks other hosts to try its items.
+        Set when the unit of a dead worker was not found in its journal, or when a host asks other
+        hosts to try its items.
         """
-        self.living = 0
-        """Workers alive when deaths were last looked for; an estimate if some were skipped."""
         self.polled = 0
         """Number of logs that the last call of :meth:`fresh` polled."""
         self.operations = 0
@@ -83,7 +84,7 @@ class Picker:
     def next(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
         """Claim a unit; None if none can be found now. ``loaded``: the loaded (stage, group)."""
         found = None
-        if self.help_first or self.restarted:
+        if self._dead or self.help_first or self.restarted:
             found = self._half_done(loaded, pacing)
         return found or self._fresh_or_free(loaded, pacing)
 
@@ -94,10 +95,27 @@ class Picker:
             # Units that the job had begun when it was interrupted; no worker remembers them.
             found = self.left_behind(pacing.looks_at_start)
             self.restarted = found is not None
+        while found is None and self._dead:
+            found = self._left_by(self._dead.pop())
+            self.help_first |= found is None
         if found is None and self.help_first:
             found = self.takeover()
             self.help_first = found is not None  # it may have held more units
         return found
+
+    def _left_by(self, dead: str) -> Assignment | None:
+        """Claim a unit that a dead worker had begun; unlike a scan, it reads only its journal.
+
+        A unit of which it wrote no line yet is not found.
+        """
+        self._owners.clear()
+        self.view.poll_claims()
+        self.view.poll_journal(dead)
+
+        def begun(stage: StageView) -> list[str]:
+            return [name for name in stage.state.begun if stage.holders([name]) == {dead}]
+
+        return self._take_free(begun)
 
     def _fresh_or_free(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
         news = pacing.poll_due
@@ -179,42 +197,8 @@ class Picker:
         return all(s.complete or s.log.reported_complete for s in self.view.stages.values())
 
     def notice_deaths(self, at_most: int | None = None) -> None:
-        """Set :attr:`help_first` if a worker died since the last call; count the living workers.
-
-        ``at_most``: look at this many workers. Those that were silent at the last look are looked
-        at again, so together the workers see every death, and none has to look at all.
-        """
-        names = self.liveness.names()
-        looked = names if at_most is None or at_most >= len(names) else self._some(names, at_most)
-        alive = 0
-        for worker in looked:
-            verdict = self.liveness.verdict(worker)
-            alive += verdict.alive
-            if verdict.alive:
-                self._gone.discard(worker)  # it was silent but not dead
-            elif not verdict.finished and worker not in self._gone:
-                self._gone.add(worker)
-                self.help_first = True
-        if len(looked) == len(names):
-            self.living = alive
-        else:
-            left = [name for name in names if not self.liveness.is_final(name)]
-            share = (alive + 1) / (len(looked) + 1)
-            self.living = round(len(set(left) - self._gone) * share)
-
-    def _some(self, names: list[str], count: int) -> list[str]:
-        """Workers without a heartbeat between the last two looks, and others at random."""
-        heartbeat, final = self.liveness.heartbeat, self.liveness.is_final
-        kept = {
-            name: heartbeat(name)
-            for name, beat in self._watched.items()
-            # None: after a single look it is unknown whether the worker is silent.
-            if name not in self._gone and not final(name) and beat in (None, heartbeat(name))
-        }
-        others = [name for name in names if name not in self._watched and not final(name)]
-        new = self._random.sample(others, min(len(others), max(0, count - len(kept))))
-        self._watched = dict(list(kept.items())[:count]) | dict.fromkeys(new)
-        return list(self._watched)
+        """Look for dead workers, whose units come first; ``at_most`` as in :meth:`Watch.look`."""
+        self._dead += self.watch.look(at_most)
 
     def takeover(self) -> Assignment | None:
         """Claim the next generation of a unit that is free and has a pending item."""

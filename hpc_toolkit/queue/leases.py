@@ -7,6 +7,7 @@ winner (R11) alone decide which result counts.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import time
 from collections import defaultdict
@@ -149,6 +150,17 @@ class Liveness:
     def is_final(self, worker: str) -> bool:
         return worker in self._seen and self._seen[worker].final is not None
 
+    def lease_left_s(self, worker: str) -> float:
+        """Seconds until the silence of a worker lasts a lease.
+
+        Infinite unless two looks have shown that it missed a heartbeat.
+        """
+        seen = self._seen[worker]
+        interval_s = 0.0 if seen.presence is None else seen.presence.interval_s
+        if seen.silent_s(seen.looked) <= interval_s:
+            return math.inf
+        return self._lease_of(seen.presence) - seen.silent_s(self.clock.monotonic())
+
     def take_notice(self, notice: DeathNotice) -> None:
         """Believe what Slurm reported about a worker, until the worker's next heartbeat."""
         known = self._notices.get(notice.worker)
@@ -265,9 +277,11 @@ class Liveness:
         ):
             seen.presence, seen.since = presence, now
             return True
+        return now - seen.since < self._lease_of(presence)
+
+    def _lease_of(self, presence: Presence | None) -> float:
         # An observer with a short lease must not declare a slowly beating owner dead.
-        lease_s = max(self.lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
-        return now - seen.since < lease_s
+        return max(self.lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
 
 
 def _order(presence: Presence) -> tuple[int, str, int, str]:

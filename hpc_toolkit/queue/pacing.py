@@ -8,6 +8,7 @@ be added, a worker that just ran out of them looks more often, since they often 
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,10 @@ SCANS_PER_S = 35.0
 """Operations of scans for units to take over, by workers on and off duty together."""
 LOOKS_PER_S = 25.0
 """Reads of files in ``workers/``, and tests of locks."""
-LISTINGS_PER_S = 10.0
+LISTINGS_PER_S = 12.0
 """Listings of ``workers/`` and ``control/``."""
+NAMES_EVERY = 8
+"""One watch in this many lists ``workers/``, and every watch lists ``control/``."""
 
 READINGS_PER_S = 20.0
 """Files per second that a process waiting for results reads, such as a campaign's coordinator."""
@@ -47,7 +50,8 @@ _SCAN_SHARED_S = 15.0
 _ON_DUTY = 8
 """About this many waiting workers scan often and the others seldom.
 
-Only a worker that looks twice can see a silence, so a few must look often.
+The worker whose watch shows a death may be busy for hours; only a worker that looks twice can see
+the silence itself, so a few must look often.
 """
 _DUTY_PER_S = 15.0
 """The part of SCANS_PER_S that workers on duty share."""
@@ -197,14 +201,19 @@ class Pacing:
     def watch_s(self) -> float:
         """Seconds between two watches on a shared filesystem."""
         # A death should be seen soon after the lease.
-        return max(min(_WATCH_SHARED_S, self._lease_s / 4), 2 * self.workers / LISTINGS_PER_S)
+        listings = self.workers * (1 + 1 / NAMES_EVERY)
+        return max(min(_WATCH_SHARED_S, self._lease_s / 4), listings / LISTINGS_PER_S)
 
-    def watched(self, workers: int) -> None:
-        """Record the end of a watch, after which ``workers`` workers seem to be alive."""
+    def watched(self, workers: int, lease_left_s: float = math.inf) -> None:
+        """Record the end of a watch, after which ``workers`` workers seem to be alive.
+
+        ``lease_left_s``: seconds until a silent worker counts as dead.
+        """
         self.workers = max(1, workers)
         now = self._clock.monotonic()
         local_s = max(_WATCH_LOCAL_S, 20 * (now - self._began_watch))
-        self._watch_at = now + (local_s if self.local else self.watch_s)
+        shared_s = min(self.watch_s, max(_TICK_S, lease_left_s))
+        self._watch_at = now + (local_s if self.local else shared_s)
 
     @property
     def judge_s(self) -> float:

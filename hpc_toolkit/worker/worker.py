@@ -231,7 +231,7 @@ class Worker:
             self._picker.notice_deaths(self._pacing.at_most)
             if self._liveness.speaks(self._member.presence, missed=MISSED):
                 self._slurm.ask(self._liveness.silent(missed=MISSED))
-            self._pacing.watched(self._picker.living)
+            self._pacing.watched(self._picker.watch.living, self._picker.watch.lease_left_s)
 
     def _read_control(self) -> None:
         requests, notices = self._control.poll()

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
+from hpc_toolkit.queue.pacing import Pacing
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
-from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun, ToyWorker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,9 @@ class FakeLiveness:
 
     def verdict(self, worker: str) -> Verdict:
         return self.verdicts.get(worker, Verdict(alive=True))
+
+    def lease_left_s(self, _worker: str) -> float:
+        return float("inf")
 
     def is_behind(self, _worker: str, _size: int) -> bool:
         return False
@@ -412,12 +416,10 @@ def test_again_has_nothing_where_everything_is_finished(toy: ToyRun) -> None:
 
 def noticed(taker: Taker) -> bool:
     """Whether a look finds a new death."""
-    taker.picker.help_first = False
-    taker.picker.notice_deaths()
-    return taker.picker.help_first
+    return bool(taker.picker.watch.look())
 
 
-def test_notice_deaths_tells_of_each_death_once(toy: ToyRun) -> None:
+def test_a_watch_tells_of_each_death_once(toy: ToyRun) -> None:
     taker = Taker(toy)
     taker.liveness.verdicts["left"] = Verdict(alive=False, finished=True)
     assert not noticed(taker)
@@ -428,17 +430,57 @@ def test_notice_deaths_tells_of_each_death_once(toy: ToyRun) -> None:
     assert not noticed(taker)
 
 
-def test_notice_deaths_tells_again_of_one_who_came_back_and_died(toy: ToyRun) -> None:
+def test_a_watch_tells_again_of_one_who_came_back_and_died(toy: ToyRun) -> None:
     taker = Taker(toy)
     taker.liveness.verdicts["frozen"] = DEAD
     assert noticed(taker)
     taker.liveness.verdicts["frozen"] = Verdict(alive=True)
     assert not noticed(taker)
-    assert taker.picker.living == 1
+    assert taker.picker.watch.living == 1
 
     taker.liveness.verdicts["frozen"] = DEAD
 
     assert noticed(taker)
+
+
+def after_a_death(toy: ToyRun, taker: Taker, worker: ToyWorker) -> tuple[list[str], str]:
+    """What the next claim after a look reads, and the unit that it takes."""
+    taker.liveness.verdicts[worker.name] = DEAD
+    taker.picker.notice_deaths()
+    pacing = Pacing(taker.clock, local=True, workers=1, lease_s=180.0, seed="")
+    with CountedCalls() as counted:
+        found = taker.picker.next(NOTHING, pacing)
+    assert found is not None
+    assert found.died is not None
+    return [name for name in counted.opened() if name.endswith(".jsonl")], found.unit.name
+
+
+def test_a_unit_that_a_dead_worker_had_begun_is_taken_without_reading_other_journals(
+    fast_dir: Path,
+) -> None:
+    toy = ToyRun(fast_dir / "r", 10, unit=2)
+    workers = [toy.worker(f"w{number}") for number in range(4)]
+    taker = Taker(toy)
+    for number, worker in enumerate(workers):
+        worker.claim(toy.unit_name(2 * number))
+        worker.attempt(2 * number)
+
+    read, unit = after_a_death(toy, taker, workers[2])
+
+    assert unit == toy.unit_name(4)
+    assert set(read) <= {"w2.jsonl", "000001.jsonl"}
+
+
+def test_a_unit_of_which_a_dead_worker_wrote_nothing_is_taken_by_a_scan(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 10, unit=2)
+    workers = [toy.worker(f"w{number}") for number in range(4)]
+    taker = Taker(toy)
+    for number, worker in enumerate(workers):
+        worker.claim(toy.unit_name(2 * number))
+
+    _, unit = after_a_death(toy, taker, workers[2])
+
+    assert unit == toy.unit_name(4)
 
 
 def test_takeover_after_a_retry_finds_the_items_that_it_names(fast_dir: Path) -> None:

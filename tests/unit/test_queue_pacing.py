@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
-from hpc_toolkit.queue.pacing import PER_LOOK, SCANS_PER_S, Pacing
+from hpc_toolkit.queue.pacing import NAMES_EVERY, PER_LOOK, SCANS_PER_S, Pacing
 from tests.manualclock import ManualClock
 
 HOUR_S = 3600.0
@@ -21,14 +21,15 @@ class Waiting:
             clock, local=local, workers=workers, lease_s=DEFAULT_LEASE_S, seed=f"w{number}"
         )
         self.workers = workers
-        self.polls = self.scans = self.operations = self.scanned = 0
+        self.polls = self.scans = self.scanned = 0
+        self.operations = 0.0
 
     def step(self, owners: int) -> None:
         """Wake up once; ``owners`` workers hold units that may become free."""
         pacing = self.pacing
         if pacing.watch_due():
             at_most = self.workers if pacing.at_most is None else pacing.at_most
-            self.operations += 2 + PER_LOOK * min(at_most, self.workers)
+            self.operations += 1 + 1 / NAMES_EVERY + PER_LOOK * min(at_most, self.workers)
             pacing.watched(self.workers)
         if pacing.poll_due:
             self.polls += 1
@@ -266,6 +267,20 @@ def test_a_short_lease_is_watched_often_where_few_work() -> None:
     clock.advance(2.0)
     assert pacing.watch_due()
     assert (pacing.at_most or 0) >= 4
+
+
+def test_the_next_watch_comes_when_the_lease_of_a_silent_worker_ends() -> None:
+    clock = ManualClock()
+    pacing = Pacing(clock, local=False, workers=1000, lease_s=DEFAULT_LEASE_S, seed="w")
+    pacing.watched(1000)
+    assert pacing.watch_s > 60.0
+
+    pacing.watched(1000, 20.0)
+
+    clock.advance(19.0)
+    assert not pacing.watch_due()
+    clock.advance(2.0)
+    assert pacing.watch_due()
 
 
 def test_whoever_sees_fewer_alive_takes_a_larger_part() -> None:

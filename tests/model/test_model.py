@@ -240,8 +240,8 @@ MISTAKES = [
         Mistake(
             "the owner's clock is compared with mine",
             Liveness,
-            "return now - seen.since < lease_s",
-            "return now - (presence.at if presence else seen.since) < lease_s",
+            "return now - seen.since < self._lease_of(presence)",
+            "return now - (presence.at if presence else seen.since) < self._lease_of(presence)",
         ),
     ),
     (

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _EVERY_S = 0.25
 _KILLS = 12
-_BATCHES, _BATCH, _WORKERS = 10, 10_000, 4
+_BATCHES, _WORKERS = 10, 4
 
 
 # A process counts the memory of the one that started it, which would hold whole lists here.
@@ -196,15 +196,16 @@ def stormy(base: Path, items: int, workers: int) -> str:
     )
 
 
-def adding(base: Path, adders: int) -> list[str]:
+def adding(base: Path, adders: int, batch: int) -> list[str]:
     """Add items by several processes at once while workers work; a row of the table."""
-    root, total = base / f"adders-{adders}", adders * _BATCHES * _BATCH
+    each = _BATCHES * batch
+    root, total = base / f"adders-{adders}", adders * each
     measured([*HPCTK, "init", str(root), "--items", "-", "--open", "--workload", NOOP])
 
     def add(adder: int) -> float:
-        firsts = range(adder * _BATCHES * _BATCH, (adder + 1) * _BATCHES * _BATCH, _BATCH)
+        firsts = range(adder * each, (adder + 1) * each, batch)
         argv = [*HPCTK, "add", str(root), "--items", "-"]
-        return sum(measured(argv, listed(_BATCH, first))[1] for first in firsts)
+        return sum(measured(argv, listed(batch, first))[1] for first in firsts)
 
     pool = subprocess.Popen([*HPCTK, "work", str(root), "--workers", str(_WORKERS)])
     with ended(pool), ThreadPoolExecutor(adders) as threads:
@@ -220,12 +221,12 @@ def adding(base: Path, adders: int) -> list[str]:
     return [*cells, f"{1e6 * cpu_s / total:.0f} us", f"{total / added_s:,.0f}", f"{work_s:.1f} s"]
 
 
-def several_adders(base: Path, numbers: list[int]) -> list[str]:
+def several_adders(base: Path, numbers: list[int], batch: int) -> list[str]:
     """The lines of the section about open lists."""
     head = ["adders", "items", "all added after", "processor time", "an item", "items/s"]
-    rows = [adding(base, adders) for adders in numbers]
+    rows = [adding(base, adders, batch) for adders in numbers]
     lists = max(numbers) * _BATCHES
-    million = _BATCH * lists * (lists - 1) / 2e6
+    million = batch * lists * (lists - 1) / 2e6
     words = (
         "Each `add` reads the items that are in the list, to refuse duplicates. So the cost of an "
         f"item grows with the list: {max(numbers)} adders read {million:.0f} million items."
@@ -241,6 +242,7 @@ def main() -> None:
     given.add_argument("--pools", type=number, nargs="*", default=pools, help="workers on one list")
     adders = [1, 2, 4, 8]
     given.add_argument("--adders", type=number, nargs="*", default=adders, help="to one list")
+    given.add_argument("--batch", type=number, default=10_000, help="items added at once")
     given.add_argument("--dir", type=directory, help="where the runs are made")
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = given.parse_args()
@@ -250,7 +252,7 @@ def main() -> None:
         if options.sizes:
             sections["Sizes"] = sizes(base, options)
         if options.adders:
-            sections["Adders"] = several_adders(base, options.adders)
+            sections["Adders"] = several_adders(base, options.adders, options.batch)
     finally:
         shutil.rmtree(base, ignore_errors=True)
     for title, lines in sections.items():

@@ -33,7 +33,7 @@ def test_the_benchmark_of_sizes_compares_lists_and_pools_and_storms_through_the_
     tmp_path: Path,
 ) -> None:
     argv = [sys.executable, "benchmarks/sizes.py", "--sizes", "30", "600", "--workers", "2"]
-    argv += ["--pools", "1", "2"]
+    argv += ["--pools", "1", "2", "--adders", "2", "--batch", "3"]
 
     ended = subprocess.run(
         [*argv, "--dir", str(tmp_path)],
@@ -45,6 +45,6 @@ def test_the_benchmark_of_sizes_compares_lists_and_pools_and_storms_through_the_
 
     rows = [line.split("|") for line in ended.stdout.splitlines() if line.startswith("| ")]
     first = [row[1].strip() for row in rows]
-    assert first == ["items", "---", "30", "600", "workers", "---", "1", "2"]
+    assert first == ["items", "---", "30", "600", "workers", "---", "1", "2", "adders", "---", "2"]
     assert "600 items and " in ended.stdout
     assert list(tmp_path.iterdir()) == []

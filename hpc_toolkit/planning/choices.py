@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.planning.work import SURE
 from hpc_toolkit.slurm.clusters.partitions import for_partition
 from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_mem
 
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 
 _MARGIN = 1.1
-"""Factor from the upper end of the interval to the walltime to request."""
-SURE = 0.95
-"""Probability of being done in time that a recommendation needs."""
+"""Factor from the time that is enough in 19 of 20 cases to the walltime to request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +173,11 @@ def _in_jobs(
     from hpc_toolkit.planning.forecast import START_S  # numpy is slow to import
 
     forecast = forecaster.forecast(workers, within_s=within_s)
-    ask_s = _round_up(forecast.time_s.high * _MARGIN + START_S)
+    ask_s = _round_up(forecast.sure_s * _MARGIN + START_S)
     if limit_s is None or ask_s <= limit_s:
         return forecast, ask_s, 1
     forecast = forecaster.forecast(workers, limit_s=limit_s, within_s=within_s)
-    return forecast, limit_s, 0 if forecast.jobs is None else math.ceil(forecast.jobs.high)
+    return forecast, limit_s, forecast.sure_jobs
 
 
 def _round_up(seconds: float) -> int:

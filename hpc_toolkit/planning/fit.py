@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.planning.traits import PARTS, tamed
+from hpc_toolkit.planning.traits import tamed
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.repeats import Floats, Ints
@@ -30,18 +30,17 @@ _GROUP_SD = 0.15
 """How far sibling groups differ, likewise."""
 _PART_SDS = ((0.6, 0.0), (0.1, 0.2), (0.1, 0.4), (0.1, 0.8), (0.1, 1.6))
 """How much the parts of a list differ: a mixture of (probability, standard deviation of a log)."""
-_ALIKE = np.exp(-np.abs(np.subtract.outer(np.arange(PARTS), np.arange(PARTS))) / (2 * PARTS))
-"""The correlation of the parts of a list, which falls with their distance."""
-_ROOT = np.linalg.cholesky(_ALIKE)
 _LEAST_SD = 0.01
 """Items of one part differ by at least this much, as a standard deviation of a log."""
-_TAIL = (0.05, 0.7)
-"""Bounds of the tail index: how much longer than all seen items the next one may be."""
-_TAIL_WEIGHT = 0.5
-"""Mean weight of the tail, in units of one seen item. Most draws give it almost none and some much
-more, so that it widens the interval but does not move the median."""
+_BEYOND = 0.5
+"""How much longer than its age an item takes that runs longer than all seen ones: the mean of an
+exponential logarithm, so twice as long in the mean."""
+_BEYOND_WEIGHT = 0.5
+"""Mean weight of such lengths, in units of one seen item. Most draws give them almost none and some
+much more."""
 _KIND_WEIGHT = 0.5
-"""Mean weight of kinds of which no item has ended, in units of one seen item; as above."""
+"""Mean weight of kinds of which no item has ended, likewise: it widens the interval but hardly
+moves the median."""
 _KIND_SD = 1.5
 """How much longer items of these kinds take: the absolute value of a normal logarithm has this
 standard deviation before its sign is dropped."""
@@ -73,12 +72,7 @@ class Fit:
         rest = rest - self._fit_groups(rest)
         rest = rest - self._fit_parts(rest)
         self._scale = self._scales(rest)
-        rest = self._rest = rest / self._scale[self._cells(of)]
-        # Hill's estimate of the tail index from the longest residuals.
-        top = np.sort(rest)[::-1][: max(3, int(np.sqrt(len(rest)))) + 1]
-        self._index = (
-            float(np.clip(np.mean(top[:-1] - top[-1]), *_TAIL)) if len(top) > 2 else _TAIL[1]
-        )
+        self._rest = rest / self._scale[self._cells(of)]
         self._kind = abs(float(chance.normal(0.0, _KIND_SD)))
 
     def _fit_first(self, z: Floats) -> Floats:
@@ -182,20 +176,27 @@ class Fit:
 
     def _fit_parts(self, rest: Floats) -> Floats:
         """Draw how much longer items take in each part of a list without groups, as a Gaussian
-        process along the list. Return its mean at the seen items.
+        process along the list. Return its mean at the items of the fit.
 
-        Parts between seen ones are like these, and a part far from all of them may differ.
+        Parts between seen ones are like these, and a part far from all of them may differ. Only
+        ended items count: how long a running one takes was drawn without the effect of its part.
         """
-        self._part = np.zeros(PARTS)
-        if self._traits.part is None:
+        found = self._traits
+        parts = len(found.middles)
+        self._part = np.zeros(parts)
+        if found.part is None:
             return np.zeros(len(rest))
-        of = self._traits.part[self._of]
-        count = np.bincount(of, minlength=PARTS)
+        parts_of = found.part[self._of]
+        ended = self._of < found.seen
+        of, rest = parts_of[ended], rest[ended]
+        count = np.bincount(of, minlength=parts)
         seen = np.flatnonzero(count)
-        means = np.bincount(of, rest, PARTS) / np.maximum(count, 1)
+        means = np.bincount(of, rest, parts) / np.maximum(count, 1)
         within = float(np.sum((rest - means[of]) ** 2)) / max(len(of) - len(seen), 1)
         noise = np.diag(np.maximum(within, _LEAST_SD**2) / count[seen])
-        alike, means = _ALIKE[:, seen], means[seen]
+        # The correlation of parts falls with their distance.
+        all_alike = np.exp(-np.abs(np.subtract.outer(found.middles, found.middles)) / 2)
+        alike, means = all_alike[:, seen], means[seen]
         fits = []
         for share, sd in _PART_SDS:
             # Only differences between parts count: the mean of the seen items is in none of them.
@@ -205,10 +206,10 @@ class Fit:
         likely = np.exp(np.array(fits) - max(fits))
         sd = _PART_SDS[self._chance.choice(len(fits), p=likely / likely.sum())][1]
         gain = sd**2 * np.linalg.solve(sd**2 * alike[seen] + noise, alike.T).T
-        drawn = sd * _ROOT @ self._chance.standard_normal(PARTS)
+        drawn = sd * np.linalg.cholesky(all_alike) @ self._chance.standard_normal(parts)
         off = np.sqrt(np.diag(noise)) * self._chance.standard_normal(len(seen))
         self._part = drawn + gain @ (means - drawn[seen] - off)
-        return (gain @ means)[of]
+        return (gain @ means)[parts_of]
 
     def _effects(self, rest: Floats, of: Ints, above: Ints, prior_sd: float) -> Floats:
         """Return the effect of each kind; effects of unseen kinds are drawn with the seen spread.
@@ -276,13 +277,10 @@ class Fit:
         kinds, and as firsts.
         """
         seen = len(self._rest)
-        more = self._chance.gamma([_TAIL_WEIGHT, _KIND_WEIGHT])
-        share = np.cumsum(np.concatenate([self._weight, more]))
+        share = np.cumsum(np.append(self._weight, self._chance.gamma(_KIND_WEIGHT)))
         drawn = np.searchsorted(share / share[-1], self._chance.random(len(items)), side="right")
-        rest = np.append(self._rest, [0.0, 0.0])[np.minimum(drawn, seen)]
-        tail = drawn == seen
-        rest[tail] = float(self._rest.max()) + self._beyond_all(int(tail.sum()))
-        other = drawn > seen
+        rest = np.append(self._rest, 0.0)[np.minimum(drawn, seen)]
+        other = drawn == seen
         rest[other] = self._kind + self._chance.choice(self._rest, int(other.sum()))
         middle = self._middle(items)
         firsts = middle + self.first[self._traits.word[items]]
@@ -303,18 +301,15 @@ class Fit:
         for number, age in enumerate((ages - middle) / scale):
             longer = np.flatnonzero(self._rest > age)
             weight = self._weight[longer]
-            tail = self._chance.gamma(_TAIL_WEIGHT)
-            if len(longer) and self._chance.random() < weight.sum() / (weight.sum() + tail):
+            beyond = self._chance.gamma(_BEYOND_WEIGHT)
+            if len(longer) and self._chance.random() < weight.sum() / (weight.sum() + beyond):
                 drawn = self._chance.choice(longer, p=weight / weight.sum())
                 logs[number] = middle[number] + scale[number] * self._rest[drawn]
             else:
                 start = max(float(age), float(self._rest.max()))
-                more = start + self._beyond_all(1)[0]
+                more = start + self._chance.exponential(_BEYOND)
                 logs[number] = middle[number] + scale[number] * more
         return logs
-
-    def _beyond_all(self, count: int) -> Floats:
-        return self._index * self._chance.exponential(size=count)
 
 
 def _effects(

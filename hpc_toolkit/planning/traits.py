@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.work import StageWork
     from hpc_toolkit.queue.items import Item
 
-PARTS = 16
+_PARTS = 16
 """Into how many equal parts a list without groups is divided."""
+_EACH = 4
+"""Fewest seen items between two further cuts, where more were seen than in the rest of the list."""
 _MOST_WORDS = 100
 _FEWEST = 12
 """Number of items that must have ended before any of their keys can count as relevant."""
@@ -57,8 +60,12 @@ class Traits:
     grows; each draw uses the best key."""
     repeats: Repeats
     part: Ints | None
-    """For each item, the part of a list without groups in which it is, of :data:`PARTS`; None if
-    places are not known."""
+    """For each item, the part of a list without groups in which it is; None if places are not
+    known."""
+    middles: Floats
+    """For each part, where in the list its middle is, from 0 to 1."""
+    seen: int
+    """Number of seen items."""
     keys: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -81,6 +88,7 @@ def traits(stage: StageWork, z: Floats) -> Traits:
     word_key, word = _word(items, plain, stage.group_by)
     centred = plain - _centre(plain, word[: len(z)])
     numeric = _numbers(items, centred)
+    part, middles = _parts(stage)
     return Traits(
         group=np.array([numbers[key] for key in keys], dtype=np.int64),
         groups=tuple(numbers),
@@ -90,20 +98,34 @@ def traits(stage: StageWork, z: Floats) -> Traits:
         words=int(word.max(initial=0)) + 1,
         numbers=tuple(numeric.values()),
         repeats=again,
-        part=_parts(stage),
+        part=part,
+        middles=middles,
+        seen=len(z),
         keys=tuple(key for key in (word_key, *numeric) if key),
     )
 
 
-def _parts(stage: StageWork) -> Ints | None:
-    """Return the part of the list in which each item is; None if the place of any is not known."""
+def _parts(stage: StageWork) -> tuple[Ints | None, Floats]:
+    """Return the part of the list in which each item is, and the middle of each part, as a share of
+    the list; None if the place of any item is not known.
+
+    The list is cut into equal parts, and again after every few seen items: if it begins with the
+    longest items, the first part holds very different ones, many of which were seen.
+    """
     places = [one.place for one in stage.seen]
     for one in stage.batches:
         places += [None] if one.place is None else range(one.place, one.place + one.count)
     if None in places:
-        return None
+        return None, np.empty(0)
     found = np.array(places, dtype=np.int64)
-    return found * PARTS // (int(found.max()) + 1)
+    size = int(found.max()) + 1
+    seen = np.sort(found[: len(stage.seen)])
+    each = max(_EACH, math.ceil(len(seen) / _PARTS))
+    ends = np.arange(each, len(seen) - _EACH + 1, each)
+    between = (seen[ends - 1] + seen[ends] + 1) // 2
+    cuts = np.union1d(np.arange(1, _PARTS) * size // _PARTS, between)
+    edges = np.concatenate([[0], cuts, [size]]) / size
+    return np.searchsorted(cuts, found, side="right"), (edges[:-1] + edges[1:]) / 2
 
 
 def _centre(z: Floats, of: Ints) -> Floats:

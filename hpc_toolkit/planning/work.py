@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.queue.items import Item
 
+SURE = 0.95
+"""Probability of being enough that a recommended time limit or number of nodes needs."""
 _FEW = 1_000
 """With at most this many batches, each unit is scheduled on its own."""
 _SHARES, _SHARES_EACH = 64, 8

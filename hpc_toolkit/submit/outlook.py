@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.choices import SURE, choose
+from hpc_toolkit.planning.choices import choose
 from hpc_toolkit.planning.page import span
 from hpc_toolkit.planning.request import costs
+from hpc_toolkit.planning.work import SURE
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 

@@ -218,10 +218,11 @@ class StageState:
         if isinstance(found, UnitRun) and self._is_clean(state, found):
             state.released.add(found.record["generation"])
             # Without the record, which takes most of the memory of a long list.
-            state.clean = (worker, UnitRun({}, *found[1:]))
+            state.clean = (worker, UnitRun({}, found.start, found.end, found.sum))
             self.consecutive_failures.note_done(worker, found.record["at"])
-            for names in (self.begun, self._open, self._unjudged):
-                names.discard(name)
+            self.begun.discard(name)
+            self._open.discard(name)
+            self._unjudged.discard(name)
             return state.unit
         self.begun.add(name)
         if isinstance(found, Line):

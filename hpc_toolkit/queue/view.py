@@ -153,6 +153,8 @@ class Throughput:
             self._first = self._last = int(at // self.width_s)
         while True:
             first, last = int(begin // self.width_s), int(at // self.width_s)
+            if self._first <= first and last <= self._last:
+                break
             self._first, self._last = min(first, self._first), max(last, self._last)
             if self._last - self._first < _INTERVALS:
                 break
@@ -313,12 +315,16 @@ class RunView:
             if stage is None:
                 continue
             stage.add(worker, found)
-            kind = "unit run" if isinstance(found, UnitRun) else record["type"]
-            if kind in ("unit run", "done", "failed", "permanent"):
-                done = record["done"] if kind == "unit run" else int(kind == "done")
-                if kind in ("unit run", "done"):
-                    pace.append((done, record["seconds"]))
-                self.throughput.add(record["at"], record["seconds"], done)
+            kind = record["type"]
+            if isinstance(found, UnitRun):
+                done = record["done"]
+            elif kind in ("done", "failed", "permanent"):
+                done = int(kind == "done")
+            else:
+                continue
+            if kind in ("release", "done"):
+                pace.append((done, record["seconds"]))
+            self.throughput.add(record["at"], record["seconds"], done)
 
     @property
     def complete(self) -> bool:

@@ -26,7 +26,8 @@ CRC_LENGTH = len(b',"crc":"00000000"}')
 """Bytes of a line from its checksum on."""
 _CHUNK = 1 << 20
 
-_decode = json.JSONDecoder().decode  # ``json.loads`` would first look for the encoding
+_scan = json.JSONDecoder().scan_once
+"""What ``json.loads`` calls after it has looked for the encoding and for white space."""
 
 
 def seal_line(body: bytes) -> bytes:
@@ -55,10 +56,11 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     if not is_whole(line):
         return None
     try:
-        record = _decode(line.decode())
-    except ValueError:
+        text = line.decode()
+        record, end = _scan(text, 0)
+    except (ValueError, StopIteration):
         return None
-    return record if isinstance(record, dict) else None
+    return record if end == len(text) and isinstance(record, dict) else None
 
 
 def _decode_lines(lines: list[bytes]) -> list[dict[str, Any] | None]:

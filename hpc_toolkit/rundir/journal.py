@@ -26,8 +26,8 @@ CRC_LENGTH = len(b',"crc":"00000000"}')
 """Bytes of a line from its checksum on."""
 _CHUNK = 1 << 20
 
-_scan = json.JSONDecoder().scan_once
-"""What ``json.loads`` calls after it has looked for the encoding and for white space."""
+_decode = json.JSONDecoder().raw_decode
+"""``json.loads`` without its searches for the encoding and for white space."""
 
 
 def seal_line(body: bytes) -> bytes:
@@ -57,8 +57,8 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         text = line.decode()
-        record, end = _scan(text, 0)
-    except (ValueError, StopIteration):
+        record, end = _decode(text)
+    except ValueError:
         return None
     return record if end == len(text) and isinstance(record, dict) else None
 

@@ -195,8 +195,10 @@ def stage_parts(counts: StageCounts) -> list[str]:
 
 def _speed(now: Status) -> Iterator[Row]:
     done = now.throughput.get("done", ())
+    if now.complete:  # workers may take a moment to exit
+        return
     parts = [rate_text(now.rate_per_s)] if now.rate_per_s > 0 else []
-    if now.elapsed_s and not now.complete:
+    if now.elapsed_s:
         parts += [f"{format_duration(now.elapsed_s)} so far", *_silence(now)]
     if now.eta_s is not None and now.eta_s > 60:
         parts.append(f"done about {clock_time(time.time() + now.eta_s)}")

@@ -52,7 +52,7 @@ def test_a_user_describes_a_cluster_and_sizes_a_job_as_the_tutorial_says(own_lab
     described, examined, _, first, _, planned, _ = said
     assert "nodes                   4\n" in described
     assert "n1 and n2" in examined
-    assert "complete after" in first.splitlines()[-4]
+    assert "complete after" in first.splitlines()[-4], first
     assert "\n4      16 " in planned
     rows = (own_lab.root / "results.csv").read_text().splitlines()
     assert len(rows) == len(set(rows)) == 501

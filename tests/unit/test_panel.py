@@ -89,6 +89,13 @@ def test_stages_are_named_where_there_are_several() -> None:
     assert line == "metrics: 2 of 2 done; tasks: 0 of 3 done; complete"
 
 
+def test_a_complete_run_has_no_speed_while_its_workers_exit() -> None:
+    working, ended = (status(rate_per_s=2.0, elapsed_s=9.0, complete=one) for one in (False, True))
+
+    assert "speed" in [row.label for row in panel(working)]
+    assert "speed" not in [row.label for row in panel(ended)]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -254,6 +254,7 @@ class Rehearsal:
         wait_until(over, lambda: f"the end of {jobs}; log:\n{self.log()}", limit_s=limit_s)
 
     def rows(self) -> list[dict[str, Any]]:
+        assert self.status()["complete"], self.log()
         self.hpctk("gather", self.run, "-o", "rows.jsonl")
         return [json.loads(line) for line in (self.cwd / "rows.jsonl").read_text().splitlines()]
 

@@ -153,8 +153,6 @@ class Throughput:
             self._first = self._last = int(at // self.width_s)
         while True:
             first, last = int(begin // self.width_s), int(at // self.width_s)
-            if self._first <= first and last <= self._last:
-                break
             self._first, self._last = min(first, self._first), max(last, self._last)
             if self._last - self._first < _INTERVALS:
                 break

@@ -262,8 +262,8 @@ MUTANTS = (
         "I7",
         "status leaves a mark",
         "results/status.py",
-        "    view.poll_claims()\n",
-        '    view.poll_claims()\n    (view.paths.root / "seen").touch()\n',
+        "    if not is_read:\n",
+        '    (view.paths.root / "seen").touch()\n    if not is_read:\n',
         ("test_status.py",),
     ),
     Mutant(

@@ -51,7 +51,7 @@ class Durations:
     def add(self, group: str | None, items: int, seconds: float) -> None:
         if items <= 0:
             return
-        for key in {group, siblings_key(group)}:
+        for key in (None,) if group is None else (group, siblings_key(group)):
             count, total = self._means.get(key, (0, 0.0))
             self._means[key] = (count + items, total + seconds)
         self._all = (self._all[0] + items, self._all[1] + seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -227,12 +228,10 @@ class Segment:
         with path.open("rb") as file:
             first = file.readline()
             header = _parse_header(first)
-            self._body = len(first)
-            self._size = file.seek(0, os.SEEK_END)
+            body, size = len(first), file.seek(0, os.SEEK_END)
             # A reader on another host may see the file too short, and would cut the last unit.
-            last = header["units"][-1]
-            count = last[1]
-            file.seek(self._body + last[2])
+            _, count, at, _ = header["units"][-1]
+            file.seek(body + at)
             if file.read().count(b"\n") != count:
                 message = f"{path} ends too early"
                 raise ValueError(message)
@@ -246,10 +245,11 @@ class Segment:
         self.decision: dict[str, Any] | None = header.get("decision")
         """The coordinator's decision when it added this segment; None in other segments."""
         self._kinds: list[int] = header.get("kinds") or []
-        self._table: list[list[int]] = header["units"]
-        self.units = [Unit(entry, row[0], row[1], row[3]) for row in self._table]
+        rows = header["units"]
+        self._starts = [*(body + row[2] for row in rows), size]
+        """First byte of each unit, and the byte after the last one."""
+        self.units = [Unit(entry, first, count, group) for first, count, _, group in rows]
         """In the order of their items."""
-        self._index = {row[0]: index for index, row in enumerate(self._table)}
 
     def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
         """The JSON of a unit's items, without newlines; ``fd``: an open descriptor of this file.
@@ -260,10 +260,8 @@ class Segment:
 
     def read(self, unit: Unit, *, fd: int | None = None) -> tuple[list[bytes], list[Item]]:
         """As :meth:`lines`, and the items themselves."""
-        index = self._index[unit.first]
-        start = self._body + self._table[index][2]
-        last = index + 1 == len(self._table)
-        end = self._size if last else self._body + self._table[index + 1][2]
+        index = self._index(unit.first)
+        start, end = self._starts[index : index + 2]
         opened = os.open(self.path, os.O_RDONLY) if fd is None else fd
         try:
             data = os.pread(opened, end - start, start)
@@ -307,9 +305,10 @@ class Segment:
         return RunError(message, hint=hint)
 
     def unit_of(self, item: int) -> Unit:
-        from bisect import bisect_right
+        return self.units[self._index(item)]
 
-        return self.units[bisect_right(self._table, item, key=lambda row: row[0]) - 1]
+    def _index(self, item: int) -> int:
+        return bisect_right(self.units, item, key=lambda unit: unit.first) - 1
 
     def items(self) -> Iterator[bytes]:
         """The JSON of every item, by position. Raises RunError: as :meth:`lines` does."""
@@ -389,12 +388,13 @@ def _check_units(rows: list[list[int]], groups: int) -> int:
         if list(map(type, row)) != four:
             message = f"unit {row!r} is not four numbers"
             raise TypeError(message)
+        begin, count, at, group = row
         # A gap or an overlap would give an item the result of another item.
-        if row[0] != first or row[1] < 1 or row[2] <= behind or (first == 0 and row[2] != 0):
+        if begin != first or count < 1 or at <= behind or (first == 0 and at != 0):
             message = f"unit {row!r} does not begin where the one before ends"
             raise LookupError(message)
-        if not -1 <= row[3] < max(1, groups):
+        if not -1 <= group < max(1, groups):
             message = f"unit {row!r} is of a group that is not there"
             raise LookupError(message)
-        first, behind = first + row[1], row[2]
+        first, behind = first + count, at
     return first

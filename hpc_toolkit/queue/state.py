@@ -7,7 +7,8 @@ the others are kept item by item. This module itself reads and writes no files.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.rundir.journal import Line, UnitRun
 from hpc_toolkit.system.record import Record, fresh
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.units import Unit
 
 _KEPT = 1024
+_NONE: Any = MappingProxyType({})
+"""For nearly all units, instead of dictionaries of their own, because a run has tens of thousands.
+"""
 DEATH_WEIGHT = 2
 """Weight of a dead executor: one item may kill many executors before it is given up."""
 AGAIN_WEIGHT = 7
@@ -135,19 +139,23 @@ class UnitState(Record, frozen=False):
     """What is known about the items of one unit."""
 
     unit: Unit
-    clean: tuple[str, UnitRun] | None
-    """The worker and the unit run, without its record, that did every item, if no other attempts
-    are known."""
+    clean: tuple[str, int, int, int] | None
+    """The unit run that did every item, if no other attempts are known: its worker, the bytes of
+    the journal at which its lines begin and end, and their CRC-32."""
     histories: dict[int, History]
     """Histories by position, if the unit is kept item by item."""
-    released: set[int]
+    released: tuple[int, ...]
     """Generations that their owner released."""
     deaths: dict[int, Death]
     """Deaths by generation; several lines about one generation count once."""
 
     def __init__(self, unit: Unit) -> None:  # as above
         self.unit, self.clean = unit, None
-        self.histories, self.released, self.deaths = {}, set(), {}
+        self.histories, self.released, self.deaths = _NONE, (), _NONE
+
+    def release(self, generation: int) -> None:
+        if generation not in self.released:
+            self.released += (generation,)
 
 
 class StageState:
@@ -158,7 +166,7 @@ class StageState:
         *,
         max_attempts: int,
         floors: dict[tuple[int, int], int],
-        expand: Callable[[str, UnitRun], Iterable[Line]],
+        expand: Callable[[str, int, int], Iterable[Line]],
     ) -> None:
         self.max_attempts = max_attempts
         self._floors = floors
@@ -168,6 +176,8 @@ class StageState:
         """Failures of each worker since its last result."""
         self.begun: set[str] = set()
         """Units of which lines were read, other than those that one clean unit run finished."""
+        self.deaths = 0
+        """Generations whose worker or executor died."""
         self._open: set[str] = set()
         self._unjudged: set[str] = set()
         self._orphans: dict[str, list[tuple[str, Line | UnitRun]]] = {}
@@ -175,13 +185,13 @@ class StageState:
         self._retried: Callable[[int, int], bool] = lambda _entry, _item: False
 
     def add_units(self, units: Iterable[Unit]) -> None:
-        for unit in units:
-            name = unit.name
-            self.units[name] = UnitState(unit)
-            self._open.add(name)
-            # A journal may be read before the segment to which its lines belong.
-            for worker, found in self._orphans.pop(name, ()):
-                self.add(worker, found)
+        states = {unit.name: UnitState(unit) for unit in units}
+        self.units.update(states)
+        self._open.update(states)
+        # A journal may be read before the segment to which its lines belong.
+        for name in [name for name in self._orphans if name in states]:
+            for worker, found in self._orphans.pop(name):
+                self.add(worker, name, found)
 
     def publish(self, failed: dict[int, set[int]], retried: Callable[[int, int], bool]) -> None:
         """Apply a results table, which decides the states of its items.
@@ -208,18 +218,18 @@ class StageState:
         self._unjudged.clear()
         return self._open
 
-    def add(self, worker: str, found: Line | UnitRun) -> Unit | None:
+    def add(self, worker: str, name: str, found: Line | UnitRun) -> Unit | None:
         """Add what a journal says of a unit; return the unit, or None if it is not known yet."""
-        name = found.record["unit"].rpartition("/")[2]
         state = self.units.get(name)
         if state is None:
             self._orphans.setdefault(name, []).append((worker, found))
             return None
+        record = found.record
         if isinstance(found, UnitRun) and self._is_clean(state, found):
-            state.released.add(found.record["generation"])
+            state.release(record["generation"])
             # Without the record, which takes most of the memory of a long list.
-            state.clean = (worker, UnitRun({}, found.start, found.end, found.sum))
-            self.consecutive_failures.note_done(worker, found.record["at"])
+            state.clean = (worker, found.start, found.end, found.sum)
+            self.consecutive_failures.note_done(worker, record["at"])
             self.begun.discard(name)
             self._open.discard(name)
             self._unjudged.discard(name)
@@ -228,23 +238,24 @@ class StageState:
         if isinstance(found, Line):
             self._add_line(state, worker, found)
         else:
-            state.released.add(found.record["generation"])
-            for line in list(self._expand(worker, found)):
+            state.release(record["generation"])
+            for line in list(self._expand(worker, found.start, found.end)):
                 self._add_line(state, worker, line)
         return state.unit
 
     @staticmethod
     def _is_clean(state: UnitState, found: UnitRun) -> bool:
         """Whether a unit run did every item of a unit of which no attempt is known."""
-        done, lines = found.record["done"], found.record["lines"]
-        first = state.clean is None and not state.histories
-        return first and done == lines == state.unit.count and found.start < found.end
+        if state.clean is not None or state.histories or found.start >= found.end:
+            return False
+        record = found.record
+        return bool(record["done"] == record["lines"] == state.unit.count)
 
     def _add_line(self, state: UnitState, worker: str, line: Line) -> None:
         record = line.record
         kind, generation = record["type"], record["generation"]
         if kind == "release":
-            state.released.add(generation)
+            state.release(generation)
         elif kind == "death":
             if record["worker"] == worker and not record["explained"]:
                 # Its own executor died; the death of a worker is reported by another worker.
@@ -252,13 +263,17 @@ class StageState:
                     worker, state.unit.name, record["item"], record["at"], died=True
                 )
             told = {name: record[name] for name in Death.fields}
-            state.deaths.setdefault(generation, Death(**told))
+            if generation not in state.deaths:
+                state.deaths = {**state.deaths, generation: Death(**told)}
+                self.deaths += 1
         else:
             self._add_attempt(state, worker, line)
 
     def _add_attempt(self, state: UnitState, worker: str, line: Line) -> None:
         self._open_up(state)
         record = line.record
+        if not state.histories:
+            state.histories = {}
         history = state.histories.setdefault(record["item"], History())
         ref = Ref(record["generation"], worker, line.start, line.end)
         if record["type"] == "done":
@@ -279,8 +294,8 @@ class StageState:
         """Keep a unit item by item from now on, because further lines about it were read."""
         if state.clean is None:
             return
-        worker, found = state.clean
-        lines = list(self._expand(worker, found))  # before any change, because it may fail
+        worker, start, end, _ = state.clean
+        lines = list(self._expand(worker, start, end))  # before any change, because it may fail
         state.clean = None
         for line in lines:
             self._add_line(state, worker, line)

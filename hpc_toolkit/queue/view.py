@@ -60,7 +60,7 @@ class StageView:
         self.state = StageState(
             max_attempts=spec.max_attempts,
             floors=self.log.floors,
-            expand=lambda worker, found: read_lines(run.journal(worker), found.start, found.end),
+            expand=lambda worker, start, end: read_lines(run.journal(worker), start, end),
         )
 
     def poll_log(self, *, hinted: bool = False) -> None:
@@ -87,14 +87,15 @@ class StageView:
         if retried:
             self.state.refresh_floors()
 
-    def add(self, worker: str, found: Line | UnitRun) -> None:
-        unit, record = self.state.add(worker, found), found.record
+    def add(self, worker: str, name: str, found: Line | UnitRun) -> None:
+        """Add what a worker's journal says of a unit of this stage."""
+        unit, record = self.state.add(worker, name, found), found.record
         if unit is not None and record["type"] == "release":
             self.durations.add(self.group_of(unit), record["done"], record["seconds"])
 
     def group_of(self, unit: Unit) -> str | None:
         """Key of the group of a unit's first item; None without groups."""
-        return group_key(self.log.segments[unit.entry].group_of(unit))
+        return group_key(self.log.segments[unit.entry].group_of(unit)) if unit.group >= 0 else None
 
     def kind_of(self, unit: Unit) -> int:
         return self.log.segments[unit.entry].kind_of(unit)
@@ -141,22 +142,17 @@ class Throughput:
     def __init__(self) -> None:
         self.width_s = 1.0
         self._done: dict[int, float] = {}
-        self._first, self._last = 0, -1
         self.since, self.until = float("inf"), 0.0
         """When the first attempt began and the last one ended, in epoch seconds."""
 
     def add(self, at: float, seconds: float, done: int) -> None:
         """Count items that were done evenly during the seconds before ``at``."""
         begin = at - min(seconds, _LONGEST_S)
-        self.since, self.until = min(self.since, begin), max(self.until, at)
-        if not self._done:
-            self._first = self._last = int(at // self.width_s)
-        while True:
-            first, last = int(begin // self.width_s), int(at // self.width_s)
-            self._first, self._last = min(first, self._first), max(last, self._last)
-            if self._last - self._first < _INTERVALS:
-                break
-            self._widen()
+        if begin < self.since or at > self.until:
+            self.since, self.until = min(self.since, begin), max(self.until, at)
+            while self._interval(self.until) - self._interval(self.since) >= _INTERVALS:
+                self._widen()
+        first, last = int(begin // self.width_s), int(at // self.width_s)
         share = done / (last - first + 1)
         for number in range(first, last + 1):
             self._done[number] = self._done.get(number, 0.0) + share
@@ -166,12 +162,17 @@ class Throughput:
         for number, count in self._done.items():
             wider[number // 2] = wider.get(number // 2, 0.0) + count
         self._done, self.width_s = wider, 2 * self.width_s
-        self._first, self._last = self._first // 2, self._last // 2
+
+    def _interval(self, at: float) -> int:
+        return int(at // self.width_s)
 
     def counts(self) -> tuple[float, list[float]]:
         """Return when the first interval began, in epoch seconds, and the items of each."""
-        counts = [self._done.get(number, 0.0) for number in range(self._first, self._last + 1)]
-        return self._first * self.width_s, counts
+        if not self._done:
+            return 0.0, []
+        first, last = self._interval(self.since), self._interval(self.until)
+        counts = [self._done.get(number, 0.0) for number in range(first, last + 1)]
+        return first * self.width_s, counts
 
 
 class RunView:
@@ -309,20 +310,21 @@ class RunView:
         pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
         for found in reader.poll(lambda: look(JOURNAL, worker, reader.open)):
             record = found.record
-            stage = self.stages.get(record.get("unit", "").partition("/")[0])
+            stage_name, _, unit = record.get("unit", "").partition("/")
+            stage = self.stages.get(stage_name)
             if stage is None:
                 continue
-            stage.add(worker, found)
-            kind = record["type"]
+            stage.add(worker, unit, found)
             if isinstance(found, UnitRun):
                 done = record["done"]
-            elif kind in ("done", "failed", "permanent"):
-                done = int(kind == "done")
+            elif record["type"] in ("done", "failed", "permanent"):
+                done = int(record["type"] == "done")
             else:
                 continue
-            if kind in ("release", "done"):
-                pace.append((done, record["seconds"]))
-            self.throughput.add(record["at"], record["seconds"], done)
+            seconds = record["seconds"]
+            if done or isinstance(found, UnitRun):
+                pace.append((done, seconds))
+            self.throughput.add(record["at"], seconds, done)
 
     @property
     def complete(self) -> bool:

@@ -116,7 +116,8 @@ class _Failing(NamedTuple):
 def _failing(view: RunView) -> Iterator[_Failing]:
     """Yield the items without a result whose last attempt failed."""
     for stage in view.stages.values():
-        for unit in stage.state.units.values():
+        begun = (stage.state.units[name] for name in stage.state.begun)
+        for unit in sorted(begun, key=lambda one: one.unit):
             for position, history in unit.histories.items():
                 ref = history.last_failure(stage.state.floor(unit.unit.entry, position))
                 if ref is not None and history.done is None:

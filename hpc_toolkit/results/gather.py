@@ -274,12 +274,12 @@ def _lines_of(
 ) -> tuple[list[bytes], list[bytes]]:
     """The form of the row (:func:`_form`) and the journal line of each finished item of a unit."""
     if state.clean is not None:
-        worker, run = state.clean
+        worker, start, end, total = state.clean
         path = view.paths.journal(worker)
-        (data,) = read_spans(path, [(run.start, run.end)])
+        (data,) = read_spans(path, [(start, end)])
         lines = data.split(b"\n")[:-1]
         ends = {line[-CRC_LENGTH : len(_CRC) - CRC_LENGTH] for line in lines}
-        if crc32(data) != run.sum or ends != {_CRC}:
+        if crc32(data) != total or ends != {_CRC}:
             raise _changed(path)
         return [_form(state.unit.entry, worker, 1, done=True)] * len(lines), lines
     refs: dict[str, list[tuple[bytes, Ref]]] = {}

@@ -79,8 +79,8 @@ class _Unit(NamedTuple):
     def counts(self, worker: str, line: Line) -> bool:
         """Whether a result is the one that counts for its item (rules R11, R12)."""
         if self.state.clean is not None:
-            owner, found = self.state.clean
-            return owner == worker and found.start <= line.start < found.end
+            owner, start, end, _ = self.state.clean
+            return owner == worker and start <= line.start < end
         item, generation = line.record["item"], line.record["generation"]
         history = self.state.histories.get(item)
         if history is None or history.done != Ref(generation, worker, line.start, line.end):

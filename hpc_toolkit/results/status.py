@@ -162,7 +162,6 @@ def read_status(
     """
     is_read = seen is not None
     if seen is None:
-        view.poll_claims()
         # Before the journals: if they lack lines that a worker reports here, they are old copies.
         seen = view.presences()
     known = {worker: presence for worker, presence in seen.items() if presence is not None}
@@ -173,6 +172,9 @@ def read_status(
     workers = WorkerCounts(len(alive), finished, dead, len(possible) - len(alive))
     if not is_read:
         view.poll()
+        for stage in view.stages.values():
+            if not stage.complete:  # a complete stage may have tens of thousands of claims
+                stage.claims.refresh()
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(stage, alive, possible) for name, stage in view.stages.items()}
@@ -192,9 +194,7 @@ def read_status(
         silent_s=_silent(view, [known[one] for one in alive & known.keys()], clock),
         throughput=_throughput(view),
         complete=view.complete,
-        deaths=sum(
-            len(unit.deaths) for one in view.stages.values() for unit in one.state.units.values()
-        ),
+        deaths=sum(stage.state.deaths for stage in view.stages.values()),
         published=last.table is not None and last.last_retry < last.table[0],
         reason=reason,
         halt=halt,
@@ -320,12 +320,13 @@ def _count(stage: StageView, alive: set[str], possible: set[str]) -> StageCounts
     counts = StageCounts(sealed=stage.log.sealed)
     busy: set[str] = set()
     for name, unit in stage.state.units.items():
-        counts.total += unit.unit.count
+        items = unit.unit.count
+        counts.total += items
         if unit.clean is not None:
-            counts.done += unit.unit.count
+            counts.done += items
             continue
         touched = stage.state.touched(unit)
-        waiting = unit.unit.count - len(touched)
+        waiting = items - len(touched)
         for item in touched:
             state = stage.state.item_state(unit, item)
             counts.done += state is ItemState.DONE

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _RELEASE = b'{"type":"release",'
+_NEXT_RELEASE = b"\n" + _RELEASE
 CRC_LENGTH = len(b',"crc":"00000000"}')
 """Bytes of a line from its checksum on."""
 _CHUNK = 1 << 20
@@ -183,16 +184,17 @@ class JournalReader:
                 os.close(fd)
 
     def _split(self, data: bytes, stop: int, base: int) -> Iterator[Line | UnitRun]:
-        position, view = 0, memoryview(data)  # a slice of bytes would be a copy
+        position, view, found = 0, memoryview(data), []  # a slice of bytes would be a copy
         for release, at, end in reversed(_releases(data, stop, base)):
             start = release["start"] - base
             whole, wanted = position <= start <= at, int(release["sum"], 16)
             if whole and crc32(view[start:at]) == wanted:
-                if position < start:
-                    yield from self._lines(data, position, start, base)
-                yield UnitRun(release, base + start, base + at, wanted)
+                found.append((position, UnitRun(release, base + start, base + at, wanted), end))
                 position = end
-                self._offset = base + position
+        for before, unit_run, end in found:
+            yield from self._lines(data, before, unit_run.start - base, base)
+            yield unit_run
+            self._offset = base + end
         yield from self._lines(data, position, stop, base)
 
     def _lines(self, data: bytes, start: int, stop: int, base: int) -> Iterator[Line]:
@@ -212,7 +214,7 @@ def _last_release(data: bytes) -> int:
 
     A chunk that ends there cuts no unit run in two; it would otherwise be read line by line.
     """
-    at = data.rfind(b"\n" + _RELEASE, 0, data.rfind(b"\n"))
+    at = data.rfind(_NEXT_RELEASE, 0, data.rfind(b"\n"))
     return data.index(b"\n", at + 1) + 1 if at >= 0 else 0
 
 
@@ -223,7 +225,7 @@ def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], i
     """
     found = []
     while stop > 0:
-        at = data.rfind(b"\n" + _RELEASE, 0, stop) + 1
+        at = data.rfind(_NEXT_RELEASE, 0, stop) + 1
         if not data.startswith(_RELEASE, at):
             break
         end = data.index(b"\n", at) + 1
@@ -280,7 +282,7 @@ def next_release(path: Path, start: int, end: int, chunk: int) -> dict[str, Any]
     """
     size = chunk
     while start < end and (data := read_spans(path, [(start, min(end, start + size))])[0]):
-        at = 0 if data.startswith(_RELEASE) else data.find(b"\n" + _RELEASE) + 1
+        at = 0 if data.startswith(_RELEASE) else data.find(_NEXT_RELEASE) + 1
         stop = data.find(b"\n", at)
         if stop >= 0 and data.startswith(_RELEASE, at):
             release = decode_line(data[at:stop])

@@ -87,7 +87,7 @@ def everything(view: RunView) -> dict[str, Any]:
             for name, unit in stage.state.units.items()
         },
         "open": set(stage.state.open),
-        "released": {name: unit.released for name, unit in stage.state.units.items()},
+        "released": {name: set(unit.released) for name, unit in stage.state.units.items()},
         "deaths": {name: unit.deaths for name, unit in stage.state.units.items()},
         "suspects": {name: stage.state.suspects(name) for name in stage.state.units},
         "counts": read_status(view, ManualClock(), given="r").stages["items"],

@@ -85,6 +85,7 @@ class Pacing:
         self._lease_s = lease_s
         now = self._began = self._began_watch = clock.monotonic()
         self._poll_at = float("-inf")
+        self._growing = True
         # A watch lists all workers, and thousands may start at once.
         spread_s = 0.0 if local else max(0.0, self.workers / LISTINGS_PER_S - 1.0)
         self._watch_at = now + _WATCH_LOCAL_S + random.Random(seed).uniform(0.0, spread_s)
@@ -106,6 +107,7 @@ class Pacing:
 
         ``growing``: whether items may still be added to the run.
         """
+        self._growing = growing
         now, poll_s = self._clock.monotonic(), heads * self.workers / POLLS_PER_S
         if growing and not self._busy:
             poll_s = min(poll_s, _SOON * (now - self._waits_since))
@@ -134,7 +136,8 @@ class Pacing:
             self._begin_shift()
         if self._busy:
             self._waits_since = self._began
-            self._poll_at = min(self._poll_at, self._began + _POLL_SHARED_S)
+            if self._growing:
+                self._poll_at = min(self._poll_at, self._began + _POLL_SHARED_S)
         self._busy = False
         return self._began >= self._scan_at
 

@@ -23,7 +23,7 @@ def bars(title: str, values: dict[str, float], unit: str) -> str:
     for power in range(low, high + 1):
         at = _LEFT + _WIDTH * axis.share(10.0**power)
         parts.append(rule(f"M{at:.1f} 40V{bottom}"))
-        parts.append(text(at, bottom + 18, f"{10.0**power:,g}", anchor="middle"))
+        parts.append(text(at, bottom + 18, f"{10.0**power:,.9g}", anchor="middle"))
     for number, (name, value) in enumerate(values.items()):
         y = 46 + _ROW * number
         long = max(_WIDTH * axis.share(value), 1)

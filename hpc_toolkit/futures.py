@@ -18,9 +18,9 @@ from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.gather import rows_of_unit
-from hpc_toolkit.run import MAX_WORKERS, Run, create_run, list_stage, new_manifest, writing
-from hpc_toolkit.rundir.files import is_local, list_names
-from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.run import MAX_WORKERS, Run, create_run, new_manifest
+from hpc_toolkit.rundir.files import is_local, list_names, writing
+from hpc_toolkit.rundir.layout import check_trust, list_stage
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.worker import calls
 from hpc_toolkit.worker.apart import PoolApart

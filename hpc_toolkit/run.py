@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hpc_toolkit.errors import TRY_AGAIN, ConfigError, RunError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.files import writing
 from hpc_toolkit.rundir.layout import (
     Manifest,
     RunPaths,
     StageSpec,
-    WorkloadSpec,
     check_trust,
+    list_stage,
     read_manifest,
 )
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hpc_toolkit.campaign.searchstate import SearchState
     from hpc_toolkit.planning.timeleft import Countdown
@@ -338,33 +336,6 @@ class Run:
     def _trust(self) -> None:
         if warning := check_trust(self.root):
             sys.stderr.write(f"warning: {warning}\n")
-
-
-def list_stage(
-    *,
-    workload: str | None = None,
-    command: str | None = None,
-    options: dict[str, Any] | None = None,
-    **settings: Any,
-) -> StageSpec:
-    """The stage of a run that is made from one list; ``settings`` are fields of StageSpec."""
-    path = (str(Path.cwd()),) if workload is not None else ()
-    code = WorkloadSpec(function=workload, command=command, options=options or {}, path=path)
-    return StageSpec(name="items", workload=code, **settings)
-
-
-@contextmanager
-def writing(root: Path) -> Iterator[None]:
-    """Report what the filesystem refused; a log entry is written completely or not at all."""
-    try:
-        yield
-    except NotADirectoryError as error:
-        raise files.misplaced(error) from error
-    except OSError as error:
-        message = f"cannot read or write {root}: {error}"
-        hint = "check its permissions, the free space and your quota, then call again"
-        exit_code = None if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else TRY_AGAIN
-        raise RunError(message, hint=hint, exit_code=exit_code) from error
 
 
 def _checked(items: Iterable[Item], stage: StageSpec, *, may_be_empty: bool = False) -> ItemLines:

@@ -96,7 +96,8 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
 
     Raises ConfigError: other items, code or settings; or a shell command whose run has no name.
     """
-    from hpc_toolkit.run import Run, list_stage
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import list_stage
 
     if workload is not None:
         given["workload"] = workload

@@ -10,7 +10,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import PASSING, RunError, exit_code_of
+from hpc_toolkit.errors import PASSING, TRY_AGAIN, RunError, exit_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -373,3 +373,17 @@ def symlink_refusal(directory: Path) -> str:
         if error.errno in PASSING:
             raise
         return os.strerror(error.errno or 0)
+
+
+@contextlib.contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Report what the filesystem refused; a log entry is written completely or not at all."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise misplaced(error) from error
+    except OSError as error:
+        message = f"cannot read or write {root}: {error}"
+        hint = "check its permissions, the free space and your quota, then call again"
+        exit_code = None if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else TRY_AGAIN
+        raise RunError(message, hint=hint, exit_code=exit_code) from error

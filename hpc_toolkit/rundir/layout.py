@@ -135,6 +135,19 @@ class StageSpec(Record, kw_only=True):
         return [name.removesuffix("_s").replace("_", " ") for name in names]
 
 
+def list_stage(
+    *,
+    workload: str | None = None,
+    command: str | None = None,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> StageSpec:
+    """The stage of a run that is made from one list; ``settings`` are fields of StageSpec."""
+    path = (str(Path.cwd()),) if workload is not None else ()
+    code = WorkloadSpec(function=workload, command=command, options=options or {}, path=path)
+    return StageSpec(name="items", workload=code, **settings)
+
+
 class Manifest(Record, kw_only=True):
     """The definition of a run, written once when the run is created."""
 

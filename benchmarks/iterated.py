@@ -37,6 +37,7 @@ from tracefile import Execution, Trace
 from examples.iterated import Item, Iterations
 from hpc_toolkit.results.snapshots import read_snapshot
 from hpc_toolkit.run import Run
+from hpc_toolkit.system.processes import parent_of
 from hpc_toolkit.training.monitor import read_recordings
 
 TITLE = "An iterated benchmark"
@@ -65,7 +66,7 @@ class Troubled(Iterations):
         value = super().measure(item, batch)
         if "how" in item and self._is_first(item):
             if item["how"] == "kill":
-                os.kill(os.getppid(), signal.SIGKILL)
+                os.kill(parent_of(os.getppid())[0], signal.SIGKILL)
             if item["how"] != "fail":
                 time.sleep(3600)
             self._note("end", item)
@@ -82,7 +83,8 @@ class Troubled(Iterations):
         return True
 
     def _note(self, what: str, item: Item) -> None:
-        line = f"{what} {item['seed']} {os.getpid()} {os.getppid()} {time.time():.6f}\n"
+        worker, _ = parent_of(os.getppid())
+        line = f"{what} {item['seed']} {os.getpid()} {worker} {time.time():.6f}\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         fd = os.open(self._notes / "trace", flags, 0o666)
         os.write(fd, line.encode())

@@ -94,6 +94,9 @@ class Run:
         no_retry: str | None = None,
         max_failures: str | None = None,
         items_per_claim: int | None = None,
+        kill_after_s: float | None = None,
+        max_items_per_process: int | None = None,
+        recycle_at_mib: int | None = None,
         open_end: bool = False,
     ) -> Run:
         """Create a run from one list of items; a failure leaves nothing behind.
@@ -110,6 +113,9 @@ class Run:
             no_retry: ``timeout``: an item that exceeds ``timeout_s`` fails for good.
             max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
             items_per_claim: items that a worker claims at once; by default fewer towards the end.
+            kill_after_s: seconds from SIGTERM to SIGKILL at a timeout; by default 5 for a command.
+            max_items_per_process: items after which a fresh process runs the next ones.
+            recycle_at_mib: resident MiB of the process after which a fresh one runs the next items.
             open_end: leave the run open for more items; otherwise it is sealed.
 
         Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
@@ -124,6 +130,9 @@ class Run:
             no_retry=no_retry,
             max_failures=max_failures,
             items_per_claim=items_per_claim,
+            kill_after_s=kill_after_s,
+            max_items_per_process=max_items_per_process,
+            recycle_at_mib=recycle_at_mib,
         )
         manifest = new_manifest(root, stage)
         lines = _checked(items, stage, may_be_empty=open_end)

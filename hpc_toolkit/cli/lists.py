@@ -20,7 +20,7 @@ from hpc_toolkit.queue.lists import (
 )
 from hpc_toolkit.system import tomltable as t
 from hpc_toolkit.system.options import Option, many, only_given, spelled
-from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +51,10 @@ SETTINGS: Panels = {
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
         Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
         Option("no_retry", "Fail items that exceed --timeout for good.", "timeout"),
+        Option("kill_after", "SIGTERM to SIGKILL at a timeout. [default: 5s]", "DURATION"),
         Option("items_per_claim", "Items that a worker claims at once.", "N"),
+        Option("max_items_per_process", "Start a fresh process after N items.", "N"),
+        Option("recycle_at", "Start a fresh process above this memory, e.g. 20G.", "SIZE"),
         Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
     )
 }
@@ -104,8 +107,9 @@ def read_settings(
     config = given.pop("config")
     sources = _sources(given)
     settings = only_given(given)
-    if "timeout" in settings:
-        settings["timeout_s"] = parse_duration(settings.pop("timeout"), where="--timeout")
+    for option in _QUANTITIES & settings.keys():
+        name, read = _KEYS[option]
+        settings[name] = read(settings.pop(option), spelled(option))
     options = _parse_options(settings.pop("option", ()))
     if config is None:
         return sources, settings, options
@@ -165,6 +169,14 @@ def _timeout_s(value: object, where: str) -> float:
     return parse_duration(t.text(value, where), where=where)
 
 
+def _kill_after_s(value: object, where: str) -> float:
+    return parse_duration(t.text(value, where), where=where, zero=True)
+
+
+def _recycle_at_mib(value: object, where: str) -> int:
+    return parse_size_mib(t.text(value, where), where=where)
+
+
 _KEYS: dict[str, t.Key] = {
     "items": ("items", t.text),
     "count": ("count", t.number_from(1, float("inf"), "a whole number from 1", whole=True)),
@@ -179,8 +191,12 @@ _KEYS: dict[str, t.Key] = {
     "no_retry": ("no_retry", t.text),
     "max_failures": ("max_failures", t.text),
     "items_per_claim": ("items_per_claim", t.count),
+    "kill_after": ("kill_after_s", _kill_after_s),
+    "max_items_per_process": ("max_items_per_process", t.count),
+    "recycle_at": ("recycle_at_mib", _recycle_at_mib),
     "open": ("open", t.flag),
 }
+_QUANTITIES = {"timeout", "kill_after", "recycle_at"}
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -120,6 +120,12 @@ class StageSpec(Record, kw_only=True):
     """Pause when more items than this failed: a count, or ``N%`` of all; None: the default rule."""
     items_per_claim: int | None = None
     """Items of each unit; None: units get smaller towards the end of the list."""
+    kill_after_s: float | None = None
+    """Seconds between SIGTERM and SIGKILL at a timeout; None: 5 for a command, 0 for a function."""
+    max_items_per_process: int | None = None
+    """Items after which a fresh process runs the next ones; None: no limit."""
+    recycle_at_mib: int | None = None
+    """Resident MiB of that process after which a fresh one runs the next items; None: no limit."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a name that is not valid as a directory of the run."""
@@ -178,6 +184,14 @@ class Manifest(Record, kw_only=True):
         return (json.dumps(record, indent=2) + "\n").encode()
 
 
+_RARE: dict[str, tuple[type, ...]] = {
+    "kill_after_s": (int, float),
+    "max_items_per_process": (int,),
+    "recycle_at_mib": (int,),
+}
+"""Settings that ``run.json`` has only where they were given."""
+
+
 def _stage_record(stage: StageSpec) -> dict[str, Any]:
     work = stage.workload
     named = {"function": work.function} if work.function else {"command": work.command}
@@ -190,6 +204,7 @@ def _stage_record(stage: StageSpec) -> dict[str, Any]:
         "no_retry": stage.no_retry,
         "max_failures": stage.max_failures,
         "items_per_claim": stage.items_per_claim,
+        **{name: value for name in _RARE if (value := getattr(stage, name)) is not None},
     }
 
 
@@ -253,6 +268,9 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
             # Absent in older runs.
             no_retry=_expect(stage.get("no_retry"), str, None),
             items_per_claim=_expect(stage.get("items_per_claim"), int, None),
+            **{
+                name: _expect(stage[name], *kinds) for name, kinds in _RARE.items() if name in stage
+            },
         )
         for stage in record["stages"]
     )

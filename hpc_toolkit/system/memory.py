@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Any
@@ -12,6 +13,12 @@ TRIES = 8
 
 _OF_THE_HOST = "DefaultCPUAllocator: "
 """Text in the plain RuntimeError that torch raises when the host is out of memory."""
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is resident (proc(5), statm), in bytes."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

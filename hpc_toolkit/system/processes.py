@@ -8,7 +8,6 @@ import math
 import os
 import select
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,15 +67,21 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def parent_of(pid: int | str) -> tuple[int, bool]:
+    """Process id of a process's parent, and whether the process is a zombie (proc(5), stat)."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        state, parent = file.read().rpartition(b")")[2].split(maxsplit=2)[:2]
+    return int(parent), state == b"Z"
+
+
 def descendants(pid: int) -> list[int]:
-    """Process ids of all descendants of a process, from /proc (proc(5)); without zombies."""
+    """Process ids of all descendants of a process; without zombies."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            text = stat.read_text(encoding="ascii", errors="replace")
-            state, parent = text.rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(stat.parent.name))
+            parent, ended = parent_of(name)
+            if not ended:
+                children.setdefault(parent, []).append(int(name))
     found: list[int] = []
     waiting = [pid]
     while waiting:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a journal line
 LOADING, LOADED = b"l", b"L"  # a load began, or ended: the item's clock starts again
 END = b"e"  # the request is over; the rest says why: "" (all items), "stopped", "interrupted"
+INTERRUPTED = b"i"  # an item failed after a signal came to all processes; the rest is as in FAILED
 FAILING = "failing"  # reason of END: many items failed in a row; the rest may be sent again
+WORN = "worn"  # reason of END: this process has reached its limit of items or memory
 PREFETCHES = b"a"  # a workload was loaded; the rest is "yes" if it can prefetch, or ""
 BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
 
@@ -41,8 +43,7 @@ class Report:
         stop: mmap | bytes = b"\0",
     ) -> None:
         """``stop``: its first byte becomes 1 when the worker wants no further item to start."""
-        unit = json.dumps(f"{request['stage']}/{request['unit']}")
-        self._where = f'"unit":{unit},"generation":{request["generation"]},"item":'
+        self._where = where(request)
         self._positions = request["positions"]
         self._send, self._stop = send, stop
         self._deadline: float | None = request["deadline"]
@@ -51,12 +52,13 @@ class Report:
         self.index = 0
         """Items reported so far."""
         self._since = time.monotonic()
-        self._failures_left = int(request["failures_left"])
+        self.failures_left = int(request["failures_left"])
+        self._failures_in_a_row = int(request["failures_in_a_row"])
 
     @property
     def failing(self) -> bool:
         """Whether the worker must look at the failures in a row before the next item."""
-        return self._failures_left <= 0
+        return self.failures_left <= 0
 
     @property
     def over(self) -> bool:
@@ -74,10 +76,11 @@ class Report:
         except (TypeError, ValueError) as error:
             self.failure(error)
         else:
-            self._failures_left = CONSECUTIVE_FAILURES
+            self.failures_left = self._failures_in_a_row
             self._report(DONE, "done", f'"value":{text}')
 
-    def failure(self, error: BaseException) -> None:
+    def failure(self, error: BaseException, signalled_at: float = -math.inf) -> None:
+        """Report a failure; ``signalled_at``: when a signal came to all processes of the step."""
         permanent = isinstance(error, PermanentError)
         fields = json.dumps(
             {
@@ -90,8 +93,9 @@ class Report:
         if permanent:
             self._report(PERMANENT, "permanent", fields)
         else:
-            self._failures_left -= 1
-            self._report(FAILED, "failed", fields)
+            self.failures_left -= 1
+            kind = INTERRUPTED if signalled_at >= self._since else FAILED
+            self._report(kind, "failed", fields)
 
     def _report(self, kind: bytes, name: str, fields: str) -> None:
         now = time.monotonic()
@@ -111,6 +115,12 @@ class Report:
         sys.stdout.flush()
         start, self._log_end = self._log_end, _log_size()
         return f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
+
+
+def where(request: dict[str, Any]) -> str:
+    """The fields of a journal line that name the unit run of a request."""
+    unit = json.dumps(f"{request['stage']}/{request['unit']}")
+    return f'"unit":{unit},"generation":{request["generation"]},"item":'
 
 
 def _log_size() -> int:

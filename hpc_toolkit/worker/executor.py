@@ -10,12 +10,14 @@ from __future__ import annotations
 import gc
 import io
 import json
+import math
 import mmap
 import os
 import random
-import select
 import signal
 import sys
+import threading
+import time
 import traceback
 from contextlib import suppress
 from itertools import groupby
@@ -24,9 +26,19 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.binding import limit_memory
-from hpc_toolkit.system.memory import Shrinking
-from hpc_toolkit.system.processes import die_with_parent, kill_group
-from hpc_toolkit.worker.attempts import BROKEN, END, FAILING, LOADED, LOADING, PREFETCHES, Report
+from hpc_toolkit.system.memory import Shrinking, resident_bytes
+from hpc_toolkit.worker.attempts import (
+    BROKEN,
+    CONSECUTIVE_FAILURES,
+    END,
+    FAILING,
+    LOADED,
+    LOADING,
+    PREFETCHES,
+    WORN,
+    Report,
+)
+from hpc_toolkit.worker.guard import STOP_SIGNALS, Guard
 from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
 
 if TYPE_CHECKING:
@@ -37,32 +49,26 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker.command import CommandWorkload
     from hpc_toolkit.worker.loading import Workload
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
 
 class Executor:
     """The worker's handle on its executor process."""
 
     def __init__(self, stages: dict[str, StageSpec], log_path: Path) -> None:
-        self._stop = mmap.mmap(-1, 1)
+        self._shared = mmap.mmap(-1, 64)
         request_read, self._requests = os.pipe()
         self.results, result_write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become_child(stages, log_path, (request_read, result_write), self._stop)
-        # Parent and child both set the group, so that it is set before either continues.
-        with suppress(OSError):
-            os.setpgid(self.pid, self.pid)
+        pipes = request_read, result_write
+        self._guard = Guard(
+            lambda: _become_child(stages, log_path, pipes, self._shared), self._shared
+        )
         os.close(request_read)
         os.close(result_write)
         os.set_blocking(self.results, False)
-        # Children of the user's code may hold the pipe open, so only the pidfd shows that the
-        # executor has ended.
-        self.ended = os.pidfd_open(self.pid)
+        self.ended = self._guard.ended
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
         """Send a request with its items as JSON lines; BrokenPipeError if the child is gone."""
-        self._stop[0] = 0
+        self._shared[0] = 0
         # One array: parsing many short texts one by one takes six times as long.
         body = b"[%s]" % b",".join(lines)
         header = json.dumps({**request, "size": len(body)}).encode() + b"\n"
@@ -70,21 +76,21 @@ class Executor:
 
     def stop(self) -> None:
         """Ask the child to end the request before the next item."""
-        self._stop[0] = 1
+        self._shared[0] = 1
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the processes that the user's code started, not to the child."""
+        self._guard.terminate()
 
     def end(self) -> str:
         """Kill the child and its children; return how it ended. Its messages stay readable."""
-        kill_group(self.pid)
-        _, status = os.waitpid(self.pid, 0)
-        # If the child had died before, its commands are still in its process group.
-        kill_group(self.pid)
-        code = os.waitstatus_to_exitcode(status)
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return self._guard.end()
 
     def close(self) -> None:
-        for fd in (self._requests, self.results, self.ended):
+        """Release the descriptors, after :meth:`end`."""
+        for fd in (self._requests, self.results):
             os.close(fd)
-        self._stop.close()
+        self._shared.close()
 
 
 def _become_child(
@@ -93,14 +99,10 @@ def _become_child(
     """Serve requests in the forked child; never returns."""
     code = 70
     try:
-        parent = os.getppid()
         os.setpgid(0, 0)
         _take_signals()
-        die_with_parent()
-        if os.getppid() != parent:
-            os._exit(0)
         requests, results = _arrange_descriptors(log_path, pipes)
-        _leave_guard()
+        _guard_forks(requests, results)
         # Otherwise all forked executors would draw the same random numbers.
         random.seed()
         # Inherited objects stay to the end; garbage collection would copy their shared pages.
@@ -116,42 +118,51 @@ def _become_child(
         os._exit(code)
 
 
+_commands: list[CommandWorkload] = []
+_signalled_at = -math.inf
+"""Monotonic time of the last signal with which Slurm ends a step, or warns it."""
+
+
 def _take_signals() -> None:
-    signal.set_wakeup_fd(-1)
     # Slurm signals every process of a step, and the worker decides what follows. Handlers are
     # used because commands would inherit SIG_IGN.
     for sig in STOP_SIGNALS:
         signal.signal(sig, _note_signal)
 
 
-def _leave_guard() -> None:
-    """Start a guard process that kills this process group when the executor ends for any reason.
-
-    The kernel ends the executor with its worker, but not the executor's own children.
-    """
-    executor = os.pidfd_open(os.getpid())
-    between = os.fork()
-    if between != 0:
-        os.close(executor)
-        os.waitpid(between, 0)
-        return
-    # A grandchild: user code that waits for all of its children must not wait for the guard.
-    if os.fork() == 0:
-        for sig in STOP_SIGNALS:
-            signal.signal(sig, signal.SIG_IGN)
-        os.dup2(executor, 3)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-        select.select([3], [], [])
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
-
-
-_commands: list[CommandWorkload] = []
-
-
-def _note_signal(*_: object) -> None:
+def _note_signal(number: int, _frame: object) -> None:
+    global _signalled_at  # noqa: PLW0603 - a handler has no other place
+    if number != signal.SIGUSR2:
+        _signalled_at = time.monotonic()
     for command in _commands:
         command.note_signal()
+
+
+def _guard_forks(*pipes: int) -> None:
+    """Let no child that the user's code forks be an executor: with its signals, with its pipes.
+
+    Otherwise ``Process.terminate`` would be ignored, and the child could answer the worker.
+    """
+    own = threading.local()
+
+    def before() -> None:
+        # A signal between the fork and the change of its handler would be lost.
+        own.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, own.mask)
+
+    def after_in_child() -> None:
+        for sig in STOP_SIGNALS:
+            if signal.getsignal(sig) is _note_signal:
+                fresh = signal.default_int_handler if sig == signal.SIGINT else signal.SIG_DFL
+                signal.signal(sig, fresh)
+        for fd in pipes:
+            with suppress(OSError):
+                os.close(fd)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
 
 
 def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, int]:
@@ -205,6 +216,9 @@ class _Child:
         self._prefetch = Prefetch()
         self._taken = 0
         """Items that the running call of the workload has taken."""
+        self._pid = os.getpid()
+        self._begun = 0
+        """Items that the workload has taken in this process."""
 
     def serve(self) -> None:
         while header := self._requests.readline():
@@ -213,7 +227,21 @@ class _Child:
             self._run_unit(self._stages[request["stage"]], request)
 
     def _send(self, kind: bytes, text: bytes = b"") -> None:
+        self._leave_if_forked()
         write_all(self._results, b"%s%s\n" % (kind, text))
+
+    def _leave_if_forked(self, error: BaseException | None = None) -> None:
+        """End a process that user code forked and that came back from it, as a script would end."""
+        if os.getpid() == self._pid:
+            return
+        code: Any = 0 if error is None else 1
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            traceback.print_exception(error)
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(code & 0xFF)
 
     def _run_unit(self, spec: StageSpec, request: dict[str, Any]) -> None:
         try:
@@ -227,19 +255,27 @@ class _Child:
         groups = list(_groups(self._items, spec.group_by))
         try:
             for number, (group, span) in enumerate(groups, 1):
-                if report.over or report.failing:
+                if report.over or report.failing or self._is_worn(spec):
                     break
                 coming = groups[number][0] if number < len(groups) else following
                 # Before the load, which may be most of a group's work.
                 wanted = coming if request.get("prefetch", True) else None
                 self._prefetch.name(self._workload, wanted, loads=group)
                 if self._load(spec, group, span):
-                    self._run_span(span)
+                    self._run_span(spec, span)
             left = report.index < len(self._items)
-            how = FAILING if report.failing else "stopped" if left else ""
+            worn = WORN if self._is_worn(spec) and not report.over else "stopped"
+            how = FAILING if report.failing else worn if left else ""
             self._send(END, how.encode())
         except CommandInterruptedError:
             self._send(END, b"interrupted")
+
+    def _is_worn(self, spec: StageSpec) -> bool:
+        """Whether a fresh process must run the next item; a process runs at least one."""
+        most, limit = spec.max_items_per_process, spec.recycle_at_mib
+        if most is not None and self._begun >= most:
+            return True
+        return limit is not None and self._begun > 0 and resident_bytes() > limit << 20
 
     def _workload_of(self, spec: StageSpec) -> Workload:
         if spec.name not in self._workloads:
@@ -263,6 +299,8 @@ class _Child:
         self._send(LOADED)
         self._report.restart_clock()
         if failure is not None:
+            # Each load may take minutes, so one failure is not tried again for each item.
+            self._report.failures_left = max(self._report.failures_left, CONSECUTIVE_FAILURES)
             while self._report.index < span.stop and not self._report.failing:
                 self._report.failure(failure)
             return False
@@ -278,6 +316,7 @@ class _Child:
                 self._context = self._workload.load(group)
             except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
                 failure = error
+            self._leave_if_forked(failure)
             if failure is None:
                 return None
             # Outside the except block, which keeps the failed call's memory alive.
@@ -287,48 +326,52 @@ class _Child:
             self._context = shrinking.context
         return None
 
-    def _run_span(self, span: range) -> None:
+    def _run_span(self, spec: StageSpec, span: range) -> None:
         shrinking, report = Shrinking(self._workload), self._report
         while report.index < span.stop and not report.failing:
             first = report.index
-            failure = self._follow(span)
+            failure = self._follow(spec, span)
             if failure is not None:
                 taken = self._items[report.index : max(first + self._taken, report.index + 1)]
                 failure = shrinking.ask(failure, self._context, taken, report.index)
                 if failure is not None:
-                    report.failure(failure)
+                    report.failure(failure, signalled_at=_signalled_at)
                 else:
                     self._context = shrinking.context
             elif report.index == span.stop or report.failing:
                 return
             elif report.index < first + self._taken:
                 report.failure(RuntimeError("run() yielded fewer results than it took items"))
-            elif report.over:
+            elif report.over or self._is_worn(spec):
                 return
             elif self._taken == 0:
                 report.failure(RuntimeError("run() took no item"))
 
-    def _follow(self, span: range) -> BaseException | None:
+    def _follow(self, spec: StageSpec, span: range) -> BaseException | None:
         """Report results until the workload has no more or raises; return the exception."""
         report = self._report
         self._taken = 0
         try:
-            for value in self._workload.run(self._context, self._feed(report.index, span.stop)):
+            for value in self._workload.run(self._context, self._feed(spec, span)):
+                self._leave_if_forked()
                 report.result(value)
                 if report.index == span.stop or report.failing:
                     break
         except CommandInterruptedError:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+            self._leave_if_forked(error)
             return error
         return None
 
-    def _feed(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
+    def _feed(self, spec: StageSpec, span: range) -> Iterator[dict[str, Any]]:
         """Hand out items one at a time, as long as another one may start."""
-        for item in self._items[start:stop]:
-            if self._report.over:
+        for item in self._items[self._report.index : span.stop]:
+            self._leave_if_forked()
+            if self._report.over or self._is_worn(spec):
                 return
             self._taken += 1
+            self._begun += 1
             yield item
 
 

@@ -102,9 +102,15 @@ def check_stage(stage: StageSpec) -> None:
         # A shell succeeds on an empty command, so every item would seem done.
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
-    if stage.max_attempts < 1:
-        message = f"max_attempts must be at least 1, got {stage.max_attempts}"
-        raise ConfigError(message)
+    _check_limits(stage)
+    load_workload(work)
+
+
+def _check_limits(stage: StageSpec) -> None:
+    for name in ("max_attempts", "max_items_per_process", "recycle_at_mib"):
+        if (least := getattr(stage, name)) is not None and least < 1:
+            message = f"{name} must be at least 1, got {least}"
+            raise ConfigError(message)
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
         message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
         raise ConfigError(message)
@@ -117,9 +123,11 @@ def check_stage(stage: StageSpec) -> None:
     if stage.items_per_claim is not None and not 1 <= stage.items_per_claim <= MAX_UNIT:
         message = f"items_per_claim must be 1 to {MAX_UNIT}, got {stage.items_per_claim}"
         raise ConfigError(message, hint="long items: 1; leave it out for items of seconds")
+    if stage.kill_after_s is not None and not 0 <= stage.kill_after_s < float("inf"):
+        message = f"kill_after must be a number of seconds from 0, got {stage.kill_after_s:g}"
+        raise ConfigError(message)
     if stage.max_failures is not None:
         parse_max_failures(stage.max_failures)
-    load_workload(work)
 
 
 def load_object(name: object, path: tuple[str, ...]) -> Any:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.queue.items import UnitReader
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, is_killer
-from hpc_toolkit.rundir.journal import seal_line
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import attempts as wire
+from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 from hpc_toolkit.worker.executor import Executor
+from hpc_toolkit.worker.stream import Stream
 from hpc_toolkit.worker.unitlines import Counts, Tally, UnitLines
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.rundir.journal import JournalWriter
+    from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.hosthealth import FailureCount
     from hpc_toolkit.worker.membership import Drain
@@ -35,6 +37,7 @@ _BATCH_S = 0.002
 _FEW = 8
 """The last items of a unit, whose results are not left to accumulate."""
 _READ = 1 << 18
+_COMMAND_GRACE_S = 5.0
 
 
 class Outcome(Enum):
@@ -49,26 +52,6 @@ class Outcome(Enum):
     """This host may be the cause of the failures; the rest of the unit was released."""
     DIED = auto()
     """The executor died; the rest of the unit was released."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    """The executor's messages for one request."""
-
-    lines: UnitLines
-    """Where results are written."""
-    rest: bytes = b""
-    weight: int = 1
-    """What one failure adds to the failures in a row."""
-    index: int = 0
-    """Items reported so far, done or failed."""
-    since: float = 0.0
-    """Monotonic time at which the running item began, as far as the worker knows."""
-    loading: bool = False
-    end: str | None = None
-    broken: str | None = None
-    ready: list[bytes] = field(default_factory=list)
-    """Journal lines that were received and not yet written."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -108,6 +91,8 @@ class UnitRunner:
         """(Stage, group) pairs that the executor was asked to prefetch."""
         self._killing: set[tuple[str, str]] = set()
         """(Stage, group) pairs whose prefetch may have killed an executor."""
+        self._ill = False
+        """Whether the last item that the executor finished failed: its process may be the cause."""
         self._lost_in = ("", "")
         """Stage and unit in which an executor last died; the next one must not prefetch there."""
 
@@ -158,10 +143,7 @@ class UnitRunner:
 
     def close(self) -> None:
         self._units.close()
-        if self._executor is not None:
-            self._executor.end()
-            self._executor.close()
-            self._executor = None
+        self._end_executor()
 
     def _sync(self) -> None:
         self.journal.sync()
@@ -171,21 +153,38 @@ class UnitRunner:
         unit = assignment.unit
         segment = assignment.stage.log.segments[unit.entry]
         items = self._units.lines(segment, unit) if left else []
+        fragile = self._fragile(assignment, left)
         while left:
             if self.drain.requested or self.failures.hold:
                 return self._stopped
             failed = assignment.stage.state.consecutive_failures.of(self.worker).failed
             again = any((unit.name, item) in failed for item in left)
             weight = AGAIN_WEIGHT if again else 1
-            stream = _Stream(lines, since=self.clock.monotonic(), weight=weight)
+            if self._ill and left[0] in fragile:
+                self._end_executor()
             if self._executor is None:
                 stages = {name: stage.spec for name, stage in self.view.stages.items()}
                 self._executor = Executor(stages, self.view.paths.worker_log(self.worker))
-                self._hinted = set()
+                self._hinted, self._ill = set(), False
             request = self._request(assignment, left, weight) | self._hint(assignment)
+            if not fragile.isdisjoint(left[1:]):
+                request |= {"failures_left": 1, "failures_in_a_row": 1}
+            stream = Stream(
+                lines=lines,
+                where=wire.where(request),
+                positions=left,
+                failures=self.failures,
+                drain=self.drain,
+                weight=weight,
+                since=self.clock.monotonic(),
+            )
             with suppress(BrokenPipeError):  # it died between two requests; _follow reports it
                 self._executor.start(request, [items[i - unit.first] for i in left])
-            how = self._follow(assignment, stream, len(left))
+            how = self._follow(assignment, stream)
+            if stream.failed is not None:
+                self._ill = stream.failed
+            if stream.can_prefetch is not None:
+                self._prefetches[assignment.stage.paths.name] = stream.can_prefetch
             left = left[stream.index :]
             outcome = self._after(assignment, left, stream, how)
             if outcome is not None:
@@ -193,7 +192,7 @@ class UnitRunner:
         return Outcome.COMPLETE
 
     def _after(
-        self, assignment: Assignment, left: list[int], stream: _Stream, how: str
+        self, assignment: Assignment, left: list[int], stream: Stream, how: str
     ) -> Outcome | None:
         """Journal how a request ended; None if the items in ``left`` can be requested next."""
         if stream.broken is not None:
@@ -208,6 +207,8 @@ class UnitRunner:
             stream.lines.timed_out(left.pop(0), spec.timeout_s or 0.0, permanent=permanent)
             if not permanent:
                 self.failures.note_failure(stream.weight)
+        elif stream.end == wire.WORN:
+            self._end_executor()
         elif how == "aborted" or stream.end is not None:
             if stream.end not in ("", wire.FAILING):
                 return self._stopped
@@ -220,6 +221,20 @@ class UnitRunner:
         self.failures.check_if_many()
         held = outcome is not None and self._stopped is Outcome.HELD
         return Outcome.HELD if held else outcome
+
+    @staticmethod
+    def _fragile(assignment: Assignment, left: list[int]) -> set[int]:
+        """Items that a process does not run after a failure, which it may have caused.
+
+        A CUDA error or a leak would use up all attempts of an item in one process.
+        """
+        state, unit = assignment.stage.state, assignment.unit
+        if state.max_attempts == 1:
+            return set(left)
+        histories = state.units[unit.name].histories
+        return {
+            i for i in left if i in histories and histories[i].attempts(state.floor(unit.entry, i))
+        }
 
     @property
     def _stopped(self) -> Outcome:
@@ -252,17 +267,20 @@ class UnitRunner:
             "positions": left,
             "deadline": self.drain.deadline,
             "failures_left": self.failures.left(weight),
+            "failures_in_a_row": CONSECUTIVE_FAILURES,
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
 
-    def _follow(self, assignment: Assignment, stream: _Stream, items: int) -> str:
+    def _follow(self, assignment: Assignment, stream: Stream) -> str:
         """Journal the executor's messages until the request ends; how it ended, or ""."""
         executor = self._executor
         assert executor is not None
-        limit = assignment.stage.spec.timeout_s
+        limit, items = assignment.stage.spec.timeout_s, len(stream.positions)
         while True:
             before = stream.index
             self._read(executor, stream)
+            if stream.wrong:
+                return self._end(executor, stream, stream.wrong)
             if stream.end is not None or stream.broken is not None:
                 return ""
             self.tick()
@@ -271,7 +289,7 @@ class UnitRunner:
             if self.drain.interrupts:
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
-                return self._end(executor, stream, "timeout")
+                return self._time_out(executor, stream, kill_after(assignment.stage.spec))
             if stream.index - before > 1 and items - stream.index > _FEW:
                 # Many quick results: let them accumulate instead of waking up for each.
                 select.select([], [], [], _BATCH_S)
@@ -285,7 +303,7 @@ class UnitRunner:
             if self.wake_fd in ready:
                 os.read(self.wake_fd, 4096)
 
-    def _patience(self, stream: _Stream, limit: float | None) -> float:
+    def _patience(self, stream: Stream, limit: float | None) -> float:
         """Seconds until the worker must act even if the executor sends nothing."""
         now = self.clock.monotonic()
         longest = _SYNC_S if self.journal.dirty else _TICK_S
@@ -308,9 +326,39 @@ class UnitRunner:
         if self.drain.requested or self.failures.hold or self._overtaken:
             executor.stop()
 
-    def _end(self, executor: Executor, stream: _Stream, why: str) -> str:
-        """End the executor; results that it had already sent still count."""
+    def _time_out(self, executor: Executor, stream: Stream, grace_s: float) -> str:
+        """End an item whose time is up; its processes get SIGTERM ``grace_s`` before SIGKILL."""
         before = stream.index
+        executor.stop()
+        while self._read(executor, stream):
+            continue
+        if grace_s and stream.index == before:
+            stream.deaf = True
+            executor.terminate()
+            end = self.clock.monotonic() + grace_s
+            ended = False
+            while not (ended or stream.end is not None or self.drain.interrupts):
+                left_s = min(end - self.clock.monotonic(), _STOPPING_S)
+                if left_s <= 0:
+                    break
+                fds = executor.results, executor.ended
+                ended = executor.ended in readable(*fds, timeout_s=left_s)
+                self._read(executor, stream)
+                self.tick()
+        how = self._end(executor, stream, "timeout", before)
+        stream.end = None  # the executor ended the request because it was asked to
+        return how
+
+    def _end_executor(self) -> None:
+        if self._executor is not None:
+            self._executor.end()
+            self._executor.close()
+            self._executor = None
+            self.loaded = ("", None)
+
+    def _end(self, executor: Executor, stream: Stream, why: str, before: int | None = None) -> str:
+        """End the executor; results that it had already sent still count."""
+        before = stream.index if before is None else before
         how = executor.end()
         while self._read(executor, stream):
             continue
@@ -321,7 +369,7 @@ class UnitRunner:
             return "again"  # the result came just in time; the rest is requested again
         return why or how
 
-    def _read(self, executor: Executor, stream: _Stream) -> bool:
+    def _read(self, executor: Executor, stream: Stream) -> bool:
         """Read and journal the executor's new messages; return whether there were any."""
         try:
             data = os.read(executor.results, _READ)
@@ -329,35 +377,16 @@ class UnitRunner:
             return False
         if not data:
             return False
-        *lines, stream.rest = (stream.rest + data).split(b"\n")
-        for line in lines:
-            self._take(line, stream)
+        stream.take(data)
         if stream.ready and not self._overtaken:
             stream.lines.append(b"".join(stream.ready))
         stream.ready.clear()
         stream.since = self.clock.monotonic()
         return True
 
-    def _take(self, line: bytes, stream: _Stream) -> None:
-        kind, body = line[:1], line[1:]
-        if kind == wire.DONE:
-            stream.index += 1
-            stream.lines.tally.done += 1
-            self.failures.note_done()
-            stream.ready.append(seal_line(body))
-        elif kind in (wire.FAILED, wire.PERMANENT):
-            stream.index += 1
-            stream.lines.tally.failed += 1
-            if kind == wire.FAILED:
-                self.failures.note_failure(stream.weight)
-            stream.ready.append(seal_line(body))
-        elif kind == wire.LOADING:
-            stream.loading = True
-        elif kind == wire.LOADED:
-            stream.loading = False
-        elif kind == wire.END:
-            stream.end = body.decode()
-        elif kind == wire.PREFETCHES:
-            self._prefetches[stream.lines.stage] = body == b"yes"
-        elif kind == wire.BROKEN:
-            stream.broken = body.decode()
+
+def kill_after(spec: StageSpec) -> float:
+    """Seconds from SIGTERM to SIGKILL for an item whose time is up."""
+    if spec.kill_after_s is not None:
+        return spec.kill_after_s
+    return _COMMAND_GRACE_S if spec.workload.command is not None else 0.0

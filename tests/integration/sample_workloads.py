@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.system.processes import parent_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,13 +64,13 @@ def hang_once(item: Item) -> Item:
         end = time.monotonic() + 3600
         while time.monotonic() < end:
             time.sleep(1)
-    return {"id": item["id"], "executor": os.getpid(), "worker": os.getppid()}
+    return {"id": item["id"], "executor": os.getpid(), "worker": parent_of(os.getppid())[0]}
 
 
 def hang(item: Item) -> Item:
     """Hang if the item says so."""
     time.sleep(3600 if item.get("hang") else 0)
-    return {"worker": os.getppid()}
+    return {"worker": parent_of(os.getppid())[0]}
 
 
 def fail(item: Item) -> Item:
@@ -220,7 +221,7 @@ def spawn_once(item: Item) -> Item:
     if first_time(item):
         beat = f"while true; do echo alive >> '{item['beat']}'; sleep 0.02; done"
         with subprocess.Popen(["/bin/bash", "-c", beat]) as child:
-            note(item, "start", item["id"], os.getpid(), os.getppid(), child.pid)
+            note(item, "start", item["id"], os.getpid(), parent_of(os.getppid())[0], child.pid)
     return {}
 
 

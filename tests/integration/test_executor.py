@@ -24,11 +24,12 @@ import time
 from concurrent.futures import as_completed
 
 from hpc_toolkit import Executor
+from hpc_toolkit.system.processes import parent_of
 
 
 def slow(number, trace):
     with open(trace, "a", buffering=1) as file:
-        file.write(f"start {number} {os.getppid()}\\n")
+        file.write(f"start {number} {parent_of(os.getppid())[0]}\\n")
     time.sleep(0.2)
     return {"square": number**2}
 

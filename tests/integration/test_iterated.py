@@ -25,6 +25,7 @@ HANGS, KILLS = 33, 66
 CODE = """
 import os, signal, time
 from examples.iterated import Iterations
+from hpc_toolkit.system.processes import parent_of
 from sample_workloads import first_time, note
 
 
@@ -36,7 +37,7 @@ class Troubled(Iterations):
             if item["how"] == "hang":
                 time.sleep(3600)
             if item["how"] == "kill":
-                os.kill(os.getppid(), signal.SIGKILL)
+                os.kill(parent_of(os.getppid())[0], signal.SIGKILL)
                 time.sleep(3600)
             raise ConnectionError("flaky")
         return super().measure(item, batch)
@@ -45,7 +46,7 @@ class Troubled(Iterations):
 class Bound(Iterations):
     def measure(self, item, batch):
         if "once" in item and first_time(item):
-            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(parent_of(os.getppid())[0], signal.SIGKILL)
             time.sleep(3600)
         return {
             **super().measure(item, batch),

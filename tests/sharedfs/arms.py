@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.science.workloads.synthetic import Sleep
+from hpc_toolkit.system.processes import parent_of
 from tests.sharedfs.outcome import name_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Arms:
             yield {"score": float(item["layer"])}
 
     def _meet(self, arm: str) -> None:
-        line = f"meet {arm} {os.getpid()} {os.getppid()} {time.time():.6f}\n"
+        line = f"meet {arm} {os.getpid()} {parent_of(os.getppid())[0]} {time.time():.6f}\n"
         with self._trace.open("a") as file:
             file.write(line)
         end = time.monotonic() + _MEET_S

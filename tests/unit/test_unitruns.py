@@ -19,6 +19,7 @@ from hpc_toolkit.worker import unitruns
 from hpc_toolkit.worker.attempts import (
     BROKEN,
     CONSECUTIVE_FAILURES,
+    DONE,
     END,
     LOADED,
     LOADING,
@@ -52,9 +53,9 @@ class FakeExecutor:
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
         self._stage.requests.append(request)
         self._stage.lines.append(lines)
-        self._report = Report(request, self._send)
+        self._report = Report(request, self.send)
 
-    def _send(self, kind: bytes, text: bytes = b"") -> None:
+    def send(self, kind: bytes, text: bytes = b"") -> None:
         os.write(self._write, kind + text + b"\n")
 
     def act(self, what: str) -> None:
@@ -69,17 +70,17 @@ class FakeExecutor:
             case "die":
                 os.close(self._life)
             case "loading":
-                self._send(LOADING)
+                self.send(LOADING)
             case "loaded":
-                self._send(LOADED)
+                self.send(LOADED)
             case "can prefetch":
-                self._send(PREFETCHES, b"yes")
+                self.send(PREFETCHES, b"yes")
             case "cannot prefetch":
-                self._send(PREFETCHES)
+                self.send(PREFETCHES)
             case "broken":
-                self._send(BROKEN, b"no module 'x'\tinstall it")
+                self.send(BROKEN, b"no module 'x'\tinstall it")
             case end:
-                self._send(END, end.removeprefix("end ").removeprefix("end").encode())
+                self.send(END, end.removeprefix("end ").removeprefix("end").encode())
 
     def stop(self) -> None:
         self._stage.stops += 1
@@ -138,6 +139,10 @@ class Stage:
             tick=self._tick,
             look_s=10.0,
         )
+
+    def send(self, kind: bytes, text: bytes) -> None:
+        assert self._executor is not None
+        self._executor.send(kind, text)
 
     def _make(self, *_: object) -> FakeExecutor:
         self._executor = FakeExecutor(self)
@@ -596,12 +601,30 @@ def test_an_executor_that_prefetches_is_told_the_group_ahead_once_per_change(sta
     ahead = iter(['"b"', '"b"', '"c"'])
     stage.next_group = lambda: next(ahead)
 
-    stage.run("can prefetch", "failed", "failed", "failed", "failed", "end")
-    for generation in (2, 3):
-        stage.view.poll_journals()
-        stage.run("failed", "failed", "failed", "failed", "end", generation=generation)
+    stage.run("can prefetch", "failed", "failed", "failed", "done", "end")
+    stage.view.poll_journals()
+    stage.run("failed", "failed", "done", "end", generation=2)
+    stage.view.poll_journals()
+    stage.run("failed", "failed", "end", generation=3)
 
     assert hints(stage) == ['"b"', None, '"c"']
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (DONE, b'{"type":"done","unit":"items/000001-0","generation":7,"item":1,"value":{}'),
+        (DONE, b'{"type":"done","unit":"items/000001-0","generation":1,"item":0,"value":{}'),
+        (b"?", b"printed into the pipe by a library"),
+    ],
+)
+def test_executor_that_answers_another_request_is_ended_and_its_answer_is_not_journaled(
+    stage: Stage, kind: bytes, text: bytes
+) -> None:
+    assert stage.run("done", lambda: stage.send(kind, text)) is Outcome.DIED
+
+    assert [kind for kind, _, _ in stage.journal()] == ["done", "death", "release"]
+    assert stage.ends == 1
 
 
 def test_an_executor_that_cannot_prefetch_is_told_nothing_more_and_nobody_is_asked(
@@ -629,7 +652,7 @@ def test_what_may_have_killed_an_executor_is_named_to_no_other(
     stage = Stage(ToyRun(fast_dir / "r", 8), monkeypatch)
     ahead = iter(['"b"', '"c"', '"b"', '"c"', '"d"'])
     stage.next_group = lambda: next(ahead)
-    stage.run("can prefetch", "failed", "failed", "failed", "failed", "end")
+    stage.run("can prefetch", "failed", "failed", "failed", "done", "end")
     stage.view.poll_journals()
     stage.run("failed", "die", generation=2)
 

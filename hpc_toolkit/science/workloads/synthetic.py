@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.system.processes import parent_of
 
 
 def Noop(item: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - named like the others
@@ -27,7 +28,8 @@ def Sleep(item: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - named like th
 
 
 def _note(path: str, what: str, item: dict[str, Any]) -> None:
-    line = f"{what} {item.get('id')} {os.getpid()} {os.getppid()} {time.time():.6f}\n".encode()
+    worker, _ = parent_of(os.getppid())  # between them is the executor's guard
+    line = f"{what} {item.get('id')} {os.getpid()} {worker} {time.time():.6f}\n".encode()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(fd, line)

@@ -1,0 +1,149 @@
+"""The guard: a process between a worker and its executor that leaves no descendant behind.
+
+The kernel ends an executor with its parent, but not the processes that the user's code started,
+and a kill of the executor's process group misses those that called setsid(2). The guard adopts
+such processes (PR_SET_CHILD_SUBREAPER in prctl(2)). When the executor or its worker has ended, the
+guard kills all processes that are left, and exits.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import struct
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.system.processes import (
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    kill_group,
+    readable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from mmap import mmap
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+_PID, _STATUS = 4, 8
+"""Offsets in the shared memory; its first byte belongs to the executor."""
+_LIFE = 3
+_LOOK_S = 0.05
+_PATIENCE_S = 5.0
+"""A process that does not end by SIGKILL, because its filesystem hangs, must not stop a worker."""
+
+
+class Guard:
+    """A worker's handle on a child that is guarded."""
+
+    def __init__(self, child: Callable[[], object], shared: mmap) -> None:
+        """Fork a guard, which forks ``child``; ``child`` must not return.
+
+        ``shared``: memory of at least 12 bytes, which the processes share.
+        """
+        self._shared = shared
+        life, self._life = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_guard(child, life, shared)
+        os.close(life)
+        # Children of the user's code may hold the child's pipes open, so only this descriptor
+        # shows that the child has ended.
+        self.ended = os.pidfd_open(self.pid)
+
+    @property
+    def child(self) -> int:
+        """Process id of the child; 0 until the guard has started it."""
+        return int(struct.unpack_from("i", self._shared, _PID)[0])
+
+    def terminate(self) -> None:
+        """Ask the child's descendants to end by SIGTERM; the child itself gets no signal."""
+        for pid in descendants(self.child) if self.child else ():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+
+    def end(self) -> str:
+        """Kill the child and all its descendants; return how the child ended."""
+        os.close(self._life)
+        os.waitpid(self.pid, 0)
+        os.close(self.ended)
+        known, status = struct.unpack_from("?i", self._shared, _STATUS)
+        if not known:  # somebody killed the guard, and the kernel the child
+            if self.child:
+                kill_group(self.child)
+            return "killed by SIGKILL"
+        code = os.waitstatus_to_exitcode(status)
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _become_guard(child: Callable[[], object], life: int, shared: mmap) -> None:
+    """Start the child, and wait for its end or the worker's; never returns."""
+    try:
+        os.setpgid(0, 0)
+        # Slurm signals every process of a step.
+        for sig in STOP_SIGNALS:
+            signal.signal(sig, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        adopt_orphans()
+        guard = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent()
+            if os.getppid() == guard:
+                child()
+            os._exit(0)
+        struct.pack_into("i", shared, _PID, pid)
+        gc.disable()  # a collection would copy the memory that is shared with the worker
+        _watch(pid, life, shared)
+    finally:
+        os._exit(0)
+
+
+def _watch(child: int, life: int, shared: mmap) -> None:
+    # The worker's lock must not stay open here, nor the executor's pipes.
+    os.dup2(life, _LIFE)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(_LIFE + 1, os.sysconf("SC_OPEN_MAX"))
+    wake, wake_write = os.pipe()
+    for fd in (wake, wake_write):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    statuses: list[int] = []
+    while _reap(child, statuses) and not statuses:
+        if _LIFE in readable(_LIFE, wake):
+            os.kill(child, signal.SIGKILL)
+            statuses.append(os.waitpid(child, 0)[1])
+        _drain(wake)
+    struct.pack_into("?i", shared, _STATUS, True, statuses[0])
+    kill_group(child)
+    end = time.monotonic() + _PATIENCE_S
+    while _reap(child, statuses) and time.monotonic() < end:
+        for pid in descendants(os.getpid()):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        readable(wake, timeout_s=_LOOK_S)
+        _drain(wake)
+
+
+def _drain(wake: int) -> None:
+    with suppress(BlockingIOError):
+        os.read(wake, 4096)
+
+
+def _reap(child: int, statuses: list[int]) -> bool:
+    """Reap the processes that have ended, and note the child's status; whether any is left."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                statuses.append(ended[1])
+        return True
+    return False

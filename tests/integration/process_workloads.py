@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.system.processes import parent_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -188,3 +190,42 @@ def wait_for_child(item: Item) -> Item:
             file.write(f"start {item['id']} {os.getpid()} {child}\n")
         waiting.result()
     return {}
+
+
+def loader(item: Item) -> Item:
+    """A torch DataLoader with two worker processes."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    torch.set_num_threads(1)
+    loading: Any = DataLoader(torch.arange(8), 4, num_workers=2)  # type: ignore[arg-type] # a tensor is one
+    return {"sum": int(sum(batch.sum() for batch in loading))}
+
+
+def mixed(item: Item) -> Item:
+    """One of the ways in which scripts start processes and threads, chosen by the item's number."""
+    note_start(item)
+    ways: list[Callable[[Item], Any]] = [
+        lambda item: pool({**item, "method": "fork"}),
+        lambda item: pool({**item, "method": "spawn"}),
+        lambda item: pool({**item, "method": "forkserver"}),
+        executor_of_processes,
+        loader,
+        terminate,
+        lambda _: fork_and(raise_error),
+        lambda _: subprocess.run(["/bin/sh", "-c", "sleep 0.01"], check=True).returncode,
+        lambda _: subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True).pid,
+        lambda _: threading.Thread(target=time.sleep, args=(3600,), daemon=True).start(),
+    ]
+    ways[item["id"] % len(ways)](item)
+    return {"id": item["id"]}
+
+
+def executor_of_processes(item: Item) -> Item:
+    with ProcessPoolExecutor(2) as workers:
+        return {"squares": list(workers.map(square, range(3)))}
+
+
+def note_start(item: Item) -> None:
+    with open(item["trace"], "a") as file:
+        file.write(f"start {item['id']} {os.getpid()} {parent_of(os.getppid())[0]}\n")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,3 +202,37 @@ def test_function_whose_child_slurm_ended_is_charged_nothing(hpctk: Hpctk) -> No
 
     assert work.ended().code == 75
     assert {line["type"] for line in journal_lines(run)} == {"release"}
+
+
+def started_more(hpctk: Hpctk, least: int) -> bool:
+    return len(hpctk.noted("start")) > least
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("count", "kills"),
+    [
+        pytest.param(40, 4, marks=pytest.mark.slow),
+        pytest.param(1000, 60, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_items_that_start_processes_come_out_once_through_kills_and_leave_none(
+    hpctk: Hpctk, count: int, kills: int
+) -> None:
+    """The fixture looks for processes that are left, in all sessions."""
+    run = make(hpctk, "mixed", [{}] * count, items_per_claim=5)
+    work = hpctk.start("work", "run", "--workers", 2)
+    chosen = random.Random(1)
+    for number in range(1, kills + 1):
+        least = number * count // (kills + 1)
+        wait_until(partial(started_more, hpctk, least), "items")
+        _, _, executor, worker = hpctk.noted("start")[-1]
+        with suppress(ProcessLookupError):
+            os.kill(int(chosen.choice([executor, worker])), signal.SIGKILL)
+
+    assert work.ended(limit_s=3000).code == 0
+
+    rows = rows_by_id(run)
+    assert [row["value"] for row in rows.values()] == [{"id": number} for number in range(count)]
+    assert {row["state"] for row in rows.values()} == {"done"}
+    assert len(rows) == count

@@ -119,6 +119,8 @@ def _become_child(
 
 
 _commands: list[CommandWorkload] = []
+_forked = False
+"""Whether the user's code forked this process from the executor."""
 _signalled_at = -math.inf
 """Monotonic time of the last signal with which Slurm ends a step, or warns it."""
 
@@ -153,6 +155,8 @@ def _guard_forks(*pipes: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, own.mask)
 
     def after_in_child() -> None:
+        global _forked  # noqa: PLW0603 - of this process, and of no object
+        _forked = True
         for sig in STOP_SIGNALS:
             if signal.getsignal(sig) is _note_signal:
                 fresh = signal.default_int_handler if sig == signal.SIGINT else signal.SIG_DFL
@@ -202,6 +206,12 @@ class _Child:
     _workload: Workload
     _items: list[dict[str, Any]]
     _report: Report
+    _most: float
+    """Items that one process runs."""
+    _least: float
+    """Items up to which a process is not replaced."""
+    _recycle_at: float
+    """Resident bytes above which it is replaced."""
 
     def __init__(
         self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
@@ -227,7 +237,8 @@ class _Child:
             self._run_unit(self._stages[request["stage"]], request)
 
     def _send(self, kind: bytes, text: bytes = b"") -> None:
-        self._leave_if_forked()
+        if os.getpid() != self._pid:
+            self._leave_if_forked()
         write_all(self._results, b"%s%s\n" % (kind, text))
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:
@@ -250,32 +261,35 @@ class _Child:
             self._send(BROKEN, f"{error.message}\t{error.hint}".replace("\n", " ").encode())
             return
         self._report = report = Report(request, self._send, self._stop)
+        self._most = spec.max_items_per_process or math.inf
+        self._recycle_at = math.inf if spec.recycle_at_mib is None else spec.recycle_at_mib << 20
+        self._least = self._most if spec.recycle_at_mib is None else 1
         # After the groups of the request comes the one that the worker intends to claim next.
         following = json.loads(request.get("next_group", "null"))
         groups = list(_groups(self._items, spec.group_by))
         try:
             for number, (group, span) in enumerate(groups, 1):
-                if report.over or report.failing or self._is_worn(spec):
+                if report.over or report.failing or self._is_worn:
                     break
                 coming = groups[number][0] if number < len(groups) else following
                 # Before the load, which may be most of a group's work.
                 wanted = coming if request.get("prefetch", True) else None
                 self._prefetch.name(self._workload, wanted, loads=group)
                 if self._load(spec, group, span):
-                    self._run_span(spec, span)
+                    self._run_span(span)
             left = report.index < len(self._items)
-            worn = WORN if self._is_worn(spec) and not report.over else "stopped"
+            worn = WORN if self._is_worn and not report.over else "stopped"
             how = FAILING if report.failing else worn if left else ""
             self._send(END, how.encode())
         except CommandInterruptedError:
             self._send(END, b"interrupted")
 
-    def _is_worn(self, spec: StageSpec) -> bool:
+    @property
+    def _is_worn(self) -> bool:
         """Whether a fresh process must run the next item; a process runs at least one."""
-        most, limit = spec.max_items_per_process, spec.recycle_at_mib
-        if most is not None and self._begun >= most:
-            return True
-        return limit is not None and self._begun > 0 and resident_bytes() > limit << 20
+        if self._begun < self._least:
+            return False
+        return self._begun >= self._most or resident_bytes() > self._recycle_at
 
     def _workload_of(self, spec: StageSpec) -> Workload:
         if spec.name not in self._workloads:
@@ -326,11 +340,11 @@ class _Child:
             self._context = shrinking.context
         return None
 
-    def _run_span(self, spec: StageSpec, span: range) -> None:
+    def _run_span(self, span: range) -> None:
         shrinking, report = Shrinking(self._workload), self._report
         while report.index < span.stop and not report.failing:
             first = report.index
-            failure = self._follow(spec, span)
+            failure = self._follow(span)
             if failure is not None:
                 taken = self._items[report.index : max(first + self._taken, report.index + 1)]
                 failure = shrinking.ask(failure, self._context, taken, report.index)
@@ -342,18 +356,17 @@ class _Child:
                 return
             elif report.index < first + self._taken:
                 report.failure(RuntimeError("run() yielded fewer results than it took items"))
-            elif report.over or self._is_worn(spec):
+            elif report.over or self._is_worn:
                 return
             elif self._taken == 0:
                 report.failure(RuntimeError("run() took no item"))
 
-    def _follow(self, spec: StageSpec, span: range) -> BaseException | None:
+    def _follow(self, span: range) -> BaseException | None:
         """Report results until the workload has no more or raises; return the exception."""
         report = self._report
         self._taken = 0
         try:
-            for value in self._workload.run(self._context, self._feed(spec, span)):
-                self._leave_if_forked()
+            for value in self._workload.run(self._context, self._feed(span)):
                 report.result(value)
                 if report.index == span.stop or report.failing:
                     break
@@ -364,11 +377,12 @@ class _Child:
             return error
         return None
 
-    def _feed(self, spec: StageSpec, span: range) -> Iterator[dict[str, Any]]:
+    def _feed(self, span: range) -> Iterator[dict[str, Any]]:
         """Hand out items one at a time, as long as another one may start."""
         for item in self._items[self._report.index : span.stop]:
-            self._leave_if_forked()
-            if self._report.over or self._is_worn(spec):
+            if _forked:
+                self._leave_if_forked()
+            if self._report.over or (self._begun >= self._least and self._is_worn):
                 return
             self._taken += 1
             self._begun += 1

@@ -53,38 +53,47 @@ class Stream:
     """Journal lines that were received and not yet written."""
     failed: bool | None = None
     """Whether the last item failed; None: no item ended."""
+    _heads: dict[bytes, bytes] = field(init=False)
+    """How a message of each kind begins, up to the number of its item."""
+    _items: list[bytes] = field(init=False)
+    """The numbers of the items, each with the comma behind it; after the last, no number."""
+
+    def __post_init__(self) -> None:
+        self._items = [*f"{self.positions},".strip("[").replace("]", "").encode().split(), b"?"]
+        heads = {kind: f'{{"type":"{state}",{self.where}' for kind, state in _STATES.items()}
+        self._heads = {kind: kind + head.encode() for kind, head in heads.items()}
 
     def take(self, data: bytes) -> None:
         """Take in what was read from the executor's pipe."""
         *lines, self.rest = (self.rest + data).split(b"\n")
+        done, items = self._heads[wire.DONE], self._items
+        size = len(done)
         for line in lines:
-            kind, body = line[:1], line[1:]
+            # Almost all messages are results, and the worker's time for each counts.
+            if line.startswith(done) and line.startswith(items[self.index], size) and not self.deaf:
+                self.index += 1
+                self.ready.append(seal_line(line[1:]))
+                self.lines.tally.done += 1
+                self.failures.note_done()
+                self.failed = False
+            elif (kind := line[:1]) not in _STATES:
+                self._take_note(kind, line[1:].decode(errors="replace"))
+            elif not self.deaf:
+                self._take_failure(kind, line)
             if self.wrong:
                 return
-            if kind in _STATES:
-                self._take_attempt(kind, body)
-            else:
-                self._take_note(kind, body.decode(errors="replace"))
 
-    def _take_attempt(self, kind: bytes, body: bytes) -> None:
-        if self.deaf:
-            return
-        left = self.positions[self.index :]
-        head = f'{{"type":"{_STATES[kind]}",{self.where}{left[0]},' if left else ""
+    def _take_failure(self, kind: bytes, line: bytes) -> None:
+        head = self._heads[kind]
         # Any process that inherits the pipe can write to it.
-        if not (left and body.startswith(head.encode())):
+        if not (line.startswith(head) and line.startswith(self._items[self.index], len(head))):
             self.wrong = "it sent a result that was not requested"
             return
         if kind == wire.INTERRUPTED and self.drain.requested:
             self.wrong = "aborted"
             return
         self.index += 1
-        self.ready.append(seal_line(body))
-        if kind == wire.DONE:
-            self.lines.tally.done += 1
-            self.failures.note_done()
-            self.failed = False
-            return
+        self.ready.append(seal_line(line[1:]))
         self.lines.tally.failed += 1
         if kind != wire.PERMANENT:  # the process is not the cause of those
             self.failures.note_failure(self.weight)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 import time
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.errors import LONGEST_TEXT, PermanentError, describe, shortened
 from hpc_toolkit.system.memory import is_out_of_memory
+from hpc_toolkit.worker.output import Log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,6 @@ BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
 CONSECUTIVE_FAILURES = 8
 """Failures in a row after which an executor stops until its worker has looked at them."""
 
-_TRACEBACK = 4000
-
 
 class Report:
     """Turns the results of one request into messages."""
@@ -39,15 +37,16 @@ class Report:
         request: dict[str, Any],
         send: Callable[[bytes, bytes], None],
         stop: mmap | bytes = b"\0",
+        log: Log | None = None,
     ) -> None:
         """``stop``: its first byte becomes 1 when the worker wants no further item to start."""
         unit = json.dumps(f"{request['stage']}/{request['unit']}")
         self._where = f'"unit":{unit},"generation":{request["generation"]},"item":'
         self._positions = request["positions"]
-        self._send, self._stop = send, stop
+        self._send, self._stop, self._log = send, stop, log or Log(1)
         self._deadline: float | None = request["deadline"]
         self._expected_s: float = request["expected_s"]
-        self._log_end = _log_size()
+        self._log_end = self._log.settle()
         self.index = 0
         """Items reported so far."""
         self._since = time.monotonic()
@@ -78,13 +77,16 @@ class Report:
             self._report(DONE, "done", f'"value":{text}')
 
     def failure(self, error: BaseException) -> None:
-        permanent = isinstance(error, PermanentError)
+        permanent = issubclass(type(error), PermanentError)
+        trace = trace_of(error)
+        if len(trace) > LONGEST_TEXT:
+            self._log.write(trace)
         fields = json.dumps(
             {
                 "error": _message(error),
                 "error_type": type(error).__name__,
                 "oom": is_out_of_memory(error),
-                "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK:],
+                "traceback": shortened(trace),
             }
         )[1:-1]
         if permanent:
@@ -108,19 +110,25 @@ class Report:
 
     def _logged(self) -> str:
         """The field with the byte range of the worker's log that this item wrote; "" if none."""
-        sys.stdout.flush()
-        start, self._log_end = self._log_end, _log_size()
+        start, self._log_end = self._log_end, self._log.settle()
         return f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
 
 
-def _log_size() -> int:
-    return os.fstat(1).st_size
-
-
 def _message(error: BaseException) -> str:
-    if isinstance(error, PermanentError):
-        return f"{error.message} ({error.hint})" if error.hint else error.message
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    with suppress(BaseException):  # a class of the user may lack the attributes
+        if isinstance(error, PermanentError):
+            return shortened(
+                f"{error.message} ({error.hint})" if error.hint else f"{error.message}"
+            )
+    return describe(error)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an exception whose own methods may fail."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as another:  # noqa: BLE001 - code of the user
+        return f"{describe(error)}\n(without a traceback, which raised {describe(another)})\n"
 
 
 def _strict_json(value: Any) -> str:

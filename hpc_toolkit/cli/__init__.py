@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import io
 import os
 import sys
 from contextlib import suppress
@@ -24,6 +25,7 @@ gc.disable()
 from hpc_toolkit import __version__  # noqa: E402 - as above
 from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError, exit_code_of  # noqa: E402 - as above
+from hpc_toolkit.system.imports import open_streams  # noqa: E402 - as above
 
 COMMANDS = {
     "examples": ("new",),
@@ -98,6 +100,11 @@ def load_commands(first_word: str = "") -> typer.Typer:
 def main() -> None:
     """Run the command line and exit."""
     first_word = sys.argv[1] if len(sys.argv) > 1 else ""
+    open_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # An encoding that lacks a character of an item, such as ASCII, must not end the command.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     try:
         _run(first_word)
     except SystemExit as end:
@@ -150,10 +157,12 @@ def _run(first_word: str) -> None:
 
 def _surroundings(error: Exception) -> int | None:
     """Say what the machine refused and give the exit code; None for all other errors."""
-    if not isinstance(error, OSError) or error.errno not in _DENIED | PASSING:
-        return None
-    where = f"{error.filename}: " if error.filename else ""
+    where = f"{getattr(error, 'filename', None) or ''}: ".removeprefix(": ")
     hint = "check the owner, the permissions and the mount"
+    if isinstance(error, FileNotFoundError) and not where and _is_lost():
+        where, hint = "the current directory: ", "change to a directory that exists"
+    elif not isinstance(error, OSError) or error.errno not in _DENIED | PASSING:
+        return None
     if error.errno == errno.ENOTDIR:
         hint = "a file exists where a directory is expected; 'hpctk doctor RUN' checks a run"
     elif error.errno in PASSING:
@@ -162,3 +171,12 @@ def _surroundings(error: Exception) -> int | None:
 
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
     return exit_code_of(error)
+
+
+def _is_lost() -> bool:
+    """Whether the current directory was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

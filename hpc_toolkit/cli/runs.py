@@ -165,10 +165,12 @@ def try_(
     try:
         context = workload.load(group)
         value = next(iter(workload.run(context, iter([found.item]))))
-    except Exception as error:
-        import traceback
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        from hpc_toolkit.worker.attempts import trace_of
 
-        traceback.print_exc()
+        print(trace_of(error), end="", file=sys.stderr)
         message = "the item failed; nothing was recorded"
         raise HpcToolkitError(message) from error
     print(json.dumps(value, indent=2))

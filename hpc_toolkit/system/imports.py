@@ -1,4 +1,4 @@
-"""Import modules at start-up with fewer operations on the filesystem."""
+"""Start a process: import modules with fewer operations on the filesystem; open its streams."""
 
 from __future__ import annotations
 
@@ -85,6 +85,20 @@ class _ListedFinder:
 def _spec(fullname: str, file: str, inside: list[str] | None = None) -> ModuleSpec | None:
     loader = _Loader(fullname, file)
     return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
+
+
+def open_streams() -> None:
+    """Open the null device as each standard stream that the caller closed.
+
+    Otherwise a journal might become descriptor 2, to which any library may write.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.get_inheritable(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: fd
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, "r+" if fd else "r", closefd=False))  # noqa: SIM115
 
 
 _finder = _ListedFinder()

@@ -149,3 +149,14 @@ def test_run_create_with_code_that_exits_raises_a_workload_error(hpctk: Hpctk) -
 def test_describe_keeps_texts_of_up_to_4000_characters(error: Exception, text: str) -> None:
     assert describe(error) == text
     assert len(describe(ValueError("x" * 3989))) < 4_100
+
+
+@pytest.mark.parametrize("code", ["SystemExit(0)", "Unspeakable('text')", "SyntaxError('odd')"])
+def test_try_shows_any_exception_of_an_item(hpctk: Hpctk, code: str) -> None:
+    hpctk.make([{"error": code}], "sample_workloads:raise_strange")
+
+    ended = hpctk("try", "run")
+
+    assert ended.code == 1
+    assert code.partition("(")[0] in ended.err
+    assert ended.err.endswith("error: the item failed; nothing was recorded\n")

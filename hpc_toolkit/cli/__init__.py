@@ -118,7 +118,7 @@ def main() -> None:
 def _flushed() -> bool:
     """Write out what was printed; False where that fails: the interpreter then reports it."""
     try:
-        for stream in filter(None, (sys.stdout, sys.stderr)):
+        for stream in (sys.stdout, sys.stderr):
             stream.flush()
     except OSError:
         return False
@@ -157,11 +157,13 @@ def _run(first_word: str) -> None:
 
 def _surroundings(error: Exception) -> int | None:
     """Say what the machine refused and give the exit code; None for all other errors."""
-    where = f"{getattr(error, 'filename', None) or ''}: ".removeprefix(": ")
+    if not isinstance(error, OSError):
+        return None
+    where = f"{error.filename}: " if error.filename else ""
     hint = "check the owner, the permissions and the mount"
-    if isinstance(error, FileNotFoundError) and not where and _is_lost():
+    if error.errno == errno.ENOENT and not where:  # only getcwd(2) names no file
         where, hint = "the current directory: ", "change to a directory that exists"
-    elif not isinstance(error, OSError) or error.errno not in _DENIED | PASSING:
+    elif error.errno not in _DENIED | PASSING:
         return None
     if error.errno == errno.ENOTDIR:
         hint = "a file exists where a directory is expected; 'hpctk doctor RUN' checks a run"
@@ -171,12 +173,3 @@ def _surroundings(error: Exception) -> int | None:
 
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
     return exit_code_of(error)
-
-
-def _is_lost() -> bool:
-    """Whether the current directory was removed."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False

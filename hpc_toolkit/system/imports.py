@@ -92,13 +92,11 @@ def open_streams() -> None:
 
     Otherwise a journal might become descriptor 2, to which any library may write.
     """
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.get_inheritable(fd)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: fd
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, "r+" if fd else "r", closefd=False))  # noqa: SIM115
+            stream = open(os.devnull, "r+")  # noqa: SIM115 - gets the number of the closed stream
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 _finder = _ListedFinder()

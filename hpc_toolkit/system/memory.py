@@ -19,10 +19,9 @@ _OF_THE_HOST = "DefaultCPUAllocator: "
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: a ``MemoryError``, or a torch error, recognised by name or text."""
     names = {known.__name__ for known in type(error).__mro__}
-    # Not isinstance() or str(), which call methods of the exception that may fail.
-    return not names.isdisjoint({"MemoryError", "OutOfMemoryError"}) or (
-        "RuntimeError" in names and _OF_THE_HOST in describe(error)
-    )
+    if names & {"MemoryError", "OutOfMemoryError"}:
+        return True
+    return "RuntimeError" in names and _OF_THE_HOST in describe(error)
 
 
 class Shrinking:

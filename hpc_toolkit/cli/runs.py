@@ -159,7 +159,7 @@ def try_(
     check_trust(found_run.root)
     found = find_item(found_run.view, item)
     spec = found.stage.spec
-    workload = load_workload(spec.workload)
+    workload = load_workload(spec.workload, pipefail=spec.pipefail)
     group = found.item[spec.group_by] if spec.group_by is not None else None
     print(f"item {json.dumps(found.item)}", file=sys.stderr)
     try:

@@ -174,7 +174,7 @@ class Recomputation:
         by = stage.group_by
         if by is not None:
             drawn.sort(key=lambda row: json.dumps(row["item"][by], sort_keys=True))
-        workload = load_workload(stage.workload)
+        workload = load_workload(stage.workload, pipefail=stage.pipefail)
         problems = []
         loaded, context = None, None
         for row in drawn:

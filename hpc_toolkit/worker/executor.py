@@ -233,7 +233,7 @@ class _Child:
     def _workload_of(self, spec: StageSpec) -> Workload:
         if spec.name not in self._workloads:
             self._send(LOADING)
-            workload = load_workload(spec.workload)
+            workload = load_workload(spec.workload, pipefail=spec.pipefail)
             if spec.workload.command is not None:
                 _commands.append(cast("CommandWorkload", workload))
             self._workloads[spec.name] = workload

@@ -61,12 +61,12 @@ class FunctionWorkload:
             yield self._function(item)
 
 
-def load_workload(spec: WorkloadSpec) -> Workload:
+def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
     """Import and construct the code of a stage; a WorkloadError says why that failed."""
     if spec.command is not None:
         from hpc_toolkit.worker.command import CommandWorkload
 
-        return CommandWorkload(spec.command)
+        return CommandWorkload(spec.command, pipefail=pipefail)
     assert spec.function is not None
     found = load_object(spec.function, spec.path)
     if isinstance(found, type):
@@ -110,6 +110,9 @@ def check_stage(stage: StageSpec) -> None:
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
         message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
         raise ConfigError(message)
+    if stage.pipefail and work.command is None:
+        message = "pipefail is for shell commands"
+        raise ConfigError(message, hint="leave it out, or name a --command")
     if stage.no_retry not in (None, "timeout"):
         message = f"no_retry must be 'timeout', got {stage.no_retry!r}"
         raise ConfigError(message, hint="other failures: raise PermanentError in the workload")

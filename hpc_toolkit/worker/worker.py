@@ -261,6 +261,8 @@ def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
     """Run one worker until nothing is left to do; return the exit code."""
     open_streams()
+    if "SLURM_STEP_ID" in os.environ:  # which has all of the node's resources
+        os.environ.setdefault("SLURM_OVERLAP", "1")
     try:
         worker = Worker(paths, manifest, options, clock)
     except OSError as error:

@@ -46,7 +46,7 @@ class Report:
         self._send, self._stop, self._log = send, stop, log or Log(1)
         self._deadline: float | None = request["deadline"]
         self._expected_s: float = request["expected_s"]
-        self._log_end = self._log.settle()
+        self._log_end = self._log.reopen()
         self.index = 0
         """Items reported so far."""
         self._since = time.monotonic()

@@ -186,7 +186,7 @@ class _Child:
         self._stages = stages
         self._requests = os.fdopen(requests, "rb", closefd=False)
         self._results = results
-        self._stop = stop
+        self._stop, self._log = stop, Log(_LOG)
         self._workloads: dict[str, Workload] = {}
         self._loaded: tuple[str, str] | None = None
         self._context: Any = None
@@ -210,7 +210,7 @@ class _Child:
             said = "\t".join(" ".join(one.split()) for one in (error.message, error.hint))
             self._send(BROKEN, said.encode(errors="backslashreplace"))
             return
-        self._report = report = Report(request, self._send, self._stop, Log(_LOG))
+        self._report = report = Report(request, self._send, self._stop, self._log)
         # After the groups of the request comes the one that the worker intends to claim next.
         following = json.loads(request.get("next_group", "null"))
         groups = list(_groups(self._items, spec.group_by))

@@ -31,10 +31,21 @@ class Log:
     """The log by a descriptor of its own: an item may close or redirect descriptors 1 and 2."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self._fd, self._inode = fd, os.fstat(fd).st_ino
 
     def settle(self) -> int:
-        """Flush what was printed, reopen what an item closed, and return the size of the log."""
+        """Flush what was printed, and return the size of the log."""
+        try:
+            sys.stdout.flush()
+            found = os.fstat(1)
+            if found.st_ino == self._inode and not sys.stderr.closed:
+                return found.st_size
+        except BaseException:  # noqa: BLE001 - such as that of an object of the user
+            return self.reopen()
+        return self.reopen()
+
+    def reopen(self) -> int:
+        """Like :meth:`settle`, after opening what an item closed; this takes 5 us longer."""
         for fd, name in ((1, "stdout"), (2, "stderr")):
             try:
                 os.get_inheritable(fd)

@@ -261,8 +261,9 @@ def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
     """Run one worker until nothing is left to do; return the exit code."""
     open_streams()
-    if "SLURM_STEP_ID" in os.environ:  # which has all of the node's resources
+    if "SLURM_STEP_ID" in os.environ:  # the step has all of the node's resources
         os.environ.setdefault("SLURM_OVERLAP", "1")
+        os.environ.pop("SLURM_LABELIO", None)  # by which srun in an item would alter its result
     try:
         worker = Worker(paths, manifest, options, clock)
     except OSError as error:

@@ -304,7 +304,7 @@ class Unspeakable(Exception):  # noqa: N818 - named after what it cannot do
         said: Any = 5 if self._how == "number" else "said"
         return said
 
-    @property  # type: ignore[misc] - which is the point
+    @property  # type: ignore[misc]  # which is what it tests
     def __class__(self) -> Any:
         if self._how == "class":
             message = "no class"

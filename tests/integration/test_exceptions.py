@@ -76,7 +76,7 @@ REPLACING = "sys.stdout = type('OnlyWrites', (), {'write': lambda *_: None})()"
 
 @pytest.mark.parametrize("code", [*BREAKING, REPLACING])
 def test_output_that_an_item_breaks_is_whole_for_the_next_item(hpctk: Hpctk, code: str) -> None:
-    run = hpctk.make([{"code": code}, {}], "sample_workloads:break_output", items_per_claim=2)
+    run = hpctk.make([{"code": code}, {}], "sample_workloads:break_output", items_per_claim=1)
 
     assert hpctk("work", "run").code == 0
 

@@ -158,12 +158,16 @@ class CommandWorkload:
         # In memory, so that a command that is killed leaves no file behind.
         with open(os.memfd_create("item"), "w", encoding="ascii") as file:
             print(text, file=file, flush=True)
+            path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            environ = {**os.environ, "HPCTK_ITEM": text, "HPCTK_ITEM_FILE": path}
+            if len(f"HPCTK_ITEM={text}") > _LONGEST_WORD:
+                del environ["HPCTK_ITEM"]
             process = subprocess.Popen(
                 [*self._bash, fill(self._command, item)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_environment(text, file.fileno()),
+                env=environ,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - an executor has one thread
             )
             with process:
@@ -176,18 +180,16 @@ class CommandWorkload:
                 raise CommandInterruptedError
             raise RuntimeError(_failure(code, output, errors))
         line = output[_last_line(output) :].strip().removeprefix(codecs.BOM_UTF8)
-        unread = f"it is over {_LONGEST_LINE:,} bytes long" if len(line) > _LONGEST_LINE else ""
-        if not unread:
-            if not line.startswith(b"{"):
-                return {"exit_code": code}
-            try:
-                found: dict[str, Any] = json.loads(line.decode(), object_pairs_hook=_unique)
-            except (ValueError, RecursionError) as error:
-                unread = str(error)
-            else:
-                return found
-        sys.stderr.write(f"hpctk: the last line is not read as a result: {unread}\n")
-        return {"exit_code": code, "unread_line": unread}
+        is_long = len(line) > _LONGEST_LINE  # its beginning is lost
+        if not (line.startswith(b"{") or is_long):
+            return {"exit_code": code}
+        try:
+            found: dict[str, Any] = json.loads(line.decode(), object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as error:
+            unread = f"it is over {_LONGEST_LINE:,} bytes long" if is_long else str(error)
+            sys.stderr.write(f"hpctk: the last line is not read as a result: {unread}\n")
+            found = {"exit_code": code, "unread_line": unread}
+        return found
 
     def _was_asked_to_stop(self, code: int) -> bool:
         """Whether a stop signal ended the command; this process may get that signal later."""
@@ -198,14 +200,6 @@ class CommandWorkload:
         while not self._asked_to_stop and time.monotonic() < end:
             time.sleep(0.01)
         return self._asked_to_stop
-
-
-def _environment(text: str, fd: int) -> dict[str, str]:
-    """The variables of a command for the item in a file that only this process has open."""
-    found = {**os.environ, "HPCTK_ITEM": text, "HPCTK_ITEM_FILE": f"/proc/{os.getpid()}/fd/{fd}"}
-    if len(f"HPCTK_ITEM={text}") > _LONGEST_WORD:
-        del found["HPCTK_ITEM"]
-    return found
 
 
 def _copied(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytes]:

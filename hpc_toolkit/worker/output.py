@@ -52,19 +52,13 @@ class Log:
             except OSError:
                 os.dup2(self._fd, fd)
             stream = getattr(sys, name)
-            with suppress(BaseException):  # an object of the user may have no flush()
+            try:
                 stream.flush()
-            if _is_closed(stream):
-                setattr(sys, name, text_stream(fd))
+            except BaseException as error:  # noqa: BLE001 - closed, or an object of the user
+                if stream is None or not isinstance(error, AttributeError):
+                    setattr(sys, name, text_stream(fd))
         return os.fstat(self._fd).st_size
 
     def write(self, text: str) -> None:
         with suppress(OSError):
             write_all(self._fd, text.encode(errors="backslashreplace"))
-
-
-def _is_closed(stream: Any) -> bool:
-    try:
-        return bool(getattr(stream, "closed", stream is None))
-    except BaseException:  # noqa: BLE001 - such as that of a detached stream
-        return True

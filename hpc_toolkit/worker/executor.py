@@ -25,9 +25,18 @@ from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.memory import Shrinking
 from hpc_toolkit.system.processes import die_with_parent, kill_group
-from hpc_toolkit.worker.attempts import BROKEN, END, FAILING, LOADED, LOADING, PREFETCHES, Report
+from hpc_toolkit.worker.attempts import (
+    BROKEN,
+    END,
+    FAILING,
+    LOADED,
+    LOADING,
+    PREFETCHES,
+    Log,
+    Report,
+    text_stream,
+)
 from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
-from hpc_toolkit.worker.output import Log, text_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

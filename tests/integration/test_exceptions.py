@@ -61,6 +61,20 @@ def test_error_of_megabytes_is_cut_with_its_length_and_complete_in_the_log(hpctk
     assert "begin" + "x" * 5_000_000 + "end" in hpctk("logs", "run", "--item", 0).out
 
 
+def test_long_error_of_a_load_is_in_the_log_once_for_all_items_of_the_group(hpctk: Hpctk) -> None:
+    Path("loading.py").write_text(
+        "class Loads:\n"
+        "    def load(self, group): raise ValueError('x' * 1_000_000)\n"
+        "    def run(self, context, items): yield {}\n"
+    )
+    run = hpctk.make([{}] * 4, "loading:Loads", max_attempts=1, items_per_claim=4)
+
+    assert hpctk("work", "run").code == 0
+
+    assert [row["state"] for row in rows_by_id(run).values()] == ["failed"] * 4
+    assert 1_000_000 < sum(path.stat().st_size for path in run.paths.logs.iterdir()) < 1_010_000
+
+
 BREAKING = [
     "sys.stdout = None",
     "sys.stderr = None",

@@ -103,7 +103,8 @@ def main() -> None:
     open_streams()
     for stream in (sys.stdout, sys.stderr):
         # An encoding that lacks a character of an item, such as ASCII, must not end the command.
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        exact = (stream.encoding, stream.errors) == ("utf-8", "surrogateescape")
+        if isinstance(stream, io.TextIOWrapper) and not exact:
             stream.reconfigure(errors="backslashreplace")
     try:
         _run(first_word)

@@ -116,11 +116,11 @@ def fill(command: str, item: dict[str, Any]) -> bytes:
             raise PermanentError(message)
         value = item[key]
         word = value if isinstance(value, str) else json.dumps(value)
-        if re.search("[\0\ud800-\udfff]", word):
+        if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):  # others stand for bytes
             message = f"the value of {key!r} has a character that no command can take: {word!a:.80}"
             raise PermanentError(message, hint=_FROM_FILE)
         parts.append(shlex.quote(word))
-    filled = "".join(parts).encode()
+    filled = "".join(parts).encode(errors="surrogateescape")
     if len(filled) > _LONGEST_WORD:
         longest = max(needed_keys(command), key=lambda key: len(str(item[key])), default="")
         message = f"with the value of {longest!r} the command is over {_LONGEST_WORD:,} bytes long"

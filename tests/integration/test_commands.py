@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -312,6 +313,14 @@ def test_value_that_no_command_can_take_fails_the_item_at_once_with_its_key(
     row = rows_by_id(run)[0]
     hint = " (read the item from the JSON file $HPCTK_ITEM_FILE)"
     assert (row["error"], row["attempts"]) == (message + hint, 1)
+
+
+def test_byte_that_is_not_utf_8_reaches_the_command_as_it_was_given() -> None:
+    item = {"v": os.fsdecode(b"a\xff")}
+
+    (value,) = CommandWorkload("test {v} = $'a\\xff'").run(None, iter([item]))
+
+    assert value == {"exit_code": 0}
 
 
 @pytest.mark.parametrize("command", ["false | true", "exit 3 | cat >&2 | true"])

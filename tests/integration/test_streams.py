@@ -97,7 +97,7 @@ def test_python_interface_works_in_a_process_with_closed_streams(hpctk: Hpctk) -
     assert Path("out").read_text() == "0 [2, 4]\n"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:surrogateescape"])
 def test_commands_escape_what_the_encoding_of_the_output_lacks(hpctk: Hpctk, encoding: str) -> None:
     command = 'echo → ü; [ {n} = "漢 ü" ]'
     hpctk.make([{"n": "漢 ü"}, {"n": "→"}], None, command=command, max_attempts=1)

@@ -123,6 +123,27 @@ class CommandInterruptedError(Exception):
     """A signal from outside ended an item's command; the item has not failed."""
 
 
+LONGEST_TEXT = 4000
+"""Characters of an exception's text that are kept; a traceback gets as many."""
+
+
+def shortened(text: str) -> str:
+    """Return a text, or the start and the end of a long one, and its length between them."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:1000]}\n... ({len(text):,} characters) ...\n{text[1000 - LONGEST_TEXT :]}"
+
+
+def describe(error: BaseException) -> str:
+    """Type and text of an exception whose own methods may fail; a long text is shortened."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except BaseException as another:  # noqa: BLE001 - code of the user
+        text = f"its text cannot be read, str() raised {type(another).__name__}"
+    return shortened(f"{name}: {text}" if text else name)
+
+
 _MOST_NAMES = 60
 """Most names that a hint lists."""
 

@@ -87,6 +87,7 @@ class Run:
         *,
         workload: str | None = None,
         command: str | None = None,
+        pipefail: bool = False,
         options: dict[str, Any] | None = None,
         group_by: str | None = None,
         max_attempts: int = 3,
@@ -106,6 +107,7 @@ class Run:
             items: JSON objects, no two equal, read once; may be none if ``open_end`` is set.
             workload: ``module:name`` of a function or class; the current directory is importable.
             command: a shell command with ``{key}`` placeholders, instead of ``workload``.
+            pipefail: the command fails if any program of a pipe does.
             options: keyword arguments of a class workload.
             group_by: key of the items whose value is their group.
             max_attempts: failures after which an item is failed.
@@ -123,6 +125,7 @@ class Run:
         stage = list_stage(
             workload=workload,
             command=command,
+            pipefail=pipefail,
             options=options,
             group_by=group_by,
             max_attempts=max_attempts,
@@ -210,22 +213,16 @@ class Run:
         from hpc_toolkit.worker.worker import WorkerOptions, start_worker
 
         self._trust()
-        options = options or WorkerOptions()
+        options, paths, manifest = options or WorkerOptions(), self.paths, self.manifest
         if workers is None:
             os.environ.update(rank_environment(os.environ))
-            return start_worker(self.paths, self.manifest, options, SystemClock())
+            return start_worker(paths, manifest, options, SystemClock())
         if not 1 <= workers <= MAX_WORKERS:
             message = f"workers must be 1 to {MAX_WORKERS}, got {workers}"
             raise ConfigError(message, hint="use one per core, or one per GPU")
         if len(os.listdir("/proc/self/task")) > 1:
             return work_elsewhere(self.root, workers, options, on_tick, shares)
-        pool = Pool(
-            paths=self.paths,
-            manifest=self.manifest,
-            options=options,
-            workers=workers,
-            shares=shares,
-        )
+        pool = Pool(paths=paths, manifest=manifest, options=options, workers=workers, shares=shares)
         return pool.run(on_tick)
 
     def status(

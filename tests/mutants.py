@@ -328,8 +328,8 @@ MUTANTS = (
         "I9",
         "a PermanentError is an error like others",
         "worker/attempts.py",
-        "        permanent = isinstance(error, PermanentError)",
-        "        permanent = isinstance(error, MemoryError)",
+        "        permanent = issubclass(type(error), PermanentError)",
+        "        permanent = issubclass(type(error), MemoryError)",
         ("test_unitruns.py",),
     ),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.bandit.features import KINDS
 from hpc_toolkit.campaign.arms import MOST_ARMS, TASK, ArmRows, arm_id
 from hpc_toolkit.campaign.tables import a_list, a_table, read_table
-from hpc_toolkit.errors import ConfigError, ItemsError, near_miss
+from hpc_toolkit.errors import ConfigError, ItemsError, describe, near_miss
 from hpc_toolkit.queue.lists import combinations, parse_values, read_list
 from hpc_toolkit.system.tomltable import text, wrong
 
@@ -109,7 +109,7 @@ def _generated(name: str, where: str, path: Sequence[str]) -> Iterable[Any]:
     try:
         return list(make())
     except (Exception, SystemExit) as error:
-        message = f"{where}: {name}() failed: {type(error).__name__}: {error}"
+        message = f"{where}: {name}() failed: {describe(error)}"
         hint = "it takes no arguments and returns one dictionary for each arm"
         raise ConfigError(message, hint=hint) from error
 

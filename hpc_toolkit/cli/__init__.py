@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import io
 import os
 import sys
 from contextlib import suppress
@@ -24,6 +25,7 @@ gc.disable()
 from hpc_toolkit import __version__  # noqa: E402 - as above
 from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError, exit_code_of  # noqa: E402 - as above
+from hpc_toolkit.system.imports import open_streams  # noqa: E402 - as above
 
 COMMANDS = {
     "examples": ("new",),
@@ -98,6 +100,12 @@ def load_commands(first_word: str = "") -> typer.Typer:
 def main() -> None:
     """Run the command line and exit."""
     first_word = sys.argv[1] if len(sys.argv) > 1 else ""
+    open_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # An encoding that lacks a character of an item, such as ASCII, must not end the command.
+        exact = (stream.encoding, stream.errors) == ("utf-8", "surrogateescape")
+        if isinstance(stream, io.TextIOWrapper) and not exact:
+            stream.reconfigure(errors="backslashreplace")
     try:
         _run(first_word)
     except SystemExit as end:
@@ -111,7 +119,7 @@ def main() -> None:
 def _flushed() -> bool:
     """Write out what was printed; False where that fails: the interpreter then reports it."""
     try:
-        for stream in filter(None, (sys.stdout, sys.stderr)):
+        for stream in (sys.stdout, sys.stderr):
             stream.flush()
     except OSError:
         return False
@@ -150,10 +158,14 @@ def _run(first_word: str) -> None:
 
 def _surroundings(error: Exception) -> int | None:
     """Say what the machine refused and give the exit code; None for all other errors."""
-    if not isinstance(error, OSError) or error.errno not in _DENIED | PASSING:
+    if not isinstance(error, OSError):
         return None
     where = f"{error.filename}: " if error.filename else ""
     hint = "check the owner, the permissions and the mount"
+    if error.errno == errno.ENOENT and not where:  # only getcwd(2) names no file
+        where, hint = "the current directory: ", "change to a directory that exists"
+    elif error.errno not in _DENIED | PASSING:
+        return None
     if error.errno == errno.ENOTDIR:
         hint = "a file exists where a directory is expected; 'hpctk doctor RUN' checks a run"
     elif error.errno in PASSING:

@@ -46,6 +46,7 @@ SETTINGS: Panels = {
     "Workload and limits": (
         Option("workload", "Function or class to call for each item.", "MODULE:NAME"),
         Option("command", "Shell command to run for each item; {key} is its value, quoted."),
+        Option("pipefail", "Fail if any program of a pipe fails.", "", default=None),
         many("option", "Keyword argument of a workload class", "KEY=JSON"),
         Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
@@ -184,6 +185,7 @@ _KEYS: dict[str, t.Key] = {
     "grid": ("grid", _grid),
     "workload": ("workload", t.text),
     "command": ("command", t.text),
+    "pipefail": ("pipefail", t.flag),
     "options": ("options", t.kept(_is_json_table, "a table of values that JSON has")),
     "group_by": ("group_by", t.text),
     "max_attempts": ("max_attempts", t.count),

@@ -159,16 +159,18 @@ def try_(
     check_trust(found_run.root)
     found = find_item(found_run.view, item)
     spec = found.stage.spec
-    workload = load_workload(spec.workload)
+    workload = load_workload(spec.workload, pipefail=spec.pipefail)
     group = found.item[spec.group_by] if spec.group_by is not None else None
     print(f"item {json.dumps(found.item)}", file=sys.stderr)
     try:
         context = workload.load(group)
         value = next(iter(workload.run(context, iter([found.item]))))
-    except Exception as error:
-        import traceback
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        from hpc_toolkit.worker.attempts import trace_of
 
-        traceback.print_exc()
+        print(trace_of(error), end="", file=sys.stderr)
         message = "the item failed; nothing was recorded"
         raise HpcToolkitError(message) from error
     print(json.dumps(value, indent=2))

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, describe
 from hpc_toolkit.worker.loading import load_workload
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Recomputation:
         by = stage.group_by
         if by is not None:
             drawn.sort(key=lambda row: json.dumps(row["item"][by], sort_keys=True))
-        workload = load_workload(stage.workload)
+        workload = load_workload(stage.workload, pipefail=stage.pipefail)
         problems = []
         loaded, context = None, None
         for row in drawn:
@@ -187,7 +187,7 @@ class Recomputation:
                 now = json.loads(json.dumps(value))
             # Workload code that calls sys.exit must not end this check.
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of users' code
-                what = f"fails now: {type(error).__name__}: {error}"
+                what = f"fails now: {describe(error)}"
                 problems.append(Problem("recomputed", what, item))
                 loaded = None
                 continue

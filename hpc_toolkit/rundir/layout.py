@@ -108,6 +108,8 @@ class StageSpec(Record, kw_only=True):
     """Name of the stage; a plain list has the one stage ``items``."""
     workload: WorkloadSpec
     """The code that runs the items."""
+    pipefail: bool = False
+    """Whether a command fails if any program of a pipe does, not only the last one."""
     group_by: str | None = None
     """Item key whose value is the item's group; None: items have no groups."""
     max_attempts: int = 3
@@ -198,6 +200,7 @@ def _stage_record(stage: StageSpec) -> dict[str, Any]:
     return {
         "name": stage.name,
         "workload": {**named, "options": work.options, "path": list(work.path)},
+        "pipefail": stage.pipefail,
         "group_by": stage.group_by,
         "max_attempts": stage.max_attempts,
         "timeout_s": stage.timeout_s,
@@ -266,6 +269,7 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
             timeout_s=_expect(stage["timeout_s"], int, float, None),
             max_failures=_expect(stage["max_failures"], str, None),
             # Absent in older runs.
+            pipefail=_expect(stage.get("pipefail", False), bool),
             no_retry=_expect(stage.get("no_retry"), str, None),
             items_per_claim=_expect(stage.get("items_per_claim"), int, None),
             **{

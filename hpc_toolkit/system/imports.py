@@ -1,4 +1,4 @@
-"""Import modules at start-up with fewer operations on the filesystem."""
+"""Start a process: import modules with fewer operations on the filesystem; open its streams."""
 
 from __future__ import annotations
 
@@ -85,6 +85,18 @@ class _ListedFinder:
 def _spec(fullname: str, file: str, inside: list[str] | None = None) -> ModuleSpec | None:
     loader = _Loader(fullname, file)
     return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
+
+
+def open_streams() -> None:
+    """Open the null device as each standard stream that the caller closed.
+
+    Otherwise a journal might become descriptor 2, to which any library may write.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "r+")  # noqa: SIM115 - gets the number of the closed stream
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 _finder = _ListedFinder()

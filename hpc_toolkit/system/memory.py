@@ -7,6 +7,8 @@ import sys
 import traceback
 from typing import Any
 
+from hpc_toolkit.errors import describe
+
 TRIES = 8
 """Maximum number of reruns of one item after its workload reduced its memory use."""
 
@@ -24,9 +26,9 @@ def resident_bytes() -> int:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: a ``MemoryError``, or a torch error, recognised by name or text."""
     names = {known.__name__ for known in type(error).__mro__}
-    if isinstance(error, MemoryError) or "OutOfMemoryError" in names:
+    if names & {"MemoryError", "OutOfMemoryError"}:
         return True
-    return isinstance(error, RuntimeError) and _OF_THE_HOST in str(error)
+    return "RuntimeError" in names and _OF_THE_HOST in describe(error)
 
 
 class Shrinking:
@@ -55,12 +57,12 @@ class Shrinking:
             _free_frames(error)
             try:
                 answer = self._on_oom(context, items)
-            except Exception as another:  # noqa: BLE001 - the boundary of the user's code
+            except BaseException as another:  # noqa: BLE001 - the boundary of the user's code
                 error = another
                 continue
             if answer is None or answer is False:
                 return error
-            text = f"hpctk: {error!s:.200}; again, smaller ({self._tries} of {TRIES})\n"
+            text = f"hpctk: {describe(error):.200}; again, smaller ({self._tries} of {TRIES})\n"
             sys.stderr.write(text)
             self.context = context if answer is True else answer
             return None

@@ -67,6 +67,14 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def describe_exit(code: int) -> str:
+    """How a process ended, by its exit code, which is negative for a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    named = -code in set(signal.Signals)  # most real-time signals have no name
+    return f"killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
+
+
 def parent_of(pid: int | str) -> tuple[int, bool]:
     """Process id of a process's parent, and whether the process is a zombie (proc(5), stat)."""
     with open(f"/proc/{pid}/stat", "rb") as file:

@@ -63,6 +63,8 @@ class PoolApart:
         argv = [sys.executable, "-c", _MAIN, str(self._root), str(self._workers), str(os.getpid())]
         # The caller may run in an srun step, and its local workers are not ranks of that step.
         environ = {key: value for key, value in os.environ.items() if key != "SLURM_STEP_ID"}
+        if "SLURM_STEP_ID" in os.environ:
+            environ.setdefault("SLURM_OVERLAP", "1")  # as start_worker does
         # Its own process group: a terminal's ^C reaches only the caller.
         return subprocess.Popen(
             argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0

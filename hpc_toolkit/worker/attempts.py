@@ -1,16 +1,19 @@
-"""Messages from an executor to its worker: one per item, and some about loading and the end."""
+"""Messages from an executor to its worker, and the output of the executor: the worker's log."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
-from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.errors import LONGEST_TEXT, PermanentError, describe, shortened
+from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -30,7 +33,58 @@ BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
 CONSECUTIVE_FAILURES = 8
 """Failures in a row after which an executor stops until its worker has looked at them."""
 
-_TRACEBACK = 4000
+
+class _LogFile(io.FileIO):
+    """Drops output that a full disk refuses, so that the item that printed it does not fail."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def text_stream(fd: int) -> TextIO:
+    """The log as text, written line by line, so that a crash loses no printed line."""
+    file = io.BufferedWriter(_LogFile(fd, "w", closefd=False))
+    return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
+
+
+class Log:
+    """The log by a descriptor of its own: an item may close or redirect descriptors 1 and 2."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._inode = fd, os.fstat(fd).st_ino
+
+    def settle(self) -> int:
+        """Flush what was printed, and return the size of the log."""
+        try:
+            sys.stdout.flush()
+            found = os.fstat(1)
+            if found.st_ino == self._inode and not sys.stderr.closed:
+                return found.st_size
+        except BaseException:  # noqa: BLE001 - such as that of an object of the user
+            return self.reopen()
+        return self.reopen()
+
+    def reopen(self) -> int:
+        """Like :meth:`settle`, after opening what an item closed; this takes 5 us longer."""
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            try:
+                os.get_inheritable(fd)
+            except OSError:
+                os.dup2(self._fd, fd)
+            stream = getattr(sys, name)
+            try:
+                stream.flush()
+            except BaseException as error:  # noqa: BLE001 - closed, or an object of the user
+                if stream is None or not isinstance(error, AttributeError):
+                    setattr(sys, name, text_stream(fd))
+        return os.fstat(self._fd).st_size
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            write_all(self._fd, text.encode(errors="backslashreplace"))
 
 
 class Report:
@@ -41,19 +95,22 @@ class Report:
         request: dict[str, Any],
         send: Callable[[bytes, bytes], None],
         stop: mmap | bytes = b"\0",
+        log: Log | None = None,
     ) -> None:
         """``stop``: its first byte becomes 1 when the worker wants no further item to start."""
         self._where = where(request)
         self._positions = request["positions"]
-        self._send, self._stop = send, stop
+        self._send, self._stop, self._log = send, stop, log or Log(1)
         self._deadline: float | None = request["deadline"]
         self._expected_s: float = request["expected_s"]
-        self._log_end = _log_size()
+        self._log_end = self._log.reopen()
         self.index = 0
         """Items reported so far."""
         self._since = time.monotonic()
         self.failures_left = int(request["failures_left"])
         self._failures_in_a_row = int(request["failures_in_a_row"])
+        self._written = ""
+        """The last traceback in the log: that of a load fails each item of its group."""
 
     @property
     def failing(self) -> bool:
@@ -81,13 +138,17 @@ class Report:
 
     def failure(self, error: BaseException, signalled_at: float = -math.inf) -> None:
         """Report a failure; ``signalled_at``: when a signal came to all processes of the step."""
-        permanent = isinstance(error, PermanentError)
+        permanent = issubclass(type(error), PermanentError)
+        trace = trace_of(error)
+        if len(trace) > LONGEST_TEXT and trace != self._written:
+            self._log.write(trace)
+            self._written = trace
         fields = json.dumps(
             {
                 "error": _message(error),
                 "error_type": type(error).__name__,
                 "oom": is_out_of_memory(error),
-                "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK:],
+                "traceback": shortened(trace),
             }
         )[1:-1]
         if permanent:
@@ -112,8 +173,7 @@ class Report:
 
     def _logged(self) -> str:
         """The field with the byte range of the worker's log that this item wrote; "" if none."""
-        sys.stdout.flush()
-        start, self._log_end = self._log_end, _log_size()
+        start, self._log_end = self._log_end, self._log.settle()
         return f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
 
 
@@ -123,14 +183,21 @@ def where(request: dict[str, Any]) -> str:
     return f'"unit":{unit},"generation":{request["generation"]},"item":'
 
 
-def _log_size() -> int:
-    return os.fstat(1).st_size
-
-
 def _message(error: BaseException) -> str:
-    if isinstance(error, PermanentError):
-        return f"{error.message} ({error.hint})" if error.hint else error.message
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    with suppress(BaseException):  # a class of the user may lack the attributes
+        if isinstance(error, PermanentError):
+            return shortened(
+                f"{error.message} ({error.hint})" if error.hint else f"{error.message}"
+            )
+    return describe(error)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an exception whose own methods may fail."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as another:  # noqa: BLE001 - code of the user
+        return f"{describe(error)}\n(without a traceback, which raised {describe(another)})\n"
 
 
 def _strict_json(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import string
 import subprocess
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import (
@@ -18,12 +20,17 @@ from hpc_toolkit.errors import (
     PermanentError,
     WorkloadError,
 )
-from hpc_toolkit.system.processes import die_with_parent, readable
+from hpc_toolkit.system.processes import describe_exit, die_with_parent, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _TAIL = 2000
+_LONGEST_LINE = 64 << 20
+"""Bytes of the longest line that is read as a result."""
+_LONGEST_WORD = (128 << 10) - 1
+"""Bytes of the longest argument or variable that Linux passes to a program (execve(2))."""
+_FROM_FILE = "read the item from the JSON file $HPCTK_ITEM_FILE"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS_APART_S = 2.0
 """Seconds until all processes of a step have a signal: Slurm signals one after the other."""
@@ -94,8 +101,11 @@ def _context_after(text: str, context: str) -> str:
     return context
 
 
-def fill(command: str, item: dict[str, Any]) -> str:
-    """Fill in the command; each value becomes one shell word. PermanentError for a missing key."""
+def fill(command: str, item: dict[str, Any]) -> bytes:
+    """Fill in the command; each value becomes one shell word.
+
+    Raises PermanentError: a key is missing, or a value cannot be part of a command.
+    """
     parts = []
     for text, key, _, _ in string.Formatter().parse(command):
         parts.append(text)
@@ -105,20 +115,32 @@ def fill(command: str, item: dict[str, Any]) -> str:
             message = f"the item has no key {key!r}, which the command needs"
             raise PermanentError(message)
         value = item[key]
-        parts.append(shlex.quote(value if isinstance(value, str) else json.dumps(value)))
-    return "".join(parts)
+        word = value if isinstance(value, str) else json.dumps(value)
+        if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):  # others stand for bytes
+            message = f"the value of {key!r} has a character that no command can take: {word!a:.80}"
+            raise PermanentError(message, hint=_FROM_FILE)
+        parts.append(shlex.quote(word))
+    filled = "".join(parts).encode(errors="surrogateescape")
+    if len(filled) > _LONGEST_WORD:
+        longest = max(needed_keys(command), key=lambda key: len(str(item[key])), default="")
+        message = f"with the value of {longest!r} the command is over {_LONGEST_WORD:,} bytes long"
+        raise PermanentError(message, hint=_FROM_FILE)
+    return filled
 
 
 class CommandWorkload:
     """Runs a command per item; the value is the last line of its output if that is a JSON object.
 
+    A line ends with a newline or, as progress bars write it, a carriage return.
+
     The output goes to the worker's log. An item does not fail if a signal ended its command while
     the worker was asked to stop.
     """
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, *, pipefail: bool = False) -> None:
         needed_keys(command)
         self._command = command
+        self._bash = ["/bin/bash", *(["-o", "pipefail"] if pipefail else []), "-c"]
         self._asked_to_stop = False
 
     def note_signal(self) -> None:
@@ -132,37 +154,42 @@ class CommandWorkload:
         return map(self._run_one, items)
 
     def _run_one(self, item: dict[str, Any]) -> dict[str, Any]:
-        text = fill(self._command, item)
-        with subprocess.Popen(
-            ["/bin/bash", "-c", text],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "HPCTK_ITEM": json.dumps(item)},
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - an executor has one thread
-        ) as process:
-            tail, errors = b"", b""
-            for chunk, is_error in _output(process):
-                stream = sys.stderr if is_error else sys.stdout
-                stream.buffer.write(chunk)
-                stream.buffer.flush()
-                if is_error:
-                    errors = (errors + chunk)[-_TAIL:]
-                else:
-                    tail = (tail + chunk)[-(1 << 20) :]
-        return self._value(process.returncode, tail, errors)
+        text = json.dumps(item)
+        # In memory, so that a command that is killed leaves no file behind.
+        with open(os.memfd_create("item"), "w", encoding="ascii") as file:
+            print(text, file=file, flush=True)
+            path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            environ = {**os.environ, "HPCTK_ITEM": text, "HPCTK_ITEM_FILE": path}
+            if len(f"HPCTK_ITEM={text}") > _LONGEST_WORD:
+                del environ["HPCTK_ITEM"]
+            process = subprocess.Popen(
+                [*self._bash, fill(self._command, item)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environ,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - an executor has one thread
+            )
+            with process:
+                output, errors = _copied(process)
+        return self._value(process.returncode, output, errors)
 
-    def _value(self, code: int, tail: bytes, errors: bytes) -> dict[str, Any]:
+    def _value(self, code: int, output: bytearray, errors: bytes) -> dict[str, Any]:
         if code != 0:
             if self._was_asked_to_stop(code):
                 raise CommandInterruptedError
-            raise RuntimeError(_failure(code, tail, errors))
-        lines = tail.strip().rsplit(b"\n", 1)
+            raise RuntimeError(_failure(code, output, errors))
+        line = output[_last_line(output) :].strip().removeprefix(codecs.BOM_UTF8)
+        is_long = len(line) > _LONGEST_LINE  # its beginning is lost
+        if not (line.startswith(b"{") or is_long):
+            return {"exit_code": code}
         try:
-            value = json.loads(lines[-1])
-        except ValueError:
-            value = None
-        return value if isinstance(value, dict) else {"exit_code": code}
+            found: dict[str, Any] = json.loads(line.decode(), object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as error:
+            unread = f"it is over {_LONGEST_LINE:,} bytes long" if is_long else str(error)
+            sys.stderr.write(f"hpctk: the last line is not read as a result: {unread}\n")
+            found = {"exit_code": code, "unread_line": unread}
+        return found
 
     def _was_asked_to_stop(self, code: int) -> bool:
         """Whether a stop signal ended the command; this process may get that signal later."""
@@ -175,14 +202,45 @@ class CommandWorkload:
         return self._asked_to_stop
 
 
-def _failure(code: int, tail: bytes, errors: bytes) -> str:
+def _copied(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytes]:
+    """Copy the output to the log; return the last line of stdout and the end of stderr."""
+    output, room, errors = bytearray(), 1 << 20, b""
+    for chunk, is_error in _output(process):
+        stream = sys.stderr if is_error else sys.stdout
+        stream.buffer.write(chunk)
+        stream.buffer.flush()
+        if is_error:
+            errors = (errors + chunk)[-_TAIL:]
+            continue
+        output += chunk
+        if len(output) > room:
+            del output[: max(_last_line(output), len(output) - _LONGEST_LINE - 1)]
+            room = max(1 << 20, 2 * len(output))
+    return output, errors
+
+
+def _last_line(output: bytearray) -> int:
+    """Where the last line that is not blank begins."""
+    end = len(output.rstrip())
+    return max(output.rfind(b"\n", 0, end), output.rfind(b"\r", 0, end)) + 1
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            message = f"it has the key {key!r} {times} times"
+            raise ValueError(message)
+    return dict(pairs)
+
+
+def _failure(code: int, output: bytearray, errors: bytes) -> str:
     """Message about a command that failed; its first line has the last line of stderr, if any."""
-    why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    why = describe_exit(code)
     if said := errors.decode(errors="replace").strip():
         before, _, last = said.rpartition("\n")
         whole = f"\nlast lines of stderr:\n{said}" if before else ""
         return f"{why}; its stderr ends with: {last}{whole}"
-    said = tail[-_TAIL:].decode(errors="replace").strip()
+    said = output[-_TAIL:].decode(errors="replace").strip()
     return f"{why}; its output ends with: {said}" if said else f"{why}; no output"
 
 

@@ -8,7 +8,6 @@ or a call that never returns affects this process alone.
 from __future__ import annotations
 
 import gc
-import io
 import json
 import math
 import mmap
@@ -21,7 +20,7 @@ import time
 import traceback
 from contextlib import suppress
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
 from hpc_toolkit.rundir.files import write_all
@@ -36,7 +35,9 @@ from hpc_toolkit.worker.attempts import (
     LOADING,
     PREFETCHES,
     WORN,
+    Log,
     Report,
+    text_stream,
 )
 from hpc_toolkit.worker.guard import STOP_SIGNALS, Guard
 from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.worker.command import CommandWorkload
     from hpc_toolkit.worker.loading import Workload
+
+_LOG = 5
+"""The executor's own descriptor of the log."""
 
 
 class Executor:
@@ -172,32 +176,18 @@ def _guard_forks(*pipes: int) -> None:
 def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, int]:
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     null = os.open(os.devnull, os.O_RDONLY)
-    kept = [os.dup(fd) for fd in (null, log, log, *pipes)]
+    kept = [os.dup(fd) for fd in (null, log, log, *pipes, log)]
     # The worker's lock must not stay open in this process or in children of the user's code.
     high = max(kept) + 1
     moved = [os.dup2(fd, high + index, inheritable=False) for index, fd in enumerate(kept)]
     for target, fd in enumerate(moved):
         os.dup2(fd, target, inheritable=target <= 2)
-    os.closerange(5, os.sysconf("SC_OPEN_MAX"))
-    sys.stdout = _text_stream(1)
-    sys.stderr = _text_stream(2)
+    os.closerange(_LOG + 1, os.sysconf("SC_OPEN_MAX"))
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        stream = text_stream(fd)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)  # which code that replaced the first puts back
     return 3, 4
-
-
-class _LogFile(io.FileIO):
-    """Drops output that a full disk refuses, so that the item that printed it does not fail."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return memoryview(data).nbytes
-
-
-def _text_stream(fd: int) -> TextIO:
-    """The log as text, written line by line, so that a crash loses no printed line."""
-    file = io.BufferedWriter(_LogFile(fd, "w", closefd=False))
-    return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
 
 
 class _Child:
@@ -219,7 +209,7 @@ class _Child:
         self._stages = stages
         self._requests = os.fdopen(requests, "rb", closefd=False)
         self._results = results
-        self._stop = stop
+        self._stop, self._log = stop, Log(_LOG)
         self._workloads: dict[str, Workload] = {}
         self._loaded: tuple[str, str] | None = None
         self._context: Any = None
@@ -258,9 +248,10 @@ class _Child:
         try:
             self._workload = self._workload_of(spec)
         except WorkloadError as error:
-            self._send(BROKEN, f"{error.message}\t{error.hint}".replace("\n", " ").encode())
+            said = "\t".join(" ".join(one.split()) for one in (error.message, error.hint))
+            self._send(BROKEN, said.encode(errors="backslashreplace"))
             return
-        self._report = report = Report(request, self._send, self._stop)
+        self._report = report = Report(request, self._send, self._stop, self._log)
         self._most = spec.max_items_per_process or math.inf
         self._recycle_at = math.inf if spec.recycle_at_mib is None else spec.recycle_at_mib << 20
         self._least = self._most if spec.recycle_at_mib is None else 1
@@ -294,7 +285,7 @@ class _Child:
     def _workload_of(self, spec: StageSpec) -> Workload:
         if spec.name not in self._workloads:
             self._send(LOADING)
-            workload = load_workload(spec.workload)
+            workload = load_workload(spec.workload, pipefail=spec.pipefail)
             if spec.workload.command is not None:
                 _commands.append(cast("CommandWorkload", workload))
             self._workloads[spec.name] = workload

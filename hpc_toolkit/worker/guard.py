@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.system.processes import (
     adopt_orphans,
     descendants,
+    describe_exit,
     die_with_parent,
     kill_group,
     readable,
@@ -77,8 +78,7 @@ class Guard:
             if self.child:
                 kill_group(self.child)
             return "killed by SIGKILL"
-        code = os.waitstatus_to_exitcode(status)
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return describe_exit(os.waitstatus_to_exitcode(status))
 
 
 def _become_guard(child: Callable[[], object], life: int, shared: mmap) -> None:

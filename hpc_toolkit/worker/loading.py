@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from hpc_toolkit.errors import ConfigError, WorkloadError, near_miss
+from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.worker.pausing import parse_max_failures
 
@@ -57,27 +57,29 @@ class FunctionWorkload:
         """Nothing to prepare."""
 
     def run(self, context: None, items: Iterable[Item]) -> Iterator[dict[str, Any]]:
-        return map(self._function, items)
+        for item in items:  # not map(), which a StopIteration of the function would end
+            yield self._function(item)
 
 
-def load_workload(spec: WorkloadSpec) -> Workload:
+def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
     """Import and construct the code of a stage; a WorkloadError says why that failed."""
     if spec.command is not None:
         from hpc_toolkit.worker.command import CommandWorkload
 
-        return CommandWorkload(spec.command)
+        return CommandWorkload(spec.command, pipefail=pipefail)
     assert spec.function is not None
     found = load_object(spec.function, spec.path)
     if isinstance(found, type):
         try:
             workload: Any = found(**spec.options)
-        except Exception as error:
-            message = f"{spec.function}({spec.options}): {type(error).__name__}: {error}"
-            raise WorkloadError(message, hint="check the workload's options") from error
-        if not all(callable(getattr(workload, name, None)) for name in ("load", "run")):
+            names = ("load", "run", "on_oom", "prefetch")
+            load, run, on_oom, _ = (getattr(workload, name, None) for name in names)
+        except BaseException as error:
+            what = f"{spec.function}({spec.options})"
+            raise _failed(what, error, "check the workload's options") from error
+        if not (callable(load) and callable(run)):
             message = f"{spec.function} has no methods load(group) and run(context, items)"
             raise WorkloadError(message)
-        on_oom = getattr(workload, "on_oom", None)
         if not (on_oom is None or callable(on_oom)):
             message = f"{spec.function}.on_oom is not a method on_oom(context, items)"
             hint = "on_oom returns whether items can run again with less memory"
@@ -114,6 +116,9 @@ def _check_limits(stage: StageSpec) -> None:
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
         message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
         raise ConfigError(message)
+    if stage.pipefail and stage.workload.command is None:
+        message = "pipefail is for shell commands"
+        raise ConfigError(message, hint="leave it out, or name a --command")
     if stage.no_retry not in (None, "timeout"):
         message = f"no_retry must be 'timeout', got {stage.no_retry!r}"
         raise ConfigError(message, hint="other failures: raise PermanentError in the workload")
@@ -151,7 +156,10 @@ def load_object(name: object, path: tuple[str, ...]) -> Any:
     module = _import_module(name, module_name, path)
     try:
         return getattr(module, attribute)
-    except AttributeError:
+    except BaseException as error:
+        if not isinstance(error, AttributeError):
+            what = f"workload {name!r}"
+            raise _failed(what, error, "see the module's __getattr__") from error
         message = f"module {module_name!r} has no {attribute!r}"
         known = [known for known in vars(module) if not known.startswith("_")]
         raise WorkloadError(message, hint=near_miss(attribute, known)) from None
@@ -171,9 +179,17 @@ def _import_module(name: str, module_name: str, path: tuple[str, ...]) -> Module
             raise WorkloadError(message, hint=hint) from error
         message = f"workload {name!r} cannot be imported: {error}"
         raise WorkloadError(message, hint=f"install what provides {error.name!r}") from error
-    except Exception as error:
-        message = f"workload {name!r} cannot be imported: {type(error).__name__}: {error}"
-        raise WorkloadError(message, hint=f"try: python -c 'import {module_name}'") from error
+    except BaseException as error:
+        what = f"workload {name!r} cannot be imported"
+        raise _failed(what, error, f"try: python -c 'import {module_name}'") from error
+
+
+def _failed(what: str, error: BaseException, hint: str) -> WorkloadError:
+    """The error for an exception of the user's code, which may also end or interrupt a process."""
+    if issubclass(type(error), SystemExit):
+        hint = "put code that ends the process below: if __name__ == '__main__':"
+    code = 130 if issubclass(type(error), KeyboardInterrupt) else None
+    return WorkloadError(f"{what}: {describe(error)}", hint=hint, exit_code=code)
 
 
 def _near_module(module: str, path: tuple[str, ...]) -> str:
@@ -286,7 +302,7 @@ class Prefetch:
 
 
 def _warn(group: Any, error: BaseException) -> None:
-    said = f"{type(error).__name__}: {error}".replace("\n", " ")
+    said = describe(error).replace("\n", " ")
     sys.stderr.write(f"hpctk: {group!r:.200} is not prefetched: {said:.300}\n")
 
 

@@ -17,6 +17,7 @@ from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.system.binding import Place, bind, place_workers
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
+from hpc_toolkit.system.imports import open_streams
 from hpc_toolkit.system.machine import read_machine
 from hpc_toolkit.system.processes import die_with_parent, handling, readable
 from hpc_toolkit.system.quantities import counted, format_duration
@@ -55,6 +56,7 @@ class Pool:
     """Whether it says nothing when it waits for its workers."""
 
     def __post_init__(self) -> None:
+        open_streams()
         self._places = [Place()] * self.workers
         if self.shares:
             self._places = place_workers(read_machine(), self.shares, self.workers)

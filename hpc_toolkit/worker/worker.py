@@ -24,6 +24,7 @@ from hpc_toolkit.queue.probes import LIMIT_S, LOCK
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.proof import believed
+from hpc_toolkit.system.imports import open_streams
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.worker.hosthealth import HostWatch
@@ -259,6 +260,10 @@ def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
 
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
     """Run one worker until nothing is left to do; return the exit code."""
+    open_streams()
+    if "SLURM_STEP_ID" in os.environ:  # the step has all of the node's resources
+        os.environ.setdefault("SLURM_OVERLAP", "1")
+        os.environ.pop("SLURM_LABELIO", None)  # by which srun in an item would alter its result
     try:
         worker = Worker(paths, manifest, options, clock)
     except OSError as error:

@@ -12,7 +12,7 @@ import pytest
 
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
-from hpc_toolkit.worker import executor, pool
+from hpc_toolkit.worker import attempts, executor, pool
 from tests.faults.cut import WAYS
 from tests.faults.test_faults import EVERY, ITEMS, Place, make_new
 from tests.toyrun import ToyRun
@@ -48,7 +48,7 @@ def begin_executor(cut: Cut) -> None:
 
     def take_signals() -> None:
         cut.follow()
-        cut.wrap(executor._LogFile, "write")
+        cut.wrap(attempts._LogFile, "write")
         cut.wrap(os, "write")
         real()
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -286,3 +287,53 @@ class Prefetching:
             while "gate" in item and not Path(item["gate"]).exists():
                 time.sleep(0.01)
             yield {"group": context[0]}
+
+
+class Unspeakable(Exception):  # noqa: N818 - named after what it cannot do
+    """Its text cannot be read, nor its class, nor its traceback be formatted."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+        super().__init__(how)
+
+    def __str__(self) -> Any:
+        if self._how == "text":
+            message = "no text"
+            raise ValueError(message)
+        if self._how == "exit":
+            raise SystemExit(3)
+        said: Any = 5 if self._how == "number" else "said"
+        return said
+
+    @property  # type: ignore[misc]  # which is what it tests
+    def __class__(self) -> Any:
+        if self._how == "class":
+            message = "no class"
+            raise ValueError(message)
+        return Unspeakable
+
+
+class BareError(PermanentError):
+    """Lacks the attributes of its base class."""
+
+    def __init__(self) -> None:
+        """Set nothing."""
+
+
+def raise_strange(item: Item) -> Item:
+    """Raise the exception that the item describes."""
+    error: Any = eval(item["error"])
+    if type(error) is SyntaxError:
+        error.filename, error.lineno, error.text, error.offset = 3, "x", 7, "y"  # type: ignore[assignment]
+    raise error
+
+
+def break_output(item: Item) -> Item:
+    """Execute ``code``, which breaks the output; without it, print on both streams."""
+    if "code" in item:
+        exec(item["code"])
+        return {}
+    print("out of", item["id"])
+    print("error of", item["id"], file=sys.stderr)
+    os.system(f"echo child of {item['id']}; echo child error of {item['id']} >&2")
+    return {}

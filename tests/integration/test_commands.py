@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.errors import ConfigError, WorkloadError
+from hpc_toolkit.run import Run
+from hpc_toolkit.worker.command import CommandWorkload
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until
 
 if TYPE_CHECKING:
@@ -194,3 +197,160 @@ def test_output_of_a_command_is_seen_while_it_runs(hpctk: Hpctk, tmp_path: Path)
     gate.touch()
     assert work.ended().code == 0
     assert run.status().complete
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [
+        (f'echo noise; printf \'{{{{"a": "%{3 * MIB}s"}}}}\\n\' x', {"a": f"{'x':>{3 * MIB}}"}),
+        (f"head -c {3 * MIB} /dev/zero | tr '\\0' '\\n'; echo '{{{{\"a\": 1}}}}'", {"a": 1}),
+        (f"echo '{{{{\"a\": 1}}}}'; head -c {3 * MIB} /dev/zero | tr '\\0' '\\n'", {"a": 1}),
+        (f"echo '{{{{\"a\": 1}}}}'; head -c {3 * MIB} /dev/zero; echo", {"exit_code": 0}),
+        ("printf ' 50%%\\r100%%\\r{{\"a\": 1}}'", {"a": 1}),
+        ("printf '100%%\\r{{\"a\": 1}}\\r\\n\\r\\n'", {"a": 1}),
+        ("printf '\\xef\\xbb\\xbf{{\"a\": 1}}\\n'", {"a": 1}),
+        ("printf '{{\"a\": 1}}\\r100%%\\r'", {"exit_code": 0}),
+        ("printf '\\xff\\n'", {"exit_code": 0}),
+    ],
+)
+def test_value_of_a_command_is_its_last_line_however_long_or_overwritten(
+    hpctk: Hpctk, command: str, value: dict[str, object]
+) -> None:
+    run = hpctk.make([{}], None, command=command)
+
+    assert hpctk("work", "run").code == 0
+
+    assert rows_by_id(run)[0]["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (r'{{"a": "\xff"}}', "'utf-8' codec can't decode byte 0xff in position 7"),
+        ("{{'a': 1}}", "Expecting property name enclosed in double quotes"),
+        ('{{"a": 1} and more', "Extra data"),
+        ('{{"a": 1, "b": {{"c": 2, "c": 3}}}}', "it has the key 'c' 2 times"),
+        ('{{"a": ' + 5000 * "1" + "}}", "Exceeds the limit (4300 digits)"),
+        ('{{"a": ' + 99999 * "[" + "}}", "recursion"),
+    ],
+)
+def test_last_line_that_begins_as_an_object_and_cannot_be_read_is_reported(
+    hpctk: Hpctk, tmp_path: Path, line: str, reason: str
+) -> None:
+    (tmp_path / "line").write_text(line.replace("{{", "{").replace("}}", "}"))
+    run = hpctk.make([{}], None, command='printf "$(cat line)"')
+
+    assert hpctk("work", "run").code == 0
+
+    value = rows_by_id(run)[0]["value"]
+    assert value["exit_code"] == 0
+    assert reason in value["unread_line"]
+    (log,) = run.paths.logs.iterdir()
+    assert log.read_bytes().endswith(f"not read as a result: {value['unread_line']}\n".encode())
+
+
+def test_line_of_more_than_64_mib_is_reported_and_not_kept() -> None:
+    workload = CommandWorkload("printf '{{\"a\": \"'; head -c 68000000 /dev/zero; echo '\"}}'")
+
+    (value,) = workload.run(None, iter([{}]))
+
+    assert value == {"exit_code": 0, "unread_line": "it is over 67,108,864 bytes long"}
+
+
+# With "HPCTK_ITEM=", an "=" and a NUL byte, this is the longest variable that Linux takes.
+LONGEST = (128 << 10) - 1 - len('HPCTK_ITEM={"v": ""}')
+
+
+@pytest.mark.parametrize(("length", "there"), [(LONGEST, True), (LONGEST + 1, False), (MIB, False)])
+def test_item_of_any_length_is_in_a_file_and_in_the_environment_if_it_fits(
+    length: int, there: bool
+) -> None:
+    script = (
+        "import json, os; item = json.load(open(os.environ['HPCTK_ITEM_FILE'])); "
+        "print(json.dumps({'length': len(item['v']), 'there': 'HPCTK_ITEM' in os.environ, "
+        "'same': os.environ.get('HPCTK_ITEM', json.dumps(item)) == json.dumps(item)}))"
+    )
+    quoted = shlex.quote(script).replace("{", "{{").replace("}", "}}")
+
+    (value,) = CommandWorkload(f"{sys.executable} -c {quoted}").run(
+        None, iter([{"v": length * "x"}])
+    )
+
+    assert value == {"length": length, "there": there, "same": True}
+
+
+def test_item_of_an_outer_command_is_not_the_item_of_an_inner_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HPCTK_ITEM", "{}")
+
+    (value,) = CommandWorkload('echo "{{\\"set\\": \\"${{HPCTK_ITEM-no}}\\"}}"').run(
+        None, iter([{"v": MIB * "x"}])
+    )
+
+    assert value == {"set": "no"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (200_000 * "x", "with the value of 'v' the command is over 131,071 bytes long"),
+        (list(range(50_000)), "with the value of 'v' the command is over 131,071 bytes long"),
+        ("a\0b", r"the value of 'v' has a character that no command can take: 'a\x00b'"),
+        ("a\ud800b", r"the value of 'v' has a character that no command can take: 'a\ud800b'"),
+    ],
+)
+def test_value_that_no_command_can_take_fails_the_item_at_once_with_its_key(
+    hpctk: Hpctk, value: object, message: str
+) -> None:
+    run = hpctk.make([{"v": value}], None, command="echo {id} {v}")
+
+    assert hpctk("work", "run").code == 0
+
+    row = rows_by_id(run)[0]
+    hint = " (read the item from the JSON file $HPCTK_ITEM_FILE)"
+    assert (row["error"], row["attempts"]) == (message + hint, 1)
+
+
+def test_byte_that_is_not_utf_8_reaches_the_command_as_it_was_given() -> None:
+    item = {"v": os.fsdecode(b"a\xff")}
+
+    (value,) = CommandWorkload("test {v} = $'a\\xff'").run(None, iter([item]))
+
+    assert value == {"exit_code": 0}
+
+
+@pytest.mark.parametrize("command", ["false | true", "exit 3 | cat >&2 | true"])
+def test_pipefail_fails_a_command_whose_pipe_has_a_program_that_failed(
+    hpctk: Hpctk, command: str
+) -> None:
+    for name, words in (("run", ()), ("strict", ("--pipefail",))):
+        made = hpctk("init", name, "--command", command, "--count", 1, "--max-attempts", 1, *words)
+        assert made.code == 0
+        assert hpctk("work", name).code == 0
+
+    states = [Run.open(name).results()[0]["state"] for name in ("run", "strict")]
+    assert states == ["done", "failed"]
+    assert hpctk("try", "run").code == 0
+    assert hpctk("try", "strict").code == 1
+
+
+def test_pipefail_of_a_function_is_refused(hpctk: Hpctk) -> None:
+    with pytest.raises(ConfigError, match="pipefail is for shell commands"):
+        hpctk.make([{}], pipefail=True)
+
+
+@pytest.mark.parametrize("given", [{}, {"SLURM_OVERLAP": "0"}])
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "0"}])
+def test_items_in_a_step_may_start_steps_beside_it(
+    hpctk: Hpctk, given: dict[str, str], step: dict[str, str]
+) -> None:
+    run = hpctk.make([{}], None, command='echo "{{\\"overlap\\": \\"$SLURM_OVERLAP\\"}}"')
+
+    assert hpctk("work", "run", env={**given, **step}).code == 0
+
+    expected = given.get("SLURM_OVERLAP", "1" if step else "")
+    assert rows_by_id(run)[0]["value"] == {"overlap": expected}

@@ -262,7 +262,8 @@ def memory_instead_of_files() -> Iterator[None]:
         still = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0)
         patch.setattr(files, "is_local", lambda _path: True)  # directories have no times here
         patch.setattr(attempts, "time", still)
-        patch.setattr(attempts, "_log_size", lambda: 0)
+        patch.setattr(attempts.Log, "settle", lambda _self: 0)
+        patch.setattr(attempts.Log, "reopen", lambda _self: 0)
         free = lambda _paths, worker: worker in _disks[-1].free_locks  # noqa: E731
         patch.setattr(leases, "lock_is_free", free)
         yield

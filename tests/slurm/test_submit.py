@@ -82,6 +82,17 @@ def test_a_job_is_submitted_shown_and_cancelled(desk: Desk) -> None:
     )
 
 
+@pytest.mark.slow
+def test_srun_in_an_item_starts_its_step_beside_that_of_the_ranks(desk: Desk) -> None:
+    command = """timeout 60 srun --nodes=1 --ntasks=1 echo '{{"n": 1}}'"""
+    desk.call("init", "runs/a", "--command", command, "--count", "4", "--max-attempts", "1")
+    (job,) = desk.submit(*SMALL, "--run", "runs/a", "--nodes", "1", "--gpus-per-node", "2")
+    desk.lab.wait_for(job, "COMPLETED")
+
+    rows = desk.call("gather", "runs/a").stdout.splitlines()
+    assert [json.loads(row)["value"] for row in rows] == [{"n": 1}] * 4
+
+
 def test_a_submitted_job_does_the_work_and_its_log_is_found(desk: Desk) -> None:
     run = desk.init(8)
     (job,) = desk.submit(*SMALL, "--run", run, "--nodes", "2", "--gpus-per-node", "2")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.rule import Rule
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,6 +73,6 @@ class OwnRule(Rule):
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:
-            message = f"policy {self.called!r} failed: {type(error).__name__}: {error}"
+            message = f"policy {self.called!r} failed: {describe(error)}"
             raise ConfigError(message, hint="docs/how-to/policies.md has an example") from error
         return asked

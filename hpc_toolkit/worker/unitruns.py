@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.rundir.journal import JournalWriter
+    from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.hosthealth import FailureCount
     from hpc_toolkit.worker.membership import Drain
@@ -88,6 +89,8 @@ class UnitRunner:
     """Readable when a signal has come."""
     tick: Callable[[], None]
     """Does the worker's periodic work; called at least once a second."""
+    stages: Callable[[], dict[str, StageSpec]]
+    """The stages for a new executor; WorkloadError: their code changed, and must not."""
     look_s: float
     """Seconds between two looks for a newer claim of the unit: the interval of heartbeats, which
     grows with the number of workers. A worker that was silent for a lease looks immediately."""
@@ -179,8 +182,7 @@ class UnitRunner:
             weight = AGAIN_WEIGHT if again else 1
             stream = _Stream(lines, since=self.clock.monotonic(), weight=weight)
             if self._executor is None:
-                stages = {name: stage.spec for name, stage in self.view.stages.items()}
-                self._executor = Executor(stages, self.view.paths.worker_log(self.worker))
+                self._executor = Executor(self.stages(), self.view.paths.worker_log(self.worker))
                 self._hinted = set()
             request = self._request(assignment, left, weight) | self._hint(assignment)
             with suppress(BrokenPipeError):  # it died between two requests; _follow reports it

@@ -12,6 +12,7 @@ from hpc_toolkit.rundir.layout import WorkloadSpec
 from hpc_toolkit.worker.attempts import encode, json_problem
 from hpc_toolkit.worker.code import CALLS, code_file
 from hpc_toolkit.worker.loading import load_object
+from hpc_toolkit.worker.world import WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,6 +48,7 @@ class Calls:
                 self._functions[name] = load_object(name, ())
             finally:
                 Calls.importing = False
+            WORLD.keep()  # a script may change the directory when it is imported
         return self._functions[name]
 
 

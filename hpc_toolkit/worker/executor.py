@@ -19,6 +19,7 @@ import sys
 import traceback
 from contextlib import suppress
 from itertools import groupby
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
@@ -28,6 +29,7 @@ from hpc_toolkit.system.memory import Shrinking
 from hpc_toolkit.system.processes import die_with_parent, kill_group
 from hpc_toolkit.worker.attempts import BROKEN, END, FAILING, LOADED, LOADING, PREFETCHES, Report
 from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
+from hpc_toolkit.worker.world import WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,6 +197,9 @@ class _Child:
     def __init__(
         self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
     ) -> None:
+        # Processes that user code spawns import the module of this name again.
+        sys.modules["__main__"] = ModuleType("__main__")
+        WORLD.watch()
         self._stages = stages
         self._requests = os.fdopen(requests, "rb", closefd=False)
         self._results = results
@@ -321,6 +326,9 @@ class _Child:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
             return error
+        finally:
+            if self._taken:
+                WORLD.restore()
         return None
 
     def _feed(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
@@ -328,6 +336,10 @@ class _Child:
         for item in self._items[start:stop]:
             if self._report.over:
                 return
+            if self._taken:
+                WORLD.restore()
+            else:
+                WORLD.keep()
             self._taken += 1
             yield item
 

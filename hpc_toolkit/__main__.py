@@ -1,6 +1,8 @@
-"""``python -m hpc_toolkit`` is ``hpctk``."""
+"""``python -P -m hpc_toolkit`` is ``hpctk``; without -P, some files here can replace Python's."""
 
-from hpc_toolkit.system.imports import listed_imports
+from hpc_toolkit.system.imports import leave_directory, listed_imports
+
+leave_directory()
 
 with listed_imports():
     from hpc_toolkit.cli import main

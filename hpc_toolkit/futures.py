@@ -18,12 +18,13 @@ from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.gather import rows_of_unit
-from hpc_toolkit.run import MAX_WORKERS, Run, create_run, new_manifest
+from hpc_toolkit.run import MAX_WORKERS, Run, create_run
 from hpc_toolkit.rundir.files import is_local, list_names, writing
 from hpc_toolkit.rundir.layout import check_trust, list_stage
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.worker import calls
 from hpc_toolkit.worker.apart import PoolApart
+from hpc_toolkit.worker.loading import new_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -357,6 +358,7 @@ def _open_run(root: Path, **settings: Any) -> Run:
     stage = replace(stage, workload=replace(stage.workload, path=calls.code_path()))
     if not root.exists():
         manifest = new_manifest(root, stage)
+        manifest.provenance["argv"] = sys.argv
         try:
             return create_run(root, manifest, {}, sealed=False)
         except RunError:

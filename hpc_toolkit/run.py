@@ -99,6 +99,7 @@ class Run:
         max_items_per_process: int | None = None,
         recycle_at_mib: int | None = None,
         open_end: bool = False,
+        copy_code: bool = False,
     ) -> Run:
         """Create a run from one list of items; a failure leaves nothing behind.
 
@@ -119,9 +120,12 @@ class Run:
             max_items_per_process: items after which a fresh process runs the next ones.
             recycle_at_mib: resident MiB of the process after which a fresh one runs the next items.
             open_end: leave the run open for more items; otherwise it is sealed.
+            copy_code: copy the files of code into the run, for its workers.
 
         Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
+        from hpc_toolkit.worker.loading import new_manifest
+
         stage = list_stage(
             workload=workload,
             command=command,
@@ -137,7 +141,7 @@ class Run:
             max_items_per_process=max_items_per_process,
             recycle_at_mib=recycle_at_mib,
         )
-        manifest = new_manifest(root, stage)
+        manifest = new_manifest(root, stage, copy_code=copy_code)
         lines = _checked(items, stage, may_be_empty=open_end)
         return create_run(Path(root), manifest, {"items": lines}, sealed=not open_end)
 
@@ -149,17 +153,18 @@ class Run:
         *,
         changes: dict[str, Any] | None = None,
         open_end: bool | None = None,
+        copy_code: bool = False,
     ) -> Run:
         """Create a run from a snapshot's items; items that were done stay done, others are pending.
 
-        ``changes`` are fields of :class:`StageSpec` that replace those of the snapshot.
-        ``open_end`` says whether items can be added; None: as when the snapshot was taken.
-        Raises as :meth:`create` does.
+        ``changes`` are fields of :class:`StageSpec` that replace the snapshot's. ``open_end`` says
+        whether items can be added; None: as in the snapshot. All else is as in :meth:`create`.
         """
         from hpc_toolkit.results.snapshots import import_results, note_origin
+        from hpc_toolkit.worker.loading import new_manifest
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
-        manifest = new_manifest(root, stage)
+        manifest = new_manifest(root, stage, copy_code=copy_code)
         lines = {stage.name: _checked(snapshot.items, stage)}
         note_origin(manifest, snapshot)
         sealed = snapshot.sealed if open_end is None else not open_end
@@ -352,24 +357,21 @@ def _checked(items: Iterable[Item], stage: StageSpec, *, may_be_empty: bool = Fa
     return check_items(items, group_by=stage.group_by, needs=needs, may_be_empty=may_be_empty)
 
 
-def new_manifest(root: str | Path, stage: StageSpec) -> Manifest:
-    """The manifest of a new run; refuse a stage that cannot work."""
-    from hpc_toolkit.worker.loading import check_stage, collect_provenance
-
-    check_stage(stage)
-    return Manifest(run=Path(root).name, stages=(stage,), provenance=collect_provenance((stage,)))
-
-
 def create_run(
     root: Path,
     manifest: Manifest,
     items: Mapping[str, list[Item] | ItemLines],
     *,
     sealed: bool,
-    fill: Callable[[RunPaths], None] | None = None,
+    fill: Callable[[RunPaths], None] = lambda _: None,
 ) -> Run:
     """Create a run as :func:`hpc_toolkit.queue.creation.create_directory` does."""
     from hpc_toolkit.queue.creation import create_directory
+    from hpc_toolkit.worker.code import copy_code
 
-    create_directory(root, manifest, items, sealed=sealed, fill=fill)
+    def fill_all(paths: RunPaths) -> None:
+        copy_code(paths, manifest)
+        fill(paths)
+
+    create_directory(root, manifest, items, sealed=sealed, fill=fill_all)
     return Run(root, manifest)

@@ -23,7 +23,7 @@ from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.cli.hooks import at_end, exit_code
 from hpc_toolkit.cli.report import write_at_end
 from hpc_toolkit.cli.statusview import status_lines
-from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, check_code, with_progress
+from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import check_trust
@@ -151,6 +151,7 @@ def run_campaign(
     """
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.engines.localcampaign import LocalWorkers, resume_campaign
+    from hpc_toolkit.worker.code import executed
     from hpc_toolkit.worker.worker import WorkerOptions
 
     wanted = read_campaign(campaign)
@@ -158,7 +159,7 @@ def run_campaign(
     if root.exists():
         found = Run.open(root)
         resume_campaign(found, wanted, update=update, file=str(campaign))
-        check_code(found, strict=False)
+        executed(found.paths, found.manifest)
     else:
         found = make_run(root, campaign, wanted)
     count = workers if workers is not None else max(1, len(visible_gpus()))

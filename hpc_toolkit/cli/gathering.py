@@ -215,6 +215,7 @@ def _stdout_on_stderr() -> Iterator[None]:
 def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | None]:
     from hpc_toolkit.results.snapshots import read_snapshot
     from hpc_toolkit.results.tables import read_rows
+    from hpc_toolkit.worker.code import executed
 
     path = Path(given) if given is not None else None
     if path is not None and path.suffix and not path.is_dir():
@@ -225,6 +226,9 @@ def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | 
         run = open_run(given)
         check_trust(run.root)
         taken = run.snapshot()
+        if run.manifest.provenance.get("copied"):
+            stage = executed(run.paths, run.manifest)[taken.manifest.stages[0].name]
+            return taken.rows, taken.items, stage
     return taken.rows, taken.items, taken.manifest.stages[0]
 
 

@@ -14,7 +14,7 @@ from hpc_toolkit.cli.arguments import writing
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.cli.hooks import at_end
 from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, read_settings
-from hpc_toolkit.cli.working import ON_END, check_code, with_progress
+from hpc_toolkit.cli.working import ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option
 from hpc_toolkit.system.quantities import counted
@@ -131,8 +131,9 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
 def _work_here(run: Run, workers: int | None) -> None:
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.gpus import visible_gpus
+    from hpc_toolkit.worker.code import executed
 
-    check_code(run, strict=False)
+    executed(run.paths, run.manifest)
     count = workers if workers is not None else Shares().workers_on(len(visible_gpus()))
     if code := with_progress(run, lambda on_tick: run.work(count, on_tick=on_tick)):
         message = f"items are left in {run.root}"

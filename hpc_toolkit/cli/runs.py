@@ -59,6 +59,9 @@ def init(
         Path | None, value("CAMPAIGN.toml", "Create the run of a campaign, e.g. for a Slurm job.")
     ] = None,
     open_: Annotated[bool, switch("--open", "Allow adding items later with 'hpctk add'.")] = False,
+    copy_code: Annotated[
+        bool, switch("--copy-code", "Copy your code into the run, for its workers.")
+    ] = False,
     from_: Annotated[
         Path | None,
         typer.Option(
@@ -81,7 +84,7 @@ def init(
     sources, settings, options = read_settings(given)
     open_ = open_ or settings.pop("open", False)
     if campaign is not None:
-        alone = not (sources or from_ or open_ or options or settings)
+        alone = not (sources or from_ or open_ or copy_code or options or settings)
         _init_campaign(run, campaign, alone=alone)
         return
     if from_ is not None:
@@ -89,14 +92,16 @@ def init(
             one = spelled(next(iter(sources)))
             message = f"--from and {one} exclude each other: a snapshot contains its items"
             raise ConfigError(message, hint="create the run with --open, then 'hpctk add' more")
-        _init_from(run, from_, settings, options, open_=open_)
+        how = {"open_end": True if open_ else None, "copy_code": copy_code}
+        _init_from(run, from_, settings, options, **how)
         return
-    made = Run.create(run, make_items(sources), options=options, open_end=open_, **settings)
+    items = make_items(sources)
+    made = Run.create(run, items, options=options, open_end=open_, copy_code=copy_code, **settings)
     _show_made(made)
 
 
 def _init_from(
-    run: str, snapshot: Path, changes: dict[str, Any], options: dict[str, Any], *, open_: bool
+    run: str, snapshot: Path, changes: dict[str, Any], options: dict[str, Any], **how: Any
 ) -> None:
     from hpc_toolkit.results.snapshots import read_snapshot
 
@@ -110,7 +115,7 @@ def _init_from(
     elif options:
         before = found.manifest.stages[0].workload
         changes["workload"] = replace(before, options={**before.options, **options})
-    made = Run.restore(run, found, changes=changes, open_end=True if open_ else None)
+    made = Run.restore(run, found, changes=changes, **how)
     done = found.counts["done"]
     print(f"{done} of {len(found.items)} items are done already", file=sys.stderr)
     _show_made(made)
@@ -122,6 +127,9 @@ def _show_made(run: Run) -> None:
     log.poll()
     sizes = [unit.count for segment in log.segments.values() for unit in segment.units]
     print(run.root, flush=True)
+    if run.manifest.provenance["copied"]:
+        names = ", ".join(run.manifest.provenance["files"]["items"])
+        print(f"copied to {run.paths.code}: {names}", file=sys.stderr)
     if not sizes:
         print(f"0 items; 'hpctk add {run.root} --items FILE' adds some", file=sys.stderr)
         return
@@ -153,12 +161,13 @@ def try_(
         hpctk try runs/eval --item '"layer": 3'
     """
     from hpc_toolkit.results.explain import find_item
+    from hpc_toolkit.worker.code import executed
     from hpc_toolkit.worker.loading import load_workload
 
     found_run = open_run(run)
     check_trust(found_run.root)
     found = find_item(found_run.view, item)
-    spec = found.stage.spec
+    spec = executed(found_run.paths, found_run.manifest)[found.stage.spec.name]
     workload = load_workload(spec.workload, pipefail=spec.pipefail)
     group = found.item[spec.group_by] if spec.group_by is not None else None
     print(f"item {json.dumps(found.item)}", file=sys.stderr)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
-from hpc_toolkit.system.terminal import note, printable
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,12 +107,15 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import find_run
     from hpc_toolkit.system.ranks import RankInfo
+    from hpc_toolkit.worker.code import executed
 
     found = Run.open(find_run(run))
-    check_code(found, strict=bool(given["strict_code"]))
+    strict = bool(given["strict_code"])
+    executed(found.paths, found.manifest, strict=strict)
     if given["node_cache"]:
         os.environ["HPCTK_NODE_CACHE"] = given["node_cache"]  # read where a checkpoint is loaded
     options = worker_options(*(given[name] for name in ("deadline", "idle_exit", "lease", "grace")))
+    options = replace(options, strict_code=strict)
     rank, on_ray = RankInfo.from_environ(), given["engine"] == "ray"
     if on_ray:
         rank = replace(rank, in_step=False)  # the driver of actors is not a rank
@@ -198,22 +201,6 @@ def with_progress(
     campaign = run.manifest.campaign is not None
     print(printable(closing(run.view, str(run.root), campaign=campaign)), file=sys.stderr)
     return code
-
-
-def check_code(run: Run, *, strict: bool) -> None:
-    """Warn, or refuse, when a workload's file is not the one that the run was made with."""
-    from hpc_toolkit.worker.loading import code_hash
-
-    for stage in run.manifest.stages:
-        before = run.manifest.provenance.get("code", {}).get(stage.name)
-        now = code_hash(stage.workload)
-        if before is None or now == before or (now is None and not strict):
-            continue
-        what = "changed since init" if now is not None else "is in no file that can be found"
-        message = f"the code of stage {stage.name!r}, {stage.workload.function}, {what}"
-        if strict:
-            raise ConfigError(message, hint="create a new run, or leave out --strict-code")
-        note(message, "warning")
 
 
 def worker_options(

@@ -21,7 +21,8 @@ from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.processes import die_with_parent
-from hpc_toolkit.worker.loading import check_stage, collect_provenance
+from hpc_toolkit.worker.code import collect_provenance
+from hpc_toolkit.worker.loading import check_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,7 @@ class LocalWorkers:
     def _start(self) -> None:
         self._started_at = time.monotonic()
         self._coordinator = subprocess.Popen(
-            [sys.executable, "-m", "hpc_toolkit", "campaign", "coordinate", str(self._run.root)],
+            [sys.executable, "-Pm", "hpc_toolkit", "campaign", "coordinate", str(self._run.root)],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             start_new_session=True,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.lab.programs import search_path
 from hpc_toolkit.rundir.files import publish_directory, remove_tree
+from hpc_toolkit.system.imports import OF_USER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -318,7 +319,7 @@ def interpreter_paths(root: Path) -> list[Path]:
     extensions = Path(library, "lib-dynload").glob("*.so")
     libraries = _shared_libraries([Path(sys.executable), *extensions])
     # The first is the directory of the program, which may be /usr/bin.
-    modules = sys.path if sys.flags.safe_path else sys.path[1:]
+    modules = sys.path if sys.flags.safe_path or OF_USER else sys.path[1:]
     return [
         *(one for one in libraries if not (root / one.relative_to("/")).exists()),
         *(Path(one) for one in modules if os.path.isdir(one)),

@@ -25,6 +25,7 @@ from hpc_toolkit.slurm.render.surroundings import surroundings
 from hpc_toolkit.submit.send import check_directory
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import MINUTE_S
+from hpc_toolkit.system.ranks import without_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +45,6 @@ _OWN_OPTIONS = (
     *("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "no-kill"),
     *("signal", "open-mode", "output"),
 )
-_OF_A_RANK = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 class Resources(TypedDict, total=False):
@@ -283,17 +283,15 @@ def _refused(said: str, jobs: list[Any]) -> slurm.SlurmError:
 def _new_job_environment(kind: str) -> Iterator[None]:
     """Temporarily remove the environment variables that a new job must not inherit."""
     kept = dict(os.environ)
+    inherited = without_rank()
     if kind == "slurm":
         # It would rename the job, and a job with another name than recorded counts as foreign.
         os.environ.pop("SBATCH_JOB_NAME", None)
         for name in slurm.overriding_variables():
             sys.stderr.write(f"note: {name} in your environment overrides the request\n")
         inherited = slurm.clean_environment()
-        foreign = os.environ.keys() - inherited.keys()
-        if foreign:
-            foreign |= {name for name in kept if name in _OF_A_RANK or name.startswith("SUBMITIT_")}
-        for name in foreign:
-            del os.environ[name]
+    for name in os.environ.keys() - inherited.keys():
+        del os.environ[name]
     try:
         yield
     finally:

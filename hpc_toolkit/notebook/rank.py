@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.system.processes import die_with_parent
-from hpc_toolkit.system.ranks import process_ticks
+from hpc_toolkit.system.ranks import process_ticks, without_rank
 from hpc_toolkit.worker.worker import EXIT_COMPLETE
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def work_rank(
     # and count a preemption in the first minutes as a timeout.
     for sig in (*_WARNINGS, signal.SIGTERM):
         signal.signal(sig, tell)
-    argv, environ = [sys.executable, "-m", "hpc_toolkit", "work", root], dict(os.environ)
+    argv, environ = [sys.executable, "-Pm", "hpc_toolkit", "work", root], without_rank()
     if workers is not None:
         argv += ["--workers", str(workers)]
         # A notebook may itself run in an srun step; its local workers are not ranks of that step.

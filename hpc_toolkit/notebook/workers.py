@@ -193,7 +193,7 @@ def _for_workers(executor: Any, run: Run | str | Path) -> Iterator[None]:
 
 def _worker_parameters(executor: Any, root: str) -> dict[str, Any]:
     old, request = executor.parameters, executor.request
-    count_left = shlex.join([request.python, "-c", _COUNT_LEFT, root])
+    count_left = shlex.join([request.python, "-P", "-c", _COUNT_LEFT, root])
     restarts = request.max_restarts if request.requeue else 0
     # If a rank exits for lack of work, or a rank or node is lost, the other ranks must go on.
     going_on = [NO_MPI, "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]

@@ -248,7 +248,7 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
     versions: list[Row] = [
         (key, short(one, _TEXT_CHARS) if isinstance(one, str) else _json(one))
         for key, one in origin.items()
-        if key != "packages" and one is not None
+        if key not in {"packages", "files", "argv"} and one is not None
     ]
     packages = origin.get("packages")
     names = [str(one) for one in packages] if isinstance(packages, list) else []

@@ -33,7 +33,7 @@ _decode = json.JSONDecoder().raw_decode
 
 def seal_line(body: bytes) -> bytes:
     """Turn a JSON object without its closing brace into a journal line."""
-    return b'%s,"crc":"%08x"}\n' % (body, crc32(body))
+    return body + b',"crc":"%08x"}\n' % crc32(body)
 
 
 def encode_line(record: dict[str, Any]) -> bytes:

@@ -59,6 +59,8 @@ class RunPaths:
         """What 'hpctk doctor' proved about the filesystem; absent until then."""
         self.report = root / "report.html"
         """The default file of 'hpctk report'; a campaign writes it when it ends."""
+        self.code = root / "code"
+        """Copies of the files that each stage executes; absent without --copy-code."""
         self.bandit = root / "bandit"
         self.trials = self.bandit / "trials.jsonl"
 
@@ -99,6 +101,8 @@ class WorkloadSpec(Record, kw_only=True):
     """Keyword arguments for the constructor of a class workload."""
     path: tuple[str, ...] = ()
     """Directories put in front of ``sys.path`` before the import."""
+    argv: tuple[str, ...] = ()
+    """``sys.argv`` of the code; (): only the file of its module. Not in the stage of run.json."""
 
 
 class StageSpec(Record, kw_only=True):

@@ -27,6 +27,7 @@ from hpc_toolkit.slurm.records import (
     parse_squeue,
 )
 from hpc_toolkit.system.processes import kill_group
+from hpc_toolkit.system.ranks import without_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ _AT_ONCE = 1000
 
 _KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 _OF_A_JOB = (
-    *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI"),
+    *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SUBMITIT_", "PMI"),
     *("HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX", "HPCTK_HOST"),
 )
 # Prefixes of variables that change the columns, the order or the rows of Slurm's output.
@@ -352,15 +353,17 @@ def scancel(ids: Sequence[str], *, cluster: str = "") -> None:
 
 
 def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment for a new job, without the variables of an enclosing job.
+    """Return the environment for a new job, without the variables of an enclosing job or rank.
 
     A job submitted from inside a job would inherit its memory options, CPU masks and step; srun
-    then refuses to start, or pins all ranks to a few CPUs. Outside a job nothing is removed.
+    then refuses to start, or pins all ranks to a few CPUs. Outside a job only those of a rank are
+    removed.
     """
+    inherited = without_rank(environ)
     if "SLURM_JOB_ID" not in environ:
-        return dict(environ)
+        return inherited
     kept = {name: environ[name] for name in _KEPT & environ.keys()}
-    return {**_without(_OF_A_JOB, environ), **kept}
+    return {**_without(_OF_A_JOB, inherited), **kept}
 
 
 def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -1,4 +1,4 @@
-"""Start a process: import modules with fewer operations on the filesystem; open its streams."""
+"""Start a process: its modules, with fewer operations on the filesystem, and its streams."""
 
 from __future__ import annotations
 
@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _CHUNK = 1 << 20
+
+OF_USER: list[str] = []
+"""Directory of a program that Python started by ``-m`` or ``-c``; only user code is imported from
+there, because a file such as random.py in it would replace a module of Python's."""
+
+
+def leave_directory() -> None:
+    """Import no more modules from the current directory, but let user code do so."""
+    try:
+        directory = os.getcwd()
+    except OSError:
+        return
+    if not sys.flags.safe_path and sys.path[:1] in ([directory], [""]):
+        del sys.path[0]
+    if not os.environ.get("PYTHONSAFEPATH"):
+        OF_USER[:] = [directory]
 
 
 class _Loader(SourceFileLoader):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LONGEST_NAME = 386
+_OF_A_RANK = re.compile(
+    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)"
+)
 
 
 class RankInfo(Record, kw_only=True):
@@ -82,6 +85,15 @@ def noted_name(name: str) -> str:
     while len(json.dumps(name)) > _LONGEST_NAME:
         name = name[:-1]
     return name
+
+
+def without_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``environ`` without the variables by which torchrun, and hpctk, describe a rank to itself.
+
+    A rank or an item that starts workers or submits a job passes on its environment, in which its
+    own number, world and address would be wrong.
+    """
+    return {name: text for name, text in environ.items() if not _OF_A_RANK.fullmatch(name)}
 
 
 def _number(text: str | None) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.system.processes import die_with_parent
+from hpc_toolkit.system.ranks import without_rank
 from hpc_toolkit.worker.pool import Pool, error_report, reported_error, stopping_line
 from hpc_toolkit.worker.worker import WorkerOptions
 
@@ -60,10 +61,11 @@ class PoolApart:
         self._process.stdout.close()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-c", _MAIN, str(self._root), str(self._workers), str(os.getpid())]
+        program = [sys.executable, "-P", "-c", _MAIN]
+        argv = [*program, str(self._root), str(self._workers), str(os.getpid()), *sys.argv]
         # The caller may run in an srun step, and its local workers are not ranks of that step.
-        environ = {key: value for key, value in os.environ.items() if key != "SLURM_STEP_ID"}
-        if "SLURM_STEP_ID" in os.environ:
+        environ = without_rank()
+        if environ.pop("SLURM_STEP_ID", None) is not None:
             environ.setdefault("SLURM_OVERLAP", "1")  # as start_worker does
         # Its own process group: a terminal's ^C reaches only the caller.
         return subprocess.Popen(
@@ -71,8 +73,8 @@ class PoolApart:
         )
 
 
-def main(root: str, workers: str, parent: str) -> int:
-    """Run the pool; an error is reported on stdout."""
+def main(root: str, workers: str, parent: str, *argv: str) -> int:
+    """Run the pool of a script that was called with ``argv``; an error is reported on stdout."""
     die_with_parent(signal.SIGTERM)
     if os.getppid() != int(parent):
         return TRY_AGAIN
@@ -80,7 +82,7 @@ def main(root: str, workers: str, parent: str) -> int:
         pool = Pool(
             paths=RunPaths(Path(root)),
             manifest=read_manifest(Path(root)),
-            options=WorkerOptions(),
+            options=WorkerOptions(argv=argv),
             workers=int(workers),
             silent=True,
         )

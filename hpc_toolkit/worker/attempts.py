@@ -106,6 +106,8 @@ class Report:
         self._log_end = self._log.reopen()
         self.index = 0
         """Items reported so far."""
+        self.seconds = 0.0
+        """Duration of the last item."""
         self._since = time.monotonic()
         self.failures_left = int(request["failures_left"])
         self._failures_in_a_row = int(request["failures_in_a_row"])
@@ -160,7 +162,8 @@ class Report:
 
     def _report(self, kind: bytes, name: str, fields: str) -> None:
         now = time.monotonic()
-        seconds, self._since = now - self._since, now
+        seconds = self.seconds = now - self._since
+        self._since = now
         self._expected_s = max(self._expected_s, seconds)
         logged = self._logged()
         position = self._positions[self.index]

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import WorkloadSpec
 from hpc_toolkit.worker.attempts import encode, json_problem
-from hpc_toolkit.worker.loading import code_file, load_object
+from hpc_toolkit.worker.code import CALLS, code_file
+from hpc_toolkit.worker.loading import load_object
+from hpc_toolkit.worker.world import WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hpc_toolkit.queue.items import Item
 
-WORKLOAD = "hpc_toolkit.worker.calls:Calls"
+WORKLOAD = CALLS
 _RESULT = {"result"}
 _SHOWN = 200
 
@@ -46,6 +48,7 @@ class Calls:
                 self._functions[name] = load_object(name, ())
             finally:
                 Calls.importing = False
+            WORLD.keep()  # a script may change the directory when it is imported
         return self._functions[name]
 
 
@@ -85,11 +88,15 @@ def shown(item: Item) -> str:
 
 
 def code_path() -> tuple[str, ...]:
-    """Directories from which workers import functions: that of the script, and this one."""
-    main = sys.modules["__main__"]
-    is_script = main.__spec__ is None and getattr(main, "__file__", None) is not None
-    own = (str(Path(str(main.__file__)).resolve().parent),) if is_script else ()
-    return tuple(dict.fromkeys((*own, str(Path.cwd()))))
+    """Directories from which workers import functions, in the order of this process.
+
+    That of a script comes first, and the current one only if the script could import from it.
+    """
+    main, here = sys.modules["__main__"], str(Path.cwd())
+    file = getattr(main, "__file__", None) if main.__spec__ is None else None
+    own = (str(Path(file).resolve().parent),) if file is not None else ()
+    is_program = file is None or not file.endswith(".py")  # such as a notebook, or pytest
+    return tuple(dict.fromkeys((*own, *([here] if is_program or here in sys.path else ()))))
 
 
 def name_of(function: object, path: tuple[str, ...]) -> str:

@@ -20,6 +20,7 @@ import time
 import traceback
 from contextlib import suppress
 from itertools import groupby
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
@@ -41,6 +42,7 @@ from hpc_toolkit.worker.attempts import (
 )
 from hpc_toolkit.worker.guard import STOP_SIGNALS, Guard
 from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
+from hpc_toolkit.worker.world import LONG_S, WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,16 +198,17 @@ class _Child:
     _workload: Workload
     _items: list[dict[str, Any]]
     _report: Report
+    # Items that one process runs, items before which it is not replaced, and its resident bytes.
     _most: float
-    """Items that one process runs."""
     _least: float
-    """Items up to which a process is not replaced."""
     _recycle_at: float
-    """Resident bytes above which it is replaced."""
 
     def __init__(
         self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
     ) -> None:
+        # Processes that user code spawns import the module of this name again.
+        sys.modules["__main__"] = ModuleType("__main__")
+        WORLD.watch()
         self._stages = stages
         self._requests = os.fdopen(requests, "rb", closefd=False)
         self._results = results
@@ -229,7 +232,7 @@ class _Child:
     def _send(self, kind: bytes, text: bytes = b"") -> None:
         if os.getpid() != self._pid:
             self._leave_if_forked()
-        write_all(self._results, b"%s%s\n" % (kind, text))
+        write_all(self._results, kind + text + b"\n")
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:
         """End a process that user code forked and that came back from it, as a script would end."""
@@ -366,6 +369,9 @@ class _Child:
         except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
             self._leave_if_forked(error)
             return error
+        finally:
+            if self._taken:
+                WORLD.restore()
         return None
 
     def _feed(self, span: range) -> Iterator[dict[str, Any]]:
@@ -375,6 +381,10 @@ class _Child:
                 self._leave_if_forked()
             if self._report.over or (self._begun >= self._least and self._is_worn):
                 return
+            if not self._taken:
+                WORLD.keep()
+            elif WORLD.changed or self._report.seconds > LONG_S:
+                WORLD.restore()
             self._taken += 1
             self._begun += 1
             yield item

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT
+from hpc_toolkit.rundir.layout import Manifest
+from hpc_toolkit.system.imports import OF_USER
+from hpc_toolkit.worker.code import CALLS, code_file, collect_provenance
 from hpc_toolkit.worker.pausing import parse_max_failures
 
 if TYPE_CHECKING:
@@ -62,12 +65,20 @@ class FunctionWorkload:
 
 
 def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
-    """Import and construct the code of a stage; a WorkloadError says why that failed."""
+    """Import and construct the code of a stage; a WorkloadError says why that failed.
+
+    ``sys.path`` and ``sys.argv`` become those of a script with this code.
+    """
     if spec.command is not None:
         from hpc_toolkit.worker.command import CommandWorkload
 
         return CommandWorkload(spec.command, pipefail=pipefail)
     assert spec.function is not None
+    name, user = str(spec.function), (*spec.path, *OF_USER)
+    # The user's files must not replace modules that a workload of hpctk imports.
+    ours = name.startswith("hpc_toolkit.") and name != CALLS
+    sys.path[:] = dict.fromkeys((*sys.path, *user) if ours else (*user, *sys.path))
+    sys.argv = [*spec.argv] or [str(code_file(spec) or name)]
     found = load_object(spec.function, spec.path)
     if isinstance(found, type):
         try:
@@ -95,7 +106,10 @@ def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
 
 
 def check_stage(stage: StageSpec) -> None:
-    """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code."""
+    """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code.
+
+    The caller's ``sys.path`` stays: its own imports, made later, must not find the user's files.
+    """
     work = stage.workload
     if (work.function is None) == (work.command is None):
         message = "a run needs either a workload or a command"
@@ -105,7 +119,11 @@ def check_stage(stage: StageSpec) -> None:
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
     _check_limits(stage)
-    load_workload(work)
+    path, argv = [*sys.path], sys.argv
+    try:
+        load_workload(work)
+    finally:
+        sys.path[:], sys.argv = path, argv
 
 
 def _check_limits(stage: StageSpec) -> None:
@@ -133,6 +151,13 @@ def _check_limits(stage: StageSpec) -> None:
         raise ConfigError(message)
     if stage.max_failures is not None:
         parse_max_failures(stage.max_failures)
+
+
+def new_manifest(root: str | Path, stage: StageSpec, *, copy_code: bool = False) -> Manifest:
+    """The manifest of a new run; refuse a stage that cannot work."""
+    check_stage(stage)
+    origin = collect_provenance((stage,)) | {"copied": copy_code}
+    return Manifest(run=Path(root).name, stages=(stage,), provenance=origin)
 
 
 def load_object(name: object, path: tuple[str, ...]) -> Any:
@@ -167,7 +192,7 @@ def load_object(name: object, path: tuple[str, ...]) -> Any:
 
 def _import_module(name: str, module_name: str, path: tuple[str, ...]) -> ModuleType:
     """Import the module of the workload ``name``; a WorkloadError says why that failed."""
-    for directory in reversed(path):
+    for directory in reversed((*path, *OF_USER)):
         if directory not in sys.path:
             sys.path.insert(0, directory)
     try:
@@ -304,83 +329,3 @@ class Prefetch:
 def _warn(group: Any, error: BaseException) -> None:
     said = describe(error).replace("\n", " ")
     sys.stderr.write(f"hpctk: {group!r:.200} is not prefetched: {said:.300}\n")
-
-
-def code_file(spec: WorkloadSpec) -> Path | None:
-    """The file of the module that a workload names; None for a command or without a file.
-
-    It is found without an import, which would run the code and might start threads.
-    """
-    from importlib.machinery import PathFinder
-    from pathlib import Path
-
-    if spec.function is None:
-        return None
-    path: Any = [*spec.path, *sys.path]
-    parts = spec.function.partition(":")[0].split(".")
-    if parts[0] == "hpc_toolkit" and len(parts) > 1:
-        path = sys.modules[parts.pop(0)].__path__  # imported already, wherever it was found
-    found = None
-    for part in parts:
-        # Part by part: by its full name, a nested namespace package would import its parent.
-        found = PathFinder.find_spec(part, path)
-        if found is None:
-            return None
-        path = found.submodule_search_locations
-    return Path(found.origin) if found is not None and found.has_location and found.origin else None
-
-
-def code_hash(spec: WorkloadSpec) -> str | None:
-    """SHA-256 of the file that defines a workload; None if there is no file."""
-    import hashlib
-
-    path = code_file(spec)
-    if path is None:
-        return None
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None
-
-
-def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
-    """Versions of hpctk, Python and packages, the git commit, and a hash of each stage's code."""
-    from datetime import UTC, datetime
-
-    from hpc_toolkit import __version__
-
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hpctk": __version__,
-        "python": sys.version.split()[0],
-        "git_commit": _git_commit(),
-        "code": {stage.name: code_hash(stage.workload) for stage in stages},
-        "packages": sorted(_installed_packages()),
-    }
-
-
-def _installed_packages() -> set[str]:
-    """NAME==VERSION of every package, from the names of the directories that pip makes.
-
-    ``importlib.metadata`` would read and parse a file per package: half the time of 'hpctk init'.
-    """
-    from pathlib import Path
-
-    found = (path.stem for entry in sys.path for path in Path(entry).glob("*.dist-info"))
-    return {stem.replace("-", "==").replace("_", "-") for stem in found}
-
-
-def _git_commit() -> str | None:
-    """The commit that is checked out here, read from ``.git`` without running git."""
-    from pathlib import Path
-
-    for directory in (Path.cwd(), *Path.cwd().parents):
-        head = directory / ".git" / "HEAD"
-        if not head.is_file():
-            continue
-        text = head.read_text(encoding="utf-8").strip()
-        if not text.startswith("ref: "):
-            return text
-        ref = directory / ".git" / text.removeprefix("ref: ")
-        return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
-    return None

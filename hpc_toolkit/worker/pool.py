@@ -21,6 +21,7 @@ from hpc_toolkit.system.imports import open_streams
 from hpc_toolkit.system.machine import read_machine
 from hpc_toolkit.system.processes import die_with_parent, handling, readable
 from hpc_toolkit.system.quantities import counted, format_duration
+from hpc_toolkit.system.ranks import without_rank
 from hpc_toolkit.worker.worker import (
     DRAIN_SIGNALS,
     EXIT_COMPLETE,
@@ -214,15 +215,16 @@ def work_elsewhere(
     """Start a pool from a fresh interpreter, because forking a process with threads is unsafe."""
     import subprocess
 
-    argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
+    argv = [sys.executable, "-Pm", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
     argv += ["--lease", f"{options.lease_s:.6f}s", "--grace", f"{options.grace_s:.6f}s"]
     if options.idle_exit_s is not None:
         argv += ["--idle-exit", f"{options.idle_exit_s:.6f}s"]
     if options.deadline is not None:
         argv += ["--deadline", f"@{options.deadline}"]
     argv += shares.to_options() if shares else []
+    argv += ["--strict-code"] if options.strict_code else []
     # Its own process group: a terminal's ^C reaches only this process, which forwards it once.
-    process = subprocess.Popen(argv, process_group=0)
+    process = subprocess.Popen(argv, env=without_rank(), process_group=0)
     try:
         with handling(DRAIN_SIGNALS, lambda number, _: process.send_signal(number)):
             while True:

@@ -102,7 +102,7 @@ class SlurmLiveness:
         # If no process can be started now, skip the query instead of failing this worker.
         with suppress(OSError, subprocess.SubprocessError):
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "hpc_toolkit.worker.slurmliveness", str(self._root), *words],
+                [sys.executable, "-Pm", __name__, str(self._root), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -71,6 +71,8 @@ class UnitRunner:
     """Readable when a signal has come."""
     tick: Callable[[], None]
     """Does the worker's periodic work; called at least once a second."""
+    stages: Callable[[], dict[str, StageSpec]]
+    """The stages for a new executor; WorkloadError: their code changed, and must not."""
     look_s: float
     """Seconds between two looks for a newer claim of the unit: the interval of heartbeats, which
     grows with the number of workers. A worker that was silent for a lease looks immediately."""
@@ -163,8 +165,7 @@ class UnitRunner:
             if self._ill and left[0] in fragile:
                 self._end_executor()
             if self._executor is None:
-                stages = {name: stage.spec for name, stage in self.view.stages.items()}
-                self._executor = Executor(stages, self.view.paths.worker_log(self.worker))
+                self._executor = Executor(self.stages(), self.view.paths.worker_log(self.worker))
                 self._hinted, self._ill = set(), False
             request = self._request(assignment, left, weight) | self._hint(assignment)
             if not fragile.isdisjoint(left[1:]):

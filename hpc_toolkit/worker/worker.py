@@ -13,6 +13,7 @@ import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, RunError, WorkloadError
@@ -27,6 +28,7 @@ from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.imports import open_streams
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.worker.code import executed
 from hpc_toolkit.worker.hosthealth import HostWatch
 from hpc_toolkit.worker.membership import Drain, Membership
 from hpc_toolkit.worker.pausing import PauseRule
@@ -59,6 +61,10 @@ class WorkerOptions:
     """Exit after this many seconds without work; None: wait indefinitely."""
     grace_s: float = 25.0
     """Seconds that the running item may still take after a signal or a request to drain."""
+    strict_code: bool = False
+    """Refuse code that changed since the run was created; False: warn."""
+    argv: tuple[str, ...] = ()
+    """``sys.argv`` of the script whose calls are run; (): as when the run was created."""
 
 
 class Worker:
@@ -120,6 +126,9 @@ class Worker:
             next_group=self._picker.next_group,
             wake_fd=self._wake_fd,
             tick=self._tick,
+            stages=partial(
+                executed, paths, manifest, strict=options.strict_code, argv=options.argv
+            ),
             look_s=own.presence.interval_s,
         )
         self._signals = 0

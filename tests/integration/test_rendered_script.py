@@ -64,6 +64,7 @@ kill -USR1 "$(cat "$FAKE_DIR/rank.pid")"
 """
 # The interpreter: the real batch process, what a node says before the ranks start, the worker.
 PYTHON = """
+if [[ $1 == -P ]]; then shift; fi
 case $3 in
   batch) exec "$REAL_PYTHON" "$FAKE_DIR/batch.py" "$0" "${@:3}" ;;
   preflight) cat "$FAKE_DIR/ready"; exit "$(cat "$FAKE_DIR/preflight_code")" ;;
@@ -214,7 +215,7 @@ def test_script_starts_one_worker_per_task_with_the_flags_of_a_queue(slurm: Fake
     assert step == [
         *("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label"),
         "--cpus-per-task=6",
-        *("--nodes=2", str(slurm.python), "-m", "hpc_toolkit", "work", "demo"),
+        *("--nodes=2", str(slurm.python), "-Pm", "hpc_toolkit", "work", "demo"),
     ]
     assert not slurm.requeued
 
@@ -263,7 +264,7 @@ def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
     )
 
     assert code == 0, output
-    assert ["-m", "hpc_toolkit", "work", run] in slurm.calls("python")
+    assert ["-Pm", "hpc_toolkit", "work", run] in slurm.calls("python")
     assert slurm.calls("left") == [[run, "60"]]
     assert slurm.rank_environ["VALUE"] == HOSTILE_NAME
     assert slurm.rank_environ["SETUP"] == "a b"
@@ -616,7 +617,7 @@ def test_apptainer_runs_the_checks_and_the_ranks(slurm: FakeSlurm) -> None:
     assert code == 0, output
     here, run = str(slurm.root), str(slurm.root / "demo")
     words = ["exec", "--bind", "/scratch", "--bind", "/x:/y", "--bind", here, "--bind", run]
-    words += ["--pwd", here, "a b.sif", str(slurm.python), "-m", "hpc_toolkit"]
+    words += ["--pwd", here, "a b.sif", str(slurm.python), "-Pm", "hpc_toolkit"]
     calls = slurm.calls("apptainer")
     assert all(call[: len(words)] == words for call in calls)
     assert [call[len(words)] for call in calls] == ["preflight", "work"]
@@ -821,7 +822,7 @@ def test_a_campaign_ends_when_its_coordinator_has_ended(slurm: FakeSlurm, work_c
     assert (slurm.root / "published").exists()
     assert "another coordinator decides" in output
     assert "the coordinator was killed (code 137)" in output
-    assert ["-m", "hpc_toolkit", "work", "demo", "--idle-exit=1000d"] in slurm.calls("python")
+    assert ["-Pm", "hpc_toolkit", "work", "demo", "--idle-exit=1000d"] in slurm.calls("python")
 
 
 def test_a_campaign_whose_coordinator_fails_tells_the_ranks_and_ends_with_its_code(

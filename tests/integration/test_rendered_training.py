@@ -20,6 +20,7 @@ __all__ = ["slurm"]
 # The interpreter: the real batch process, what a node stages, and what a launcher or a script does.
 PYTHON = """#!/bin/bash
 printf '%s\\0' "${0##*/}" "$@" > "$FAKE_DIR/calls/$EPOCHREALTIME.$$"
+if [[ $1 == -P ]]; then shift; fi
 case $3 in
   batch) exec "$REAL_PYTHON" "$FAKE_DIR/batch.py" "$0" "${@:3}" ;;
   preflight) exit 0 ;;
@@ -58,7 +59,7 @@ def test_words_of_a_training_arrive_as_they_were_written(node: FakeSlurm) -> Non
 
     assert code == 0, output
     assert started(node) == [
-        *("-m", "hpc_toolkit", "launch", f"--run-dir={run_dir}", "--backend=gloo"),
+        *("-P", "-m", "hpc_toolkit", "launch", f"--run-dir={run_dir}", "--backend=gloo"),
         *("--nproc-per-node=1", "--max-restarts=3", *words, "--lr", "$x"),
     ]
     assert (node.root / run_dir).is_dir()
@@ -107,7 +108,7 @@ def test_copies_lie_on_the_jobs_disk_else_on_the_nodes(
     place = f"{tmp_path / (variable or 'TMPDIR')}/hpctk-17.0"
     (staging,) = [call for call in node.calls("python") if "stage" in call]
     assert staging == [
-        *("-m", "hpc_toolkit", "stage", place, "--users", "1", "--", "/data/it's", "x")
+        *("-Pm", "hpc_toolkit", "stage", place, "--users", "1", "--", "/data/it's", "x")
     ]
     assert node.rank_environ["HPCTK_STAGED_1"] == f"{place}/n1/it's"
     assert node.rank_environ["HPCTK_STAGED"] == f"{place}/n1"

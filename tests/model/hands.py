@@ -141,6 +141,7 @@ class Hands:
                 next_group=lambda _: None,
                 wake_fd=wake,
                 tick=tick,
+                stages=dict,
                 look_s=1.0,
             )
             try:

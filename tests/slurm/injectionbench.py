@@ -30,7 +30,7 @@ _RECORD = """#!/bin/bash
 printf '%s\\0' "$#" "${{0##*/}}" "$@" >> {notes}/"${{SLURM_JOB_ID:-login}}.calls"
 """
 _PYTHON = """#!/bin/bash
-printf '%s\\0' 4 "$0" "${{@:1:4}}" >> {notes}/"${{SLURM_JOB_ID:-login}}.calls"
+printf '%s\\0' 5 "$0" "${{@:1:5}}" >> {notes}/"${{SLURM_JOB_ID:-login}}.calls"
 exec {python} "$@"
 """
 _APPTAINER = """
@@ -314,7 +314,7 @@ def _python(bench: Bench, plan: Plan, text: str) -> None:
     path = bench.directory(text) / "python"
     bench.program(path, bench.python)
     plan.fields["python"] = str(path)
-    plan.before.append([str(path), "-m", "hpc_toolkit", "batch", "command"])
+    plan.before.append([str(path), "-P", "-m", "hpc_toolkit", "batch", "command"])
 
 
 def _venv(bench: Bench, plan: Plan, text: str) -> None:

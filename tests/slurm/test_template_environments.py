@@ -177,7 +177,7 @@ def test_the_ranks_work_inside_the_container_and_the_script_outside(
     found = [call.read_bytes().decode().split("\0")[:-1] for call in calls.iterdir()]
     inside = ["exec", "--nv", "--bind", "/scratch", "--bind", "/data:/work:ro"]
     inside += ["--bind", str(site.cwd), "--bind", str(site.cwd / ODD), "--pwd", str(site.cwd)]
-    inside += ["my image.sif", sys.executable, "-m", "hpc_toolkit"]
+    inside += ["my image.sif", sys.executable, "-Pm", "hpc_toolkit"]
     assert all(call[: len(inside)] == inside for call in found)
     asked = sorted(call[len(inside)] for call in found)
     assert asked == [*["preflight"] * 2, *["work"] * 4]

@@ -527,7 +527,7 @@ def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
     assert found == [
         *("ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3"),
         *("--num-gpus=2", "--temp-dir=/scratch/job/r", "--"),
-        *(sys.executable, "-m", "hpc_toolkit.engines.ray.node", "--program", "train", "--", "-x"),
+        *(sys.executable, "-Pm", "hpc_toolkit.engines.ray.node", "--program", "train", "--", "-x"),
     ]
 
 

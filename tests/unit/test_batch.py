@@ -48,6 +48,17 @@ def test_variables_of_an_outer_job_are_removed_and_those_of_the_options_kept() -
     }
 
 
+@pytest.mark.parametrize(("rank", "kept"), [({"RANK": "3"}, set()), ({}, {"MASTER_PORT"})])
+def test_variables_of_a_rank_that_called_sbatch_are_removed_and_those_of_a_script_kept(
+    rank: dict[str, str], kept: set[str]
+) -> None:
+    environ = {"MASTER_PORT": "29500", **rank}
+
+    clean_environment(environ, {})
+
+    assert environ.keys() == {"SLURM_EXPORT_ENV", "PYTHONUNBUFFERED", *kept}
+
+
 @pytest.mark.parametrize(
     ("start", "lead", "noted", "warned"),
     [

@@ -290,6 +290,19 @@ def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
         notebook.executor(SITE, folder=tmp_path)
 
 
+def test_a_job_does_not_inherit_the_rank_around_the_notebook(
+    sbatch: KeptJobs, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "OWN"):
+        monkeypatch.setenv(name, "1")
+    before = dict(os.environ)
+
+    notebook.executor(SITE, folder=folder).submit(int, 1)
+
+    assert sbatch.environ().keys() & {"RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "OWN"} == {"OWN"}
+    assert dict(os.environ) == before
+
+
 def test_a_job_does_not_inherit_the_job_around_the_notebook(
     sbatch: KeptJobs,
     folder: Path,

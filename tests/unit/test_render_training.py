@@ -73,7 +73,7 @@ def test_a_launcher_on_each_node_starts_its_ranks_and_has_all_of_their_cpus() ->
     assert option(text, "cpus-per-task") == "32"
     assert "OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK > 4 ? SLURM_CPUS_PER_TASK / 4 : 1))" in text
     assert program(text) == (
-        "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=gloo "
+        "/p/python -P -m hpc_toolkit launch --run-dir=runs/job --backend=gloo "
         "--nproc-per-node=4 --max-restarts=3 train.py --lr 1"
     )
     assert srun(text) == ["--cpu-bind=none"]
@@ -87,7 +87,7 @@ def test_srun_starts_every_rank_where_that_is_asked_for() -> None:
     assert "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" in text
     # Options of a launcher would be refused, since there is none.
     assert program(text) == (
-        "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=gloo train.py --lr 1"
+        "/p/python -P -m hpc_toolkit launch --run-dir=runs/job --backend=gloo train.py --lr 1"
     )
     assert srun(text) == ["--cpu-bind=cores"]
 
@@ -229,7 +229,7 @@ def test_in_a_container_the_launcher_is_the_containers() -> None:
 
     text = script(cluster=site, **TWO_NODES, container="/x.sif", container_python="/c/python")
 
-    assert program(text).startswith("/c/python -m hpc_toolkit launch ")
+    assert program(text).startswith("/c/python -P -m hpc_toolkit launch ")
     assert {"--apptainer=/x.sif", "--container-python=/c/python"} <= set(batch_options(text))
 
 

@@ -495,6 +495,15 @@ def test_a_job_submitted_inside_a_job_inherits_nothing_of_it() -> None:
     assert slurm.overriding_variables(INSIDE) == []
 
 
+def test_a_job_submitted_by_a_rank_or_an_item_inherits_nothing_of_it() -> None:
+    own = {"PATH": "/bin", "MASTER_KEY": "1", "GROUP_NAME": "x", "ROLE": "x", "NODE_RANK": "1"}
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK"
+    names += " ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID"
+    names += " TORCHELASTIC_ERROR_FILE TORCHELASTIC_USE_AGENT_STORE"
+
+    assert slurm.clean_environment({**own, **dict.fromkeys(names.split(), "1")}) == own
+
+
 def test_outside_a_job_the_environment_is_the_users() -> None:
     outside = {"PATH": "/bin", "SBATCH_ACCOUNT": "x", "SLURM_CONF": "/etc/slurm.conf"}
 

@@ -137,6 +137,7 @@ class Stage:
             next_group=lambda _: self.next_group(),
             wake_fd=self.wake,
             tick=self._tick,
+            stages=dict,
             look_s=10.0,
         )
 

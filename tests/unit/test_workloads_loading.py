@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import itertools
 import sys
@@ -10,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.working import check_code
-from hpc_toolkit.errors import ConfigError, WorkloadError
+from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
-from hpc_toolkit.worker.loading import code_hash, load_workload
+from hpc_toolkit.worker.code import code_file
+from hpc_toolkit.worker.loading import load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,21 +125,7 @@ def test_code_inside_packages_without_a_file_of_their_own_is_found_and_not_impor
     (directory / "code.py").write_text("raise RuntimeError\n")
     named = f"{inside}.code:f".removeprefix(".")
 
-    found = code_hash(WorkloadSpec(function=named, path=(str(tmp_path),)))
+    found = code_file(WorkloadSpec(function=named, path=(str(tmp_path),)))
 
-    assert found == hashlib.sha256(b"raise RuntimeError\n").hexdigest()
+    assert found == directory / "code.py"
     assert "outer" not in sys.modules
-
-
-def test_code_whose_file_cannot_be_found_is_not_said_to_have_changed(
-    source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(source, "first", 1)
-    run = Run.create(source.parent / "run", [{}], workload=f"{source.stem}:first")
-    source.unlink()
-
-    check_code(run, strict=False)
-
-    assert capsys.readouterr().err == ""
-    with pytest.raises(ConfigError, match="is in no file that can be found"):
-        check_code(run, strict=True)

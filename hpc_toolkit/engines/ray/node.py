@@ -98,7 +98,7 @@ def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.en
     options = [*resources(environ), f"--temp-dir={root}/{_OF_RAY}"]
     given = {word.partition("=")[0] for word in words[:cut]}
     own = [option for option in options if option.partition("=")[0] not in given]
-    program = [sys.executable, "-m", "hpc_toolkit.engines.ray.node", PROGRAM, *words[cut + 1 :]]
+    program = [sys.executable, "-Pm", "hpc_toolkit.engines.ray.node", PROGRAM, *words[cut + 1 :]]
     return [*words[:cut], *own, "--", *program]
 
 

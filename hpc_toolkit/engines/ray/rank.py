@@ -1,6 +1,6 @@
 """One rank of a run in Ray: an actor, and the process that the actor starts and waits for.
 
-The process, ``python -m hpc_toolkit.engines.ray.rank ORDER FD PARENT``, is the worker. It is a
+The process, ``python -Pm hpc_toolkit.engines.ray.rank ORDER FD PARENT``, is the worker. It is a
 process of its own, because a worker needs the main thread for its signals and forks its executor;
 a process with Ray's threads must not fork. Like a local worker, it exits when its parent, the
 actor, ends.
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.system.binding import Place
 from hpc_toolkit.system.gpus import CUDA
+from hpc_toolkit.system.imports import leave_directory
 from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.worker.worker import WorkerOptions
@@ -67,7 +68,7 @@ class Order:
 
     def argv(self, report_fd: int) -> list[str]:
         """Return the command of the process, which writes an error to ``report_fd``."""
-        module = (sys.executable, "-m", "hpc_toolkit.engines.ray.rank")
+        module = (sys.executable, "-Pm", "hpc_toolkit.engines.ray.rank")
         return [*module, self.to_json(), str(report_fd), str(os.getpid())]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -89,6 +90,7 @@ class Order:
 def main() -> int:
     """Run as a program; an error that the user can act on goes to the actor, as JSON."""
     order, report_fd, parent = Order.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    leave_directory()
     os.set_inheritable(report_fd, False)
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:

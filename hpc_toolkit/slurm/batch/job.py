@@ -15,7 +15,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
 from hpc_toolkit.slurm.controller import host_names
 from hpc_toolkit.slurm.records import script_options
-from hpc_toolkit.system.ranks import host_name
+from hpc_toolkit.system.ranks import host_name, without_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -125,9 +125,12 @@ def clean_environment(environ: MutableMapping[str, str], options: Mapping[str, s
     """Prepare the environment for the job's steps.
 
     A job that was submitted from inside another one inherits variables that srun would read as its
-    own; those that the script's options do not set are removed.
+    own; those that the script's options do not set are removed. So are those of a rank that called
+    sbatch: a script may set MASTER_PORT, but it is never a rank.
     """
     foreign = {name for option, name in SRUN_READS.items() if option not in options}
+    if "RANK" in environ:
+        foreign |= environ.keys() - without_rank(environ).keys()
     foreign |= {"SRUN_CPUS_PER_TASK", "SLURM_LABELIO"}
     for name in list(environ):
         if name in foreign or name.startswith(_OF_STEPS):

@@ -112,7 +112,7 @@ class ProgramJob:
     def _check_nodes(self) -> None:
         request = self._request
         python = request.check_inside or sys.executable
-        check = [python, "-m", "hpc_toolkit", "preflight", "--gpus", str(request.gpus)]
+        check = [python, "-Pm", "hpc_toolkit", "preflight", "--gpus", str(request.gpus)]
         if request.check_inside:
             inside = request.container.srun_options()
             self._on_all_nodes("--time=10", *inside, words=request.container.inside(check))
@@ -140,7 +140,7 @@ class ProgramJob:
             return
         disk = request.stage_dir or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # noqa: S108
         place = f"{disk}/hpctk-{self._job.id}.{self._job.restarts}"
-        words = [sys.executable, "-m", "hpc_toolkit", "stage", place, "--users"]
+        words = [sys.executable, "-Pm", "hpc_toolkit", "stage", place, "--users"]
         words += [str(request.tasks), "--", *request.stage]
         # Where ranks never start, nobody else removes the copies; ranks that start remove them.
         remove = self._batch.once_per_node("--quiet", "--time=5")
@@ -204,7 +204,7 @@ def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
     environ["RAY_USAGE_STATS_ENABLED"] = environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     environ.setdefault("RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT", "120")
     job.log(f"ray at {address}")
-    node = (sys.executable, "-m", "hpc_toolkit.engines.ray.node", "ray", "symmetric-run")
+    node = (sys.executable, "-Pm", "hpc_toolkit.engines.ray.node", "ray", "symmetric-run")
     return (*node, "--address", address, "--min-nodes", str(len(job.nodes)), "--", *program)
 
 

@@ -86,7 +86,7 @@ class WorkJob:
         self._batch.start([*step, *self._hpctk("work", self._run, *request.options)])
         if request.campaign:
             words = ("campaign", "coordinate", self._run, "--summary")
-            coordinator = [sys.executable, "-m", "hpc_toolkit", *words]
+            coordinator = [sys.executable, "-Pm", "hpc_toolkit", *words]
             self._coordinator = CoordinatorProcess(coordinator, self._job.log, self._stop_ranks)
         elif request.shrink_every_s is not None and len(fit) > 1:
             self._shrink(request.shrink_every_s)
@@ -94,7 +94,7 @@ class WorkJob:
         self._decide(code)
 
     def _hpctk(self, *words: str) -> list[str]:
-        argv = [self._request.python, "-m", "hpc_toolkit", *words]
+        argv = [self._request.python, "-Pm", "hpc_toolkit", *words]
         return self._request.container.inside(argv, self._run)
 
     def _fit_nodes(self) -> list[str]:
@@ -158,7 +158,7 @@ class WorkJob:
             self._batch.warn_ranks()
             return
         # The signal would also end the process that unpacks the image.
-        drain = [sys.executable, "-m", "hpc_toolkit", "drain", self._run]
+        drain = [sys.executable, "-Pm", "hpc_toolkit", "drain", self._run]
         if subprocess.run(drain, check=False).returncode:
             self._job.log("the ranks could not be asked to exit")
 

@@ -73,7 +73,7 @@ def surroundings(
         teardown=tuple(setup_words(line, "--teardown") for line in full.teardown),
         threads=_threads(full, given, trained),
         batch=(
-            *(full.python or "", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
+            *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
             *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
             *(trained.options if trained else ()),
         ),

@@ -74,7 +74,7 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
     if template not in TRAININGS or full.ntasks_per_node is None:
         return None
     alone = template == "train-cpu"
-    launcher = () if alone else ("-m", "hpc_toolkit", "launch", *_launch_options(full))
+    launcher = () if alone else ("-P", "-m", "hpc_toolkit", "launch", *_launch_options(full))
     options = [f"--run-dir={full.run_dir}", *(["--alone"] if alone else [])]
     options += [f"--srun={word}" for word in _srun_options(full, cluster)]
     options += [f"--stage={path}" for path in full.stage]

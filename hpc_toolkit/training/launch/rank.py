@@ -1,4 +1,4 @@
-"""Become a rank: ``python -m hpc_toolkit.training.launch.rank PARENT CPUS PROGRAM ARGUMENTS...``.
+"""Become a rank: ``python -Pm hpc_toolkit.training.launch.rank PARENT CPUS PROGRAM ARGUMENTS...``.
 
 Child processes can outlive their agent. This process asks the kernel to end it with the agent,
 binds itself to CPUS (such as 0-7; empty for all), and then executes the program. It ignores Slurm's

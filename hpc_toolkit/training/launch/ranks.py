@@ -95,7 +95,7 @@ class Ranks:
         with ExitStack() as opened:
             # Detached from the terminal, so that ^C reaches the rank only through the launch.
             return subprocess.Popen(
-                [sys.executable, "-m", rank.__name__, str(os.getpid()), cpus, *command],
+                [sys.executable, "-Pm", rank.__name__, str(os.getpid()), cpus, *command],
                 env={**environ, **variables},
                 stdout=self._output(local, 1, opened),
                 stderr=self._output(local, 2, opened),

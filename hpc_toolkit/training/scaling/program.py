@@ -36,7 +36,7 @@ from hpc_toolkit.training.scaling.settings import (
     cases,
     sample_cost_ms,
 )
-from hpc_toolkit.worker.loading import collect_provenance
+from hpc_toolkit.worker.code import collect_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -1,0 +1,285 @@
+"""The user's code that a run executes: its files, whether they changed, and a copy in the run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import sys
+import warnings
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, WorkloadError
+from hpc_toolkit.rundir.files import write_new
+from hpc_toolkit.system.quantities import counted, format_size
+from hpc_toolkit.system.record import replace
+from hpc_toolkit.system.terminal import note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from importlib.machinery import ModuleSpec
+
+    from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
+
+CALLS = "hpc_toolkit.worker.calls:Calls"
+"""The workload of an executor's run, whose functions are not known when the run is created."""
+
+_MOST_FILES = 1000
+_MOST_COPIED = 1 << 28
+_INSTALLED = (f"{os.path.dirname(os.__file__)}/", f"{Path(__file__).parents[1]}/")
+_SCRIPTS = (".py", ".sh", ".r", ".R", ".jl", ".pl", ".rb", ".js", ".lua", ".m")
+_BETWEEN = r"\s;&|()<>"
+_reported: set[str] = set()
+
+
+def executed(
+    paths: RunPaths, manifest: Manifest, *, strict: bool = False, argv: tuple[str, ...] = ()
+) -> dict[str, StageSpec]:
+    """The stages of a run as executors get them: with the run's copy of the code, if it has one.
+
+    Warns, once in a process and its children, of code that changed since the run was created;
+    raises WorkloadError instead if ``strict``. ``argv`` is that of the script whose calls are run.
+    """
+    made, origin = {}, manifest.provenance
+    for stage in manifest.stages:
+        work, known = stage.workload, _recorded(origin, stage)
+        place = paths.code.absolute() / stage.name if origin.get("copied") else None
+        where = {name: place / name if place else Path(one[0]) for name, one in known.items()}
+        changed = [name for name, one in known.items() if _differs(where[name], one)]
+        named = ", ".join(changed[:5]) + (", ..." if changed[5:] else "")
+        which = "" if work.function == CALLS else f", {work.function or 'its command'},"
+        message = f"the code of stage {stage.name!r}{which} changed since init: {named}"
+        if changed and strict:
+            raise WorkloadError(message, hint="create a new run, or leave out --strict-code")
+        if changed and message not in _reported:
+            _reported.add(message)
+            note(message, "warning")
+        if place is not None:
+            work = replace(work, path=(str(place), *work.path))
+            if work.command is not None:
+                words = {one[0]: where[name] for name, one in known.items()}
+                work = replace(work, command=_with_copies(work.command, words))
+        if work.function == CALLS:
+            work = replace(work, argv=argv or tuple(origin.get("argv", ())))
+        made[stage.name] = replace(stage, workload=work)
+    return made
+
+
+def _recorded(origin: dict[str, Any], stage: StageSpec) -> dict[str, list[Any]]:
+    if "files" in origin:
+        return {**origin["files"].get(stage.name, {})}
+    # Earlier versions recorded only the hash of the workload's file.
+    before, file = origin.get("code", {}).get(stage.name), code_file(stage.workload)
+    return {file.name: [str(file), -1, 0, before]} if before and file else {}
+
+
+def _differs(path: Path, record: list[Any]) -> bool:
+    try:
+        info = path.stat()
+        return [info.st_size, info.st_mtime_ns] != record[1:3] and _sha(path) != record[3]
+    except OSError:
+        return True
+
+
+def _sha(path: Path) -> str | None:
+    import hashlib
+
+    with suppress(OSError), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+    return None
+
+
+def _with_copies(command: str, copies: dict[str, Path]) -> str:
+    """The command with other names for its scripts."""
+
+    def other(found: re.Match[str]) -> str:
+        copy = copies.get(found[0].strip("'\""))
+        return shlex.quote(str(copy)).replace("{", "{{").replace("}", "}}") if copy else found[0]
+
+    return re.sub(f"[^{_BETWEEN}]+", other, command)
+
+
+def copy_code(paths: RunPaths, manifest: Manifest) -> None:
+    """Copy the recorded files into a run that is being created, if it asks for a copy.
+
+    Raises ConfigError: there is nothing to copy, or too much.
+    """
+    if not manifest.provenance.get("copied"):
+        return
+    records = [one for known in manifest.provenance["files"].values() for one in known.values()]
+    size = sum(one[1] for one in records)
+    if not records or size > _MOST_COPIED:
+        message = f"--copy-code: {counted(len(records), 'file')}, {format_size(size)}"
+        hint = f"at most {format_size(_MOST_COPIED)} of code are copied; install the rest"
+        raise ConfigError(message, hint=hint if records else "the code is installed; leave it out")
+    for stage, known in manifest.provenance["files"].items():
+        for name, (file, _, mtime, _) in known.items():
+            copy = paths.code / stage / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_new(copy, [Path(file).read_bytes()])
+            os.utime(copy, ns=(mtime, mtime))
+            copy.chmod(os.stat(file).st_mode & 0o755 | stat.S_IWUSR)
+    for directory, *_ in os.walk(paths.code):
+        os.chmod(directory, os.stat(directory).st_mode & ~stat.S_IWOTH)
+
+
+def code_file(spec: WorkloadSpec) -> Path | None:
+    """The file of the module that a workload names; None for a command or without a file."""
+    if spec.function is None:
+        return None
+    known = {"hpc_toolkit": sys.modules["hpc_toolkit"].__spec__}  # wherever it was found
+    found = _find(str(spec.function).partition(":")[0], spec.path, known)
+    return Path(found.origin) if found is not None and found.has_location and found.origin else None
+
+
+def _find(
+    name: str, path: tuple[str, ...], known: dict[str, ModuleSpec | None]
+) -> ModuleSpec | None:
+    """Where a module is, without an import, which would run its code and might start threads."""
+    if name not in known:
+        parent, _, last = name.rpartition(".")
+        above = _find(parent, path, known) if parent else None
+        where = above.submodule_search_locations if above else [] if parent else [*path, *sys.path]
+        # Not by its full name: a nested namespace package would import its parent.
+        found = PathFinder.find_spec(last, where) if where else None
+        if found is None and not parent:  # such as an editable installation
+            others = (one.find_spec(name, None) for one in sys.meta_path if one is not PathFinder)
+            found = next(filter(None, others), None)
+        known[name] = found
+    return known[name]
+
+
+def _files_of(spec: WorkloadSpec) -> dict[str, list[Any]]:
+    """The user's files that a workload executes, by their place below where they are imported from.
+
+    They are the modules outside the installation whose names its source has, also in functions; of
+    a command, its scripts and programs, and the modules of those in Python.
+    """
+    found: dict[str, str] = {}
+    if spec.command is not None:
+        words = (word.strip("'\"") for word in re.split(f"[{_BETWEEN}]+", spec.command))
+        for word in filter(_is_script, words):
+            below = re.sub(r"^(\.\./|/)+", "", os.path.normpath(word))
+            modules = _imported((str(Path(word).absolute().parent),), _imports(word, ""))
+            found |= {os.path.join(os.path.dirname(below), name): modules[name] for name in modules}
+            found[below] = word
+    elif spec.function == CALLS:
+        main = getattr(sys.modules["__main__"], "__file__", None) or ""
+        loaded = [(name, getattr(one, "__file__", None)) for name, one in [*sys.modules.items()]]
+        names = [name for name, file in loaded if file and os.path.dirname(file) in spec.path]
+        found = _imported(spec.path, [*names, *_imports(main, "")])
+        if main.endswith(".py") and os.path.isfile(main) and not _is_installed(main):
+            found[os.path.basename(main)] = main
+    elif spec.function is not None:
+        found = _imported(spec.path, [spec.function.partition(":")[0]])
+        if not found and (file := code_file(spec)) and file.is_file():
+            found[file.name] = str(file)
+    infos = {name: (file, os.stat(file)) for name, file in sorted(found.items())}
+    return {
+        name: [file, info.st_size, info.st_mtime_ns, _sha(Path(file))]
+        for name, (file, info) in infos.items()
+    }
+
+
+def _is_script(word: str) -> bool:
+    """Whether a word of a command is a file of code; other files may change."""
+    if word.startswith(("/usr/", "/bin/", "/lib")) or not os.path.isfile(word):
+        return False
+    return word.endswith(_SCRIPTS) or os.access(word, os.X_OK)
+
+
+def _is_installed(file: str) -> bool:
+    packages = {"site-packages", "dist-packages"}
+    return file.startswith(_INSTALLED) or not packages.isdisjoint(Path(file).parts)
+
+
+def _imported(path: tuple[str, ...], names: Iterable[str]) -> dict[str, str]:
+    """The user's files of modules and of what they import, by their place below a directory."""
+    found: dict[str, str] = {}
+    known: dict[str, ModuleSpec | None] = {}
+    todo, seen = [*names], set[str]()
+    while todo and len(found) < _MOST_FILES:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        parent = name.rpartition(".")[0]
+        todo += filter(None, [parent])
+        spec = _find(name, path, known)
+        file = spec.origin or "" if spec is not None else ""
+        if spec is not None and os.path.isfile(file) and not _is_installed(file):
+            package = name if spec.submodule_search_locations is not None else parent
+            found[os.path.join(package.replace(".", "/"), os.path.basename(file))] = file
+            todo += _imports(file, package)
+    return found
+
+
+def _imports(file: str, package: str) -> Iterator[str]:
+    """Names that a source file of a package may import; some are not modules."""
+    import ast
+
+    todo: list[ast.AST] = []
+    with warnings.catch_warnings(action="ignore"), suppress(Exception):
+        todo += [ast.parse(Path(file).read_bytes())] if file.endswith(".py") else []
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")
+            above = above[: len(above) - node.level + 1] if node.level else []
+            base = ".".join(filter(None, [*above, node.module]))
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called in {"import_module", "__import__"}:
+                yield str(node.args[0].value)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            todo += node.orelse
+        else:
+            todo += ast.iter_child_nodes(node)
+
+
+def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
+    """Versions of hpctk, Python and packages, the git commit, and the files of the stages' code."""
+    from datetime import UTC, datetime
+
+    from hpc_toolkit import __version__
+
+    code = {stage.name: code_file(stage.workload) for stage in stages}
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hpctk": __version__,
+        "python": sys.version.split()[0],
+        "git_commit": _git_commit(),
+        "code": {name: file and _sha(file) for name, file in code.items()},
+        "files": {stage.name: _files_of(stage.workload) for stage in stages},
+        "packages": sorted(_installed_packages()),
+    }
+
+
+def _installed_packages() -> set[str]:
+    """NAME==VERSION of every package, from the names of the directories that pip makes.
+
+    ``importlib.metadata`` would read and parse a file per package: half the time of 'hpctk init'.
+    """
+    found = (path.stem for entry in sys.path for path in Path(entry).glob("*.dist-info"))
+    return {stem.replace("-", "==").replace("_", "-") for stem in found}
+
+
+def _git_commit() -> str | None:
+    """The commit that is checked out here, read from ``.git`` without running git."""
+    for directory in (Path.cwd(), *Path.cwd().parents):
+        head = directory / ".git" / "HEAD"
+        if not head.is_file():
+            continue
+        text = head.read_text(encoding="utf-8").strip()
+        if not text.startswith("ref: "):
+            return text
+        ref = directory / ".git" / text.removeprefix("ref: ")
+        return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
+    return None

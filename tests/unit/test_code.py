@@ -1,0 +1,267 @@
+"""Which files of the user's a run executes, how a change of them shows, and their copies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import stat
+import sys
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import Executor
+from hpc_toolkit.errors import ConfigError, WorkloadError
+from hpc_toolkit.run import Run
+from hpc_toolkit.worker.code import executed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Project:
+    """A directory of code whose modules no other test has imported."""
+
+    root: Path
+    name: str
+
+    def write(self, file: str, text: str) -> Path:
+        path = self.root / file.replace("NAME", self.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("NAME", self.name))
+        return path
+
+    def make(self, **settings: Any) -> Run:
+        return Run.create("run", [{}], **({"workload": f"{self.name}:f"} | settings))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    made = Project(tmp_path, f"code_{next(_numbers)}")
+    made.write("NAME.py", "def f(item):\n    return {}\n")
+    yield made
+    for name in set(sys.modules) - before:
+        if made.name in name:
+            del sys.modules[name]
+
+
+def changes(run: Run) -> str:
+    """The names of changed files in the refusal; "" if nothing changed."""
+    try:
+        executed(run.paths, run.manifest, strict=True)
+    except WorkloadError as error:
+        return error.message.partition("changed since init: ")[2]
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("imports", "file"),
+    [
+        ("", "NAME.py"),
+        ("import NAME_helper", "NAME_helper.py"),
+        ("from NAME_helper import *", "NAME_helper.py"),
+        ("def later():\n    import NAME_helper", "NAME_helper.py"),
+        ("import importlib\nimportlib.import_module('NAME_helper')", "NAME_helper.py"),
+        ("import NAME_package", "NAME_package/__init__.py"),
+        ("def later():\n    import NAME_package.inner.deep", "NAME_package/__init__.py"),
+        ("def later():\n    import NAME_package.inner.deep", "NAME_package/inner/deep.py"),
+        ("from NAME_package.inner import deep", "NAME_package/inner/beside.py"),
+        ("from NAME_package.inner import deep", "NAME_package/above.py"),
+        ("from NAME_space.inner import deep", "NAME_space/inner/deep.py"),
+        ("def later():\n    import NAME_native", f"NAME_native{EXTENSION_SUFFIXES[0]}"),
+        ("import NAME_link", "NAME_link.py"),
+        ("import NAME_other", "NAME_other.py"),
+        ("if TYPE_CHECKING:\n    import NAME_helper", ""),
+        ("try:\n    import NAME_absent\nexcept ImportError:\n    pass", ""),
+    ],
+)
+@pytest.mark.parametrize("how", ["edited", "gone", "touched"])
+def test_a_module_outside_the_installation_that_changes_is_named(
+    project: Project, monkeypatch: pytest.MonkeyPatch, imports: str, file: str, how: str
+) -> None:
+    main = project.write("NAME.py", f"TYPE_CHECKING = False\n{imports}\ndef f(item):\n    pass\n")
+    project.write("NAME_helper.py", "one = 1\n")
+    project.write("NAME_package/__init__.py", "")
+    project.write("NAME_package/above.py", "")
+    project.write("NAME_package/inner/__init__.py", "")
+    project.write("NAME_package/inner/deep.py", "from . import beside\nfrom .. import above\n")
+    project.write("NAME_package/inner/beside.py", "")
+    project.write("NAME_space/inner/deep.py", "")
+    project.write(f"NAME_native{EXTENSION_SUFFIXES[0]}", "")
+    target = project.write("elsewhere/target.py", "")
+    (project.root / f"{project.name}_link.py").symlink_to(target)
+    # As an editable installation does.
+    project.write("source/NAME_other.py", "")
+    monkeypatch.syspath_prepend(project.root / "source")
+    run = project.make()
+    assert changes(run) == ""
+
+    inside = f"source/{file}" if "other" in file else file
+    path = project.root / inside.replace("NAME", project.name) if file else main.with_name("x")
+    if file and how == "edited":
+        path.write_bytes(path.read_bytes() + b"\n")
+    elif file and how == "gone":
+        path.unlink()
+    elif file:
+        os.utime(path, (1, 1))
+
+    assert changes(run) == ("" if how == "touched" else file.replace("NAME", project.name))
+
+
+def test_an_installed_module_is_not_recorded_unless_it_is_the_workload(project: Project) -> None:
+    project.write("NAME.py", "import json, numpy, hpc_toolkit\ndef f(item):\n    pass\n")
+
+    own = project.make().manifest.provenance["files"]["items"]
+    installed = Run.create("other", [{}], workload="hpc_toolkit.science.workloads.synthetic:Noop")
+
+    assert list(own) == [f"{project.name}.py"]
+    assert list(installed.manifest.provenance["files"]["items"]) == ["synthetic.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "changed"),
+    [
+        ("python train.py --lr {lr}", "train.py"),
+        ("python train.py --lr {lr}", "helper.py"),
+        ("cd . && ./tool {lr}; true", "tool"),
+        ("cat data.csv; echo {lr}", ""),
+        ("sh src/run.sh {lr}|cat", "src/run.sh"),
+        ("python 'train.py' {lr}", "train.py"),
+    ],
+)
+def test_a_script_of_a_command_that_changes_is_named(
+    project: Project, command: str, changed: str
+) -> None:
+    project.write("train.py", "import helper\n")
+    project.write("src/run.sh", "")
+    project.write("tool", "").chmod(0o755)
+    for name in ("helper.py", "data.csv"):
+        project.write(name, "")
+    run = Run.create("run", [{"lr": 1}], command=command)
+    assert changes(run) == ""
+
+    (project.root / (changed or "data.csv")).write_text("other")
+
+    assert changes(run) == changed
+
+
+def test_a_change_is_reported_once_in_a_process(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = project.make()
+    project.write("NAME.py", "")
+
+    for _ in range(2):
+        assert executed(run.paths, run.manifest)["items"] == run.manifest.stages[0]
+
+    name = project.name
+    expected = f"the code of stage 'items', {name}:f, changed since init: {name}.py"
+    assert capsys.readouterr().err == f"warning: {expected}\n"
+
+
+def test_a_run_of_an_earlier_version_has_the_hash_of_one_file(project: Project) -> None:
+    project.write("NAME.py", "import NAME_helper\ndef f(item):\n    pass\n")
+    helper = project.write("NAME_helper.py", "")
+    run = project.make()
+    record = json.loads(run.paths.manifest.read_bytes())
+    del record["provenance"]["files"], record["provenance"]["copied"]
+    run.paths.manifest.write_text(json.dumps(record))
+    helper.write_text("other")
+    assert changes(Run.open("run")) == ""
+
+    project.write("NAME.py", "")
+
+    assert changes(Run.open("run")) == f"{project.name}.py"
+
+
+def test_copies_are_executed_wherever_the_run_is_and_whatever_the_original_becomes(
+    project: Project,
+) -> None:
+    project.write("NAME.py", "import NAME_package.deep\ndef f(item):\n    pass\n")
+    project.write("NAME_package/__init__.py", "")
+    deep = project.write("NAME_package/deep.py", "")
+    project.write("NAME_package/unused.py", "")
+    project.make(copy_code=True)
+    deep.write_text("other")
+    project.write("NAME.py", "").unlink()
+    shutil.copytree("run", "moved", symlinks=True)
+
+    run = Run.open("moved")
+    path = executed(run.paths, run.manifest, strict=True)["items"].workload.path
+
+    assert path == (str(project.root / "moved/code/items"), str(project.root))
+    copied = {one.relative_to(path[0]) for one in Path(path[0]).rglob("*.py")}
+    assert {str(one).replace(project.name, "NAME") for one in copied} == {
+        *("NAME.py", "NAME_package/__init__.py", "NAME_package/deep.py")
+    }
+    (Path(path[0]) / f"{project.name}.py").write_text("")
+    assert changes(run) == f"{project.name}.py"
+
+
+def test_a_command_calls_the_copies_of_its_scripts(project: Project) -> None:
+    project.root.joinpath("a {b}").mkdir()
+    os.chdir("a {b}")
+    Path("train.py").write_text("import helper\n")
+    Path("helper.py").write_text("")
+    Path("tool").write_text("")
+    Path("tool").chmod(0o777)
+    run = Run.create(
+        "run", [{"lr": 1}], command="python 'train.py' train.pyc {lr}|./tool", copy_code=True
+    )
+
+    command = executed(run.paths, run.manifest, strict=True)["items"].workload.command
+
+    place = f"{project.root}/a {{{{b}}}}/run/code/items"
+    assert command == f"python '{place}/train.py' train.pyc {{lr}}|'{place}/tool'"
+    assert stat.S_IMODE((run.paths.code / "items/tool").stat().st_mode) == 0o755
+    assert (run.paths.code / "items/helper.py").exists()
+
+
+def test_a_copy_of_nothing_or_of_too_much_is_refused(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="--copy-code: 0 files"):
+        Run.create("run", [{}], command="true", copy_code=True)
+    monkeypatch.setattr("hpc_toolkit.worker.code._MOST_COPIED", 10)
+    with pytest.raises(ConfigError, match=r"--copy-code: 1 file, 27 B"):
+        project.make(copy_code=True)
+    assert not Path("run").exists()
+
+
+def test_a_script_tells_its_own_file_and_what_it_imported(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = project.write("NAME_script.py", "import NAME\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with Executor("run") as executor:
+        run = executor.run
+    assert run.manifest.provenance["argv"] == sys.argv
+    assert executed(run.paths, run.manifest)["items"].workload.argv == tuple(sys.argv)
+    assert changes(run) == ""
+
+    script.write_text("")
+    project.write("NAME.py", "")
+
+    assert changes(run) == f"{project.name}.py, {project.name}_script.py"
+
+
+def test_code_that_cannot_be_read_or_parsed_is_recorded(project: Project) -> None:
+    project.write("NAME.py", "def f(item):\n    import NAME_broken\n")
+    broken = project.write("NAME_broken.py", "def (:\n")
+    run = project.make()
+
+    broken.write_text("other")
+
+    assert changes(run) == f"{project.name}_broken.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT
+from hpc_toolkit.rundir.layout import Manifest, parse_manifest
 from hpc_toolkit.worker.pausing import parse_max_failures
 
 if TYPE_CHECKING:
@@ -93,12 +95,15 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 
 
 def check_stage(stage: StageSpec) -> None:
-    """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code."""
+    """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code.
+
+    Raises TypeError for a setting of a type that run.json does not have.
+    """
     work = stage.workload
     if (work.function is None) == (work.command is None):
         message = "a run needs either a workload or a command"
         raise ConfigError(message, hint="--workload MODULE:NAME or --command '... {key} ...'")
-    if work.command is not None and not work.command.strip():
+    if work.command is not None and not str(work.command).strip():
         # A shell succeeds on an empty command, so every item would seem done.
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
@@ -120,6 +125,7 @@ def check_stage(stage: StageSpec) -> None:
     if stage.max_failures is not None:
         parse_max_failures(stage.max_failures)
     load_workload(work)
+    parse_manifest(json.loads(Manifest(run="", stages=(stage,)).to_bytes()))
 
 
 def load_object(name: object, path: tuple[str, ...]) -> Any:

@@ -57,7 +57,7 @@ class _Stream:
 
     lines: UnitLines
     """Where results are written."""
-    rest: bytes = b""
+    rest: list[bytes] = field(default_factory=list)
     weight: int = 1
     """What one failure adds to the failures in a row."""
     index: int = 0
@@ -329,7 +329,11 @@ class UnitRunner:
             return False
         if not data:
             return False
-        *lines, stream.rest = (stream.rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*stream.rest, lines[0]])
+            stream.rest = []
+        stream.rest.append(rest)  # joined only once, because a result may be large
         for line in lines:
             self._take(line, stream)
         if stream.ready and not self._overtaken:

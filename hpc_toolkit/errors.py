@@ -56,8 +56,8 @@ def _rebuild(kind: type[HpcToolkitError], message: str, hint: str) -> HpcToolkit
     return kind(message, hint=hint)
 
 
-class ConfigError(HpcToolkitError):
-    """A value in a configuration file, an option or an environment variable is not usable."""
+class ConfigError(HpcToolkitError, ValueError):
+    """A value of an argument, configuration file, option or environment variable is not usable."""
 
 
 class RenderError(ConfigError):
@@ -68,7 +68,7 @@ class RunError(HpcToolkitError):
     """A run directory is missing, damaged, unsafe, or not in a state that allows the request."""
 
 
-class ItemsError(HpcToolkitError):
+class ItemsError(HpcToolkitError, ValueError):
     """A list of items is not usable; the message names the line."""
 
 

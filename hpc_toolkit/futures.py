@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from hpc_toolkit.errors import CallError, ConfigError, HpcToolkitError, RunError, TryAgainLaterError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError, TryAgainLaterError
 from hpc_toolkit.queue.creation import segment_of
 from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.queue.probes import LIMIT_S
@@ -21,7 +24,6 @@ from hpc_toolkit.results.gather import rows_of_unit
 from hpc_toolkit.run import MAX_WORKERS, Run, create_run
 from hpc_toolkit.rundir.files import is_local, list_names, writing
 from hpc_toolkit.rundir.layout import check_trust, list_stage
-from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.worker import calls
 from hpc_toolkit.worker.apart import PoolApart
 from hpc_toolkit.worker.loading import new_manifest
@@ -31,19 +33,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.results.tables import Row
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_WINDOW_S = 0.01
-"""Least seconds between the first call that waits to be written and the segment with it."""
-_LONGEST_S = 1.0
-"""Most seconds of that kind."""
-_WRITES = 4
-"""Between two segments pass this many times the seconds that writing one takes."""
-_NOTE_S = 10.0
-"""Seconds without a result after which a lack of workers is reported."""
+_WINDOW_S, _LONGEST_S = 0.01, 1.0
+"""Least and most seconds between the first call that waits to be written and its segment."""
+_WRITES = 4  # times the seconds that writing a segment takes, between two of them
+_NOTE_S = 10.0  # without a result, after which a lack of workers is reported
 
 
 class _Call(NamedTuple):
@@ -56,8 +53,8 @@ class Executor(futures.Executor):
     """An executor like ``concurrent.futures.ProcessPoolExecutor``, on top of a run directory.
 
     Every call is an item of the run, and its result is in the run before ``result()`` returns it.
-    If this process, a worker or its node is lost, start the same script again: calls that are done
-    return their recorded results at once, and the others go on.
+    After the loss of this process, a worker or its node, start the same script again: calls that
+    are done return their recorded results at once, and the others go on.
 
     >>> from statistics import fmean
     >>> from hpc_toolkit import Executor
@@ -68,10 +65,11 @@ class Executor(futures.Executor):
     Functions must be importable by name, arguments must be JSON, and results are returned as JSON
     gives them: a tuple as a list. The nth of several equal calls gets the nth result.
 
-    Not promised: that a changed function runs again (use another directory), the order in which
-    calls run, that a call runs only once (a worker may be lost before its result is written, but
-    one result counts), and latency: on a shared filesystem a call takes a second or more.
+    Not promised: that a changed function runs again (use another directory), an order of calls,
+    that a call runs only once (one result counts), and latency: a second on a shared filesystem.
     """
+
+    _closing = False  # of the class: whether the interpreter ends
 
     def __init__(
         self,
@@ -93,11 +91,8 @@ class Executor(futures.Executor):
                 by ``hpctk work RUN`` in a job or :func:`hpc_toolkit.notebook.submit_workers`.
             seal: let :meth:`shutdown` seal the run, so that workers elsewhere exit when all calls
                 are done; no call can be added afterwards.
-            max_attempts: exceptions after which a call has failed.
-            timeout_s: seconds that one call may take.
-            no_retry: ``timeout``: a call that exceeds ``timeout_s`` fails for good.
-            max_failures: pause the run if more calls than this fail, ``N`` or ``P%``.
-            items_per_claim: calls that a worker claims at once; by default fewer towards the end.
+            max_attempts, timeout_s, no_retry, max_failures, items_per_claim: of calls, as
+                :meth:`hpc_toolkit.Run.create` has them of items.
 
         Raises ConfigError: an argument is not valid, or the run was created with others; RunError:
         the directory is something else, or others could change what it executes.
@@ -107,20 +102,16 @@ class Executor(futures.Executor):
             what = f"{run}: a worker imports this script, which creates the executor again"
             message = f"{what}; put what it does below if __name__ == '__main__':"
             raise RunError(message)
-        self._workers = workers or 0
-        if not 0 <= self._workers <= MAX_WORKERS:
-            message = f"workers must be 0 to {MAX_WORKERS}, got {workers}"
+        if (workers or 0) not in range(MAX_WORKERS + 1):
+            message = f"workers must be 0 to {MAX_WORKERS}, got {workers!r}"
             raise ConfigError(message, hint="use one per core, or one per GPU")
-        self.run = _open_run(
-            Path(run),
-            max_attempts=max_attempts,
-            timeout_s=timeout_s,
-            no_retry=no_retry,
-            max_failures=max_failures,
-            items_per_claim=items_per_claim,
-        )
+        self._workers = int(workers or 0)
+        settings = {"max_attempts": max_attempts, "timeout_s": timeout_s, "no_retry": no_retry}
+        settings |= {"max_failures": max_failures, "items_per_claim": items_per_claim}
+        self.run = _open_run(Path(run), **settings)
         """The run with the calls, for ``status()``, ``results()`` and ``retry()``."""
-        own = Run(self.run.root, self.run.manifest)  # views serve one thread
+        # Views serve one thread; the current directory may change.
+        own = Run(self.run.root.absolute(), self.run.manifest)
         self._view, self._seal = own.view, seal
         self._stage = self._view.stages[own.manifest.stages[0].name]
         self._path = self._stage.spec.workload.path
@@ -136,32 +127,35 @@ class Executor(futures.Executor):
         self._buffer: list[_Call] = []
         self._added: list[_Call] = []
         self._waiting: dict[str, dict[int, _Call]] = {}
-        self._closing = self._stopping = self._noted = False
+        self._sealing = self._stopping = self._noted = self._lost = False
         self._error: HpcToolkitError | None = None
         self._window_s, self._look_at, self._since = _WINDOW_S, 0.0, 0.0
-        self._pool = PoolApart(self.run.root, self._workers)
-        self._thread = threading.Thread(target=self._serve, name=f"hpctk {run}", daemon=True)
+        self._pool = PoolApart(own.root, self._workers)
+        self._idle, self._wanted = True, SimpleQueue[Executor | None]()
+        self._thread = threading.Thread(target=_serve, args=(self._wanted, self._pool), daemon=True)
         self._thread.start()
+        _executors.add(self)
+        weakref.finalize(self, self._wanted.put, None).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
         """Schedule ``fn(*args, **kwargs)``; the future's ``result()`` raises CallError if it fails.
 
         Calls that are submitted within a moment are written together. A future can be cancelled
-        until its call is written, which takes about 10 ms; from then on it counts as running,
-        because any worker may claim the call.
+        until its call is written, after about 10 ms. Then any worker may claim it, so it runs.
 
         Raises ConfigError: workers cannot import the function, or an argument is not JSON;
         RunError: the run is sealed and does not have this call; RuntimeError: after shutdown.
         """
-        item = calls.item_of(calls.name_of(fn, self._path), args, kwargs)
-        key = canonical(item)
         future: futures.Future[T] = futures.Future()
         with self._changed:
             if self._error is not None:
                 raise self._error
-            if self._closing:
-                message = "cannot schedule new futures after shutdown"
+            if self._closing or not self._thread.is_alive():
+                message = "cannot schedule new futures after shutdown, or in a forked process"
                 raise RuntimeError(message)
+            function, given, named = calls.unfold(fn, args, kwargs)
+            item = calls.item_of(calls.name_of(function, self._path), given, named)
+            key = canonical(item)
             if repeat := self._repeats[key]:
                 item["repeat"] = repeat
             call = _Call(canonical(item) if repeat else key, item, future)
@@ -173,9 +167,9 @@ class Executor(futures.Executor):
             self._repeats[key] += 1
             if row is None:
                 self._buffer.append(call)
-                self._changed.notify()
+                self._wake()
         if row is not None:
-            self._settle(call, row)
+            calls.settle(future, row, self.run.root)
         return future
 
     def map(
@@ -188,9 +182,12 @@ class Executor(futures.Executor):
         """Return the results of ``map(fn, *iterables)``, in order, as they are available.
 
         All calls are submitted at once. Taking the result of a call that failed raises CallError.
-        ``timeout``: seconds from now, after which TimeoutError is raised. ``chunksize`` is ignored:
-        units of several calls are made anyway.
+        ``timeout``: seconds from now, after which TimeoutError is raised. ``chunksize`` changes
+        nothing: units of several calls are made anyway. ConfigError: it is less than 1.
         """
+        if chunksize < 1:
+            message = f"chunksize must be at least 1, got {chunksize}"
+            raise ConfigError(message)
         columns = list(zip(*zip(*iterables, strict=False), strict=True))
         with self._changed:  # so that all calls are in one segment
             return super().map(fn, *columns, timeout=timeout)
@@ -199,16 +196,14 @@ class Executor(futures.Executor):
         """Seal the run, unless ``seal=False``, and wait until all submitted calls are done.
 
         ``wait=False`` returns at once; local workers go on until then or until this process ends.
-
         ``cancel_futures``, which is also the end of a ``with`` block by an exception, stops: it
         seals nothing, local workers exit after their current call, and futures that are not done
-        are cancelled or raise TryAgainLaterError. Calls that were written stay in the run; the
-        same script continues them.
+        are cancelled or raise TryAgainLaterError; the same script continues calls that are written.
         """
         with self._changed:
-            self._closing = True
+            self._closing, self._sealing = True, self._seal
             self._stopping |= cancel_futures
-            self._changed.notify()
+            self._wake()
         if wait:
             self._thread.join()
 
@@ -221,47 +216,60 @@ class Executor(futures.Executor):
         self.shutdown(cancel_futures=kind is not None)
         return None
 
-    def _serve(self) -> None:
-        """The thread that writes calls, starts workers and reads results."""
+    def _wake(self) -> None:
+        self._changed.notify()
+        if self._idle:
+            self._idle = False
+            self._wanted.put(self)
+
+    def _work(self) -> bool | None:
+        """Write calls and read results until all are done; whether more calls may follow."""
+        more = None
         try:
             with writing(self.run.root):
-                while self._step():
+                while (more := self._step()) is None:
                     pass
         except HpcToolkitError as error:
             self._error = error
         except BaseException as error:
-            self._error = HpcToolkitError(
-                f"{type(error).__name__}: {error}", hint="report this bug"
-            )
+            message = f"{type(error).__name__}: {error}"
+            self._error = HpcToolkitError(message, hint="report this bug")
             raise
         finally:
-            self._give_up()
-            self._pool.end(complete=self._stage.complete)
+            if not more:
+                self._give_up()
+                self._pool.end(complete=self._stage.complete)
+        return more
 
-    def _step(self) -> bool:
-        """Write or look once; False at the end."""
+    def _step(self) -> bool | None:
+        """Write or look once; at the end, whether more calls may follow."""
         with self._changed:
-            if not (self._buffer or self._stopping or (self._closing and not self._waiting)):
-                pause_s = max(0.0, self._look_at - time.monotonic()) if self._waiting else None
-                self._changed.wait(pause_s)
+            if self._waiting and not (self._buffer or self._sealing or self._stopping):
+                self._changed.wait(max(0.0, self._look_at - time.monotonic()))
             if self._buffer:  # more calls may follow at once, and belong to the same segment
                 self._changed.wait_for(lambda: self._closing, self._window_s)
-            closing = self._closing
+            sealing = self._sealing
         if self._stopping:
             return False
         if self._buffer:
             self._write()
-        if closing and self._seal and not self._stage.log.sealed:
+        if sealing:
             self._stage.log.seal()
+            self._sealing = False
         if self._waiting and time.monotonic() >= self._look_at:
             self._look()
-        return self._error is None and bool(self._buffer or self._waiting or not closing)
+        with self._changed:
+            if self._error is None and (self._buffer or self._waiting or self._sealing):
+                return None
+            self._idle = more = self._error is None and not self._closing
+            return more
 
     def _write(self) -> None:
         """Add the calls in the buffer to the run, as one segment, unless it has them."""
         began = time.monotonic()
         with self._changed:
-            taken, self._buffer = self._buffer, []
+            taken = self._added = self._buffer
+            self._buffer = []
         self._added = added = [one for one in taken if one.future.set_running_or_notify_cancel()]
         while True:
             self._stage.poll_log()
@@ -291,6 +299,7 @@ class Executor(futures.Executor):
 
     def _look(self) -> None:
         """Read new results, and look after the workers."""
+        os.stat(self._view.paths.root / "run.json")  # or the run has disappeared
         gone = None
         if self._workers:
             gone = self._pool.keep()
@@ -305,28 +314,12 @@ class Executor(futures.Executor):
                 continue
             for position, row in rows_of_unit(self._view, self._stage, unit, left):
                 if position in left:
-                    self._settle(left.pop(position), row)
+                    calls.settle(left.pop(position).future, row, self.run.root)
                     self._since = time.monotonic()
             if not left:
                 del self._waiting[name]
         self._error = gone if self._waiting else None
         self._look_at = time.monotonic() + pause_s
-
-    def _settle(self, call: _Call, row: Row) -> None:
-        if row["state"] == "done":
-            call.future.set_result(calls.returned_by(row["value"]))
-            return
-        item, error, attempts = row["item"], row["error"], row["attempts"]
-        root, after = self.run.root, f"after {counted(attempts, 'attempt')}"
-        again = f"fix the cause, 'hpctk retry {root}', and start the script again"
-        failure = CallError(
-            f"{calls.shown(item)} failed {after}: {error}",
-            hint=f"'hpctk status {root}' shows where; {again}",
-            item=item,
-            error=error,
-            attempts=attempts,
-        )
-        call.future.set_exception(failure)
 
     def _note_lack(self) -> None:
         if self._noted or time.monotonic() < self._since + _NOTE_S:
@@ -340,16 +333,50 @@ class Executor(futures.Executor):
     def _give_up(self) -> None:
         """End the futures that are not done."""
         with self._changed:
-            self._closing = True
-            taken, self._buffer = self._buffer, []
+            self._closing, self._sealing = True, False
+            self._lost = self._error is not None and bool(self._buffer or self._added)
+            taken, self._buffer, added, self._added = self._buffer, [], self._added, []
         for call in taken:
-            call.future.cancel()
-            call.future.set_running_or_notify_cancel()
+            if self._error is None:
+                call.future.cancel()
+        added += [one for one in taken if one.future.set_running_or_notify_cancel()]
         waiting = [one for some in self._waiting.values() for one in some.values()]
-        for call in (*self._added, *waiting):
+        for call in (*added, *waiting):
             message = f"{calls.shown(call.item)} is not done: the executor was shut down"
             stopped = TryAgainLaterError(message, hint="start the script again: it continues")
             call.future.set_exception(self._error or stopped)
+
+
+def _serve(wanted: SimpleQueue[Executor | None], pool: PoolApart) -> None:
+    """The thread of an executor; it has no reference to one that is idle, which may be dropped."""
+    while (executor := wanted.get()) is not None:
+        if not executor._work():
+            return
+        del executor
+    pool.end(complete=False)
+
+
+_executors: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+def _write_all() -> None:
+    """Write all calls; the threads go on, because others may still wait for results."""
+    Executor._closing = True
+    for one in list(_executors):
+        while (one._buffer or one._added or one._sealing) and one._thread.is_alive():
+            time.sleep(0.001)
+        if one._lost:
+            sys.stderr.write(f"error: calls are not in the run: {one._error}\n")
+
+
+def _renew_locks() -> None:
+    """In a forked process, make locks that no thread of the parent can hold."""
+    for executor in list(_executors):
+        executor._changed = threading.Condition()
+
+
+threading._register_atexit(_write_all)  # type: ignore[attr-defined] # before threads end
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _open_run(root: Path, **settings: Any) -> Run:

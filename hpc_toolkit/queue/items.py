@@ -16,6 +16,7 @@ from hpc_toolkit.system.jsonlines import (
     decode_each,
     encode,
     encode_each,
+    is_kept,
     without_collections,
 )
 
@@ -79,17 +80,14 @@ class _Distinct:
         self._keys: list[str] = []
 
     def add(self, items: list[Item], lines: list[bytes]) -> bool:
-        """Whether these items differ from each other and all before; otherwise none is added.
-
-        Raises TypeError: the keys of an item cannot be sorted.
-        """
+        """Whether these can be items, and differ from each other and all before; else add none."""
         if not self._keys and all(isinstance(key, str) for key in items[0]):
             self._keys = list(items[0])
-        forms = lines
         flat = b"".join(lines).count(b"{") == len(lines)
-        if not (flat and self._keys and all(list(item) == self._keys for item in items)):
-            forms = [self._form(item, line) for item, line in zip(items, lines, strict=True)]
-        if len(set(forms)) < len(forms) or not self._seen.isdisjoint(forms):
+        alike = flat and self._keys and all(list(item) == self._keys for item in items)
+        kept = alike or all(map(is_kept, items))
+        forms = lines if alike else list(map(self._form, items, lines))
+        if not kept or len(set(forms)) < len(forms) or not self._seen.isdisjoint(forms):
             return False
         self._seen.update(forms)
         return True
@@ -111,9 +109,8 @@ def check_items(
 ) -> ItemLines:
     """Encode a list, which is read once and never held as objects.
 
-    ``taken`` are the items that the stage has, and ``needs`` the keys that its command needs. An
-    ItemsError says that the list is empty, or which item, counted from 0, is a duplicate, lacks a
-    key or is not JSON.
+    ``taken`` are the items that the stage has, and ``needs`` the keys that its command needs.
+    Raises ItemsError: the list is empty, or an item is a duplicate, lacks a key or is not JSON.
     """
     found, distinct = ItemLines(group_by=group_by), _Distinct()
     for some in batches(taken):
@@ -121,7 +118,7 @@ def check_items(
     keys = [key for key in (group_by, *needs) if key is not None]
     for some in batches(items):
         lines: list[bytes] = []
-        with suppress(TypeError, ValueError):
+        with suppress(AttributeError, TypeError, ValueError):
             if all(key in item for key in keys for item in some):
                 encoded = encode_each(some)
                 lines = encoded if distinct.add(some, encoded) else []
@@ -135,10 +132,13 @@ def check_items(
 
 
 def _refuse(
-    items: list[Item], first: int, group_by: str | None, needs: Sequence[str], distinct: _Distinct
+    items: list[Any], first: int, group_by: str | None, needs: Sequence[str], distinct: _Distinct
 ) -> NoReturn:
     """Raise the ItemsError of the first of these items that is not valid; its number, from 0."""
     for number, item in enumerate(items, first):
+        if not (isinstance(item, dict) and is_kept(item)):
+            message = f"item {number} is not a dict with text as its keys: {item!r:.200}"
+            raise ItemsError(message, hint="such as {'seed': 1}; convert other keys by str()")
         for key in (group_by, *needs):
             if key is not None and key not in item:
                 what = "--group-by" if key == group_by else "the command"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,9 +115,10 @@ def write_table(path: Path, rows: list[Row] | Table) -> None:
     CSV, npz and Parquet have a column per key: first the items' keys, then :data:`OWN`, then
     :data:`INHERITED` if any row has it, then the values' keys with the prefix ``value.``. A column
     after the items' keys gets the prefix ``hpctk.`` if any item has a key of the same name. Values
-    that are neither numbers nor text are written as JSON. An npz holds one array per column,
-    float64 (NaN if a row lacks it) or text; it is read without pickle. Raises ConfigError: the
-    suffix is unknown, or a package that the format needs is not installed.
+    that are neither numbers nor text are written as JSON. An npz holds one array per column: int64,
+    uint64, bool, float64 (NaN if a row lacks it), or text where these would change a number; it
+    is read without pickle. Raises ConfigError: the suffix is unknown, or a package that the format
+    needs is not installed.
     """
     try:
         replace_file(path, writer_for(path)(rows))
@@ -238,23 +238,27 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-def _is_float(value: Any) -> bool:
-    """Whether a value is a finite number that fits into a float; an integer may be too large."""
-    try:
-        return isinstance(value, int | float) and math.isfinite(float(value))
-    except OverflowError:
-        return False
+def _array(values: list[Any]) -> Any:
+    """An array that keeps all of these cells: of a type of numbers if one does, else of text."""
+    import numpy as np
+
+    kinds = set(map(type, values))
+    for integer in (np.int64, np.uint64):
+        limits = np.iinfo(integer)
+        if kinds == {int} and limits.min <= min(values) and max(values) <= limits.max:
+            return np.array(values, dtype=integer)
+    if kinds == {bool}:
+        return np.array(values)
+    exact = all(type(value) is not int or abs(value) <= 2**53 for value in values)
+    if exact and kinds <= {bool, int, float, type(None)}:
+        return np.array(values, dtype=np.float64)
+    return np.array(["" if value is None else str(value) for value in values])
 
 
 def _npz(rows: list[Row] | Table) -> Iterator[bytes]:
     import numpy as np
 
-    arrays = {}
-    for name, values in columns_of(rows).items():
-        if all(value is None or _is_float(value) for value in values):
-            arrays[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-        else:
-            arrays[name] = np.array(["" if value is None else str(value) for value in values])
+    arrays = {name: _array(values) for name, values in columns_of(rows).items()}
     buffer = io.BytesIO()
     # np.savez takes names as keyword arguments, so a column could not be called "file".
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

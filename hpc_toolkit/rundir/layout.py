@@ -249,7 +249,8 @@ def read_manifest(root: Path) -> Manifest:
 
 def _expect(value: Any, *kinds: type | None) -> Any:
     if not any(value is None if kind is None else isinstance(value, kind) for kind in kinds):
-        message = f"{json.dumps(value)[:80]} is not a valid value there"
+        wanted = " or ".join("null" if kind is None else kind.__name__ for kind in kinds)
+        message = f"{json.dumps(value)[:80]} is not of type {wanted}"
         raise TypeError(message)
     return value
 

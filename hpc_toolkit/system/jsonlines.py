@@ -21,6 +21,8 @@ _MARK = int.from_bytes(os.urandom(7)) + 10**17
 """Stands between two values. Nobody can know it, so no text can contain it, whatever it says."""
 _SEPARATOR = b",%d," % _MARK
 
+_PLAIN = frozenset([str, int, float, bool, type(None)])
+
 
 def _refuse_constant(name: str) -> object:
     message = f"{name} is not JSON"
@@ -32,6 +34,14 @@ decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 """Like ``json.loads`` of text, but reject constants that JSON does not have, such as NaN."""
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """Encode a value as compact ASCII. ValueError: a number is not finite; TypeError: not JSON."""
+
+
+def is_kept(value: Any) -> bool:
+    """Whether all keys of a value are text. RecursionError: it is too deep for its readers."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and is_kept([*value.values()])
+    plain = not isinstance(value, (list, tuple)) or _PLAIN.issuperset(map(type, value))
+    return plain or all(map(is_kept, value))
 
 
 def decode_each(texts: Sequence[bytes]) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.errors import LONGEST_TEXT, PermanentError, describe, shortened
 from hpc_toolkit.rundir.files import write_all
+from hpc_toolkit.system.jsonlines import is_kept
 from hpc_toolkit.system.memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -131,7 +132,10 @@ class Report:
 
     def result(self, value: Any) -> None:
         try:
-            text = _strict_json(value)
+            if type(value) is not dict:
+                message = f"a result must be a dict, not {type(value).__name__}"
+                raise TypeError(message)
+            text = strict_json(value, "value")
         except (TypeError, ValueError) as error:
             self.failure(error)
         else:
@@ -203,45 +207,49 @@ def trace_of(error: BaseException) -> str:
         return f"{describe(error)}\n(without a traceback, which raised {describe(another)})\n"
 
 
-def _strict_json(value: Any) -> str:
-    """Encode a result as strict JSON; an error names the path of the value that is not JSON."""
-    if type(value) is not dict:
-        message = f"a result must be a dict, not {type(value).__name__}"
-        raise TypeError(message)
-    try:
-        return encode(value)
-    except (TypeError, ValueError):
-        problem = json_problem(value, "value")
-        if problem is None:
-            raise
-        raise ValueError(problem) from None
+def strict_json(value: Any, path: str) -> str:
+    """Encode a value as strict JSON. ValueError: the path of a part that JSON would not keep."""
+    problem = None
+    with suppress(TypeError, ValueError, RecursionError):
+        text = encode(value)
+        if is_kept(value):
+            return text
+    with suppress(RecursionError):
+        problem = _problem(value, path)
+    raise ValueError(problem or f"{path} is nested too deeply, or contains itself")
 
 
 def _plain(value: Any) -> Any:
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return value.item()
+    # A masked value would become 0.0, and a time an integer without its unit.
+    is_time = getattr(getattr(value, "dtype", None), "kind", None) in ("m", "M")
+    if getattr(value, "ndim", None) == 0 and not is_time and not hasattr(value, "mask"):
+        made = value.item() if hasattr(value, "item") else None
+        if type(made) in (bool, int, float, str):
+            return made
     message = f"{type(value).__name__} is not JSON"
     raise TypeError(message)
 
 
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
-"""Encode a value as strict JSON; numbers of numpy become plain ones."""
+"""Encode a value as strict JSON; 0-dimensional arrays of numpy and torch become plain values."""
 
 
-def json_problem(value: Any, path: str) -> str | None:
-    """Describe the first part of a value that is not JSON; None if all of it is."""
+def _problem(value: Any, path: str) -> str | None:
     if isinstance(value, dict | list | tuple):
         pairs = [(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):
-                    return f"{path} has the key {key!r}, which is not text"
+                    return f"{path} has the key {key!r}, which is not text; use str() for its keys"
             pairs = [(inner, f"{path}.{key}") for key, inner in value.items()]
-        return next(filter(None, (json_problem(*pair) for pair in pairs)), None)
-    if isinstance(value, float) or getattr(value, "ndim", None) == 0:
-        number = float(value)
-        return None if math.isfinite(number) else f"{path} is {number}, which JSON does not have"
-    if value is None or isinstance(value, str | int | bool):
-        return None
-    advice = "; convert it with .tolist()" if hasattr(value, "tolist") else ""
-    return f"{path} is a {type(value).__name__}, which JSON does not have{advice}"
+        return next(filter(None, (_problem(*pair) for pair in pairs)), None)
+    try:
+        encode(value)
+    except TypeError:
+        how = ".tolist()" if getattr(value, "ndim", 1) else "float() or str()"
+        advice = f"; convert it with {how}" if hasattr(value, "tolist") else ""
+        return f"{path} is a {type(value).__name__}, which JSON does not have{advice}"
+    except ValueError as error:
+        is_int = isinstance(value, int)  # one of thousands of digits, which str() refuses
+        return f"{path}: {error}" if is_int else f"{path} is {value}, which JSON does not have"
+    return None

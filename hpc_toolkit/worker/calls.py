@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import CallError, ConfigError
 from hpc_toolkit.rundir.layout import WorkloadSpec
-from hpc_toolkit.worker.attempts import encode, json_problem
+from hpc_toolkit.system.quantities import counted
+from hpc_toolkit.worker.attempts import encode, strict_json
 from hpc_toolkit.worker.code import CALLS, code_file
 from hpc_toolkit.worker.loading import load_object
 from hpc_toolkit.worker.world import WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from concurrent.futures import Future
 
     from hpc_toolkit.queue.items import Item
 
@@ -63,19 +66,41 @@ def returned_by(value: dict[str, Any]) -> Any:
     return value["result"] if value.keys() == _RESULT else value
 
 
+def unfold(function: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A call without the ``functools.partial`` that holds a part of its arguments."""
+    while type(function) is partial:  # a subclass may do something else
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.func
+    return function, args, kwargs
+
+
 def item_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item:
     """The item of a call. Raises ConfigError: an argument is not JSON; the message names it."""
     given = {**{f"argument {at}": one for at, one in enumerate(args, 1)}, **kwargs}
     for name, value in given.items():
-        if problem := json_problem(value, name):
-            message = f"{function}: {problem}"
+        try:
+            strict_json(value, name)
+        except ValueError as error:
+            message = f"{function}: {error}"
             hint = "pass numbers, text, lists and dicts; for anything else, the name of a file"
-            raise ConfigError(message, hint=hint)
+            raise ConfigError(message, hint=hint) from None
     item: Item = {"function": function, "args": args}
     item |= {"kwargs": kwargs} if kwargs else {}
     # What the worker gets: a tuple becomes a list here already, and numpy's numbers plain ones.
     made: Item = json.loads(encode(item))
     return made
+
+
+def settle(future: Future[Any], row: dict[str, Any], root: Path) -> None:
+    """End a call's future as its row says."""
+    if row["state"] == "done":
+        future.set_result(returned_by(row["value"]))
+        return
+    item, error, attempts = row["item"], row["error"], row["attempts"]
+    message = f"{shown(item)} failed after {counted(attempts, 'attempt')}: {error}"
+    hint = f"'hpctk status {root}' shows where; fix the cause, 'hpctk retry {root}', "
+    hint += "and start the script again"
+    future.set_exception(CallError(message, hint=hint, item=item, error=error, attempts=attempts))
 
 
 def shown(item: Item) -> str:

@@ -198,8 +198,7 @@ class _Child:
     _workload: Workload
     _items: list[dict[str, Any]]
     _report: Report
-    # Items that one process runs, items before which it is not replaced, and its resident bytes.
-    _most: float
+    _most: float  # items of one process, items before it can be replaced, and its bytes
     _least: float
     _recycle_at: float
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT
-from hpc_toolkit.rundir.layout import Manifest
+from hpc_toolkit.rundir.layout import Manifest, parse_manifest
 from hpc_toolkit.system.imports import OF_USER
 from hpc_toolkit.worker.code import CALLS, code_file, collect_provenance
 from hpc_toolkit.worker.pausing import parse_max_failures
@@ -108,13 +109,14 @@ def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
 def check_stage(stage: StageSpec) -> None:
     """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code.
 
-    The caller's ``sys.path`` stays: its own imports, made later, must not find the user's files.
+    Raises TypeError for a setting of a type that run.json does not have. The caller's ``sys.path``
+    stays: its own imports, made later, must not find the user's files.
     """
     work = stage.workload
     if (work.function is None) == (work.command is None):
         message = "a run needs either a workload or a command"
         raise ConfigError(message, hint="--workload MODULE:NAME or --command '... {key} ...'")
-    if work.command is not None and not work.command.strip():
+    if work.command is not None and not str(work.command).strip():
         # A shell succeeds on an empty command, so every item would seem done.
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
@@ -124,6 +126,7 @@ def check_stage(stage: StageSpec) -> None:
         load_workload(work)
     finally:
         sys.path[:], sys.argv = path, argv
+    parse_manifest(json.loads(Manifest(run="", stages=(stage,)).to_bytes()))
 
 
 def _check_limits(stage: StageSpec) -> None:

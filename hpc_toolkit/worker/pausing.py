@@ -55,7 +55,7 @@ class PauseRule:
 
 def parse_max_failures(text: str) -> tuple[float, bool]:
     """Parse ``N`` or ``P%`` into (number, whether it is a percentage); else ConfigError."""
-    number, percent = text.removesuffix("%"), text.endswith("%")
+    number, percent = str(text).removesuffix("%"), str(text).endswith("%")
     try:
         value = float(number) if percent else int(number)
     except ValueError:

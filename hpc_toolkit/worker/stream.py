@@ -37,7 +37,8 @@ class Stream:
     """What one failure adds to the failures in a row."""
     since: float
     """Monotonic time at which the running item began, as far as the worker knows."""
-    rest: bytes = b""
+    rest: list[bytes] = field(default_factory=list)
+    """Parts of a message that is not complete."""
     index: int = 0
     """Items reported so far, done or failed."""
     loading: bool = False
@@ -65,7 +66,11 @@ class Stream:
 
     def take(self, data: bytes) -> None:
         """Take in what was read from the executor's pipe."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self.rest, lines[0]])
+            self.rest = []
+        self.rest.append(rest)  # joined only once, because a result may be large
         done, items = self._heads[wire.DONE], self._items
         size = len(done)
         for line in lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import os
 import re
 import signal
@@ -10,12 +11,16 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpc_toolkit import Executor, notebook
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
+
+if TYPE_CHECKING:
+    from hpc_toolkit.queue.log import StageLog
 
 SCRIPT = """
 import os
@@ -126,6 +131,115 @@ def test_an_interrupted_script_leaves_its_calls_and_no_process(scripts: Scripts)
     assert not Run.open("runs/x").status().stages["items"].sealed
     assert scripts.run(2) == (0, PRINTED, "")
     each_has_one_result()
+
+
+def calls_of_run() -> tuple[StageLog, list[list[Any]]]:
+    """The log of the run, and the arguments of its calls."""
+    view = Run.open("runs/x").view
+    view.poll()
+    log = view.stages["items"].log
+    lines = [line for segment in log.segments.values() for line in segment.items()]
+    return log, [json.loads(line)["args"] for line in lines]
+
+
+ENDS = """
+import atexit
+import os
+import shutil
+import sys
+
+from hpc_toolkit import Executor
+from numbers_ import twice
+
+
+def late():
+    for get in (lambda: executor, lambda: Executor("runs/late")):
+        try:
+            get().submit(twice, 0)
+        except RuntimeError as error:
+            print(error)
+
+
+if __name__ == "__main__":
+    executor = Executor("runs/x")
+    atexit.register(late)
+    for number in range(200):
+        executor.submit(twice, number)
+    {}
+"""
+TWICE = """
+from hpc_toolkit import Executor
+
+
+def twice(number):
+    return 2 * number
+
+
+def submit():
+    Executor("runs/x").submit(twice, 1)
+"""
+REFUSED = "cannot schedule new futures after shutdown, or in a forked process\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "sealed"),
+    [
+        ("pass", 0, False),
+        ("executor.shutdown(wait=False)", 0, True),
+        ("sys.exit(3)", 3, False),
+        ("1 / 0", 1, False),
+    ],
+)
+def test_calls_are_in_the_run_however_the_script_ends(
+    hpctk: Hpctk, end: str, code: int, sealed: bool
+) -> None:
+    Path("numbers_.py").write_text(TWICE)
+
+    ended = Scripts(hpctk, ENDS.format(end)).run()
+
+    assert ended[:2] == (code, 2 * REFUSED)
+    log, args = calls_of_run()
+    assert args == [[number] for number in range(200)]
+    assert log.sealed is sealed
+
+
+def test_calls_that_cannot_be_written_at_the_end_are_reported(hpctk: Hpctk) -> None:
+    Path("numbers_.py").write_text(TWICE)
+
+    made = 'executor = Executor("runs/x")\n'
+    text = ENDS.replace(made, f'{made}    shutil.rmtree("runs/x")\n').replace("(200)", "(1)")
+
+    err = Scripts(hpctk, text.format("atexit.unregister(late)")).run()[2]
+
+    assert err.startswith("error: calls are not in the run: cannot read or write runs/x: ")
+
+
+def test_the_workers_of_a_dropped_executor_exit(hpctk: Hpctk) -> None:
+    Path("numbers_.py").write_text(TWICE)
+    text = ENDS.replace("range(200)", "range(3)").replace('"runs/x"', '"runs/x", workers=2')
+    drop = "future = executor.submit(twice, 4); thread = executor._thread; del executor"
+    wait = "print(future.result()); thread.join(); atexit.unregister(late)"
+    left = 'print(open(f"/proc/self/task/{os.getpid()}/children").read())'
+
+    ended = Scripts(hpctk, text.format(f"{drop}; {wait}; {left}")).run()
+
+    assert ended == (0, "8\n\n", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_calls_of_an_executor_in_a_child_process_are_in_the_run(hpctk: Hpctk, method: str) -> None:
+    Path("numbers_.py").write_text(TWICE)
+    text = f"""
+import multiprocessing
+from numbers_ import submit
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("{method}").Process(target=submit)
+    child.start()
+    child.join()
+"""
+    assert Scripts(hpctk, text).run() == (0, "", "")
+    assert calls_of_run()[1] == [[1]]
 
 
 def test_workers_elsewhere_exit_when_the_script_has_sealed_the_run(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
 import time
 import types
+import weakref
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
@@ -186,8 +189,9 @@ def test_a_run_of_something_else_is_refused(fast_dir: Path) -> None:
         Executor(fast_dir / "r")
     with pytest.raises(ConfigError, match="other was created with other workload"):
         Executor(fast_dir / "other")
-    with pytest.raises(ConfigError, match="workers must be 0 to 1024, got -1"):
-        Executor(fast_dir / "r", workers=-1)
+    for workers in (-1, 2.5, "2"):
+        with pytest.raises(ValueError, match=f"workers must be 0 to 1024, got {workers!r}"):
+            Executor(fast_dir / "r", workers=workers)  # type: ignore[arg-type] # refused
 
 
 def test_a_script_that_workers_import_creates_no_executor(
@@ -197,6 +201,102 @@ def test_a_script_that_workers_import_creates_no_executor(
 
     with pytest.raises(RunError, match=r"a worker imports this script.* below if __name__"):
         Executor(fast_dir / "r")
+
+
+def test_the_arguments_of_a_partial_are_those_of_the_call(fast_dir: Path) -> None:
+    tens = functools.partial(int, base=10)
+    power = functools.partial(functools.partial(pow, 2), 3)
+    executor = Executor(fast_dir / "r")
+
+    executor.submit(tens, "7")
+    executor.submit(functools.partial(tens, base=8), "7")
+    executor.map(power, [5])
+    executor.shutdown(wait=False)
+
+    while len(found := written(fast_dir / "r")) < 3:
+        time.sleep(0.005)
+    executor.shutdown(cancel_futures=True)
+    assert [(call["function"], call["args"], call.get("kwargs")) for call in found] == [
+        ("builtins:int", ["7"], {"base": 10}),
+        ("builtins:int", ["7"], {"base": 8}),
+        ("builtins:pow", [2, 3, 5], None),
+    ]
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_chunksize_below_1_is_a_value_error(fast_dir: Path, size: int) -> None:
+    executor = Executor(fast_dir / "r")
+    with pytest.raises(ValueError, match=f"chunksize must be at least 1, got {size}"):
+        executor.map(math.sqrt, [4], chunksize=size)
+    executor.shutdown()
+
+
+def test_a_dropped_executor_is_collected_once_its_calls_are_done(fast_dir: Path) -> None:
+    executor = Executor(fast_dir / "r")
+    dropped, thread = weakref.ref(executor), executor._thread
+    futures_ = [executor.submit(math.sqrt, number) for number in (4, 9)]
+
+    del executor
+
+    answer(fast_dir / "r", 4, value={"result": 2.0})
+    assert futures_[0].result() == 2.0
+    assert dropped() is not None
+    answer(fast_dir / "r", 9, value={"result": 3.0})
+    assert futures_[1].result() == 3.0
+    thread.join(60)
+    assert (dropped(), thread.is_alive()) == (None, False)
+    assert not Run.open(fast_dir / "r").status().stages["items"].sealed
+
+
+def test_an_idle_executor_that_is_dropped_is_collected(fast_dir: Path) -> None:
+    executor = Executor(fast_dir / "r")
+    dropped, thread = weakref.ref(executor), executor._thread
+
+    del executor
+
+    thread.join(60)
+    assert (dropped(), thread.is_alive()) == (None, False)
+
+
+def test_a_run_that_disappears_ends_the_futures(fast_dir: Path) -> None:
+    executor = Executor(fast_dir / "r")
+    future = executor.submit(math.sqrt, 4)
+    while not executor._waiting:
+        time.sleep(0.005)
+
+    (fast_dir / "r").rename(fast_dir / "elsewhere")
+
+    with pytest.raises(RunError, match=r"No such file or directory: '.*r/run.json'"):
+        future.result(timeout=60)
+
+
+def test_calls_go_on_when_the_script_changes_its_directory(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(fast_dir)
+    with Executor("r") as executor:
+        monkeypatch.chdir("/")
+        future = executor.submit(math.sqrt, 4)
+        answer(fast_dir / "r", 4, value={"result": 2.0})
+        assert future.result(timeout=60) == 2.0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_an_executor_takes_no_calls_in_a_forked_process(fast_dir: Path) -> None:
+    executor = Executor(fast_dir / "r")
+    executor._changed.acquire()  # as its thread may, at this moment
+
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(RuntimeError), executor:
+            executor.submit(math.sqrt, 4)
+            os._exit(1)
+        futures._write_all()  # as at the end of the interpreter
+        os._exit(0)
+
+    executor._changed.release()
+    assert os.waitpid(child, 0)[1] == 0
+    executor.submit(math.sqrt, 9)
+    executor.shutdown(cancel_futures=True)
 
 
 def test_a_lost_run_ends_the_futures_with_its_error(fast_dir: Path) -> None:
@@ -209,6 +309,10 @@ def test_a_lost_run_ends_the_futures_with_its_error(fast_dir: Path) -> None:
         future.result()
     with pytest.raises(RunError, match="cannot read or write"):
         executor.submit(math.sqrt, 4)
+
+
+class Partial(functools.partial[Any]):
+    """May do something else when it is called."""
 
 
 def nested() -> Any:
@@ -224,7 +328,7 @@ def nested() -> Any:
         (lambda: 1, "workers cannot import <lambda> from module"),
         (nested(), "workers cannot import nested.<locals>.inside from module"),
         ("abc".upper, "is not a function with a name"),
-        (functools.partial(math.sqrt, 4), "is not a function with a name"),
+        (Partial(math.sqrt, 4), "is not a function with a name"),
         (5, "5 is not a function with a name"),
     ],
 )

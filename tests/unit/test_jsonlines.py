@@ -93,7 +93,10 @@ def test_texts_that_are_json_only_together_are_refused(texts: list[bytes]) -> No
 @given(st.lists(VALUES.filter(lambda one: isinstance(one, dict)), min_size=2, max_size=6))
 def test_items_are_duplicates_iff_they_are_equal_with_sorted_keys(items: list[Any]) -> None:
     def canonical(item: Any) -> str:
-        return json.dumps(item, sort_keys=True, allow_nan=False)
+        text = json.dumps(item, sort_keys=True, allow_nan=False)
+        if json.loads(text) != item:
+            raise ValueError(item)  # a key was not text
+        return text
 
     def by_form() -> bool:
         return len(set(map(canonical, items))) == len(items)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError, RunError, WorkloadError
+from hpc_toolkit.errors import ConfigError, ItemsError, RunError, WorkloadError
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.layout import Manifest
@@ -91,6 +91,15 @@ def test_create_refuses_a_name_that_is_taken(
         ({"command": "true"}, ConfigError, "either a workload or a command"),
         ({"workload": "nothing"}, WorkloadError, "is not MODULE:NAME"),
         ({"options": {"a": 1}}, WorkloadError, "is a function; options are for classes"),
+        ({"items": [{1: "a", "1": "b"}]}, ItemsError, "item 0 is not a dict with text as its keys"),
+        ({"items": [{"a": {}}, {"a": {0: 1}}]}, ItemsError, r"item 1 is not a dict .*: {'a': {0"),
+        ({"items": [["a"]]}, ItemsError, r"item 0 is not a dict .*: \['a'\]"),
+        ({"items": "ab"}, ItemsError, "item 0 is not a dict .*: 'a'"),
+        ({"options": 5}, TypeError, "'int' object is not iterable"),
+        ({"max_attempts": 2.5}, TypeError, "2.5 is not of type int"),
+        ({"items_per_claim": 1.5}, TypeError, "1.5 is not of type int or null"),
+        ({"timeout_s": "5"}, TypeError, "'int' and 'str'"),
+        ({"max_failures": 5}, TypeError, "5 is not of type str or null"),
         ({"max_attempts": 0}, ConfigError, "max_attempts must be at least 1, got 0"),
         ({"timeout_s": 0.0}, ConfigError, "timeout must be a positive number of seconds, got 0"),
         ({"timeout_s": float("inf")}, ConfigError, "timeout must be a positive .*, got inf"),
@@ -98,11 +107,12 @@ def test_create_refuses_a_name_that_is_taken(
     ],
 )
 def test_create_refuses_what_cannot_work_and_makes_nothing(
-    tmp_path: Path, changes: dict[str, Any], kind: type[HpcToolkitError], problem: str
+    tmp_path: Path, changes: dict[str, Any], kind: type[Exception], problem: str
 ) -> None:
-    with pytest.raises(kind, match=problem):
+    with pytest.raises(kind, match=problem) as caught:
         made(tmp_path / "run", **changes)
 
+    assert isinstance(caught.value, ValueError | TypeError | WorkloadError)
     assert list(tmp_path.iterdir()) == []
 
 

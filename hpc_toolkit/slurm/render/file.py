@@ -115,8 +115,8 @@ def read_header(script: str, where: str) -> Header:
         raise _foreign(where)
     try:
         kind, argument, request = read_command(shlex.split(command[1].replace(" \\\n#     ", " ")))
-    except (ValueError, IndexError):
-        raise _damaged(where) from None
+    except (ValueError, IndexError) as error:
+        raise (error if isinstance(error, RenderError) else _damaged(where)) from None
     return Header(
         version=version[1],
         template=kind,

@@ -107,7 +107,8 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
     """
     if (word := launcher_option(arguments)) is not None:
         message = f"{word} comes after the script, which would get it"
-        hint = f"hpctk launch {word} ... {shlex.quote(script)}; options of the script go after --"
+        name = shlex.quote(script)
+        hint = f"hpctk launch {word} ... {name}; for the script: hpctk launch ... {name} -- {word}"
         raise ConfigError(message, hint=hint)
     run_dir, backend = given.pop("run_dir"), given.pop("backend")
     monitor = bool(given.pop("monitor"))

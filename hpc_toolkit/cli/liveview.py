@@ -41,7 +41,6 @@ _BUSY = 0.05
 _JOBS_S = 30.0
 _MESSAGE_S = 10.0
 """How long a message replaces the line of keys."""
-_TAIL_BYTES = 1 << 16
 _SCROLL = {"j": 1, "down": 1, "k": -1, "up": -1}
 _SLOW = ("e", "l")
 """Keys that read the journals of all workers, which can take long on a shared filesystem."""
@@ -288,6 +287,7 @@ def read_log(run: Run, live: Live) -> Page | None:
     Only failures that the view shows count. None if there is no log yet.
     """
     from hpc_toolkit.results.explain import attempts_of, find_item
+    from hpc_toolkit.rundir.files import last_lines
     from hpc_toolkit.submit.jobs import log_files
 
     paths = []
@@ -302,12 +302,7 @@ def read_log(run: Run, live: Live) -> Page | None:
     existing = [path for path in paths if path.exists()]
     if not existing:
         return None
-    with existing[-1].open("rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    lines = (lines[1:] or lines) if size > _TAIL_BYTES else lines
-    return Page(str(existing[-1]), lines or ["the log is empty"])
+    return Page(str(existing[-1]), last_lines(existing[-1]) or ["the log is empty"])
 
 
 def _look(screen: Screen) -> tuple[Look, int]:

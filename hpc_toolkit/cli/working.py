@@ -20,7 +20,7 @@ from hpc_toolkit.system.quantities import parse_duration, parse_size
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import typer
 
@@ -161,6 +161,8 @@ def _work(
             from hpc_toolkit.engines.ray.engine import work_on_ray
 
             return with_progress(run, partial(work_on_ray, run, workers, options, on_ray), look)
+        if warning := unused(rank, workers, os.environ):
+            note(warning, "warning")
         if rank.in_step:
             return run.work(None, options)
         from hpc_toolkit.system.gpus import visible_gpus
@@ -169,6 +171,18 @@ def _work(
         show_places(shares, count)
         work_here = partial(run.work, count, options, shares=shares)
         return with_progress(run, lambda on_tick: work_here(on_tick=on_tick), look)
+
+
+def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> str:
+    """Return a warning about an option that has no effect, or tasks of the job without workers."""
+    if rank.in_step:
+        said = f"--workers {workers} has no effect in a step: srun starts one worker per task"
+        return said if workers not in (None, 1) and rank.rank == 0 else ""
+    tasks, nodes = environ.get("SLURM_NTASKS", "1"), environ.get("SLURM_JOB_NUM_NODES", "1")
+    if (tasks, nodes) == ("1", "1") or (workers and nodes == "1"):
+        return ""
+    where = "these workers start on this host only; 'srun hpctk work' uses all tasks"
+    return f"this job has {tasks} tasks, nodes: {nodes}; {where}"
 
 
 def show_places(shares: Shares, workers: int) -> None:

@@ -240,6 +240,15 @@ def publish_directory(staging: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
+def last_lines(path: Path, most_bytes: int = 1 << 16) -> list[str]:
+    """Read the lines in the last bytes of a file; an incomplete first line is left out."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most_bytes))
+        lines = file.read().decode(errors="replace").splitlines()
+    return (lines[1:] or lines) if size > most_bytes else lines
+
+
 def read_fresh(path: Path) -> bytes:
     """Read a small file after a fresh ``open``; b"" if it does not exist.
 

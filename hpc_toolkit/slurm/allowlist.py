@@ -40,8 +40,12 @@ _HOSTS = r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,4095}"
 _FILLED = "[0-9]*[A-Za-z%]"
 # Slurm reads a backslash as "replace no % symbols" and drops it.
 # A single % at the end is part of the name up to 24.11; 26.05 leaves it out.
-_LOG = r"(?!~/|-$)(?:[^\\%]|%(?![0-9]*(?:[A-Za-z%]|$))|%%|%[0-9]{0,2}[AaJjNnbrstux]){1,1024}(?<!/)"
-_LOG_WANTED = "a path with sbatch's %x, %j, %u, ... and without backslashes; %% is a percent sign"
+# Slurm before 23.02 makes no directories, so that a job with %j in a directory would fail.
+_LOG = (
+    r"(?!(?:[^%]|%%|%(?![0-9]*[A-Za-z%]))*%[0-9]*[A-Za-z][^/]*/)(?!~/|-$)"
+    r"(?:[^\\%]|%(?![0-9]*(?:[A-Za-z%]|$))|%%|%[0-9]{0,2}[AaJjNnbrstux]){1,1024}(?<!/)"
+)
+_LOG_WANTED = "a path without backslashes, with %x, %j, ... in its last part; %% is a percent sign"
 _GPU_BIND = (
     r"(verbose,)?(closest|none|(single|per_task):[1-9][0-9]{0,2}"
     r"|map_gpu:[0-9]{1,3}(,[0-9]{1,3}){0,255}"

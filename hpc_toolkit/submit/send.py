@@ -25,7 +25,7 @@ from hpc_toolkit.slurm.records import NODE_FAILURES
 from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
 from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, own_login, record_job
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import note, printable
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
@@ -134,6 +134,9 @@ def send(submission: Submission) -> Iterator[RunJob]:
 
 def _make_log_directory(submission: Submission) -> None:
     logs = submission.cwd / log_directory(submission.log)
+    if len(logs.parts) < len((submission.cwd / submission.log).parent.parts):
+        said = f"{submission.log}: Slurm before 23.02 does not create this directory"
+        note(f"{said}, and a job without its log fails immediately", "warning")
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hpc_toolkit.rundir.files import last_lines
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.submit.jobs import log_files, read_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +21,7 @@ _SENTENCES = {
     "AccountNotAllowed": "its account may not use this partition: submit with another --account",
     "BadConstraints": "no node can give what it requests: cancel it and request less",
     "BeginTime": "its begin time has not come; a requeued job waits about two minutes",
+    "Cleaning": "Slurm still cleans up after its last run: wait",
     "Dependency": "it waits for another job to end",
     "DependencyNeverSatisfied": "what it waits for can never happen any more: cancel it",
     "InvalidAccount": "its account is not valid: cancel it and submit with --account",
@@ -22,22 +30,30 @@ _SENTENCES = {
     "JobHeldAdmin": "an administrator holds it: ask them why",
     "JobHeldUser": "it is held: 'scontrol release {id}' lets it go",
     "JobHoldMaxRequeue": "requeued too often and held: 'scontrol release {id}' lets it go",
+    "Licenses": "the licenses that it needs are in use: wait",
     "MaxMemPerLimit": "it requests more memory than the site allows: cancel it, use less --mem",
     "NodeDown": "a node that it needs is down: wait, or submit without a nodelist",
     "None": "Slurm has not looked at it yet",
+    "PartitionConfig": "its partition does not allow its request: cancel it, change --partition",
     "PartitionDown": "its partition takes no jobs now: submit with another --partition, or wait",
     "PartitionInactive": "its partition is inactive: submit with another --partition",
     "PartitionNodeLimit": "MinNodes or MaxNodes of its partition: cancel it, change --nodes",
     "PartitionTimeLimit": "it wants more time than its partition gives: cancel it, request less",
     "Priority": "other jobs have a higher priority",
+    "Prolog": "its nodes are being prepared",
     "QOSNotAllowed": "its quality of service is not allowed here: submit with another --qos",
-    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved: wait, or request others",
-    "ReservationDeleted": "its reservation is gone: cancel it and submit without a reservation",
+    "Reservation": "it waits for its reservation to begin",
     "Resources": "the nodes that it needs are busy",
 }
-_PREFIXES = (
+_TOO_MUCH = r"(QOS|Assoc)Max\w+Per(Job|Node)|QOSMin"
+_BEGINNINGS = (
+    ("ReqNode|Nodes.r", "a node that it needs is down, drained or reserved: wait, request others"),
+    ("ReservationD|ReservationI", "its reservation is gone: cancel it and submit without one"),
+    (_TOO_MUCH, "its account or quality of service allows no such job: cancel it, change its size"),
+    ("BurstBuffer", "it waits for a burst buffer: see 'scontrol show job {id}'"),
+    ("NonZeroExit|RaisedSig|TimeLimit|OutOfM", "its last run failed: see 'hpctk logs --job {id}'"),
     ("QOS", "its quality of service allows no more now: wait, or see 'sacctmgr show qos'"),
-    ("Assoc", "its account has used up what it may: wait, or take another --account"),
+    ("Assoc|AccountingP", "its account has used up what it may: wait, or take another --account"),
     ("Max", "a limit of the site is reached: wait for own jobs to end"),
 )
 _SUSPENDED = ("SUSPENDED", "STOPPED")
@@ -67,10 +83,26 @@ def why(now: Status, jobs: Sequence[JobRecord]) -> str:
         start = "'hpctk submit' continues the run"
         return f"no worker is alive: job {jobs[-1].id} was preempted and does not restart; {start}"
     if not waiting:
-        return now.reason
+        return _after_end(now, jobs[-1]) if jobs else now.reason
     # Prefer a job that may start without help.
     job = min(waiting, key=is_stuck)
     return f"no worker is alive, and job {job.id} waits: {why_waiting(job)}"
+
+
+def _after_end(now: Status, job: JobRecord) -> str:
+    """Why there are no workers: if their last job failed, how, and the last lines of its log."""
+    if not job.ended or job.state == "COMPLETED":
+        return now.reason
+    code = f" with exit code {job.exit_code}" if job.exit_code else ""
+    paths, said = RunPaths(Path(now.run)), ""
+    with suppress(OSError):  # the log may be on another machine
+        if any(one.job == job.id.partition("_")[0] for one in read_jobs(paths)):
+            logs = sorted(log_files(paths, job.id), key=lambda path: path.stat().st_mtime)
+            lines = [line.strip()[:200] for log in logs[-1:] for line in last_lines(log)]
+            said = " | ".join([line for line in lines if line][-3:])
+    head, _, start = now.reason.partition(": ")
+    ended = f"job {job.id} ended as {job.state}{code}{said and f'; its log ends: {said}'}"
+    return f"{head}: {ended}; see 'hpctk logs --job {job.id}', then {start}"
 
 
 def why_waiting(record: JobRecord) -> str:
@@ -83,10 +115,10 @@ def why_waiting(record: JobRecord) -> str:
         sentence = _STATES[record.state]
     elif word in _SENTENCES or not word:
         sentence = _SENTENCES[word or "None"]
-    elif "launch_failed" in word or "launch failed" in word:
+    elif re.search("launch[_ ]failed|LaunchFailure", word):
         sentence = "its script could not be started: see 'scontrol show job {id}', then release it"
     else:
-        found = [text for prefix, text in _PREFIXES if word.startswith(prefix)]
+        found = [text for beginning, text in _BEGINNINGS if re.match(beginning, word)]
         sentence = found[0] if found else f"Slurm says {word}"
     return sentence.replace("{id}", record.id)
 
@@ -95,12 +127,11 @@ def is_stuck(record: JobRecord) -> bool:
     """Return whether this waiting job can start only after a person acts."""
     word = record.reason.partition(",")[0]
     return record.waiting and (
-        record.state in _STATES or word.startswith(("JobHeld", "JobHold", *_HOPELESS))
+        record.state in _STATES or re.match(f"JobH[eo]ld|{_HOPELESS}|{_TOO_MUCH}", word) is not None
     )
 
 
 _HOPELESS = (
-    *("DependencyNeverSatisfied", "PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints"),
-    "MaxMemPerLimit",
-    *("Invalid", "AccountNotAllowed", "QOSNotAllowed", "ReservationDeleted"),
+    "DependencyNeverSatisfied|PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|"
+    "MaxMemPerLimit|Invalid|AccountNotAllowed|QOSNotAllowed|Reservation(Deleted|Invalid)"
 )

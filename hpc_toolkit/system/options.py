@@ -98,7 +98,5 @@ def launcher_option(words: Sequence[str]) -> str | None:
 
 
 def without_separator(words: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of a script without the "--" that marks options of torchrun's names as its own."""
-    before = tuple(itertools.takewhile(lambda word: word != "--", words))
-    after = tuple(words[len(before) + 1 :])
-    return before + after if launcher_option(after) is not None else tuple(words)
+    """Arguments of a script without a "--" directly behind it, which torchrun drops as well."""
+    return tuple(words[1:] if words[:1] == ("--",) else words)

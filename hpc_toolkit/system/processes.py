@@ -27,10 +27,10 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, int(sig))
 
 
-def kill_group(leader: int) -> None:
-    """Kill a process group; do nothing if it has ended."""
+def kill_group(leader: int, number: int = signal.SIGKILL) -> None:
+    """Kill a process group, or send it another signal; do nothing if it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(leader, number)
 
 
 def readable(*fds: int, timeout_s: float | None = None) -> set[int]:

@@ -52,10 +52,10 @@ class RankInfo(Record, kw_only=True):
         if job_id is not None and array is not None and index is not None:
             # The last array task's own job id equals the array's job id.
             job_id = f"{array}_{index}"
-        in_step = environ.get("SLURM_STEP_ID", "").isdigit()
+        step = in_step(environ)
         names = (
             ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
-            if in_step
+            if step
             else ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         )
         rank, local_rank, world_size = (_number(environ.get(name)) for name in names)
@@ -67,8 +67,15 @@ class RankInfo(Record, kw_only=True):
             job_name=noted_name(of_job.get("SLURM_JOB_NAME", "")),
             cluster=of_job.get("SLURM_CLUSTER_NAME", ""),
             restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
-            in_step=in_step,
+            in_step=step,
         )
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process as a task, and not salloc as its shell on a node."""
+    number = _number(environ.get("SLURM_STEP_ID"))
+    # Slurm's own steps have the numbers from 0xfffffff0 (slurm.h).
+    return number is not None and number < 0xFFFFFFF0
 
 
 def task_counts(text: str) -> list[int]:

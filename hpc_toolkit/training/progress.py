@@ -6,11 +6,12 @@ This imports no torch: ``hpctk status`` reads it on a login node.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.rundir.files import list_names
+from hpc_toolkit.rundir.files import last_lines, list_names
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import JobStates, log_files, read_jobs
 from hpc_toolkit.training.distributed.checkpoints import CHECKPOINT_NAME
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"
 """Where the examples save, below the directory of a training."""
 _OUTPUT = re.compile(r"rank-(\d+)\.restart-(\d+)\.(?:out|err)")
-_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,22 +165,10 @@ def _changed(path: Path) -> float:
 def _last_line(paths: list[Path]) -> Output | None:
     """Return the last line of the file that changed last, and has one."""
     for path in sorted(paths, key=_changed, reverse=True):
-        if text := _tail(path):
-            return Output(text=text, path=str(path), at=_changed(path))
+        with suppress(OSError):
+            if text := next(filter(None, map(str.strip, reversed(last_lines(path)))), ""):
+                return Output(text=text, path=str(path), at=_changed(path))
     return None
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    # A progress bar rewrites its line.
-    texts = (line.rpartition("\r")[2].strip() for line in reversed(lines))
-    return next(filter(None, texts), "")
 
 
 def last_checkpoint(directory: Path) -> SavedStep | None:

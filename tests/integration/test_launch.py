@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -60,6 +61,48 @@ while not found:
 time.sleep(0.5 * rank)
 print("saved")
 sys.exit(75)
+"""
+
+
+# Starts children in its group, in sessions of their own, and behind parents that have ended; one
+# ignores SIGTERM.
+PARENT = """
+import os, signal, subprocess, sys
+
+def start(script):
+    return subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True)
+
+wait = "echo $$; exec sleep 3600"
+started = [
+    start(wait),
+    start(f"exec setsid bash -c '{wait}'"),
+    start(f"setsid bash -c '{wait}' & exit"),
+    start("setsid bash -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & exit"),
+]
+print("children", *(child.stdout.readline().strip() for child in started), flush=True)
+if sys.argv[1] == "wait" or (sys.argv[1] == "fail" and os.environ["RANK"] == "0"):
+    signal.pause()
+sys.exit(3 if sys.argv[1] == "fail" else 0)
+"""
+
+RECORDED = """
+import json, os, sys, time
+from pathlib import Path
+from torch.distributed.elastic.multiprocessing.errors import record
+
+OURS = ("ROLE", "TORCH", "GROUP", "RANK", "LOCAL_", "WORLD", "MASTER")
+
+@record
+def main():
+    name = f"{sys.argv[1]}-{os.environ['RANK']}.json"
+    found = {key: value for key, value in os.environ.items() if key.startswith(OURS)}
+    Path(__file__).with_name(name).write_text(json.dumps(found))
+    # Until both have written: a failure ends the other.
+    while len(list(Path(__file__).parent.glob(f"{sys.argv[1]}-*.json"))) < 2:
+        time.sleep(0.02)
+    raise ValueError("nothing to learn")
+
+main()
 """
 
 
@@ -192,6 +235,57 @@ def test_an_agent_that_is_killed_takes_its_ranks_along(hpctk: Hpctk, plain: Path
 
     assert started.ended().code == -signal.SIGKILL
     wait_until(lambda: not any(lives(pid) for pid in pids), "the ranks to end")
+
+
+@pytest.mark.parametrize("how", ["fail", "end", "wait"])
+def test_children_of_ranks_are_ended_whatever_their_session_and_parent(
+    how: str, hpctk: Hpctk, tmp_path: Path
+) -> None:
+    (tmp_path / "parent.py").write_text(PARENT)
+    started = hpctk.start("launch", "--nproc-per-node", 2, tmp_path / "parent.py", how)
+
+    def found() -> list[int]:
+        words = re.findall(r"^\[rank \d\] children (.*)$", started.printed(), re.MULTILINE)
+        return [int(pid) for line in words for pid in line.split()] if len(words) == 2 else []
+
+    children = wait_until(found, "the children")
+    if how == "wait":
+        started.send(signal.SIGTERM)
+
+    ended = started.ended()
+    assert ended.code == {"fail": 3, "end": 0, "wait": 143}[how], ended.err
+    assert len(children) == 8
+    assert [pid for pid in children if lives(pid)] == []
+
+
+def test_a_rank_finds_the_variables_and_the_error_file_of_torchrun(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    (tmp_path / "recorded.py").write_text(RECORDED)
+    words = ("--nproc-per-node", "2", "--max-restarts", "0")
+
+    subprocess.run(
+        [*(sys.executable, "-m", "torch.distributed.run"), *words, "recorded.py", "torchrun"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    ours = hpctk("launch", *words, "-t", "0", tmp_path / "recorded.py", "ours")
+
+    assert ours.code == 1
+    for rank in range(2):
+        theirs, own = (
+            json.loads((tmp_path / f"{name}-{rank}.json").read_text())
+            for name in ("torchrun", "ours")
+        )
+        assert theirs.keys() - own.keys() == {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # hpctk keeps torch's default
+            "TORCHELASTIC_SIGNALS_TO_HANDLE",  # is for torchrun itself
+        }
+        for name in ("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "RANK", "WORLD_SIZE"):
+            assert own[name] == theirs[name]
+    # Nothing else shows the error, since the ranks' output goes to no file.
+    assert "\n  ValueError: nothing to learn\n" in ours.err
 
 
 def test_nodes_start_again_together_and_meet_in_a_new_place(hpctk: Hpctk, plain: Path) -> None:

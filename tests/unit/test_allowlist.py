@@ -59,6 +59,22 @@ def test_a_log_that_some_slurm_would_not_take_for_this_file_is_refused(value: st
         check_text(value, "output", "--output")
 
 
+@pytest.mark.parametrize(
+    ("value", "taken"),
+    [
+        *(("%j/x.out", False), ("logs/%x/%j.out", False), ("a/%5A/b/x", False), ("%%%j/x", False)),
+        *(("5%/%u/x", False), ("%5/%j/x", False)),
+        *(("logs/%x-%j.out", True), ("a%%j/%j.out", True), ("50%/%j.out", True), ("/a/%N", True)),
+    ],
+)
+def test_a_log_in_a_directory_that_only_slurm_can_name_is_refused(value: str, taken: bool) -> None:
+    if taken:
+        check_text(value, "output", "--output")
+        return
+    with pytest.raises(RenderError, match="is not accepted"):
+        check_text(value, "output", "--output")
+
+
 def around(site: Cluster = GENERIC, **fields: Any) -> Surroundings:
     full = complete(ScriptSpec(python="/opt/python", **fields), site)
     return surroundings(full, site, directives(full, site), "work-queue", None)

@@ -118,12 +118,47 @@ def test_an_option_of_the_launcher_after_the_script_is_refused(
     words = ["launch", "train.py", "--lr", "1"]
 
     error = CliRunner().invoke(load_commands("launch"), [*words, word]).exception
-    CliRunner().invoke(load_commands("launch"), [*words, "--", word])
+    CliRunner().invoke(load_commands("launch"), ["launch", "train.py", "--", "--lr", "1", word])
 
     assert isinstance(error, ConfigError)
     assert error.message == f"{word} comes after the script, which would get it"
     assert error.hint.startswith(f"hpctk launch {word} ... train.py")
     assert [request.arguments for request in asked] == [("--lr", "1", word)]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "words",
+    [
+        "t.py -- --lr 1",
+        "t.py --lr 1 -- x",
+        "t.py -- --nnodes 2",
+        "t.py a -- --nnodes 2",
+        "t.py -- a -- b",
+        "t.py -- --",
+        "-- t.py --lr 1",
+        "-m module -- x",
+        "--no-python program -- x",
+    ],
+)
+def test_a_separator_behind_the_script_is_dropped_where_torchrun_drops_it(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    asked: list[Request] = []
+
+    def launched(request: Request, *, replace: bool) -> Outcome:
+        asked.append(request)
+        return Outcome(0)
+
+    monkeypatch.setattr(launcher, "launch", launched)
+
+    CliRunner().invoke(load_commands("launch"), ["launch", *words.split()])
+    torchrun = run.parse_args(words.split())
+
+    assert [(one.script, one.arguments) for one in asked] == [
+        (torchrun.training_script, tuple(torchrun.training_script_args))
+    ]
 
 
 def test_the_number_of_ranks_can_be_that_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,6 +512,34 @@ def test_a_common_failure_has_a_hint(said: str, hint: str, tmp_path: Path) -> No
     assert hint in failure_error(failure(0, 1, log=log), host="n", restarts=0).hint
 
 
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        ('{"message": {"message": "m", "extraInfo": {"py_callstack": "a\\nE: x\\n"}}}', "E: x"),
+        ('{"message": "E: text"}', "E: text"),
+        ('{"message": null}', "E: of the log"),
+        ('{"message": {}}', "E: of the log"),
+        ('{"message": {"extraInfo": 7}}', "E: of the log"),
+        ("[1]", "E: of the log"),
+        ('{"mess', "E: of the log"),
+        ("[" * 100_000, "E: of the log"),
+        ("", "E: of the log"),
+        (None, "E: of the log"),
+    ],
+)
+def test_a_recorded_exception_describes_a_failure_and_else_the_log_does(
+    recorded: str | None, told: str, tmp_path: Path
+) -> None:
+    log, error_file = tmp_path / "err", tmp_path / "error.json"
+    log.write_text("E: of the log\n")
+    if recorded is not None:
+        error_file.write_text(recorded)
+
+    error = failure_error(RankFailure(0, 1, log, error_file), host="n0", restarts=0)
+
+    assert error.message.splitlines()[-1] == f"  {told}"
+
+
 def test_the_end_of_a_log_is_short_and_a_missing_one_empty(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"{number}\n" for number in range(100_000)))
@@ -634,6 +697,44 @@ def test_lines_appear_complete_with_their_rank_and_the_rest_at_the_end(tmp_path:
     copied.copy(last=True)
 
     assert shown.getvalue() == "[rank 0] step 7\n[rank 0] now\n[rank 0] \ufffd\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        # As tqdm writes: the carriage return comes first.
+        ([(0, "\r 1%\r 2%"), (0, "\r 3%\n")], "[0]  1%\r[0]  2%\r[0]  3%\n"),
+        ([(0, " 1%\r 2%\r"), (0, " 3%\r")], "[0]  1%\r[0]  2%\r[0]  3%\r\n"),
+        ([(0, "a\r\nb\r"), (0, "\nc\n\n")], "[0] a\r\n[0] b\r\n[0] c\n[0] \n"),
+        ([(0, " 1%\r 2%\r"), (1, "x\n")], "[0]  1%\r[1] x\n[0]  2%\r\n"),
+    ],
+)
+@pytest.mark.parametrize("tty", [False, True])
+def test_text_up_to_a_carriage_return_appears_so_that_a_bar_moves(
+    written: list[tuple[int, str]], expected: str, *, tty: bool, tmp_path: Path
+) -> None:
+    class Shown(io.StringIO):
+        def isatty(self) -> bool:
+            return tty
+
+    shown = Shown(newline="")
+    files = []
+    for rank in range(2):
+        (tmp_path / str(rank)).touch()
+        files.append(_File(tmp_path / str(rank), f"[{rank}] ", shown))
+    # What a bar of another rank left behind is erased.
+    expected = expected.replace("[", "\x1b[K[") if tty else expected
+
+    for rank, text in written:
+        with (tmp_path / str(rank)).open("a", newline="") as file:
+            file.write(text)
+        files[rank].copy()
+        assert shown.getvalue()
+        assert expected.startswith(shown.getvalue())
+    for copied in files:
+        copied.copy(last=True)
+
+    assert shown.getvalue() == expected
 
 
 def test_a_closed_stream_stops_no_other_and_characters_it_lacks_are_replaced(

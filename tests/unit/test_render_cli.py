@@ -226,7 +226,7 @@ def test_render_overwrites_an_edited_or_foreign_file_only_with_force(
 
 def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
     result = call(
-        *("render", "work-queue", "--job-name", "mine", "--output", "a b/%u/%x-%j.log"),
+        *("render", "work-queue", "--job-name", "mine", "--output", "a b/u/%u-%x-%j.log"),
         *("--time", "90", "--env", "A=b=c", "--env", "B=", "--setup", "ulimit -c 0"),
         *("--no-requeue", "--sbatch", "exclusive", "--run", "runs/x", "-o", "out/my.sbatch"),
     )
@@ -235,7 +235,7 @@ def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
     script = Path("out/my.sbatch").read_text()
     for line in (
         "#SBATCH --job-name=mine",
-        '#SBATCH --output="a b/%u/%x-%j.log"',
+        '#SBATCH --output="a b/u/%u-%x-%j.log"',
         "#SBATCH --time=01:30:00",
         "#SBATCH --exclusive",
         "#SBATCH --no-requeue",

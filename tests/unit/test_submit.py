@@ -304,6 +304,18 @@ def test_a_forbidden_directory_is_refused(run: ToyRun, programs: Programs, elsew
     assert run.root.exists()
 
 
+@pytest.mark.parametrize("pattern", ["logs/%j/x.out", "%x/%j.out"])
+def test_a_script_whose_log_has_a_directory_that_slurm_names_is_sent_with_a_warning(
+    pattern: str, programs: Programs
+) -> None:
+    Path("own.sh").write_text(f"#!/bin/sh\n#SBATCH --output={pattern}\n")
+
+    result = call("own.sh")
+
+    assert (result.exit_code, len(sent(programs))) == (0, 1)
+    assert f"warning: {pattern}: Slurm before 23.02 does not create" in result.stderr
+
+
 def test_logs_without_a_place_are_refused(run: ToyRun, programs: Programs) -> None:
     Path("file").touch()
 

@@ -402,6 +402,32 @@ def test_a_job_with_nodes_and_no_workers_points_to_its_log(toy: ToyRun, programs
     assert "'hpctk logs --job 7' tells why not" in call("status", str(toy.root)).stdout
 
 
+@pytest.mark.parametrize(
+    ("cells", "log", "told"),
+    [
+        (
+            {"State": "FAILED", "exit_code": "256"},
+            "start\n\n50%\r99%\nImportError\n\x1b[31mred\n",
+            "FAILED with exit code 1; its log ends: 99% | ImportError | \\x1b[31mred; see 'hpctk",
+        ),
+        ({"State": "TIMEOUT"}, "", "job 7 ended as TIMEOUT; see 'hpctk logs --job 7', then start"),
+        ({"State": "CANCELLED"}, None, "job 7 ended as CANCELLED; see 'hpctk logs --job 7'"),
+        ({"State": "COMPLETED"}, "done\n", "no worker is alive: start some with 'hpctk work'"),
+    ],
+)
+def test_status_says_how_the_last_job_failed_and_what_it_printed_last(
+    toy: ToyRun, programs: Programs, tmp_path: Path, cells: dict[str, str], log: str, told: str
+) -> None:
+    programs.answer("squeue", pending_line(**cells))
+    if log is not None:
+        (tmp_path / "work-queue-7.out").write_text(log)
+    record_job(toy.paths, replace(JOB, cwd=str(tmp_path), log="%x-%j.out"))
+
+    found = " ".join(call("status", str(toy.root)).stdout.split())
+
+    assert told in found
+
+
 def test_a_job_that_can_start_by_itself_is_the_better_hope(toy: ToyRun, programs: Programs) -> None:
     lines = [pending_line("7", Reason="JobHeldUser"), pending_line("8", Reason="Resources")]
     programs.answer("squeue", "\n".join(lines))
@@ -419,9 +445,25 @@ def test_a_job_that_can_start_by_itself_is_the_better_hope(toy: ToyRun, programs
         ("PENDING", "MaxMemPerLimit", "use less --mem", True),
         ("PENDING", "BeginTime", "two minutes", False),
         ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n[1-4]", "down, drained", False),
+        (
+            "PENDING",
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved",
+            "request others",
+            False,
+        ),
         ("PENDING", "AssocGrpCPUMinutesLimit", "another --account", False),
         ("PENDING", "QOSMaxJobsPerUserLimit", "quality of service", False),
         ("PENDING", "", "has not looked at it", False),
+        ("PENDING", "Licenses", "licenses that it needs are in use", False),
+        ("PENDING", "Reservation", "its reservation to begin", False),
+        ("PENDING", "Prolog", "being prepared", False),
+        ("PENDING", "PartitionConfig", "change --partition", True),
+        ("PENDING", "BurstBufferStageIn", "burst buffer", False),
+        ("PENDING", "QOSMaxWallDurationPerJobLimit", "allows no such job: cancel it", True),
+        ("PENDING", "AssocMaxGRESPerNode", "allows no such job: cancel it", True),
+        ("PENDING", "QOSMinGRES", "allows no such job: cancel it", True),
+        ("PENDING", "NonZeroExitCode", "'hpctk logs --job 7'", False),
+        ("PENDING", "JobLaunchFailure", "could not be started", False),
         ("PENDING", "Brand_New_Reason", "Slurm says Brand_New_Reason", False),
         ("REQUEUE_HOLD", "None", "requeued and is held", True),
         ("REQUEUE_HOLD", "JobHoldMaxRequeue", "requeued too often", True),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.cli import working
-from hpc_toolkit.cli.working import monitored, read_shares, show_places, with_snapshots
+from hpc_toolkit.cli.working import monitored, read_shares, show_places, unused, with_snapshots
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.snapshots import read_snapshot, write_snapshot
 from hpc_toolkit.run import Run
@@ -55,6 +55,33 @@ def test_what_srun_gives_is_not_given_again(given: tuple[Any, Any], option: str)
     with pytest.raises(ConfigError, match=f"--{option}-per-worker: srun has given") as caught:
         read_shares(*given, None, IN_STEP)
     assert f"--{option}-per-task" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("environ", "workers", "told"),
+    [
+        ({"SLURM_STEP_ID": "0"}, 4, "--workers 4 has no effect in a step"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}, 4, ""),  # task 0 says it
+        ({"SLURM_STEP_ID": "0"}, 1, ""),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}, None, ""),
+        ({"SLURM_NTASKS": "8"}, None, "8 tasks, nodes: 1; these workers start on this host only"),
+        ({"SLURM_NTASKS": "8"}, 8, ""),
+        ({"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2"}, 8, "2 tasks, nodes: 2"),
+        ({"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}, None, ""),
+        # The shell of salloc with use_interactive_step, where srun would use the tasks.
+        ({"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "8"}, None, "8 tasks, nodes: 1"),
+        ({}, 4, ""),
+    ],
+)
+def test_dropped_options_and_unused_tasks_are_told(
+    environ: dict[str, str], workers: int | None, told: str
+) -> None:
+    around = {"SLURM_JOB_ID": "7", **environ} if environ else {}
+
+    found = unused(RankInfo.from_environ(around), workers, around)
+
+    assert told in found
+    assert bool(told) is bool(found)
 
 
 def test_places_are_shown_where_something_was_asked_for(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, TRY_AGAIN, HpcToolkitError, TryAgainLaterError
+from hpc_toolkit.system.processes import adopt_orphans
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.launch.outcome import (
     Outcome,
@@ -42,7 +43,8 @@ def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, las
     """Start the ranks of this node and wait until they have ended for good.
 
     With ``last`` this process does nothing afterwards. Signals then stay ignored once the outcome
-    is known, so that the exit code reports how the ranks ended.
+    is known, so that the exit code reports how the ranks ended. Children of ranks that have ended
+    are then ended as well; in a program with other children they could not be told apart.
 
     Raises ConfigError if no directory can be made for the logs.
     """
@@ -51,7 +53,9 @@ def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, las
     if not temporary and plan.nodes == 1:
         # An earlier launch in the same step has the same name.
         directory = make_next(directory)
-    agent = Agent(plan, command, environ, directory)
+    if last:
+        adopt_orphans()
+    agent = Agent(plan, command, environ, directory, adopts=last)
     with contextlib.ExitStack() as stack:
         ignore_signals = stack.enter_context(signals(agent.warn, last=last))
         stack.callback(agent.end)
@@ -78,6 +82,8 @@ class Agent:
     command: list[str]
     environ: Mapping[str, str]
     directory: Path
+    adopts: bool = False
+    """Whether this process becomes the parent of orphans."""
     rounds: Rounds | None = None
     ranks: Ranks | None = None
     """The ranks of this round; None while the nodes meet."""
@@ -90,7 +96,9 @@ class Agent:
         while outcome is None:
             self.ranks = None
             place = rounds.join()
-            self.ranks = ranks = Ranks(plan, self.directory, place, restart=rounds.number)
+            self.ranks = ranks = Ranks(
+                plan, self.directory, place, restart=rounds.number, adopts=self.adopts
+            )
             ranks.start(self.command, self.environ)
             patience_s = plan.shutdown_timeout_s
             outcome = watch(ranks, rounds, max_restarts=plan.max_restarts, patience_s=patience_s)

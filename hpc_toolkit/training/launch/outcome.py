@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -48,6 +49,8 @@ class RankFailure(NamedTuple):
     """Its exit code, or minus the number of the signal that ended it."""
     log: Path | None = None
     """The file of its stderr, if it has one."""
+    error_file: Path | None = None
+    """The file to which ``@record`` of torch writes an exception, if there was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ def failure_error(failure: RankFailure, *, host: str, restarts: int) -> HpcToolk
     name, log = signal_name(-failure.code) if failure.code < 0 else "", failure.log
     how = f"ended by {name}" if name else f"ended with exit code {failure.code}"
     after = f", after {counted(restarts, 'restart')}" if restarts else ""
-    lines = last_lines(log) if log is not None else []
+    lines = recorded_lines(failure.error_file) if failure.error_file is not None else []
+    lines = lines or (last_lines(log) if log is not None else [])
     where = f"; its log: {log}" if log is not None else ""
     message = f"rank {failure.rank} on {host} {how}{after}{where}"
     if lines:
@@ -141,12 +145,25 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def recorded_lines(error_file: Path) -> list[str]:
+    """Return the end of the exception that ``@record`` of torch wrote to a file; empty if none."""
+    try:
+        found = json.loads(files.read_fresh(error_file))["message"]
+        return _end(found if isinstance(found, str) else found["extraInfo"]["py_callstack"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []  # a script may write anything there
+
+
 def last_lines(log: Path) -> list[str]:
     """Return the last lines of a log, starting at its last traceback if it has one."""
     try:
-        text = files.read_fresh(log)[-_LAST_BYTES:].decode(errors="replace")
+        return _end(files.read_fresh(log)[-_LAST_BYTES:].decode(errors="replace"))
     except OSError:
         return []
+
+
+def _end(text: str) -> list[str]:
+    text = text[-_LAST_BYTES:]
     _, found, traceback = text.rpartition("Traceback (most recent call last):")
     lines = (found + traceback if found else text).rstrip().splitlines()
     return lines[-_LAST_LINES:]

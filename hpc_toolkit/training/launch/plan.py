@@ -15,7 +15,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.system import tomltable
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import parse_counts
-from hpc_toolkit.system.ranks import task_counts
+from hpc_toolkit.system.ranks import in_step, task_counts
 from hpc_toolkit.system.tomltable import kept, number_from
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Step:
 
         Raises ConfigError if a variable is missing, or contradicts another.
         """
-        if not environ.get("SLURM_STEP_ID", "").isdigit():
+        if not in_step(environ):
             return None
         # SLURM_JOB_ID differs for each element of an array.
         job, restart = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")

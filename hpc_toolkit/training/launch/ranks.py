@@ -7,6 +7,7 @@ lines from there to the terminal, so a slow terminal never holds up a rank.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.machine import format_cpus, parse_cpus
-from hpc_toolkit.system.processes import kill_group
+from hpc_toolkit.system.processes import descendants, kill_group
 from hpc_toolkit.training.launch import rank
 from hpc_toolkit.training.launch.outcome import RankFailure
 
@@ -29,21 +30,32 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.launch.rendezvous import Place
 
 _COPY_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.05
+_KILL_S = 5
+"""How long children are killed again, since one of them may be a program of another user."""
 _CHUNK_BYTES = 1 << 20
 """Copied at once from each file, so that a rank that writes much does not hold up the others."""
+_AFTER_LINE = re.compile(rb"(?<=\n)|(?<=\r)(?!\n|\Z)")
+"""Where a line ends; a carriage return ends one too, so that progress bars move."""
 _AFTER_FAILURE_S = 5
 """How long the remaining ranks get to exit after one has failed; they cannot continue."""
 
 
-def rank_variables(plan: Plan, place: Place, local: int, *, restart: int = 0) -> dict[str, str]:
-    """Return torchrun's variables for the rank with this number on its node."""
+def rank_variables(
+    plan: Plan, place: Place, local: int, *, restart: int = 0, error_file: Path | str = ""
+) -> dict[str, str]:
+    """Return torchrun's variables for a rank of this node; ``@record`` needs ``error_file``."""
+    rank, world_size = str(place.first + local), str(place.world_size)
     return {
-        "RANK": str(place.first + local),
+        "RANK": rank,
         "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(place.world_size),
+        "WORLD_SIZE": world_size,
         "LOCAL_WORLD_SIZE": str(plan.ranks),
         "GROUP_RANK": str(plan.node_rank),
         "GROUP_WORLD_SIZE": str(plan.nodes),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "ROLE_NAME": "default",
         "MASTER_ADDR": place.address.host,
         "MASTER_PORT": str(place.address.port),
         # Rank 0 does not open a store: the launch serves the one at this address.
@@ -51,15 +63,22 @@ def rank_variables(plan: Plan, place: Place, local: int, *, restart: int = 0) ->
         "TORCHELASTIC_RESTART_COUNT": str(restart),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
         "TORCHELASTIC_RUN_ID": plan.launch,
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
     }
 
 
 class Ranks:
     """The ranks of this node in one round."""
 
-    def __init__(self, plan: Plan, directory: Path, place: Place, *, restart: int) -> None:
-        """Prepare to start them; the files of their output are in ``directory``."""
-        self._plan, self._directory = plan, directory
+    def __init__(
+        self, plan: Plan, directory: Path, place: Place, *, restart: int, adopts: bool = False
+    ) -> None:
+        """Prepare to start them; the files of their output are in ``directory``.
+
+        With ``adopts`` this process gets orphans: each new child of it belongs to a rank.
+        """
+        self._plan, self._directory, self._adopts = plan, directory, adopts
+        self._others = descendants(os.getpid()) if adopts else []
         self._place, self._restart = place, restart
         self._processes: list[subprocess.Popen[bytes]] = []
         self._terminal = _Terminal()
@@ -91,7 +110,11 @@ class Ranks:
         self, local: int, command: list[str], environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         cpus = cpus_near_gpu(local) if self._plan.near_gpus else ""
-        variables = rank_variables(self._plan, self._place, local, restart=self._restart)
+        error_file = self._log(local, "error.json").absolute()
+        error_file.unlink(missing_ok=True)  # of an earlier launch of this name
+        variables = rank_variables(
+            self._plan, self._place, local, restart=self._restart, error_file=error_file
+        )
         with ExitStack() as opened:
             # Detached from the terminal, so that ^C reaches the rank only through the launch.
             return subprocess.Popen(
@@ -122,7 +145,28 @@ class Ranks:
 
     def codes(self) -> dict[int, int | None]:
         """Return the exit code of each rank, by local rank; None while it runs."""
-        return {local: process.poll() for local, process in enumerate(self._processes)}
+        codes = {local: process.poll() for local, process in enumerate(self._processes)}
+        known = {*self._others, *(process.pid for process in self._processes)}
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        # Adopted orphans would stay zombies as long as the launch.
+        with suppress(ChildProcessError):
+            while self._adopts and (it := os.waitid(os.P_ALL, 0, how)) and it.si_pid not in known:
+                os.waitpid(it.si_pid, 0)
+        return codes
+
+    def _groups(self) -> set[int]:
+        """Return the process groups in which ranks and their descendants run.
+
+        Without ``adopts``, those of ranks that have ended are left out: they have other parents.
+        """
+        running = [process.pid for process in self._processes if process.poll() is None]
+        others = {pid for one in self._others for pid in (one, *descendants(one))}
+        groups = set(running)
+        for root in [os.getpid()] if self._adopts else running:
+            for pid in {*descendants(root)} - others:
+                with suppress(ProcessLookupError):
+                    groups.add(os.getpgid(pid))
+        return groups - {os.getpgrp()}
 
     def warn(self, number: int) -> None:
         """Send a warning signal to the running ranks, not to their children."""
@@ -130,18 +174,16 @@ class Ranks:
             process.send_signal(number)
 
     def end(self, number: int = signal.SIGTERM, grace_s: float = _AFTER_FAILURE_S) -> None:
-        """End the ranks that still run, with their children; kill them after ``grace_s``."""
+        """End what still runs of the ranks and their children; kill it after ``grace_s``."""
+        for group in self._groups():
+            kill_group(group, number)
+        kill_at = time.monotonic() + min(grace_s, self._plan.shutdown_timeout_s)
+        while (left := self._groups()) and (now := time.monotonic()) < kill_at + _KILL_S:
+            for group in left if now >= kill_at else ():
+                kill_group(group)
+            time.sleep(_LOOK_EVERY_S)
         for process in self._processes:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-        end = time.monotonic() + min(grace_s, self._plan.shutdown_timeout_s)
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                kill_group(process.pid)
-                process.wait()
+            process.wait()
         self._terminal.end()
 
     def failures(self, ended: Iterable[int]) -> list[RankFailure]:
@@ -152,6 +194,7 @@ class Ranks:
                 self._place.first + local,
                 self._processes[local].returncode,
                 log if log.exists() else None,
+                self._log(local, "error.json"),
             )
             for local, log in logs.items()
         ]
@@ -199,8 +242,9 @@ class _File:
     """A file of a rank that is copied to the terminal."""
 
     def __init__(self, path: Path, prefix: str, to: TextIO) -> None:
-        self._file, self._prefix, self._to = path.open("rb"), prefix, to
-        self._begun = b""
+        # A line may follow a bar of another rank, which would stay visible behind it.
+        self._file, self._prefix = path.open("rb"), f"\x1b[K{prefix}" if to.isatty() else prefix
+        self._to, self._begun = to, b""
 
     def copy(self, *, last: bool = False) -> None:
         """Copy some new lines, or all if it is the ``last`` time.
@@ -208,14 +252,14 @@ class _File:
         Until then an incomplete line is held back, unless it is long.
         """
         while chunk := self._file.read(_CHUNK_BYTES):
-            *lines, self._begun = (self._begun + chunk).split(b"\n")
-            if len(self._begun) >= _CHUNK_BYTES:  # such as a progress bar without an end
-                lines, self._begun = [*lines, self._begun], b""
+            *lines, self._begun = _AFTER_LINE.split(self._begun + chunk)
+            if len(self._begun) >= _CHUNK_BYTES:  # such as a file without an end of a line
+                lines, self._begun = [*lines, self._begun + b"\n"], b""
             self._write(lines)
             if not last:
                 return
         if last:
-            self._write([self._begun] if self._begun else [])
+            self._write([self._begun + b"\n"] if self._begun else [])
             self.close()
 
     def close(self) -> None:
@@ -224,8 +268,9 @@ class _File:
     def _write(self, lines: list[bytes]) -> None:
         encoding = self._to.encoding or "utf-8"
         for line in lines:
-            text = f"{self._prefix}{line.decode(errors='replace')}\n"
-            self._to.write(text.encode(encoding, "replace").decode(encoding))
+            if line != b"\r":  # a bar may begin with it
+                text = f"{self._prefix}{line.decode(errors='replace')}"
+                self._to.write(text.encode(encoding, "replace").decode(encoding))
         self._to.flush()
 
 

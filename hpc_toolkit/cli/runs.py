@@ -153,6 +153,7 @@ def try_(
         hpctk try runs/eval --item '"layer": 3'
     """
     from hpc_toolkit.results.explain import find_item
+    from hpc_toolkit.worker.attempts import try_item
     from hpc_toolkit.worker.loading import load_workload
 
     found_run = open_run(run)
@@ -162,16 +163,12 @@ def try_(
     workload = load_workload(spec.workload)
     group = found.item[spec.group_by] if spec.group_by is not None else None
     print(f"item {json.dumps(found.item)}", file=sys.stderr)
-    try:
-        context = workload.load(group)
-        value = next(iter(workload.run(context, iter([found.item]))))
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        message = "the item failed; nothing was recorded"
-        raise HpcToolkitError(message) from error
-    print(json.dumps(value, indent=2))
+    line = try_item(workload, group, found.item)
+    if "value" not in line:
+        sys.stderr.write(line["traceback"])
+        message = f"the item failed, and nothing was recorded: {line['error']}"
+        raise HpcToolkitError(message)
+    print(json.dumps(line["value"], indent=2))
 
 
 def pythia(

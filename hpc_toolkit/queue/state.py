@@ -243,13 +243,9 @@ class StageState:
             self._add_line(state, worker, found)
         else:
             state.release(record["generation"])
-            self._add_lines(worker, list(self._expand(worker, found.start, found.end)))
+            for line in list(self._expand(worker, found.start, found.end)):
+                self.add(worker, line.record["unit"].rpartition("/")[2], line)
         return state.unit
-
-    def _add_lines(self, worker: str, lines: list[Line]) -> None:
-        """Add the lines of a unit run; each counts for the unit that it names."""
-        for line in lines:
-            self.add(worker, line.record["unit"].rpartition("/")[2], line)
 
     @staticmethod
     def _is_clean(state: UnitState, found: UnitRun) -> bool:
@@ -308,7 +304,8 @@ class StageState:
         lines = list(self._expand(worker, start, end))  # before any change, because it may fail
         state.clean = None
         self._unjudged.add(state.unit.name)
-        self._add_lines(worker, lines)
+        for line in lines:  # each counts for the unit that it names
+            self.add(worker, line.record["unit"].rpartition("/")[2], line)
 
     def item_state(self, state: UnitState, item: int) -> ItemState:
         """State of one item by rule R8."""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.queue.state import Ref, UnitState
-    from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
 
 _CATCH_UP_S = 10.0
@@ -230,11 +229,11 @@ def encode_rows(
         records: list[dict[str, Any]] = decode_each(lines)
         positions = [record["item"] for record in records]
         found = [record["value" if record["type"] == "done" else "error"] for record in records]
-        if state.clean is not None:
-            _check_clean(unit, positions, records, found)
+        units, kinds = {record["unit"] for record in records}, set(map(type, found))
+        once = sorted(positions) == list(unit.items) and kinds == {dict} and len(units) == 1
     except (ValueError, RecursionError, LookupError, TypeError):
-        if state.clean is None:
-            raise
+        once, records, positions, found = False, [], [], []
+    if state.clean is not None and not once:  # its release counts what is not there
         stage.state.open_up(state)
         return encode_rows(view, stage, state, only)
     values = _encoded([line.partition(_VALUE)[2][:-CRC_LENGTH] for line in lines], found)
@@ -246,15 +245,6 @@ def encode_rows(
         strict=True,
     )
     return dict(zip(positions, map(mod, forms, columns), strict=True))
-
-
-def _check_clean(
-    unit: Unit, positions: list[int], records: list[dict[str, Any]], values: list[Any]
-) -> None:
-    """Raise ValueError unless a unit run has a result of each item, as its release says."""
-    kinds, units = set(map(type, values)), {record["unit"] for record in records}
-    if sorted(positions) != list(unit.items) or kinds != {dict} or len(units) > 1:
-        raise ValueError(unit.name)
 
 
 def _form(entry: int, worker: str, attempts: int, *, done: bool) -> bytes:

@@ -29,26 +29,23 @@ CRC_LENGTH = len(b',"crc":"00000000"}')
 """Bytes of a line from its checksum on."""
 _CHUNK = 1 << 20
 
-_COUNT, _NUMBER, _TEXT = (int,), (float, int), (str,)
+_COUNT, _NUMBER, _TEXT = ((int,), True), ((float, int), True), ((str,), False)
 _MOST = 1e11
 """More than any count or number of seconds in a line; as a time, the year 5138."""
 _RUN = {"unit": _TEXT, "generation": _COUNT, "at": _NUMBER}
-_ATTEMPT = {**_RUN, "item": _COUNT, "seconds": _NUMBER, "log": (list, NoneType)}
-_FAILURE = {**_ATTEMPT, "error": _TEXT, "traceback": (str, NoneType)}
+_ATTEMPT = {**_RUN, "item": _COUNT, "seconds": _NUMBER, "log": ((list, NoneType), False)}
+_FAILURE = {**_ATTEMPT, "error": _TEXT, "traceback": ((str, NoneType), False)}
 _TEXTS = dict.fromkeys(("worker", "host", "evidence", "explained"), _TEXT)
 _COUNTS = dict.fromkeys(("lines", "done", "failed", "start"), _COUNT)
-_LINES: dict[str, dict[str, tuple[type, ...]]] = {
-    "done": {**_ATTEMPT, "value": (dict,)},
+_FIELDS: dict[str, dict[str, tuple[tuple[type, ...], bool]]] = {
+    "done": {**_ATTEMPT, "value": ((dict,), False)},
     "failed": _FAILURE,
     "permanent": _FAILURE,
     "release": {**_RUN, "seconds": _NUMBER, "sum": _TEXT, **_COUNTS},
-    "death": {**_RUN, "item": _COUNT, "alone": (bool,), **_TEXTS},
+    "death": {**_RUN, "item": _COUNT, "alone": ((bool,), False), **_TEXTS},
 }
-"""The fields that readers need, by type of line, and their types; None: may be missing."""
-_FIELDS = {
-    kind: [(name, types, types in (_COUNT, _NUMBER)) for name, types in fields.items()]
-    for kind, fields in _LINES.items()
-}
+"""The fields that readers need, by type of line: types, and whether there is a range. A field of
+NoneType may be missing."""
 
 
 def seal_line(body: bytes) -> bytes:
@@ -74,7 +71,8 @@ def is_whole(line: bytes) -> bool:
 
 def line_fault(record: dict[str, Any]) -> str:
     """What is wrong with the fields of a line, which then does not count; "" for nothing."""
-    for name, types, is_number in _FIELDS.get(str(record.get("type")), [("type", (), False)]):
+    fields = _FIELDS.get(str(record.get("type")), {"type": ((), False)})
+    for name, (types, is_number) in fields.items():
         value = record.get(name)
         if type(value) not in types or (is_number and not 0 <= value < _MOST):  # type: ignore[operator]
             return f"{name!r} is {json.dumps(value):.40}"

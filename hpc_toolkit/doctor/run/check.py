@@ -150,7 +150,7 @@ def _check_claims(stage: StagePaths, names: list[str], workers: set[str]) -> lis
 
 def _check_journals(paths: RunPaths, stages: list[StagePaths]) -> list[Finding]:
     names = [name for name in sorted(files.list_names(paths.journals)) if name.endswith(".jsonl")]
-    known: tuple[dict[str, range], dict[tuple[str, int], str]] = {}, {}
+    units: _Units = {}
     lines = 0
     damaged, torn, unreadable, foreign = [], [], [], []
     for name in names:
@@ -159,7 +159,7 @@ def _check_journals(paths: RunPaths, stages: list[StagePaths]) -> list[Finding]:
             try:
                 for line in reader.poll():
                     lines += 1
-                    if why := _mismatch(paths, stages, name[:-6], line.record, *known):
+                    if why := _mismatch(stages, name[:-6], line.record, units):
                         foreign.append(f"{name} at byte {line.start} ({why})")
             except OSError as error:
                 unreadable.append(f"{name} ({error.strerror})")
@@ -185,33 +185,28 @@ def _check_journals(paths: RunPaths, stages: list[StagePaths]) -> list[Finding]:
     ]
 
 
-def _mismatch(
-    paths: RunPaths,
-    stages: list[StagePaths],
-    worker: str,
-    record: dict[str, Any],
-    units: dict[str, range],
-    owners: dict[tuple[str, int], str],
-) -> str:
-    """Why a line does not fit the run; "" if it does. Adds what it reads to the last two."""
+_Units = dict[str, tuple[range, "StagePaths"]]
+
+
+def _mismatch(stages: list[StagePaths], worker: str, record: dict[str, Any], units: _Units) -> str:
+    """Why a line does not fit the run; "" if it does. ``units``: those that are known so far."""
     name, generation = record["unit"], record["generation"]
     if name not in units:  # the segment may be newer than the last look
         for stage in stages:
             for segment in read_log(stage)[0].segments.values():
-                units.update({f"{stage.name}/{one.name}": one.items for one in segment.units})
+                units.update((f"{stage.name}/{u.name}", (u.items, stage)) for u in segment.units)
     if name not in units:
         return f"there is no unit {name:.80}"
-    if record["type"] != "release" and record["item"] not in units[name]:
+    items, stage = units[name]
+    if record["type"] != "release" and record["item"] not in items:
         return f"unit {name} has no item {record['item']}"
     owner = record["worker"] if record["type"] == "death" else worker
-    if owners.get((name, generation)) != owner:
-        stage_name, _, unit = name.partition("/")
-        claim = paths.stage(stage_name).claims / claim_name(unit, generation)
-        is_file = os.path.lexists(claim) and not claim.is_symlink()  # reported with the claims
-        if not is_file and (not claim.is_symlink() or os.readlink(claim) != owner):
-            return f"{owner} did not claim generation {generation} of unit {name}"
-        owners[name, generation] = owner
-    return ""
+    claim = stage.claims / claim_name(name.partition("/")[2], generation)
+    try:
+        claimed = os.readlink(claim) == owner
+    except OSError:
+        claimed = os.path.lexists(claim)  # an unreadable claim is reported with the claims
+    return "" if claimed else f"{owner} did not claim generation {generation} of unit {name}"
 
 
 def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:

@@ -352,8 +352,9 @@ class Run:
 def _checked(items: Iterable[Item], stage: StageSpec, *, may_be_empty: bool = False) -> ItemLines:
     """The items of a new run, encoded; refuse those that cannot work."""
     from hpc_toolkit.worker.command import needed_keys
+    from hpc_toolkit.worker.loading import refuse_defaults
 
-    needs = needed_keys(stage.workload.command)
+    items, needs = refuse_defaults(items, stage.workload), needed_keys(stage.workload.command)
     return check_items(items, group_by=stage.group_by, needs=needs, may_be_empty=may_be_empty)
 
 

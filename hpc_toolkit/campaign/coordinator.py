@@ -293,7 +293,19 @@ class Coordinator:
         for entry, names in units.items():
             for _, row in unit_rows(self._view, self._stage, entry, names):
                 rows.setdefault((entry, arm_of(row["item"])), []).append(row)
+        self._refuse_scoreless([row["value"] for some in rows.values() for row in some])
         return [observe(pull.arm, rows.get((entry, pull.arm), [])) for pull, entry in places]
+
+    def _refuse_scoreless(self, found: list[dict[str, Any] | None]) -> None:
+        """Raise RunError if the first results have no score: the next ones would have none."""
+        told, values = self._search.decisions.told, [one for one in found if one is not None]
+        known = any(one.scores for one in (*self._search.known, *told))
+        if known or not values or any("score" in value for value in values):
+            return
+        keys = ", ".join(sorted({key for value in values for key in value})) or "no key"
+        message = f"the first results of stage {TASKS!r} have no key 'score', but {keys[:200]}"
+        hint = "return {'score': NUMBER} from the code of [tasks], and make a new run"
+        raise RunError(message, hint=hint)
 
     def _units_of(self, entry: int) -> dict[str, set[str]]:
         """For each arm, the names of the units of a segment that contain its items."""

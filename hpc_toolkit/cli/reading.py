@@ -78,7 +78,7 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
         came = json.dumps(attempt["value"]) if "value" in attempt else attempt["error"]
         took = format_duration(attempt["seconds"])
         lines.append(f"    {attempt['type']} by {attempt['worker']} in {took}: {came}")
-        lines += [f"      | {line}" for line in attempt.get("traceback", "").splitlines()]
+        lines += [f"      | {line}" for line in (attempt.get("traceback") or "").splitlines()]
     for death in life["deaths"]:
         if death["generation"] == generation:
             why = f", explained by {death['explained']}" if death["explained"] else ""
@@ -145,7 +145,7 @@ def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogP
 
     if item is not None:
         for name, line in attempts_of(run.view, find_item(run.view, item)):
-            start, end = line.get("log", (0, 0))
+            start, end = line.get("log") or (0, 0)
             title = f"{name}, generation {line['generation']}, {line['type']}"
             yield _LogPart(run.paths.worker_log(name), title, start, end)
         return

@@ -161,6 +161,7 @@ def try_(
         hpctk try runs/eval --item '"layer": 3'
     """
     from hpc_toolkit.results.explain import find_item
+    from hpc_toolkit.worker.attempts import try_item
     from hpc_toolkit.worker.code import executed
     from hpc_toolkit.worker.loading import load_workload
 
@@ -171,18 +172,12 @@ def try_(
     workload = load_workload(spec.workload, pipefail=spec.pipefail)
     group = found.item[spec.group_by] if spec.group_by is not None else None
     print(f"item {json.dumps(found.item)}", file=sys.stderr)
-    try:
-        context = workload.load(group)
-        value = next(iter(workload.run(context, iter([found.item]))))
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        from hpc_toolkit.worker.attempts import trace_of
-
-        print(trace_of(error), end="", file=sys.stderr)
-        message = "the item failed; nothing was recorded"
-        raise HpcToolkitError(message) from error
-    print(json.dumps(value, indent=2))
+    line = try_item(workload, group, found.item)
+    if "value" not in line:
+        sys.stderr.write(line["traceback"])
+        message = f"the item failed, and nothing was recorded: {line['error']}"
+        raise HpcToolkitError(message)
+    print(json.dumps(line["value"], indent=2))
 
 
 def pythia(

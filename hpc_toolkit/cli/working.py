@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -169,7 +169,8 @@ def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
     for record in records_of(view, worker):
         name, _, unit = record["unit"].partition("/")
         stage = stages.get(name)
-        if stage is None or unit not in stage.view.state.units:
+        known = None if stage is None else stage.view.state.units.get(unit)
+        if stage is None or known is None or known.lacks(record):
             continue
         course.at = record["at"]
         if record["type"] == "release":

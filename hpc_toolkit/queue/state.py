@@ -157,6 +157,10 @@ class UnitState(Record, frozen=False):
         if generation not in self.released:
             self.released += (generation,)
 
+    def lacks(self, record: dict[str, Any]) -> bool:
+        """Whether a line names an item that is not in this unit, so it does not count."""
+        return record["type"] != "release" and record["item"] not in self.unit.items
+
 
 class StageState:
     """The state of one stage, as far as its journal lines were read."""
@@ -240,7 +244,7 @@ class StageState:
         else:
             state.release(record["generation"])
             for line in list(self._expand(worker, found.start, found.end)):
-                self._add_line(state, worker, line)
+                self.add(worker, line.record["unit"].rpartition("/")[2], line)
         return state.unit
 
     @staticmethod
@@ -254,6 +258,8 @@ class StageState:
     def _add_line(self, state: UnitState, worker: str, line: Line) -> None:
         record = line.record
         kind, generation = record["type"], record["generation"]
+        if state.lacks(record):
+            return
         if kind == "release":
             state.release(generation)
         elif kind == "death":
@@ -270,7 +276,7 @@ class StageState:
             self._add_attempt(state, worker, line)
 
     def _add_attempt(self, state: UnitState, worker: str, line: Line) -> None:
-        self._open_up(state)
+        self.open_up(state)
         record = line.record
         if not state.histories:
             state.histories = {}
@@ -290,15 +296,16 @@ class StageState:
             history.failures.setdefault(ref.generation, ref)
         self._unjudged.add(state.unit.name)
 
-    def _open_up(self, state: UnitState) -> None:
-        """Keep a unit item by item from now on, because further lines about it were read."""
+    def open_up(self, state: UnitState) -> None:
+        """Keep a unit item by item from now on: its unit run was not clean, or not the only one."""
         if state.clean is None:
             return
         worker, start, end, _ = state.clean
         lines = list(self._expand(worker, start, end))  # before any change, because it may fail
         state.clean = None
-        for line in lines:
-            self._add_line(state, worker, line)
+        self._unjudged.add(state.unit.name)
+        for line in lines:  # each counts for the unit that it names
+            self.add(worker, line.record["unit"].rpartition("/")[2], line)
 
     def item_state(self, state: UnitState, item: int) -> ItemState:
         """State of one item by rule R8."""

@@ -56,11 +56,11 @@ class StageView:
         self.log = StageLog(self.paths, probes)
         self.claims = Claims(self.paths, local=local)
         self.durations = Durations()
-        self._taken = 0
+        self._taken, own = 0, f"{spec.name}/"
         self.state = StageState(
             max_attempts=spec.max_attempts,
             floors=self.log.floors,
-            expand=lambda worker, start, end: read_lines(run.journal(worker), start, end),
+            expand=lambda worker, start, end: read_lines(run.journal(worker), start, end, of=own),
         )
 
     def poll_log(self, *, hinted: bool = False) -> None:
@@ -310,7 +310,7 @@ class RunView:
         pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
         for found in reader.poll(lambda: look(JOURNAL, worker, reader.open)):
             record = found.record
-            stage_name, _, unit = record.get("unit", "").partition("/")
+            stage_name, _, unit = record["unit"].partition("/")
             stage = self.stages.get(stage_name)
             if stage is None:
                 continue
@@ -318,6 +318,8 @@ class RunView:
             if isinstance(found, UnitRun):
                 done = record["done"]
             elif record["type"] in ("done", "failed", "permanent"):
+                if (known := stage.state.units.get(unit)) and known.lacks(record):
+                    continue
                 done = int(record["type"] == "done")
             else:
                 continue

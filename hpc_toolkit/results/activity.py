@@ -16,7 +16,7 @@ from hpc_toolkit.results.durations import GroupDurations
 from hpc_toolkit.results.lanes import Lane, Timeline, lay_out
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
 from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.results.workerlives import clocks_ahead, end_of
+from hpc_toolkit.results.workerlives import clocks_ahead, corrected, end_of
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
@@ -108,7 +108,7 @@ def read_activity(history: History, clock: Clock) -> Activity:
     that a clock counts twice, because it was set back, are counted once.
     """
     ahead = clocks_ahead(history)
-    seen = {name: _corrected(one, ahead) for name, one in history.presences.items()}
+    seen = {name: one and corrected(one, ahead) for name, one in history.presences.items()}
     done = history.view.throughput
     lanes, timeline = lay_out(seen, min(done.since, clock.wall()), 0.0 if ahead else done.until)
     reader = _Reader(Activity(timeline=timeline, ahead=ahead), seen, lanes)
@@ -116,11 +116,6 @@ def read_activity(history: History, clock: Clock) -> Activity:
         reader.take(record)
     reader.finish(living_workers(history.view, clock, seen))
     return reader.found
-
-
-def _corrected(one: Presence | None, ahead: dict[str, float]) -> Presence | None:
-    late = ahead.get(one.host, 0.0) if one is not None else 0.0
-    return replace(one, started=one.started - late, at=one.at - late) if one and late else one
 
 
 class _Reader:

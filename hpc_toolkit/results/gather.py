@@ -9,7 +9,7 @@ from operator import mod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from hpc_toolkit.errors import HpcToolkitError, RunError, TryAgainLaterError
+from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.results.explain import unit_items
@@ -64,12 +64,7 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
         if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:
             return _table(PublishedTable.read(stage))
         if not partial:
-            late = _catch_up(view, stage)
-            view.await_journals()
-            view.refuse_unreadable()
-            stage.log.refuse_hidden()
-            if not stage.complete:
-                raise _incomplete(stage, late)
+            _refuse_incomplete(view, stage)
         kept = None if stage.log.table is None else PublishedTable.read(stage)
         # A published table must rest on every journal: an unread one may hold the winning line.
         if not stage.complete or view.unreadable or stage.log.hidden:
@@ -80,6 +75,10 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
             if name := stage.log.add_table(made.write(rows, _failed(stage))):
                 made.path = stage.paths.root / name
                 return _table(made)
+        except TryAgainLaterError:
+            if stage.complete:
+                raise
+            # A unit run lacked results that its release counts: its items are pending.
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
@@ -110,7 +109,13 @@ def _catch_up(view: RunView, stage: StageView) -> list[str]:
     return []
 
 
-def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
+def _refuse_incomplete(view: RunView, stage: StageView) -> None:
+    late = _catch_up(view, stage)
+    view.await_journals()
+    view.refuse_unreadable()
+    stage.log.refuse_hidden()
+    if stage.complete:
+        return
     found = {}
     for name in stage.state.open:
         unit = stage.unit(name)
@@ -125,7 +130,7 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
     hint = "start workers, or gather only finished items with --partial"
     if late:
         hint = f"{not_shown(late)}: try again in a minute; else {hint}"
-    return NotCompleteError(message, hint=hint, pending=pending)
+    raise NotCompleteError(message, hint=hint, pending=pending)
 
 
 def _given(stage: StageView, keys: Iterable[ItemKey]) -> list[ItemKey]:
@@ -222,15 +227,16 @@ def encode_rows(
     forms, lines = _lines_of(view, stage, state, only)
     try:
         records: list[dict[str, Any]] = decode_each(lines)
-    except (ValueError, RecursionError) as error:
-        message = f"a journal line about unit {unit.name} is not strict JSON: {error}"
-        hint = "'hpctk doctor RUN' shows what is damaged; restore it from a backup"
-        raise RunError(message, hint=hint) from error
-    positions = [record["item"] for record in records]
-    values = _encoded(
-        [line.partition(_VALUE)[2][:-CRC_LENGTH] for line in lines],
-        [record["value" if record["type"] == "done" else "error"] for record in records],
-    )
+        positions = [record["item"] for record in records]
+        found = [record["value" if record["type"] == "done" else "error"] for record in records]
+        units, kinds = {record["unit"] for record in records}, set(map(type, found))
+        once = sorted(positions) == list(unit.items) and kinds == {dict} and len(units) == 1
+    except (ValueError, RecursionError, LookupError, TypeError):
+        once, records, positions, found = False, [], [], []
+    if state.clean is not None and not once:  # its release counts what is not there
+        stage.state.open_up(state)
+        return encode_rows(view, stage, state, only)
+    values = _encoded([line.partition(_VALUE)[2][:-CRC_LENGTH] for line in lines], found)
     columns = zip(
         positions,
         [texts[position - unit.first] for position in positions],

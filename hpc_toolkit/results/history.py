@@ -229,7 +229,7 @@ class History:
         record, at = line.record, line.record["at"]
         if course.unit is None or course.run[0] != record["unit"]:
             course.unit = self._unit(record["unit"])
-        if (unit := course.unit) is None:
+        if (unit := course.unit) is None or unit.state.lacks(record):
             return
         run = _run_of(record)
         takeover = record["type"] == "death" and record["worker"] != worker

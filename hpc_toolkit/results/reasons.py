@@ -118,7 +118,8 @@ def damage(view: RunView, alive: set[str]) -> list[str]:
     ]
     for worker, reader in view.readers.items():
         path = view.paths.journal(worker)
-        found += [f"{path}: damaged line at byte {at} is skipped" for at in reader.bad_lines]
+        bad = reader.bad_lines.items()
+        found += [f"{path}: line at byte {at} is skipped: {why}" for at, why in bad]
         torn = reader.torn_bytes
         if torn and worker not in alive:  # a living worker may still be writing it
             found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")

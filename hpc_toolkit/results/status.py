@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.control import ControlReader
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 _MOVING_S = 5.0
+_OFF_S = 120.0
+_CORRECTED = "the elapsed time is corrected or left out, and items over time are not shown"
 
 
 class TimeLeft(Record, kw_only=True):
@@ -178,11 +181,12 @@ def read_status(
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: _count(stage, alive, possible) for name, stage in view.stages.items()}
+    off, lives = _on_time(view, seen, clock)
     left = forecast(alive)
     for name, coming in (left.coming if left is not None else {}).items():
         stages[name].coming = coming
     last = list(view.stages.values())[-1].log
-    moving = _moves(view, clock)
+    moving = bool(off) or _moves(view, clock)
     halt, reason = no_progress(view, stages, workers, given, late, campaign=campaign, moving=moving)
     return Status(
         run=given,
@@ -190,9 +194,9 @@ def read_status(
         workers=workers,
         rate_per_s=round(_rate(view, alive), 4),
         **_time_left(left),
-        **_spent(view, known, clock.wall() if alive else 0.0),
-        silent_s=_silent(view, [known[one] for one in alive & known.keys()], clock),
-        throughput=_throughput(view),
+        **_spent(view, lives, clock.wall() if alive else 0.0, is_off=bool(off)),
+        silent_s=0.0 if off else _silent(view, [known[one] for one in alive], clock),
+        throughput={} if off else _throughput(view),
         complete=view.complete,
         deaths=sum(stage.state.deaths for stage in view.stages.values()),
         published=last.table is not None and last.last_retry < last.table[0],
@@ -204,6 +208,7 @@ def read_status(
             *sick_hosts(view),
             *unreadable_workers(view, seen),
             *damage(view, possible),
+            *(f"the clock of host {host} is not that of others: {_CORRECTED}" for host in off[:3]),
         ],
         alive=sorted(alive),
         draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
@@ -238,11 +243,35 @@ def _time_left(left: TimeLeft | None) -> dict[str, Any]:
     }
 
 
-def _spent(view: RunView, known: dict[str, Presence], now: float) -> dict[str, Any]:
+def _on_time(
+    view: RunView, seen: dict[str, Presence | None], clock: Clock
+) -> tuple[list[str], list[Presence]]:
+    """Return the hosts whose clocks are off, if times show one, and corrected presences.
+
+    There are no presences if nothing shows by how much the clocks are off.
+    """
+    lives = [one for one in seen.values() if one is not None]
+    with suppress(OSError):
+        first, last = view.paths.manifest.stat().st_mtime - _OFF_S, clock.wall() + _OFF_S
+        if any(one.started and (one.started < first or one.at > last) for one in lives):
+            from hpc_toolkit.results.history import History
+            from hpc_toolkit.results.workerlives import clocks_ahead, corrected
+
+            history = History(view)
+            history.presences = seen
+            ahead = clocks_ahead(history)
+            early = sorted({one.host for one in lives if one.at > last})
+            if ahead or not early:
+                return sorted(ahead), [corrected(one, ahead) for one in lives]
+            return early, []
+    return [], lives
+
+
+def _spent(view: RunView, known: list[Presence], now: float, *, is_off: bool) -> dict[str, Any]:
     """Return the time that the run took, and that of all workers; ``now`` is 0 if none is alive."""
-    lives = [(one.started, max(one.started, one.at)) for one in known.values() if one.started]
+    lives = [(one.started, max(one.started, one.at)) for one in known if one.started]
     began, until = view.throughput.since, view.throughput.until
-    if not until:
+    if is_off or not until:
         began = min((start for start, _ in lives), default=now)
         until = max((end for _, end in lives), default=now)
     end = until if view.complete else max(now, until)

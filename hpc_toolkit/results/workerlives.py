@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.presence import FINISHED
 from hpc_toolkit.results.records import ALIVE, DIED, DRAINED, ENDED, UNKNOWN_END
+from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
@@ -23,6 +24,11 @@ def end_of(name: str, presence: Presence | None, alive: set[str]) -> str:
     if presence.state == FINISHED:
         return DRAINED if presence.note else ENDED
     return ALIVE if name in alive else DIED
+
+
+def corrected(one: Presence, ahead: dict[str, float]) -> Presence:
+    late = ahead.get(one.host, 0.0)
+    return replace(one, started=one.started - late, at=one.at - late) if late else one
 
 
 def clocks_ahead(history: History) -> dict[str, float]:

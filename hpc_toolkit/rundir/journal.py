@@ -3,7 +3,8 @@
 A line is strict JSON whose last key is ``crc``, the CRC-32 of the bytes before it. The lines of
 one unit run are contiguous and end with a ``release`` line, which carries their counts and
 the CRC-32 of all their bytes. If that sum is right, a reader accepts the unit run without parsing
-its lines; otherwise it parses line by line. Both ways count the same lines.
+its lines; otherwise it parses line by line. Both ways count the same lines. A line whose fields
+are not those of its type is skipped and reported, like a damaged one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from hpc_toolkit.rundir.files import write_all
-from hpc_toolkit.system.jsonlines import batches, decode_each
+from hpc_toolkit.system.jsonlines import batches, decode, decode_each, raw_decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,8 +29,23 @@ CRC_LENGTH = len(b',"crc":"00000000"}')
 """Bytes of a line from its checksum on."""
 _CHUNK = 1 << 20
 
-_decode = json.JSONDecoder().raw_decode
-"""``json.loads`` without its searches for the encoding and for white space."""
+_COUNT, _NUMBER, _TEXT = ((int,), True), ((float, int), True), ((str,), False)
+_MOST = 1e11
+"""More than any count or number of seconds in a line; as a time, the year 5138."""
+_RUN = {"unit": _TEXT, "generation": _COUNT, "at": _NUMBER}
+_ATTEMPT = {**_RUN, "item": _COUNT, "seconds": _NUMBER, "log": ((list, NoneType), False)}
+_FAILURE = {**_ATTEMPT, "error": _TEXT, "traceback": ((str, NoneType), False)}
+_TEXTS = dict.fromkeys(("worker", "host", "evidence", "explained"), _TEXT)
+_COUNTS = dict.fromkeys(("lines", "done", "failed", "start"), _COUNT)
+_FIELDS: dict[str, dict[str, tuple[tuple[type, ...], bool]]] = {
+    "done": {**_ATTEMPT, "value": ((dict,), False)},
+    "failed": _FAILURE,
+    "permanent": _FAILURE,
+    "release": {**_RUN, "seconds": _NUMBER, "sum": _TEXT, **_COUNTS},
+    "death": {**_RUN, "item": _COUNT, "alone": ((bool,), False), **_TEXTS},
+}
+"""The fields that readers need, by type of line: types, and whether there is a range. A field of
+NoneType may be missing."""
 
 
 def seal_line(body: bytes) -> bytes:
@@ -52,14 +69,24 @@ def is_whole(line: bytes) -> bool:
     return line[-CRC_LENGTH:] == b',"crc":"%08x"}' % crc32(line[:-CRC_LENGTH])
 
 
+def line_fault(record: dict[str, Any]) -> str:
+    """What is wrong with the fields of a line, which then does not count; "" for nothing."""
+    fields = _FIELDS.get(str(record.get("type")), {"type": ((), False)})
+    for name, (types, is_number) in fields.items():
+        value = record.get(name)
+        if type(value) not in types or (is_number and not 0 <= value < _MOST):  # type: ignore[operator]
+            return f"{name!r} is {json.dumps(value):.40}"
+    return ""
+
+
 def decode_line(line: bytes) -> dict[str, Any] | None:
     """Parse one line without its newline; None if the line is torn or damaged."""
     if not is_whole(line):
         return None
     try:
         text = line.decode()
-        record, end = _decode(text)
-    except ValueError:
+        record, end = raw_decode(text)
+    except (ValueError, RecursionError):
         return None
     return record if end == len(text) and isinstance(record, dict) else None
 
@@ -137,13 +164,14 @@ class JournalReader:
     """Reads a journal as it grows, from any process; takes no lock and never writes.
 
     ``fd`` is an open descriptor of the journal; without one, each :meth:`poll` opens it.
+    ``singly``: yield the lines of unit runs too.
     """
 
-    def __init__(self, path: Path, fd: int | None = None) -> None:
+    def __init__(self, path: Path, fd: int | None = None, *, singly: bool = False) -> None:
         self.path = path
-        self._fd = fd
-        self.bad_lines: list[int] = []
-        """Byte offsets of complete lines that fail the check."""
+        self._fd, self._singly = fd, singly
+        self.bad_lines: dict[int, str] = {}
+        """Byte offsets of lines that were read one by one and do not count -> what is wrong."""
         self.torn_bytes = 0
         """Bytes read after the last newline: a line being written, or cut off by a crash."""
         self._offset = 0
@@ -185,11 +213,12 @@ class JournalReader:
 
     def _split(self, data: bytes, stop: int, base: int) -> Iterator[Line | UnitRun]:
         position, view, found = 0, memoryview(data), []  # a slice of bytes would be a copy
-        for release, at, end in reversed(_releases(data, stop, base)):
+        for release, at, end in () if self._singly else reversed(_releases(data, stop, base)):
             start = release["start"] - base
-            whole, wanted = position <= start <= at, int(release["sum"], 16)
-            if whole and crc32(view[start:at]) == wanted:
-                found.append((position, UnitRun(release, base + start, base + at, wanted), end))
+            whole, wanted = position <= start <= at, release["sum"]
+            if whole and wanted == f"{crc32(view[start:at]):08x}":
+                run = UnitRun(release, base + start, base + at, int(wanted, 16))
+                found.append((position, run, end))
                 position = end
         for before, unit_run, end in found:
             yield from self._lines(data, before, unit_run.start - base, base)
@@ -201,10 +230,11 @@ class JournalReader:
         while start < stop:
             end = data.index(b"\n", start)
             record = decode_line(data[start:end])
-            if record is not None:
+            fault = "wrong checksum or JSON" if record is None else line_fault(record)
+            if record is not None and not fault:
                 yield Line(record, base + start, base + end + 1)
             elif end > start:  # an empty line ends a torn line and is not damaged itself
-                self.bad_lines.append(base + start)
+                self.bad_lines[base + start] = fault
             start = end + 1
             self._offset = base + start
 
@@ -231,7 +261,7 @@ def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], i
         end = data.index(b"\n", at) + 1
         release = decode_line(data[at : end - 1])
         stop = at
-        if release is not None:
+        if release is not None and not line_fault(release):
             found.append((release, at, end))
             stop = min(at, max(0, release["start"] - base))
     return found
@@ -250,14 +280,17 @@ def read_unit_run(path: Path, found: UnitRun) -> list[dict[str, Any]]:
     """The records of a unit run, parsed in one call if its checksum is still right."""
     (data,) = read_spans(path, [(found.start, found.end)])
     if data and crc32(data) == found.sum:
-        with suppress(ValueError):
-            records: list[dict[str, Any]] = json.loads(b"[%s]" % data[:-1].replace(b"\n", b","))
-            return records
+        with suppress(ValueError, RecursionError):
+            records: list[Any] = decode((b"[%s]" % data[:-1].replace(b"\n", b",")).decode())
+            if all(type(one) is dict and not line_fault(one) for one in records):
+                return records
     return [line.record for line in read_lines(path, found.start, found.end)]
 
 
-def read_lines(path: Path, start: int, end: int, chunk: int = 0) -> Iterator[Line]:
+def read_lines(path: Path, start: int, end: int, chunk: int = 0, *, of: str = "") -> Iterator[Line]:
     """The valid lines of a byte range that begins and ends at line boundaries.
+
+    ``of``: the beginning of the names of their units.
 
     ``chunk``: bytes to keep in memory at once, or more for a longer line; 0: all of them. The file
     is open only while it is read, so any number of these iterators may be in use.
@@ -267,7 +300,7 @@ def read_lines(path: Path, start: int, end: int, chunk: int = 0) -> Iterator[Lin
         *lines, rest = data.split(b"\n")
         for some in batches(lines):
             for raw, record in zip(some, _decode_lines(some), strict=True):
-                if record is not None:
+                if record and not line_fault(record) and record["unit"].startswith(of):
                     yield Line(record, start, start + len(raw) + 1)
                 start += len(raw) + 1
         if not lines and len(rest) < size:
@@ -286,7 +319,7 @@ def next_release(path: Path, start: int, end: int, chunk: int) -> dict[str, Any]
         stop = data.find(b"\n", at)
         if stop >= 0 and data.startswith(_RELEASE, at):
             release = decode_line(data[at:stop])
-            if release is not None:
+            if release is not None and not line_fault(release):
                 return release
             start, size = start + stop + 1, chunk
         elif len(data) < size:

@@ -30,8 +30,11 @@ def _refuse_constant(name: str) -> object:
 
 
 # Made once: with options, ``json.loads`` and ``json.dumps`` make a new coder for each call.
-decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+decode = _DECODER.decode
 """Like ``json.loads`` of text, but reject constants that JSON does not have, such as NaN."""
+raw_decode = _DECODER.raw_decode
+"""As :data:`decode` of text that begins with JSON; also returns where that ends."""
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """Encode a value as compact ASCII. ValueError: a number is not finite; TypeError: not JSON."""
 

@@ -190,6 +190,26 @@ def where(request: dict[str, Any]) -> str:
     return f'"unit":{unit},"generation":{request["generation"]},"item":'
 
 
+def try_item(workload: Any, group: Any, item: dict[str, Any]) -> dict[str, Any]:
+    """Run one item in this process; return the line that a worker would write in its journal."""
+    lines: list[bytes] = []
+    place = {"stage": "try", "unit": "try", "generation": 1, "positions": [0]}
+    limits = {"deadline": None, "expected_s": 0.0, "failures_left": 1, "failures_in_a_row": 1}
+    report = Report({**place, **limits}, lambda _kind, line: lines.append(line))
+    try:
+        for value in workload.run(workload.load(group), iter([item])):
+            report.result(value)
+            break
+        else:
+            report.failure(RuntimeError("run() yielded fewer results than it took items"))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+        report.failure(error)
+    record: dict[str, Any] = json.loads(lines[0] + b"}")
+    return record
+
+
 def _message(error: BaseException) -> str:
     with suppress(BaseException):  # a class of the user may lack the attributes
         if isinstance(error, PermanentError):

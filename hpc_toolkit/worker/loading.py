@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 
+_VARARGS = 4
+"""The flag of a code object that takes ``*args``: ``inspect`` would slow the start."""
 _imported: dict[str, tuple[int, int] | None] = {}
 
 
@@ -103,7 +106,32 @@ def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
     if not callable(found):
         message = f"{spec.function} is neither a function nor a class but {type(found).__name__}"
         raise WorkloadError(message)
+    if isinstance(found, FunctionType):
+        code, spare = found.__code__, len(found.__defaults__ or ())
+        takes = code.co_argcount or code.co_flags & _VARARGS
+        by_name = code.co_kwonlyargcount > len(found.__kwdefaults__ or ())
+        if not takes or code.co_argcount - spare > 1 or by_name:
+            message = f"{spec.function} cannot be called with the item as its only argument"
+            raise WorkloadError(message, hint=f"an item is a dict: def {found.__name__}(item): ...")
     return FunctionWorkload(found)
+
+
+def refuse_defaults(items: Iterable[Item], spec: WorkloadSpec) -> Iterable[Item]:
+    """The items; WorkloadError if the dict would replace the default of one of its keys."""
+    found: Any = load_object(spec.function, spec.path) if spec.function is not None else None
+    defaults = found.__defaults__ if isinstance(found, FunctionType) else None
+    if not defaults or found.__code__.co_argcount > len(defaults):
+        return items
+    first = found.__code__.co_varnames[0]
+
+    def fits(item: Item) -> bool:
+        if first not in item:
+            return True
+        message = f"{spec.function} would get the whole item as its parameter {first!r}"
+        hint = f"take the item and read its keys: def {found.__name__}(item): ..."
+        raise WorkloadError(message, hint=hint)
+
+    return filter(fits, items)
 
 
 def check_stage(stage: StageSpec) -> None:

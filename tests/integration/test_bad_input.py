@@ -319,7 +319,9 @@ def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
         "sealed": True,
         "coming": 0,
     }
-    assert any("damaged line at byte 0 is skipped" in warning for warning in status["warnings"])
+    assert any(
+        "line at byte 0 is skipped: wrong checksum" in warning for warning in status["warnings"]
+    )
     assert any("torn last line (20 bytes" in warning for warning in status["warnings"])
     assert hpctk("work", "run").code == 0
     assert {row["state"] for row in Run.open("run").results()} == {"done"}

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from hpc_toolkit import __version__
+from hpc_toolkit.cli.runs import try_
+from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import encode_line
@@ -222,9 +224,43 @@ def test_try_shows_one_item_and_records_nothing(hpctk: Hpctk) -> None:
     assert "ValueError: 1 fell silent" in bad.err
     assert 'File "' in bad.err
     assert "sample_workloads.py" in bad.err
-    assert bad.err.endswith("error: the item failed; nothing was recorded\n")
+    assert bad.err.endswith(
+        "error: the item failed, and nothing was recorded: ValueError: 1 fell silent\n"
+    )
     assert not list(run.paths.journals.iterdir())
     assert not list(run.paths.workers.iterdir())
+
+
+def test_try_shows_what_work_records(
+    hpctk: Hpctk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [
+        "print('printed') or {'a': (1, 2)}",
+        "{'a': __import__('numpy').float32(0.5)}",
+        "{'a': __import__('numpy').ones(2)}",
+        "{'a': [1.0, float('nan')]}",
+        "{'a': {1}}",
+        "[1]",
+        "None",
+        "(one for one in ())",
+        "exit('no')",
+        "next(iter(()))",
+        "(_ for _ in ()).throw(PermanentError('never', hint='stop'))",
+    ]
+    items = [{"give": one} for one in given]
+    run = hpctk.make(items, "sample_workloads:give", max_attempts=1)
+    hpctk("work", "run")
+    monkeypatch.chdir(run.root.parent)
+
+    for row in run.results():
+        capsys.readouterr()
+        error = ""
+        try:
+            try_("run", item=str(row["item"]["id"]))
+        except HpcToolkitError as failure:
+            error = failure.message.removeprefix("the item failed, and nothing was recorded: ")
+        shown = capsys.readouterr().out.removeprefix("printed\n") or "null"
+        assert (json.loads(shown), error or None) == (row["value"], row["error"])
 
 
 def test_explain_tells_the_life_of_an_item(hpctk: Hpctk) -> None:

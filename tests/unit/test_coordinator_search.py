@@ -100,6 +100,20 @@ def test_rounds_tell_all_that_was_asked_before_the_next_ask(
         assert [tell.arm for tell in after.tells] == [pull.arm for pull in before.pulls]
 
 
+def test_search_whose_first_results_have_no_score_stops_and_names_their_keys(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(
+        fast_dir / "r", made("rounds"), monkeypatch, lambda _item: {"acc": 0.5, "loss": 1.0}
+    )
+
+    for _ in range(2):
+        with pytest.raises(RunError, match="have no key 'score', but acc, loss"):
+            played.coordinate()
+
+    assert [len(one.pulls) for one in played.decisions()] == [3]
+
+
 @pytest.mark.parametrize(
     ("more", "initial"),
     [

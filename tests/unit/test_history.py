@@ -19,7 +19,13 @@ from hpc_toolkit.results.entries import RequestReader, read_entries
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
 from hpc_toolkit.results.workerlives import end_of
-from hpc_toolkit.rundir.journal import JournalReader, encode_line, next_release, read_lines
+from hpc_toolkit.rundir.journal import (
+    JournalReader,
+    encode_line,
+    next_release,
+    read_lines,
+    release_line,
+)
 from tests.toyrun import ToyRun, tree
 from tests.unit.test_queue_state import ITEMS, UNIT, PassPlan, plans, write
 
@@ -308,7 +314,9 @@ def test_a_large_published_failure_with_a_late_result_is_a_duplicate(fast_dir: P
 
 
 def _records(count: int, *, size: int = 5) -> list[dict[str, Any]]:
-    return [{"type": "done", "item": number, "text": "x" * size} for number in range(count)]
+    place = {"type": "done", "unit": "items/000001-0", "generation": 1, "at": 0.0, "seconds": 0.0}
+    value = {"text": "x" * size}
+    return [{**place, "item": number, "value": value} for number in range(count)]
 
 
 @pytest.mark.parametrize("chunk", [1, 40, 64, 100, 1 << 20])
@@ -316,8 +324,9 @@ def test_lines_are_the_same_for_every_size_of_the_chunk(tmp_path: Path, chunk: i
     path = tmp_path / "journal"
     lines = [encode_line(one) for one in (*_records(3), *_records(1, size=500), *_records(2))]
     lines[1] = b"damaged\n"
-    release = {"type": "release", "start": 0, "sum": "0"}
-    data = b"".join([*lines, encode_line(release), *lines[:1]])
+    facts = {"unit": "items/000001-0", "generation": 1, "at": 0.0, "seconds": 0.0}
+    release = release_line(0, b"", lines=0, done=0, failed=0, **facts)
+    data = b"".join([*lines, release, *lines[:1]])
     path.write_bytes(data + b"torn")
 
     found = list(read_lines(path, 0, len(data) + 4, chunk))

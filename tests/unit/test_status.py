@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -536,7 +537,7 @@ def test_i8_damaged_and_torn_lines_are_reported(toy: ToyRun, lives: bool) -> Non
     found = status(toy)
 
     damaged, *torn = found.warnings
-    assert "damaged line at byte" in damaged
+    assert "is skipped: wrong checksum" in damaged
     assert ["torn last line (11 bytes, no newline) is skipped" in one for one in torn] == (
         [] if lives else [True]
     )
@@ -657,3 +658,33 @@ def test_nobody_is_watched_where_others_hold_a_part_of_what_is_left(fast_dir: Pa
     left = what_is_left(toy.view(), ManualClock(NOW), job="17", watch_s=60.0, pause=pause)
 
     assert left == (8, False, 0)
+
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("off", "elapsed_s"),
+    [
+        ((0.0, DAY_S), 20.0),
+        ((0.0, -DAY_S), 20.0),
+        ((0.0, DAY_S, -DAY_S), 0.0),  # most clocks are off: nothing shows which are right
+    ],
+    ids=["ahead", "behind", "most"],
+)
+def test_status_of_hosts_a_day_apart_corrects_the_elapsed_time_or_leaves_it_out(
+    fast_dir: Path, off: tuple[float, ...], elapsed_s: float
+) -> None:
+    toy = ToyRun(fast_dir / "run", len(off), unit=1)
+    now = time.time()
+    for number, late in enumerate(off):
+        worker = toy.worker(f"w{number}", host=f"n{number}", started=now - 20 + late, at=now + late)
+        worker.claim(toy.unit_name(number))
+        worker.attempt(number, at=now - 1 + late)
+        worker.release(at=now + late)
+
+    found = toy.reopen().status()
+
+    assert found.elapsed_s == pytest.approx(elapsed_s, abs=15)
+    assert (found.silent_s, found.throughput) == (0.0, {})
+    assert any(one.startswith("the clock of host n1 is not that of") for one in found.warnings)

@@ -71,6 +71,36 @@ def test_what_has_no_name_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ("lr=0.1, steps=3", "would get the whole item as its parameter 'lr'"),
+        ("lr=0.1, *rest", "would get the whole item as its parameter 'lr'"),
+        ("lr, steps", "cannot be called with the item as its only argument"),
+        ("", "cannot be called with the item as its only argument"),
+        ("item, *, steps", "cannot be called with the item as its only argument"),
+        ("*, lr=0.1", "cannot be called with the item as its only argument"),
+        ("item", ""),
+        ("item=None", ""),
+        ("lr", ""),
+        ("item, lr=0.1, *, steps=3", ""),
+        ("*args, **kwargs", ""),
+    ],
+)
+def test_a_function_that_the_item_does_not_fit_is_refused_by_init(
+    source: Path, parameters: str, problem: str
+) -> None:
+    source.write_text(f"def run({parameters}):\n    return {{}}\n")
+    items: list[dict[str, Any]] = [{"seed": 1}, {"lr": 0.5}]
+
+    if not problem:
+        Run.create(source.parent / "run", items, workload=f"{source.stem}:run")
+        return
+    with pytest.raises(WorkloadError, match=problem):
+        Run.create(source.parent / "run", items, workload=f"{source.stem}:run")
+    assert not (source.parent / "run").exists()
+
+
 def test_a_file_that_was_written_again_is_read_again(source: Path) -> None:
     write(source, "first", 1)
     assert result(source, "first") == {"value": 1}

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.campaign.settings import read_settings
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
@@ -16,7 +16,7 @@ from hpc_toolkit.queue.claims import claim_name, parse_claim
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.journal import JournalReader, Line
+from hpc_toolkit.rundir.journal import JournalReader
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.system.quantities import counted
 
@@ -31,6 +31,7 @@ _BEING_WRITTEN_S = 0.2
 _AGAIN = "they are skipped; what they said is not known, and pending items run again"
 _UNREAD = "what they say is not known here: results are made again, and no table can be published"
 _ASK = "check the owner and the permissions, and have the disk checked"
+_FOREIGN = "a line about an unknown item does not count; other lines of a wrong generation do"
 _TIMED = "their owners are timed by the lease, from the moment they are first seen"
 _GAP = "somebody deleted them: a generation may have had two owners, and items may run twice"
 _KEEP = "delete nothing below a run while it exists"
@@ -50,7 +51,7 @@ def check_run(root: Path) -> list[Finding]:
         return [Finding("run.json", Verdict.UNSAFE, error.message, means, error.hint)]
     stages = [paths.stage(spec.name) for spec in manifest.stages]
     claims = {stage.name: files.list_names(stage.claims) for stage in stages}
-    journals = _check_journals(paths)
+    journals = _check_journals(paths, stages)
     findings = [_check_log(stage) for stage in stages]
     workers = {name[:-5] for name in files.list_names(paths.workers) if name.endswith(".json")}
     for stage in stages:
@@ -147,22 +148,27 @@ def _check_claims(stage: StagePaths, names: list[str], workers: set[str]) -> lis
     ] or [fine(check, f"{len(names)}, of known workers, without a gap")]
 
 
-def _check_journals(paths: RunPaths) -> list[Finding]:
+def _check_journals(paths: RunPaths, stages: list[StagePaths]) -> list[Finding]:
     names = [name for name in sorted(files.list_names(paths.journals)) if name.endswith(".jsonl")]
+    units: _Units = {}
     lines = 0
-    damaged, torn, unreadable = [], [], []
+    damaged, torn, unreadable, foreign = [], [], [], []
     for name in names:
-        reader = JournalReader(paths.journals / name)
-        try:
-            lines += _count_lines(reader)
-        except OSError as error:
-            unreadable.append(f"{name} ({error.strerror})")
-            continue
-        if reader.torn_bytes:
+        reader = JournalReader(paths.journals / name, singly=True)
+        for _ in range(2):
+            try:
+                for line in reader.poll():
+                    lines += 1
+                    if why := _mismatch(stages, name[:-6], line.record, units):
+                        foreign.append(f"{name} at byte {line.start} ({why})")
+            except OSError as error:
+                unreadable.append(f"{name} ({error.strerror})")
+                break
+            if not reader.torn_bytes:
+                break
             # Its worker may be writing this line.
             time.sleep(_BEING_WRITTEN_S)
-            lines += _count_lines(reader)
-        damaged += [f"{name} at byte {offset}" for offset in reader.bad_lines]
+        damaged += [f"{name} at byte {at} ({why})" for at, why in reader.bad_lines.items()]
         if reader.torn_bytes:
             torn.append(f"{name} ({reader.torn_bytes} bytes)")
     check, slower = "journals", Verdict.SLOWER
@@ -170,6 +176,7 @@ def _check_journals(paths: RunPaths) -> list[Finding]:
         *_some_fault(check, Verdict.UNSAFE, "cannot be read", unreadable, _UNREAD, _ASK),
         *_some_fault(check, slower, "damaged", damaged, _AGAIN, "have the disk checked"),
         *_some_fault(check, slower, "torn at the end", torn, _AGAIN),
+        *_some_fault(check, slower, "lines that do not fit the run", foreign, _FOREIGN),
     ] or [
         fine(
             check,
@@ -178,8 +185,28 @@ def _check_journals(paths: RunPaths) -> list[Finding]:
     ]
 
 
-def _count_lines(reader: JournalReader) -> int:
-    return sum(1 if isinstance(one, Line) else one.record["lines"] + 1 for one in reader.poll())
+_Units = dict[str, tuple[range, "StagePaths"]]
+
+
+def _mismatch(stages: list[StagePaths], worker: str, record: dict[str, Any], units: _Units) -> str:
+    """Why a line does not fit the run; "" if it does. ``units``: those that are known so far."""
+    name, generation = record["unit"], record["generation"]
+    if name not in units:  # the segment may be newer than the last look
+        for stage in stages:
+            for segment in read_log(stage)[0].segments.values():
+                units.update((f"{stage.name}/{u.name}", (u.items, stage)) for u in segment.units)
+    if name not in units:
+        return f"there is no unit {name:.80}"
+    items, stage = units[name]
+    if record["type"] != "release" and record["item"] not in items:
+        return f"unit {name} has no item {record['item']}"
+    owner = record["worker"] if record["type"] == "death" else worker
+    claim = stage.claims / claim_name(name.partition("/")[2], generation)
+    try:
+        claimed = os.readlink(claim) == owner
+    except OSError:
+        claimed = os.path.lexists(claim)  # an unreadable claim is reported with the claims
+    return "" if claimed else f"{owner} did not claim generation {generation} of unit {name}"
 
 
 def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:

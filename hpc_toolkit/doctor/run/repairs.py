@@ -150,12 +150,10 @@ def _passes(journal: Path) -> Iterator[tuple[str, str, int, str]]:
     seen = set()
     for found in JournalReader(journal).poll():
         record = found.record
-        stage, _, unit = str(record.get("unit", "")).rpartition("/")
-        generation = record.get("generation")
-        worker = record.get("worker") if record.get("type") == "death" else owner
-        if not isinstance(generation, int) or not isinstance(worker, str) or not worker:
-            continue
-        if (unit, generation, worker) not in seen:
+        stage, _, unit = record["unit"].rpartition("/")
+        generation = record["generation"]
+        worker = record["worker"] if record["type"] == "death" else owner
+        if worker and (unit, generation, worker) not in seen:
             seen.add((unit, generation, worker))
             yield stage, unit, generation, worker
 

@@ -25,8 +25,8 @@ class Step(NamedTuple):
     wall_s: float | None
     """Seconds that coordinators had searched when the policy was told; None: not recorded."""
     arm: str
-    score: float
-    """Reward of the arm over all tasks; of an arm of a race that lacks some, over its tasks."""
+    reward: float
+    """Of the arm over all tasks; of an arm of a race that lacks some, over its tasks."""
 
 
 class Spent(NamedTuple):
@@ -71,8 +71,8 @@ def _race(searched: Searched, rewards: Mapping[str, Reward]) -> Iterator[Step]:
                 last = spent[pull]
         best = judge.best() if last is not None else None
         if last is not None and best is not None:
-            score = rewards[best.arm].mean if best.arm in rewards else best.mean
-            yield Step(*last, best.arm, score)
+            reward = rewards[best.arm].mean if best.arm in rewards else best.mean
+            yield Step(*last, best.arm, reward)
 
 
 def _spent(searched: Searched) -> Iterator[tuple[Pull, Spent]]:

@@ -31,8 +31,8 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
     }
     drawn = []
     for cost, (spent, each) in costs.items():
-        scores = [step.score for step in facts.steps]
-        series = [_best_line(list(zip(spent, scores, strict=True)))]
+        rewards = [step.reward for step in facts.steps]
+        series = [_best_line(list(zip(spent, rewards, strict=True)))]
         series += [*_random(facts, each, spent[-1]), *_levels(summary, spent[-1])]
         drawn.append(
             Plot(
@@ -44,8 +44,8 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
             )
         )
     last = facts.steps[-1]
-    since = next(one for one in facts.steps if one.score == last.score)
-    said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.score:.4f};"
+    since = next(one for one in facts.steps if one.reward == last.reward)
+    said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
     said += f" it was found after {since.evaluations:,}."
     name = "Best reward so far"
     yield Figure(
@@ -53,7 +53,7 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
         svg=plots(name, drawn, alternative=said),
         alt=said,
         caption=_caption(facts),
-        text=f"search  {sparks(_shifted([step.score for step in facts.steps]))}",
+        text=f"search  {sparks(_shifted([step.reward for step in facts.steps]))}",
     )
 
 
@@ -100,7 +100,7 @@ def _levels(summary: Summary, end: float) -> Iterator[Series]:
     lines += [("best of all arms", summary.exhaustive, COLOURS[2])]
     for name, found, colour in lines:
         if found is not None:
-            points = [(0.0, found.score), (end, found.score)]
+            points = [(0.0, found.reward), (end, found.reward)]
             yield Series(name=name, points=points, colour=colour, style=DOTS_LINE)
 
 
@@ -131,7 +131,7 @@ def rounds(facts: SearchFacts) -> Iterator[Figure]:
         Series(name="evaluations asked", points=_thin(asked), colour=COLOURS[4], style=STEPS),
         Series(name="evaluations told", points=_thin(told), colour=COLOURS[3], style=STEPS),
     ]
-    best = [(one.wall_s, one.score) for one in facts.steps if one.wall_s is not None]
+    best = [(one.wall_s, one.reward) for one in facts.steps if one.wall_s is not None]
     drawn = [Plot(x="time of the search", y="evaluations", series=lines, spans=True)]
     if best:
         line = _best_line(best, "best reward")

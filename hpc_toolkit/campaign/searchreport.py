@@ -35,7 +35,7 @@ def sections(
     return [
         _outcome(facts),
         Section(
-            title="Scores",
+            title="Rewards",
             figures=(*reward_maps(facts), *metric_maps(facts, view), *key_means(facts)),
             tables=tuple(searchtables.ranking(facts)),
         ),
@@ -62,7 +62,7 @@ def outcome(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     assert best is not None
     so_far = "" if summary.ended else " so far"
     share = summary.evaluations / summary.all_evaluations
-    shown = with_error(best.score, best.stderr)
+    shown = with_error(best.reward, best.stderr)
     said = f"The best arm{so_far} is {brief(best.arm)}: {shown}, {summary.scalariser}"
     if len(summary.tasks) < summary.all_evaluations / summary.arms:
         said += f" ({len(summary.tasks)} of {summary.all_evaluations // summary.arms} tasks)"
@@ -91,12 +91,12 @@ def _baseline(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     best, base = summary.best, summary.baseline
     if best is None or base is None:
         return
-    gain = best.score - base.score
+    gain = best.reward - base.reward
     if best.arm == base.arm:
         yield f"It is itself the {summary.baseline_name}."
         return
     side = "above" if gain >= 0 else "below"
-    shown = with_error(base.score, base.stderr)
+    shown = with_error(base.reward, base.stderr)
     yield f"It is {abs(gain):.4f} {side} the {summary.baseline_name}, {brief(base.arm)} ({shown})."
     arms = [arm.id for arm in facts.searched.campaign.arms() if arm.baseline]
     known = sum(arm in facts.rewards for arm in arms)
@@ -111,10 +111,10 @@ def _truth(summary: Summary) -> Iterator[str]:
     if truth.arm == summary.best.arm:
         yield f"It is the best of all arms: {counted(summary.arms, 'arm')} evaluated."
         return
-    behind = truth.score - verified.score if verified else math.nan
+    behind = truth.reward - verified.reward if verified else math.nan
     ties = summary.best.arm in summary.exhaustive_ties
     within = ", which is within the noise" if ties else ""
-    shown = with_error(truth.score, truth.stderr)
+    shown = with_error(truth.reward, truth.stderr)
     yield (
         f"All {summary.arms:,} arms were evaluated: the best is {brief(truth.arm)} ({shown}),"
         f" {behind:.4f} better than the arm that the search found{within}."
@@ -123,7 +123,7 @@ def _truth(summary: Summary) -> Iterator[str]:
 
 def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
     assert summary.best is not None
-    yield "best reward", f"{summary.best.score:.4f}"
+    yield "best reward", f"{summary.best.reward:.4f}"
     yield "arms evaluated", f"{summary.evaluated:,} of {summary.arms:,}"
     yield "rounds", f"{len(facts.searched.rounds):,}"
     yield "evaluation time", format_duration(summary.gpu_s)

@@ -67,7 +67,7 @@ def ranking(facts: SearchFacts) -> Iterator[Table]:
         note += " Arms with fewer tasks come last: their means are not comparable."
     error = ("standard error",) if errors else ()
     told = ("tasks", "evaluation time")
-    judged = ("mean", *error, "tie", "requested in round")
+    judged = ("reward", *error, "tie", "requested in round")
     columns = ("rank", *judged, *keys, *told) if keys else ("rank", "arm", *judged, *told)
     yield Table(title="Arms by reward", columns=columns, rows=rows, note=note)
 

@@ -245,9 +245,9 @@ def _search_rows(now: Status) -> Iterator[Row]:
     )
     best = search["best"]
     if best is None:
-        yield Row("best", "no arm has a score yet", DIM)
+        yield Row("best", "no arm has a reward yet", DIM)
     else:
-        parts = [_score(best)]
+        parts = [_reward(best)]
         parts += [counted(search["ties"], "tie")] if search["ties"] else []
         if search["rounds_since_best"]:
             parts.append(f"found {counted(search['rounds_since_best'], 'round')} ago")
@@ -257,13 +257,13 @@ def _search_rows(now: Status) -> Iterator[Row]:
         yield Row("last", ", ".join(last), DIM)
 
 
-def _score(found: dict[str, Any]) -> str:
+def _reward(found: dict[str, Any]) -> str:
     spread = "" if found["stderr"] is None else f" ± {found['stderr']:.4f}"
-    return f"{found['score']:.4f}{spread}"
+    return f"{found['reward']:.4f}{spread}"
 
 
-def _told(score: float | None, why: str) -> str:
-    return f"({why})" if score is None else f"{score:.4f}"
+def _told(reward: float | None, why: str) -> str:
+    return f"({why})" if reward is None else f"{reward:.4f}"
 
 
 def _failure_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:

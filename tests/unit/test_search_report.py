@@ -337,7 +337,7 @@ def test_own_arms_are_drawn_by_the_keys_that_explain_most(
     means = figures(sections)["Mean reward by value of each key"].text
     assert "x 2: 2.1505 ± 0.0423 over 8 arms" in means
     (table,) = sections[1].tables
-    columns = ("rank", "mean", "standard error", "tie", "requested in round", "z", "y", "x", "id")
+    columns = ("rank", "reward", "standard error", "tie", "requested in round", "z", "y", "x", "id")
     assert table.columns == (*columns, "tasks", "evaluation time")
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert (first["tie"], first["id"], first["tasks"]) == ("best", "231", Cell("2 of 2", 2))

@@ -60,7 +60,7 @@ def ranking(facts: SearchFacts) -> Iterator[Table]:
         for rank, one in enumerate(shown, 1)
     ]
     hidden = len(ranked) - len(rows)
-    note = "Ties are within 2 combined standard errors of the best arm." if _ties(facts)[1] else ""
+    note = "Noise cannot tell ties from the best arm." if _ties(facts)[1] else ""
     note += "" if errors or not note else " No task reports a standard error."
     note += f" Left out: {counted(hidden, 'lower arm')}." if hidden else ""
     if any(one.tasks < tasks for one in ranked):

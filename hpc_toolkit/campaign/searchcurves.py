@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.progress import expected_best, some_counts
-from hpc_toolkit.report.charts import sparks
 from hpc_toolkit.report.figures import COLOURS
 from hpc_toolkit.report.page import Figure
 from hpc_toolkit.report.plots import DASHES, DOTS_LINE, STEPS, Plot, Series, plots
@@ -52,14 +51,7 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
         svg=plots(name, drawn, alternative=said),
         alt=said,
         caption=_caption(facts),
-        text=f"search  {sparks(_shifted([step.reward for step in facts.steps]))}",
     )
-
-
-def _shifted(values: Sequence[float]) -> list[float]:
-    """Values above the lowest, so that bars in characters show the differences."""
-    low, high = min(values), max(values)
-    return [one - low + 0.05 * (high - low) for one in values]
 
 
 def _best_line(points: Sequence[tuple[float, float]]) -> Series:

@@ -236,15 +236,3 @@ def sparks(values: Sequence[float | None], most: int = 60) -> str:
     top = max(means, default=0.0)
     marks = "▁▂▃▄▅▆▇█"
     return "".join(marks[round(one / top * 7) if top else 0] for one in means)
-
-
-def text_bars(parts: Sequence[Part], width: int = 40) -> str:
-    """Bars in characters, one line each."""
-    total = sum(part.value for part in parts) or 1.0
-    wide = max((len(part.name) for part in parts), default=0)
-    labels = max((len(part.label) for part in parts), default=0)
-    return "\n".join(
-        f"{part.name:<{wide}}  {part.label:>{labels}}  {part.value / total:6.1%}  "
-        f"{'█' * round(width * part.value / total)}"
-        for part in parts
-    )

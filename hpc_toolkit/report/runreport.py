@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report import runtables, runtimeline
-from hpc_toolkit.report.charts import Part, shares, text_bars
+from hpc_toolkit.report.charts import Part, shares
 from hpc_toolkit.report.figures import COLOURS, GRID
 from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.page import Figure, Section
@@ -191,5 +191,4 @@ def _items(now: Status) -> Figure:
         title="Items by state",
         svg=shares("Items by state", list(stages.items()), alternative=said),
         alt=said,
-        text="\n\n".join(f"{name}\n{text_bars(parts)}" for name, parts in stages.items()),
     )

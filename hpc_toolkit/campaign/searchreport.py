@@ -123,11 +123,12 @@ def _baseline(facts: SearchFacts, summary: Summary) -> Iterator[str]:
         return
     gain = best.reward - base.reward
     if best.arm == base.arm:
-        yield f"It is itself the {summary.baseline_name}."
+        yield f"The best arm is itself the {summary.baseline_name}."
         return
     side = "above" if gain >= 0 else "below"
     shown = with_error(base.reward, base.stderr)
-    yield f"It is {abs(gain):.4f} {side} the {summary.baseline_name}, {brief(base.arm)} ({shown})."
+    said = f"The best arm is {abs(gain):.4f} {side} the {summary.baseline_name}"
+    yield f"{said}, {brief(base.arm)} ({shown})."
     arms = [arm.id for arm in facts.searched.campaign.arms() if arm.baseline]
     known = sum(arm in facts.rewards for arm in arms)
     if known < len(arms):

@@ -285,8 +285,8 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
 def _table(found: list[Status]) -> list[str]:
     """A heading and a line for each run; a column that says nothing is left out."""
     look = Look.of(sys.stdout)
-    rows = [("run", "done", "failed", "workers", "speed", "best", "state", "arm")]
-    rows += map(_cells, found)
+    heads = ("run", "done", "failed", "workers", "speed", "best", "state", "arm")
+    rows = [heads, *map(_cells, found)]
     filled = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(columns, column)) for column in filled]
     lines = ("  ".join(map(pad, row, widths)).rstrip() for row in zip(*filled, strict=True))

@@ -49,6 +49,8 @@ th button{font:inherit;color:inherit;background:none;border:0;padding:0;cursor:p
 th button::after{content:" \\2195";opacity:.5}
 th[aria-sort=ascending] button::after{content:" \\2191";opacity:1}
 th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
+@media(max-width:40rem){th,td,td.n{padding:.25rem .4rem .25rem 0}
+th button::after{display:none}}
 summary{cursor:pointer;margin:.6rem 0 .3rem;font-weight:600}
 pre{overflow-x:auto;background:var(--card);padding:.75rem;border-radius:6px;font-size:.85rem}
 @media print{nav,th button::after{display:none}html{font-size:11px}h2,h3{break-after:avoid}

@@ -255,7 +255,7 @@ def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
         if search["rounds_since_best"]:
             parts.append(f"found {counted(search['rounds_since_best'], 'round')} ago")
         yield Row("best", f"{_short(best['arm'], _ARM_CHARS + wide)}  {', '.join(parts)}", GOOD)
-    last = [f"{_short(arm, 30 + wide // 3)} {_told(*told)}" for arm, *told in search["last"][:3]]
+    last = [f"{_short(arm, 30 + wide // 6)} {_told(*told)}" for arm, *told in search["last"][:3]]
     if last:
         yield Row("last", ", ".join(last), DIM)
 

@@ -36,8 +36,10 @@ def ranges_of(rows: Iterable[Row], *, most: int) -> dict[str, Range]:
     found: dict[str, Range] = {}
     for row in rows:
         for name, value in _numbers(row["value"] or {}):
-            if name in found or len(found) < most:
-                found.setdefault(name, Range()).add(value)
+            if name not in found and len(found) < most:
+                found[name] = Range()
+            if name in found:
+                found[name].add(value)
     return found
 
 

@@ -120,10 +120,8 @@ def test_what_a_race_found_is_compared_with_all_arms_over_all_tasks(
     behind = found.exhaustive.reward - found.verified.reward
     lines = "\n".join(summary_lines(found))
     assert f"{behind:.4f} behind it" in lines
-    assert (
-        "found an arm that noise cannot tell from it with 67% of the evaluations and 9% of their time"
-        in lines
-    )
+    assert "found an arm that noise cannot tell from it with 67% of the evaluations" in lines
+    assert "and 9% of their time" in lines
 
 
 def test_summary_names_the_scalariser_and_what_failed(

@@ -107,8 +107,7 @@ def _outcome(facts: RunFacts) -> Section:
     """What was found, how sure it is and what to do next, for the first screen."""
     now = facts.status
     happened, then = outcome(now)
-    said = [f"Not in this report: {problem}." for problem in facts.problems]
-    said = [*_clocks(facts.activity), *said]
+    said = [*_clocks(facts.activity), *(f"Not in this report: {one}." for one in facts.problems)]
     if not facts.search:
         tables = runtables.results(facts.results)
         return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)

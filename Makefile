@@ -104,10 +104,12 @@ golden:
 	$(PY) -m tests.manifestexamples
 	$(PY) -m tests.manpage
 
-pictures: demo
+pictures:
+	@.ci/setup $(ALL)
 	$(PY) -m pip install -q pyte
+	$(PY) -m hpc_toolkit campaign run examples/boosting.toml --workers 2
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) docs/pictures/record.py
-	$(PY) docs/pictures/report.py runs/mini-pythia/report.html
+	$(PY) docs/pictures/report.py runs/boosting/report.html
 
 docs:
 	@.ci/setup docs

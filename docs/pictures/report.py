@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-WIDTH, HEIGHT = 1000, 730
-# Only the first figure of the sections "Search" and "Scores".
+WIDTH, HEIGHT = 1000, 700
+# Only the first figure of the sections "Outcome" and "Rewards".
 STYLE = """<style>
 header, h2, h3, p, dl, ul, figcaption, section, section > * {display: none !important}
-#s1, #s2, #s1 > figure:first-of-type, #s2 > figure:first-of-type {display: block !important}
+#s0, #s1, #s0 > figure:first-of-type, #s1 > figure:first-of-type {display: block !important}
 </style>"""
 
 with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ hpctk work runs/steps --workers 2
 hpctk status runs/steps
 hpctk gather runs/steps -o steps.csv
 
-# Wednesday. A search: the best of 40 candidates 10 of them tried.
+# Wednesday. A search: the best of 40 arms, 10 of them tried.
 cat >boost.py <<'END'
 import math
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet
-from hpc_toolkit.bandit.rewards import OF_EACH_ARM, WORDS, Reward, rewards_of
+from hpc_toolkit.bandit.rewards import OF_EACH_ARM, WORDS, Reward, gaps_of, rewards_of
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, TaskResults
 from hpc_toolkit.errors import ConfigError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 TIE_STDERRS = 2.0
-"""Arms within this many combined standard errors of the best are ties."""
+"""On one task, arms within this many combined standard errors of the best are ties."""
 
 
 def merged(known: Observation, more: Observation) -> Observation:
@@ -108,7 +108,10 @@ class Policy:
             return None
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
         top = order[0] if found.leader is None else found.leader
-        ties = [i for i in order if i != top and _is_tie(rewards[top], rewards[i])]
+        others = [i for i in order if i != top]
+        gaps = gaps_of(results, top, others, tasks=found.tasks, scalariser=scalariser)
+        behind = zip(others, gaps, strict=True)
+        ties = [i for i, gap in behind if _is_tie(gap, rewards[top], rewards[i])]
         names = [results.tasks.names[task] for task in found.tasks]
         told = self._tells[top]
         return Recommendation(
@@ -182,10 +185,12 @@ class Policy:
         yield Finalists(tuple(arms), tuple(np.flatnonzero(known[arms[0]]).tolist()))
 
 
-def _is_tie(best: Reward, other: Reward) -> bool:
-    noise = math.hypot(best.stderr or 0.0, other.stderr or 0.0)
-    difference = round(best.mean - other.mean, TIE_DECIMALS)
-    return difference <= TIE_STDERRS * noise
+def _is_tie(found: tuple[float, float | None], best: Reward, other: Reward) -> bool:
+    gap, noise = found
+    if noise is None:  # one task: only its own errors say how certain the difference is
+        gap = best.mean - other.mean
+        noise = TIE_STDERRS * math.hypot(best.stderr or 0.0, other.stderr or 0.0)
+    return round(gap, TIE_DECIMALS) <= noise
 
 
 def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:

@@ -200,9 +200,10 @@ class Recommendation:
     stderr: float | None
     """Standard error of ``mean``; None when no task reported one."""
     ties: tuple[str, ...]
-    """Other told arms, best first, whose difference from the best may be noise: their reward
-    differs by at most 2 combined standard errors, sqrt(stderr_best^2 + stderr_other^2), with an
-    unknown error taken as 0. Arms that were never told are not considered."""
+    """Other told arms, best first, whose difference from the best may be noise. Over the tasks that
+    both have, the 95 % interval of the mean of the paired differences contains 0 (Student's t). On
+    one task, the rewards differ by at most 2 combined standard errors, with an unknown error taken
+    as 0. Arms that were never told are not considered."""
     failed: tuple[str, ...] = ()
     """Tasks missing from ``mean`` because they failed. The mean is then over fewer tasks than the
     means of other arms, so check a comparison with them."""

@@ -42,6 +42,10 @@ def mean_rank(scores: Floats, tasks: TaskSet) -> Floats:
 
     It is 1 for an arm that is the best on every task, 0 for an arm that is the worst.
     """
+    return _row_means(_ranks(scores))
+
+
+def _ranks(scores: Floats) -> Floats:
     ranks = np.full(scores.shape, math.nan)
     for column, out in zip(scores.T, ranks.T, strict=True):
         known = np.flatnonzero(~np.isnan(column))
@@ -52,7 +56,7 @@ def mean_rank(scores: Floats, tasks: TaskSet) -> Floats:
         # Equal arms count one half each, and the arm itself does not count.
         beaten = below + 0.5 * (not_above - below - 1)
         out[known] = beaten / max(len(known) - 1, 1) if len(known) > 1 else 0.5
-    return _row_means(ranks)
+    return ranks
 
 
 def mean_kind(scores: Floats, tasks: TaskSet) -> Floats:
@@ -148,6 +152,34 @@ def rewards_of(
         stderr = None if slopes is None else _stderr(stderrs[row], slopes[row], known[index])
         found[int(arms[index])] = Reward(float(means[row]), stderr)
     return found
+
+
+def gaps_of(
+    results: TaskResults, top: int, arms: Sequence[int], *, tasks: Sequence[int], scalariser: str
+) -> list[tuple[float, float | None]]:
+    """How far the reward of each arm is below that of ``top``, and how much of it may be noise.
+
+    Both are from the paired differences on the tasks that both arms have. The noise is the half
+    width of the 95 % interval of their mean; None: they have fewer than two tasks in common.
+    """
+    values = results.scores[np.ix_([top, *arms], tasks)]
+    if scalariser == "mean-rank":
+        values, scalariser = _ranks(values), "mean"
+    behind = values[0] - values[1:]
+    slopes = weights(scalariser, behind, results.tasks.part(tasks))
+    assert slopes is not None
+    squares = (behind - _row_means(behind)[:, None]) ** 2
+    found: list[tuple[float, float | None]] = []
+    for row, known in enumerate(~np.isnan(behind)):
+        gap, free = math.fsum((slopes[row] * behind[row])[known]), int(known.sum()) - 1
+        spread = math.sqrt(math.fsum(squares[row][known]) * math.fsum(slopes[row] ** 2))
+        found.append((gap, _student(free) * spread / math.sqrt(free) if free > 0 else None))
+    return found
+
+
+def _student(free: int) -> float:
+    """Student's two-sided 95 % quantile; above 6 degrees of freedom at most 2 % too large."""
+    return (12.71, 4.31, 3.19, 2.78, 2.58, 2.45)[free - 1] if free < 7 else 1.98 + 2.7 / free
 
 
 def _stderr(stderrs: np.ndarray, slopes: np.ndarray, known: np.ndarray) -> float | None:

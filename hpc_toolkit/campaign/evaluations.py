@@ -45,10 +45,10 @@ class Found:
     arm: str
     keys: dict[str, Any]
     """Keys and values of the arm."""
-    score: float
-    """Its reward: what the scalariser makes of its scores, by default their mean."""
+    reward: float
+    """What the scalariser makes of its scores, by default their mean."""
     stderr: float | None
-    """Standard error of ``score``; None if unknown."""
+    """Standard error of ``reward``; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Evaluations:
 
     def found(self, arm: str, by: Reward | Recommendation) -> Found:
         keys = dict(self.arms.arms[self.arms.index(arm)].keys)
-        return Found(arm=arm, keys=keys, score=by.mean, stderr=by.stderr)
+        return Found(arm=arm, keys=keys, reward=by.mean, stderr=by.stderr)
 
     def policy(self) -> Policy:
         """The policy of the search, which was told what was known before."""

@@ -22,11 +22,9 @@ class Step(NamedTuple):
     evaluations: int
     seconds: float
     """Seconds that these evaluations took, added up."""
-    wall_s: float | None
-    """Seconds that coordinators had searched when the policy was told; None: not recorded."""
     arm: str
-    score: float
-    """Reward of the arm over all tasks; of an arm of a race that lacks some, over its tasks."""
+    reward: float
+    """Of the arm over all tasks; of an arm of a race that lacks some, over its tasks."""
 
 
 class Spent(NamedTuple):
@@ -34,7 +32,6 @@ class Spent(NamedTuple):
 
     evaluations: int
     seconds: float
-    wall_s: float | None
 
 
 def progress_of(searched: Searched, rewards: Mapping[str, Reward]) -> list[Step]:
@@ -52,7 +49,7 @@ def _by_arm(searched: Searched, rewards: Mapping[str, Reward]) -> Iterator[Step]
     known = [one.arm for one in searched.found.known if one.arm in rewards]
     best = max(known, key=lambda arm: rewards[arm].mean, default=None)
     if best is not None:
-        yield Step(0, 0.0, 0.0, best, rewards[best].mean)
+        yield Step(0, 0.0, best, rewards[best].mean)
     for pull, spent in _spent(searched):
         found = rewards.get(pull.arm)
         if found is not None and (best is None or found.mean > rewards[best].mean):
@@ -71,21 +68,19 @@ def _race(searched: Searched, rewards: Mapping[str, Reward]) -> Iterator[Step]:
                 last = spent[pull]
         best = judge.best() if last is not None else None
         if last is not None and best is not None:
-            score = rewards[best.arm].mean if best.arm in rewards else best.mean
-            yield Step(*last, best.arm, score)
+            reward = rewards[best.arm].mean if best.arm in rewards else best.mean
+            yield Step(*last, best.arm, reward)
 
 
 def _spent(searched: Searched) -> Iterator[tuple[Pull, Spent]]:
     """Each finished pull, with what it and the finished pulls before it took."""
-    told = [one.wall_s for one in searched.decisions for _ in one.tells]
     evaluations, seconds = 0, 0.0
-    for number, pull in enumerate(searched.pulls):
+    for pull in searched.pulls:
         rows = searched.rows.get(pull)
         if rows is not None:
             evaluations += len(rows)
             seconds += math.fsum(row["seconds"] for row in rows)
-            wall_s = told[number] if number < len(told) else None
-            yield pull, Spent(evaluations, seconds, wall_s)
+            yield pull, Spent(evaluations, seconds)
 
 
 def expected_best(rewards: Sequence[float], counts: Sequence[int]) -> list[float]:

@@ -1,17 +1,15 @@
-"""Figures of a search: the best reward so far by what it cost, and its decisions over time."""
+"""The best reward of a search so far, by what it cost."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE
 from hpc_toolkit.campaign.progress import expected_best, some_counts
-from hpc_toolkit.report.charts import sparks
 from hpc_toolkit.report.figures import COLOURS
 from hpc_toolkit.report.page import Figure
 from hpc_toolkit.report.plots import DASHES, DOTS_LINE, STEPS, Plot, Series, plots
-from hpc_toolkit.system.quantities import counted, format_duration
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,8 +29,8 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
     }
     drawn = []
     for cost, (spent, each) in costs.items():
-        scores = [step.score for step in facts.steps]
-        series = [_best_line(list(zip(spent, scores, strict=True)))]
+        rewards = [step.reward for step in facts.steps]
+        series = [_best_line(list(zip(spent, rewards, strict=True)))]
         series += [*_random(facts, each, spent[-1]), *_levels(summary, spent[-1])]
         drawn.append(
             Plot(
@@ -44,8 +42,8 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
             )
         )
     last = facts.steps[-1]
-    since = next(one for one in facts.steps if one.score == last.score)
-    said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.score:.4f};"
+    since = next(one for one in facts.steps if one.reward == last.reward)
+    said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
     said += f" it was found after {since.evaluations:,}."
     name = "Best reward so far"
     yield Figure(
@@ -53,24 +51,17 @@ def progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
         svg=plots(name, drawn, alternative=said),
         alt=said,
         caption=_caption(facts),
-        text=f"search  {sparks(_shifted([step.score for step in facts.steps]))}",
     )
 
 
-def _shifted(values: Sequence[float]) -> list[float]:
-    """Values above the lowest, so that bars in characters show the differences."""
-    low, high = min(values), max(values)
-    return [one - low + 0.05 * (high - low) for one in values]
-
-
-def _best_line(points: Sequence[tuple[float, float]], name: str = "search") -> Series:
+def _best_line(points: Sequence[tuple[float, float]]) -> Series:
     """The points at which the best changes, and the last."""
     kept = [
         point
         for number, point in enumerate(points)
         if number in (0, len(points) - 1) or point[1] != points[number - 1][1]
     ]
-    return Series(name=name, points=kept, colour=COLOURS[0], style=STEPS)
+    return Series(name="search", points=kept, colour=COLOURS[0], style=STEPS)
 
 
 def _seconds_of_an_arm(facts: SearchFacts) -> float:
@@ -100,7 +91,7 @@ def _levels(summary: Summary, end: float) -> Iterator[Series]:
     lines += [("best of all arms", summary.exhaustive, COLOURS[2])]
     for name, found, colour in lines:
         if found is not None:
-            points = [(0.0, found.score), (end, found.score)]
+            points = [(0.0, found.reward), (end, found.reward)]
             yield Series(name=name, points=points, colour=colour, style=DOTS_LINE)
 
 
@@ -112,47 +103,3 @@ def _caption(facts: SearchFacts) -> str:
     if facts.evaluated_all:
         return said + " The random order is exact: the mean over all orders of all arms."
     return said + " A random order is shown once all arms are evaluated (exhaustive = true)."
-
-
-def rounds(facts: SearchFacts) -> Iterator[Figure]:
-    """What was asked and told, by the time that coordinators had searched."""
-    timed = [one for one in facts.searched.decisions if one.wall_s > 0]
-    if len(timed) < 2:
-        return
-    asked, told, names = [(0.0, 0.0)], [(0.0, 0.0)], len(facts.searched.campaign.tasks.names)
-    for one in facts.searched.decisions:
-        done = told[-1][1] + sum(len(tell.scores) + len(tell.failed) for tell in one.tells)
-        told.append((one.wall_s, done))
-        if one.why != EXHAUSTIVE:
-            new = sum(len(pull.tasks or range(names)) for pull in one.pulls)
-            asked.append((one.wall_s, asked[-1][1] + new))
-    asked.append((max(one.wall_s for one in timed), asked[-1][1]))
-    lines = [
-        Series(name="evaluations asked", points=_thin(asked), colour=COLOURS[4], style=STEPS),
-        Series(name="evaluations told", points=_thin(told), colour=COLOURS[3], style=STEPS),
-    ]
-    best = [(one.wall_s, one.score) for one in facts.steps if one.wall_s is not None]
-    drawn = [Plot(x="time of the search", y="evaluations", series=lines, spans=True)]
-    if best:
-        line = _best_line(best, "best reward")
-        drawn.append(
-            Plot(x="time of the search", y="best reward so far", series=[line], spans=True)
-        )
-    name = "Decisions over time"
-    said = f"{counted(len(facts.asked), 'arm')} in {counted(len(asked) - 2, 'decision')}"
-    said += f" during {format_duration(timed[-1].wall_s)}."
-    yield Figure(
-        title=name,
-        svg=plots(name, drawn, alternative=said),
-        alt=said,
-        caption=(
-            "A step up of 'asked' is a decision; the policy sees results when it decides again."
-            " Times are those that a coordinator was searching, up to the last decision."
-        ),
-    )
-
-
-def _thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
-    """Return about this many of the points at most, with the last one."""
-    every = max(1, len(points) // most)
-    return [*points[:-1:every], points[-1]]

@@ -17,7 +17,7 @@ from hpc_toolkit.campaign.scoremaps import (
     plane_of_models,
 )
 from hpc_toolkit.campaign.settings import METRICS
-from hpc_toolkit.report.heatmap import heatmaps, text_map
+from hpc_toolkit.report.heatmap import heatmaps
 from hpc_toolkit.report.page import Figure
 from hpc_toolkit.report.plots import Estimate, Interval, intervals, with_error
 from hpc_toolkit.results.gather import gather
@@ -72,7 +72,6 @@ def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
         svg=heatmaps(title, maps, alternative=said, per_row=_per_row(maps), marks=True),
         alt=said,
         caption=f"{said} {plane.note}".strip(),
-        text="\n\n".join(map(text_map, maps)),
     )
 
 
@@ -121,7 +120,6 @@ def metric_maps(facts: SearchFacts, view: RunView) -> Iterator[Figure]:
         ),
         alt=said,
         caption=f"{said} Each metric has its own scale.",
-        text="\n\n".join(map(text_map, maps)),
     )
 
 

@@ -14,12 +14,15 @@ from hpc_toolkit.report.plots import with_error
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from hpc_toolkit.campaign.searchfacts import SearchFacts
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Summary
     from hpc_toolkit.queue.view import RunView
+
+_RECENT = 0.8
+"""A search whose best arm came after this share of its evaluations is still improving."""
 
 
 def sections(
@@ -35,7 +38,7 @@ def sections(
     return [
         _outcome(facts),
         Section(
-            title="Scores",
+            title="Rewards",
             figures=(*reward_maps(facts), *metric_maps(facts, view), *key_means(facts)),
             tables=tuple(searchtables.ranking(facts)),
         ),
@@ -52,52 +55,80 @@ def _outcome(facts: SearchFacts) -> Section:
         title="Search",
         paragraphs=tuple(outcome(facts, summary)),
         facts=tuple(_tiles(facts, summary)),
-        figures=(*searchcurves.progress(facts, summary), *searchcurves.rounds(facts)),
+        figures=tuple(searchcurves.progress(facts, summary)),
     )
 
 
 def outcome(facts: SearchFacts, summary: Summary) -> Iterator[str]:
-    """The best arm and what it took, how it compares, and why the search ended."""
+    """The best arm, how sure that is and what to do next; then how it compares and what it took."""
     best = summary.best
     assert best is not None
     so_far = "" if summary.ended else " so far"
-    share = summary.evaluations / summary.all_evaluations
-    shown = with_error(best.score, best.stderr)
-    said = f"The best arm{so_far} is {brief(best.arm)}: {shown}, {summary.scalariser}"
-    if len(summary.tasks) < summary.all_evaluations / summary.arms:
-        said += f" ({len(summary.tasks)} of {summary.all_evaluations // summary.arms} tasks)"
-    said += f". {summary.policy} used {summary.evaluations:,} of the {summary.all_evaluations:,}"
-    said += f" possible evaluations ({share:.0%}"
-    if summary.exhaustive_gpu_s:
-        said += f", {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
-    yield f"{said}). {_ties(summary.ties)}"
+    every, done = summary.all_evaluations // summary.arms, len(summary.tasks)
+    notes = [summary.scalariser] if every > 1 else []
+    notes += [f"{done} of {every} tasks"] if done < every else []
+    notes += ["uncertainty unknown"] if best.stderr is None else []
+    shown = with_error(best.reward, best.stderr) + (f" ({', '.join(notes)})" if notes else "")
+    yield f"The best arm{so_far} is {brief(best.arm)}: reward {shown}. {_ties(summary)}"
+    yield " ".join(_next(facts, summary))
     compared = [*_baseline(facts, summary), *_truth(summary)]
     if compared:
         yield " ".join(compared)
-    known = f"Known before: {counted(summary.known, 'evaluation')}. " if summary.known else ""
-    yield known + (
-        f"The search ended: {summary.ended}." if summary.ended else "The search goes on."
-    )
+    said = f"{summary.policy} used {summary.evaluations:,} of the {summary.all_evaluations:,}"
+    said += f" possible evaluations ({summary.evaluations / summary.all_evaluations:.0%}"
+    if summary.exhaustive_gpu_s:
+        said += f", {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
+    known = f" Known before: {counted(summary.known, 'evaluation')}." if summary.known else ""
+    yield f"{said}).{known}"
 
 
-def _ties(ties: Sequence[str]) -> str:
-    if not ties:
-        return "No other evaluated arm is within 2 combined standard errors of it."
-    others = counted(len(ties), "other arm")
-    return f"Within 2 combined standard errors of it: {others}, perhaps as good."
+def _ties(summary: Summary) -> str:
+    others = counted(len(summary.ties), "other arm") if summary.ties else "no other evaluated arm"
+    if _is_unsure(summary):
+        unknown = "whether more are as good is unknown from one task without a standard error"
+        return f"As high: {others}; {unknown}."
+    by = f"by the differences over {len(summary.tasks)} common tasks"
+    by = "by the standard errors of one task" if len(summary.tasks) == 1 else by
+    return f"Perhaps as good: {others}, judged {by}."
+
+
+def _is_unsure(summary: Summary) -> bool:
+    """Whether nothing says which differences are noise."""
+    return len(summary.tasks) == 1 and summary.best is not None and summary.best.stderr is None
+
+
+def _next(facts: SearchFacts, summary: Summary) -> Iterator[str]:
+    assert summary.best is not None
+    total = facts.steps[-1].evaluations if facts.steps else 0
+    since = (one.evaluations for one in facts.steps if one.arm == summary.best.arm)
+    improving = summary.evaluated < summary.arms and next(since, 0) > _RECENT * total
+    yield f"The search ended: {summary.ended}." if summary.ended else "The search goes on."
+    if improving:
+        yield "It is still improving: the best arm came in the last fifth of its evaluations."
+    if not summary.ended:
+        return
+    if improving:
+        yield "Next: a larger budget in a copy of the campaign file, with 'from' in [tasks]."
+    elif _is_unsure(summary):
+        yield "Next: return 'stderr' with the score, or add tasks, to learn how sure this is."
+    elif summary.ties:
+        yield "Next: take the cheapest of these arms, or compare them on more tasks."
+    else:
+        yield "Next: use this arm."
 
 
 def _baseline(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     best, base = summary.best, summary.baseline
     if best is None or base is None:
         return
-    gain = best.score - base.score
+    gain = best.reward - base.reward
     if best.arm == base.arm:
-        yield f"It is itself the {summary.baseline_name}."
+        yield f"The best arm is itself the {summary.baseline_name}."
         return
     side = "above" if gain >= 0 else "below"
-    shown = with_error(base.score, base.stderr)
-    yield f"It is {abs(gain):.4f} {side} the {summary.baseline_name}, {brief(base.arm)} ({shown})."
+    shown = with_error(base.reward, base.stderr)
+    said = f"The best arm is {abs(gain):.4f} {side} the {summary.baseline_name}"
+    yield f"{said}, {brief(base.arm)} ({shown})."
     arms = [arm.id for arm in facts.searched.campaign.arms() if arm.baseline]
     known = sum(arm in facts.rewards for arm in arms)
     if known < len(arms):
@@ -111,10 +142,10 @@ def _truth(summary: Summary) -> Iterator[str]:
     if truth.arm == summary.best.arm:
         yield f"It is the best of all arms: {counted(summary.arms, 'arm')} evaluated."
         return
-    behind = truth.score - verified.score if verified else math.nan
+    behind = truth.reward - verified.reward if verified else math.nan
     ties = summary.best.arm in summary.exhaustive_ties
     within = ", which is within the noise" if ties else ""
-    shown = with_error(truth.score, truth.stderr)
+    shown = with_error(truth.reward, truth.stderr)
     yield (
         f"All {summary.arms:,} arms were evaluated: the best is {brief(truth.arm)} ({shown}),"
         f" {behind:.4f} better than the arm that the search found{within}."
@@ -123,7 +154,7 @@ def _truth(summary: Summary) -> Iterator[str]:
 
 def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
     assert summary.best is not None
-    yield "best reward", f"{summary.best.score:.4f}"
+    yield "best reward", with_error(summary.best.reward, summary.best.stderr)
     yield "arms evaluated", f"{summary.evaluated:,} of {summary.arms:,}"
     yield "rounds", f"{len(facts.searched.rounds):,}"
     yield "evaluation time", format_duration(summary.gpu_s)

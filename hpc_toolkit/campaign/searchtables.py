@@ -11,17 +11,11 @@ from hpc_toolkit.bandit.rules.gp import EACH
 from hpc_toolkit.campaign.scoremaps import brief
 from hpc_toolkit.campaign.search import observe, score_of
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.report.figures import COLOURS
 from hpc_toolkit.report.page import Cell, Figure, Section, Table, count, seconds
 from hpc_toolkit.report.plots import (
-    DASHES,
-    DOTS,
     Estimate,
     Interval,
-    Plot,
-    Series,
     intervals,
-    plots,
     with_error,
 )
 from hpc_toolkit.system.quantities import counted
@@ -37,7 +31,6 @@ _ROWS, _SHOWN, _KEYS = 200, 24, 8
 _MOST_TOLD, _MOST_SCALED = 600, 300
 """A model of more arms takes more than a few seconds; fewer if each feature has a scale."""
 _SDS = 2.0
-_DOTS = 3_000
 
 
 class _Ranked(NamedTuple):
@@ -60,14 +53,14 @@ def ranking(facts: SearchFacts) -> Iterator[Table]:
         for rank, one in enumerate(shown, 1)
     ]
     hidden = len(ranked) - len(rows)
-    note = "Ties are within 2 combined standard errors of the best arm." if _ties(facts)[1] else ""
+    note = "Noise cannot tell ties from the best arm." if _ties(facts)[1] else ""
     note += "" if errors or not note else " No task reports a standard error."
     note += f" Left out: {counted(hidden, 'lower arm')}." if hidden else ""
     if any(one.tasks < tasks for one in ranked):
         note += " Arms with fewer tasks come last: their means are not comparable."
     error = ("standard error",) if errors else ()
     told = ("tasks", "evaluation time")
-    judged = ("mean", *error, "tie", "requested in round")
+    judged = ("reward", *error, "tie", "requested in round")
     columns = ("rank", *judged, *keys, *told) if keys else ("rank", "arm", *judged, *told)
     yield Table(title="Arms by reward", columns=columns, rows=rows, note=note)
 
@@ -190,7 +183,6 @@ def _expected(facts: SearchFacts, title: str, beliefs: Mapping[str, Belief]) -> 
     unseen = [arm for arm in facts.rewards if arm not in told]
     said = f"The model of {facts.searched.policy} after {counted(len(told), 'arm')},"
     said += f" for all {len(beliefs):,} arms."
-    figures = [_best_expected(facts, beliefs, told)]
     if unseen:
         near = sum(_inside(beliefs[arm], facts.rewards[arm]) for arm in unseen) / len(unseen)
         away = math.fsum(abs(beliefs[arm].mean - facts.rewards[arm].mean) for arm in unseen)
@@ -198,8 +190,7 @@ def _expected(facts: SearchFacts, title: str, beliefs: Mapping[str, Belief]) -> 
         said += f" {away / len(unseen):.4f} on average from what it expects. {near:.0%} of them"
         said += f" are within {_SDS:g} standard deviations of the model and standard errors of"
         said += " the reward, combined; 95% would be if both were exact."
-        figures.append(_scatter(facts, beliefs, told))
-    return Section(title=title, paragraphs=(said,), figures=tuple(figures))
+    return Section(title=title, paragraphs=(said,), figures=(_best_expected(facts, beliefs, told),))
 
 
 def _inside(belief: Belief, reward: Reward) -> bool:
@@ -236,23 +227,3 @@ def _best_expected(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[
         caption=f"The bars are 2 standard deviations or standard errors to each side.{named}",
         text="\n".join(one.said for one in rows),
     )
-
-
-def _scatter(facts: SearchFacts, beliefs: Mapping[str, Belief], told: set[str]) -> Figure:
-    def points(arms: Sequence[str]) -> list[tuple[float, float]]:
-        shown = arms[:: -(-len(arms) // _DOTS) or 1]
-        return [(beliefs[arm].mean, facts.rewards[arm].mean) for arm in shown]
-
-    known = [arm for arm in facts.rewards if arm in told]
-    unseen = [arm for arm in facts.rewards if arm not in told]
-    every = [value for point in points(list(facts.rewards)) for value in point]
-    ends = [(min(every), min(every)), (max(every), max(every))]
-    series = [
-        Series(name="not told", points=points(unseen), colour=COLOURS[1], style=DOTS),
-        Series(name="told", points=points(known), colour=COLOURS[0], style=DOTS),
-        Series(name="equal", points=ends, colour=COLOURS[6], style=DASHES),
-    ]
-    name = "Expected and observed rewards"
-    said = f"{counted(len(known), 'arm')} that the model was told, {len(unseen):,} that it was not."
-    plot = Plot(x="expected reward", y="observed reward", series=series, zero=False)
-    return Figure(title=name, svg=plots(name, [plot], alternative=said), alt=said, caption=said)

@@ -49,7 +49,7 @@ class Summary:
     tasks: list[str]
     """Tasks on which it was compared; fewer than all if the policy needed no more."""
     ties: list[str]
-    """Other evaluated arms within the noise of ``best`` (2 combined standard errors)."""
+    """Other evaluated arms within the noise of ``best``."""
     baseline: Found | None
     """The best arm of the baseline over the same tasks, among all arms with results of these tasks,
     whether or not the policy chose them."""
@@ -125,7 +125,7 @@ def _baseline(found: Evaluations, over: list[str]) -> Found | None:
     """The best arm of the baseline over these tasks."""
     rewards = found.rewards([arm.id for arm in found.campaign.arms() if arm.baseline], over)
     known = (found.found(*one) for one in rewards.items())
-    return max(known, key=attrgetter("score"), default=None)
+    return max(known, key=attrgetter("reward"), default=None)
 
 
 def _exhaustive(found: Evaluations, best: Recommendation | None) -> dict[str, Any]:

@@ -41,7 +41,7 @@ PANELS: Panels = {
         Option("tasks", "Tasks in each part. [default: all]", "N", hidden=True),
         Option("asks", "Arms evaluated at once: one, rounds:N or window:N.", default="one"),
         Option("pulls", "Arms per search; 0 means all.", "N", default=60),
-        Option("until", "End a search at this share of the best score, e.g. 0.99.", "NUMBER"),
+        Option("until", "End a search at this share of the best reward, e.g. 0.99.", "NUMBER"),
         Option("gpus", "Numbers of GPUs to simulate.", "N,N", default="1,32"),
         Option("first_seed", "First random seed.", "N", default=0, hidden=True),
         many("out", "Write .json, .csv or .svg", "FILE")._replace(short="-o"),
@@ -66,7 +66,7 @@ def register(app: typer.Typer) -> None:
 def bench(**given: Any) -> None:
     """Compare policies by searches on recorded or synthetic scores.
 
-    Prints how many evaluations each policy needs to find an arm with 99 % of the best score: the
+    Prints how many evaluations each policy needs to find an arm with 99 % of the best reward: the
     median, and the number that is enough in 9 of 10 searches. Ctrl-C keeps the policies that are
     finished.
 

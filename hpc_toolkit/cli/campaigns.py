@@ -47,7 +47,7 @@ _NO_BEST = "best arm        none: no arm has a reward"
 
 def register(app: typer.Typer) -> None:
     group = Commands(
-        help="""Find the best of many candidates within a budget.
+        help="""Find the best of many arms within a budget.
 
         Examples:
             hpctk campaign plan campaign.toml
@@ -236,14 +236,14 @@ def _best_lines(summary: Summary, best: Found) -> list[str]:
         count = len(summary.ties)
         lines.append(f"  ties          {count} that noise cannot tell from it: {shown}{more}")
     if summary.baseline is not None:
-        gain = best.score - summary.baseline.score
+        gain = best.reward - summary.baseline.reward
         against = f"{_line(summary.baseline)}: {gain:+.4f} against it"
         lines.append(f"{summary.baseline_name:15} {against}")
     elif summary.baseline_name:
         lines.append(f"{summary.baseline_name:15} not evaluated")
     if summary.exhaustive is not None:
         own = summary.verified or best
-        behind = summary.exhaustive.score - own.score
+        behind = summary.exhaustive.reward - own.reward
         lines.append(f"exhaustive best {_line(summary.exhaustive)}: {behind:.4f} behind it")
         lines.append(f"  the search    {_standing(summary, best, summary.exhaustive)}")
     return lines
@@ -251,7 +251,7 @@ def _best_lines(summary: Summary, best: Found) -> list[str]:
 
 def _line(found: Found) -> str:
     spread = f" +- {found.stderr:.4f}" if found.stderr is not None else ""
-    return f"{found.arm}  {found.score:.4f}{spread}"
+    return f"{found.arm}  {found.reward:.4f}{spread}"
 
 
 def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:

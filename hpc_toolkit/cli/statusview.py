@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.report.panel import WARN, Row, failed_items, job_rows, not_shown, panel
-from hpc_toolkit.report.terminal import draw
+from hpc_toolkit.report.panel import (
+    WARN,
+    Row,
+    failed_items,
+    headline,
+    job_rows,
+    not_shown,
+    panel,
+    rate_text,
+)
+from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import all_runs, find_run
 from hpc_toolkit.system.options import Option, flag
-from hpc_toolkit.system.quantities import counted, format_duration
-from hpc_toolkit.system.terminal import columns, note, pad, printable, show_error
+from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +80,7 @@ def status(run: str | None, **given: Any) -> None:
 
     RUN may be the directory of a training: this shows its jobs, last output and last checkpoint. If
     nothing is happening, the output says why. The state of jobs is unknown if Slurm does not answer
-    within 5 s. Without RUN, and with several runs below ./runs, prints one line per run.
+    within 5 s. Without RUN, and with several runs below ./runs, compares them, a line each.
 
     Examples:
         hpctk status
@@ -251,7 +260,8 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
     for path in runs:
         try:
             run = Run.open(find_run(str(path)))
-            found.append(run.status(forecast=export is not None))
+            is_search = run.manifest.campaign is not None  # which the forecast comes with
+            found.append(run.status(forecast=is_search or export is not None))
         except RunError as error:
             show_error(error)
     troubled = len(found) < len(runs) or any(map(failed_items, found))
@@ -265,17 +275,39 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
         return troubled
     if not runs:
         print("no runs below ./runs; create one with 'hpctk init'", file=sys.stderr)
-    width = max((columns(printable(one.run)) for one in found), default=0)
-    for one in found:
-        total = sum(counts.total for counts in one.stages.values())
-        done = sum(counts.done for counts in one.stages.values())
-        alive = [counted(one.workers.alive, "worker"), *not_shown(one)]
-        state = "complete" if one.complete else ", ".join(alive)
-        failed = f"{failed_items(one)} failed"
-        print(f"{pad(printable(one.run), width)}  {done}/{total} done  {failed}  {state}")
-        for worker, record in one.places.items() if verbose else ():
+    for one, line in zip([None, *found], _table(found), strict=True) if found else ():
+        print(line)
+        for worker, record in one.places.items() if one and verbose else ():
             print(printable(f"    {worker}: {Place.from_record(record)}"))
     return troubled
+
+
+def _table(found: list[Status]) -> list[str]:
+    """A heading and a line for each run; a column that says nothing is left out."""
+    look = Look.of(sys.stdout)
+    heads = ("run", "done", "failed", "workers", "speed", "best", "state", "arm")
+    rows = [heads, *map(_cells, found)]
+    filled = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(columns, column)) for column in filled]
+    lines = ("  ".join(map(pad, row, widths)).rstrip() for row in zip(*filled, strict=True))
+    return [cut(line, look.columns) for line in lines]
+
+
+def _cells(one: Status) -> tuple[str, ...]:
+    total = sum(counts.total for counts in one.stages.values())
+    done = sum(counts.done for counts in one.stages.values())
+    best = one.best or {"arm": "", "reward": None}
+    cells = (
+        one.run,
+        f"{done:,} of {total:,}",
+        f"{failed_items(one):,}",
+        ", ".join([f"{one.workers.alive:,}", *not_shown(one)]),
+        rate_text(one.rate_per_s) if one.rate_per_s > 0 and not one.complete else "",
+        f"{best['reward']:.4f}" if one.best else "",
+        headline(one).removesuffix(f", {failed_items(one):,} failed"),
+        best["arm"],
+    )
+    return tuple(map(printable, cells))
 
 
 def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, verbose: bool) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 PAGE = 860
 """Width of a figure of a page."""
+_PHONE = 320
+"""Width that a legend may take where a picture has to fit a phone."""
 _LEFT, _RIGHT, _TOP = 70, 24, 64
 _CURVE, _GAP = 120, 56
 _ROW = 22
@@ -126,29 +128,32 @@ class Part:
 
 
 def shares(title: str, wholes: Sequence[tuple[str, Sequence[Part]]], *, alternative: str) -> str:
-    """Draw each whole as one bar that is divided into its parts, with a legend of all parts."""
-    legend_rows = _legend_rows([part for _, parts in wholes for part in parts if part.value > 0])
-    left = _LEFT + 50 if any(name for name, _ in wholes) else 10
+    """Draw each whole as one bar that is divided into its parts, with a legend of all parts.
+
+    The bars take the width that the page has, and the rest fits a phone.
+    """
     parts: list[str] = []
-    for number, (name, some) in enumerate(wholes):
-        y = 40 + number * 34
-        parts.append(text(left - 8, y + 17, shortened(name, left - 16), anchor="end"))
-        parts += _bar(some, left, y, PAGE - left - _RIGHT)
-    top = 40 + 34 * len(wholes) + 14
-    for number, row in enumerate(legend_rows):
-        parts += keys(left, top + 20 * number, row)
-    height = top + 20 * len(legend_rows)
-    return figure(title, PAGE, height, parts, alternative=alternative)
+    top = 40
+    for name, some in wholes:
+        if name:
+            parts.append(text(10, top + 11, shortened(name, _PHONE)))
+            top += 18
+        parts += _bar(some, top)
+        top += 36
+    for row in _legend_rows([part for _, parts in wholes for part in parts if part.value > 0]):
+        parts += keys(10, top + 10, row)
+        top += 20
+    return figure(title, PAGE, top + 4, parts, alternative=alternative, fluid=True)
 
 
-def _bar(parts: Sequence[Part], left: float, y: float, width: float) -> Iterator[str]:
+def _bar(parts: Sequence[Part], y: float) -> Iterator[str]:
     total = sum(part.value for part in parts) or 1.0
-    edges = [0.0, *accumulate(part.value / total * width for part in parts)]
+    edges = [0.0, *accumulate(part.value / total * 98 for part in parts)]
     for part, (begin, end) in zip(parts, pairwise(edges), strict=True):
         if part.value > 0:
-            wide = max(end - begin - 1, 0.75)  # a part above zero is never hidden
+            wide = max(end - begin - 0.12, 0.12)  # a part above zero is never hidden
             said = escaped(f"{part.name}: {part.label} ({part.value / total:.1%})")
-            box = f'x="{left + begin:.1f}" y="{y}" width="{wide:.1f}" height="24"'
+            box = f'x="{1 + begin:.2f}%" y="{y}" width="{wide:.2f}%" height="24"'
             yield f'<rect class="{part.colour}" {box}><title>{said}</title></rect>'
 
 
@@ -157,7 +162,7 @@ def _legend_rows(parts: Sequence[Part]) -> list[list[tuple[str, str]]]:
     used = 0.0
     for name, colour in {part.name: part.colour for part in parts}.items():
         need = 33 + text_width(name)
-        if rows[-1] and used + need > PAGE - 150:
+        if rows[-1] and used + need > _PHONE:
             rows.append([])
             used = 0.0
         rows[-1].append((colour, name))
@@ -231,15 +236,3 @@ def sparks(values: Sequence[float | None], most: int = 60) -> str:
     top = max(means, default=0.0)
     marks = "▁▂▃▄▅▆▇█"
     return "".join(marks[round(one / top * 7) if top else 0] for one in means)
-
-
-def text_bars(parts: Sequence[Part], width: int = 40) -> str:
-    """Bars in characters, one line each."""
-    total = sum(part.value for part in parts) or 1.0
-    wide = max((len(part.name) for part in parts), default=0)
-    labels = max((len(part.label) for part in parts), default=0)
-    return "\n".join(
-        f"{part.name:<{wide}}  {part.label:>{labels}}  {part.value / total:6.1%}  "
-        f"{'█' * round(width * part.value / total)}"
-        for part in parts
-    )

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _TITLED = 1_500
 """With more tiles, only those that are outlined show their value under the mouse."""
 _GAP_X, _GAP_Y, _HEAD = 30, 26, 44
-_TEXT = text_width("n" * 24)
-_MARKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,21 +225,3 @@ def _mark(kind: str, x: float, y: float, size: float) -> str:
         ring = f'stroke="#fff" stroke-width="1.2" fill="#000" {place} r="{size:.1f}"'
         drawn += f'<circle class="best" {ring}/>'
     return drawn
-
-
-def text_map(drawn: HeatMap) -> str:
-    """A map in characters: the higher the bar, the higher the value; a dot is unknown."""
-    names = [shortened(one, _TEXT) for one in drawn.rows]
-    wide = max(map(len, names), default=0)
-    scale = f"▁ is {drawn.scale[0]:.4g}, █ is {drawn.scale[1]:.4g}"
-    lines = [f"{drawn.name}: {scale}" if drawn.name else scale]
-    for row, name in enumerate(names):
-        marks = ""
-        for column in range(len(drawn.columns)):
-            tile = drawn.tiles.get((column, row))
-            if tile is None or tile.value is None:
-                marks += " " if tile is None else "·"
-            else:
-                marks += _MARKS[level(tile.value, drawn.scale, len(_MARKS))]
-        lines.append(f"{name:>{wide}} {marks}")
-    return "\n".join(lines)

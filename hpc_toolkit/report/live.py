@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
 
-_NARROW = 60
-"""Fewer columns get short texts."""
+_NARROW = 49
+"""Texts of fewer columns are short."""
 _EVENTS = 5
 """Events that stay on the screen although not all hosts fit."""
 _OLD_S = 5.0
@@ -119,16 +119,15 @@ def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: 
 
 def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str]:
     """All lines; with a ``room``, fewer hosts and events so that all else fits."""
-    top = [
-        replace(row, text=_cut(row.text, look)) if row.tone == DIM else row
-        for row in short_panel(live.now, live.jobs, hosts=len(live.hosts))
-    ]
+    top = short_panel(live.now, live.jobs, hosts=len(live.hosts), columns=look.columns)
+    text = replace(look, columns=look.columns - text_indent([*top, Row("events", "")], look))
+    top = [replace(row, text=_cut(row.text, text)) if row.tone == DIM else row for row in top]
     if live.age_s > _OLD_S:
         old = format_duration(live.age_s)
         top.append(Row("", f"read in turn, so some counts are {old} old", DIM))
     places = live.now.places if chosen.verbose else {}
-    hosts = _host_rows(live.hosts, look, places, expanded=chosen.expanded)
-    events = [_event_row(one, look, is_first=not number) for number, one in enumerate(live.events)]
+    hosts = _host_rows(live.hosts, text, places, expanded=chosen.expanded)
+    events = [_event_row(one, text, is_first=not number) for number, one in enumerate(live.events)]
     lines = draw([*top, *hosts, *events], look)
     if room is None or len(lines) <= room:
         return lines
@@ -137,8 +136,8 @@ def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str
     kept = min(len(events), max(_EVENTS if left > 2 * _EVENTS else left // 2, left - len(hosts)))
     most = left - kept
     if len(hosts) > most:
-        hidden = len(hosts) - most + 1
         hosts = hosts[: max(0, most - 1)]
+        hidden = len(live.hosts) - sum(row.text.count("% busy") for row in hosts)
         hosts += [Row("", f"and {counted(hidden, 'more host')} (w shows all)", DIM)] if most else []
     return draw([*top, *hosts, *events[:kept]], look)
 
@@ -148,13 +147,22 @@ def _host_rows(
 ) -> list[Row]:
     width = max((columns(one.host) for one in hosts), default=0)
     rows: list[Row] = []
+    fine: list[str] = []
     for one in hosts:
         tone = BAD if one.died else WARN if one.alive and not one.busy else ""
-        text = _host_text(one, width, is_narrow=look.columns < _NARROW)
-        rows.append(Row("" if rows else "hosts", _cut(text, look), tone))
+        text = _cut(_host_text(one, width, is_narrow=look.columns < _NARROW), look)
+        if not (tone or expanded):
+            fine.append(text)
+            continue
+        rows.append(Row("", text, tone))
         if expanded:
             rows += [_worker_row(worker, look, places.get(worker.name)) for worker in one.workers]
-    return rows
+    wide = max(map(columns, fine), default=0) + 4
+    beside = max(1, (look.columns + 4) // wide)
+    for at in range(0, len(fine), beside):
+        texts = [pad(one, wide) for one in fine[at : at + beside]]
+        rows.append(Row("", "".join(texts).rstrip()))
+    return [replace(row, label="" if number else "hosts") for number, row in enumerate(rows)]
 
 
 def _host_text(one: HostLine, width: int, *, is_narrow: bool) -> str:
@@ -191,8 +199,8 @@ def _event_row(one: Recent, look: Look, *, is_first: bool) -> Row:
 
 
 def _cut(text: str, look: Look) -> str:
-    """The text in one line beside a label of any length."""
-    return cut(look.plain(text), look.columns - text_indent(look))
+    """The text in one line of these columns."""
+    return cut(look.plain(text), look.columns)
 
 
 def _footer(chosen: Choices, look: Look) -> str:

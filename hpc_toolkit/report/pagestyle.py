@@ -31,7 +31,8 @@ figcaption,.note{color:var(--dim);font-size:.87rem;max-width:48rem}
 .scroll{overflow-x:auto}
 .long{max-height:min(36rem,75vh);overflow:auto}
 .long th{position:sticky;top:0;background:var(--paper)}
-.scroll svg{display:block;width:100%;height:auto;min-width:40rem}
+.scroll svg{display:block;width:100%}
+.scroll svg[viewBox]{height:auto;min-width:40rem}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .7rem .25rem 0;text-align:left;vertical-align:top;
 border-bottom:1px solid var(--line)}
@@ -48,11 +49,13 @@ th button{font:inherit;color:inherit;background:none;border:0;padding:0;cursor:p
 th button::after{content:" \\2195";opacity:.5}
 th[aria-sort=ascending] button::after{content:" \\2191";opacity:1}
 th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
+@media(max-width:40rem){th,td,td.n{padding:.25rem .4rem .25rem 0}
+th button::after{display:none}}
 summary{cursor:pointer;margin:.6rem 0 .3rem;font-weight:600}
 pre{overflow-x:auto;background:var(--card);padding:.75rem;border-radius:6px;font-size:.85rem}
 @media print{nav,th button::after{display:none}html{font-size:11px}h2,h3{break-after:avoid}
 header,main{max-width:none;padding:0}th{white-space:normal}td,td.w,td.b{min-width:0}td{white-space:normal;overflow-wrap:anywhere}
-.scroll{overflow:visible}.long{max-height:none}.scroll svg{min-width:0}
+.scroll{overflow:visible}.long{max-height:none}.scroll svg[viewBox]{min-width:0}
 tr{break-inside:avoid}a{color:inherit}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}td.n,dl div{print-color-adjust:exact}}
 """

@@ -76,19 +76,22 @@ def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False)
     ]
 
 
-def short_panel(now: Status, jobs: Sequence[JobRecord] = (), *, hosts: int = 0) -> list[Row]:
+def short_panel(
+    now: Status, jobs: Sequence[JobRecord] = (), *, hosts: int = 0, columns: int = 80
+) -> list[Row]:
     """Return the rows for a view with keys: without commands, and the reason of a halt first.
 
-    ``hosts`` is the number of hosts with workers.
+    ``hosts`` is the number of hosts with workers, ``columns`` the width of the terminal.
     """
+    wide = max(columns - 80, 0)
     problems = list(_problem_rows(now))
     rows = [
         Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True),
         *(row for row in problems if row.label == _WHY),
         *_stage_rows(now),
-        *_speed(now),
-        *_search_rows(now),
-        *_failure_rows(now, commands=False),
+        *_speed(now, wide),
+        *_search_rows(now, wide),
+        *_failure_rows(now, wide, commands=False),
         *(row for row in problems if row.label != _WHY),
         Row("workers", ", ".join([*_workers(now), *([f"{hosts:,} hosts"] if hosts > 1 else [])])),
     ]
@@ -193,7 +196,7 @@ def stage_parts(counts: StageCounts) -> list[str]:
     return parts
 
 
-def _speed(now: Status) -> Iterator[Row]:
+def _speed(now: Status, wide: int = 0) -> Iterator[Row]:
     done = now.throughput.get("done", ())
     if now.complete:  # workers may take a moment to exit
         return
@@ -203,7 +206,7 @@ def _speed(now: Status) -> Iterator[Row]:
     if now.eta_s is not None and now.eta_s > 60:
         parts.append(f"done about {clock_time(time.time() + now.eta_s)}")
     if parts:
-        curve = _last(done, _SPARKS) if len(done) >= _FEWEST else ()
+        curve = _last(done, _SPARKS + wide // 2) if len(done) >= _FEWEST else ()
         yield Row("speed" if now.rate_per_s > 0 else "time", ", ".join(parts), curve=curve)
 
 
@@ -232,7 +235,7 @@ def _last(values: Sequence[float], count: int) -> tuple[float, ...]:
     return tuple(sum(values[first : first + size]) for first in range(0, len(values), size))
 
 
-def _search_rows(now: Status) -> Iterator[Row]:
+def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
     search = now.search
     if search is None:
         return
@@ -245,28 +248,28 @@ def _search_rows(now: Status) -> Iterator[Row]:
     )
     best = search["best"]
     if best is None:
-        yield Row("best", "no arm has a score yet", DIM)
+        yield Row("best", "no arm has a reward yet", DIM)
     else:
-        parts = [_score(best)]
+        parts = [_reward(best)]
         parts += [counted(search["ties"], "tie")] if search["ties"] else []
         if search["rounds_since_best"]:
             parts.append(f"found {counted(search['rounds_since_best'], 'round')} ago")
-        yield Row("best", f"{_short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
-    last = [f"{_short(arm, 30)} {_told(*told)}" for arm, *told in search["last"][:3]]
+        yield Row("best", f"{_short(best['arm'], _ARM_CHARS + wide)}  {', '.join(parts)}", GOOD)
+    last = [f"{_short(arm, 30 + wide // 6)} {_told(*told)}" for arm, *told in search["last"][:3]]
     if last:
         yield Row("last", ", ".join(last), DIM)
 
 
-def _score(found: dict[str, Any]) -> str:
+def _reward(found: dict[str, Any]) -> str:
     spread = "" if found["stderr"] is None else f" ± {found['stderr']:.4f}"
-    return f"{found['score']:.4f}{spread}"
+    return f"{found['reward']:.4f}{spread}"
 
 
-def _told(score: float | None, why: str) -> str:
-    return f"({why})" if score is None else f"{score:.4f}"
+def _told(reward: float | None, why: str) -> str:
+    return f"({why})" if reward is None else f"{reward:.4f}"
 
 
-def _failure_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:
+def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Iterator[Row]:
     for one in now.failures:
         count = one["items"] or one["retrying"]
         label = "failed" if one["items"] else "retrying"
@@ -274,7 +277,7 @@ def _failure_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:
         when = _between(one["first"], one["last"])
         tone = BAD if one["items"] else WARN
         yield Row(label, f"{count:,} x {_short(one['error'], _ERROR_CHARS)}", tone)
-        item = _short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS)
+        item = _short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS + wide)
         parts = (where, when, item) if commands else (when, where, item)
         yield Row("", ", ".join(part for part in parts if part), DIM)
         if commands:

@@ -1,4 +1,4 @@
-"""Draw lines and dots on two number axes, and values with their errors."""
+"""Draw lines on two number axes, and values with their errors."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ class Plot:
     y: str
     series: Sequence[Series]
     spans: bool = False
-    """Whether x is a duration in seconds; then, and for ``zero``, it begins at 0."""
-    zero: bool = True
+    """Whether x is a duration in seconds."""
     price: tuple[float, str] | None = None
     """Price of an hour, which is written below each duration, and its currency."""
 
@@ -76,9 +75,8 @@ def plots(title: str, drawn: Sequence[Plot], *, alternative: str) -> str:
 
 def _plot(plot: Plot, left: float, width: float) -> Iterator[str]:
     points = [point for one in plot.series for point in one.points]
-    xs, ys = [x for x, _ in points] or [0.0], [y for _, y in points] or [0.0]
-    low = 0.0 if plot.zero or plot.spans else min(xs)
-    x, y = Axis(low, max(xs) if max(xs) > low else low + 1.0), padded(min(ys), max(ys))
+    ys = [y for _, y in points] or [0.0]
+    x, y = Axis(0.0, max((x for x, _ in points), default=0.0) or 1.0), padded(min(ys), max(ys))
     columns = span_ticks(x.high, 6) if plot.spans else range_ticks(x.low, x.high)
     if plot.spans and plot.price is not None:
         price, currency = plot.price
@@ -90,9 +88,7 @@ def _plot(plot: Plot, left: float, width: float) -> Iterator[str]:
     panel = Panel(x=x, y=y, left=left, top=_TOP, width=width, height=_HEIGHT)
     yield from panel.frame(columns, range_ticks(y.low, y.high), plot.x, plot.y)
     for one in plot.series:
-        if one.style == DOTS:
-            yield dots(panel, one.points, one.colour)
-        elif one.points:
+        if one.points:
             known = stepped(one.points) if one.style == STEPS else one.points
             yield panel.line(known, one.colour, _STYLES[one.style])
 
@@ -112,13 +108,6 @@ def stepped(points: Sequence[Point]) -> list[Point]:
             found.append((x, found[-1][1]))
         found.append((x, y))
     return found
-
-
-def dots(panel: Panel, points: Sequence[Point], colour: str) -> str:
-    """One path of round dots; dots at the same place are drawn once."""
-    places = dict.fromkeys("M{:.1f} {:.1f}h0".format(*panel.at(x, y)) for x, y in points)
-    line = 'stroke="currentColor" stroke-width="4.5" stroke-linecap="round" stroke-opacity="0.6"'
-    return f'<path class="{colour}" d="{"".join(places)}" fill="none" {line}/>'
 
 
 def _legend(series: Sequence[Series]) -> Iterator[str]:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report import runtables, runtimeline
-from hpc_toolkit.report.axes import moment
-from hpc_toolkit.report.charts import Part, shares, text_bars
+from hpc_toolkit.report.charts import Part, shares
 from hpc_toolkit.report.figures import COLOURS, GRID
 from hpc_toolkit.report.findings import findings
-from hpc_toolkit.report.page import Figure, Section, Table
-from hpc_toolkit.report.panel import failed_items, panel, rate_text, time_left
+from hpc_toolkit.report.page import Figure, Section
+from hpc_toolkit.report.panel import failed_items, rate_text, time_left
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from hpc_toolkit.report.panel import Row as PanelRow
     from hpc_toolkit.report.runtables import Job
     from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.failures import Failures
     from hpc_toolkit.results.loads import Loads
+    from hpc_toolkit.results.ranges import Range
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.rundir.layout import Manifest
 
@@ -51,19 +50,21 @@ class RunFacts:
     scripts: Sequence[tuple[str, str]] = ()
     """Name and text of submitted scripts."""
     search: Sequence[Section] = ()
-    """Sections about the search of a campaign."""
+    """Sections about the search of a campaign, its outcome first."""
+    results: Mapping[str, Range] = field(default_factory=dict)
+    """The numbers in the results of a list."""
     problems: Sequence[str] = ()
     """Parts of the run that could not be read."""
 
 
 def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
-    found = [_outcome(facts), *facts.search]
+    found = [_outcome(facts), *runtables.failures(facts.failures, facts.activity)]
+    found += [*facts.search[1:], _progress(facts)]
     if facts.activity is not None and facts.activity.workers:
         timeline = runtimeline.timeline(facts.activity, facts.loads)
         found += [timeline, runtimeline.spent(facts.activity)]
         found += runtables.durations(facts.activity, facts.items or {})
-    found += runtables.failures(facts.failures, facts.activity)
     found += runtables.jobs(facts.jobs, facts.activity)
     return [*found, runtables.settings(facts.manifest, facts.scripts, facts.made)]
 
@@ -103,23 +104,27 @@ def _next(now: Status, run: str, failed: int) -> str:
 
 
 def _outcome(facts: RunFacts) -> Section:
+    """What was found, how sure it is and what to do next, for the first screen."""
     now = facts.status
-    rows = [(row.label, row.text) for row in _status_rows(now)]
-    problems = [f"Not in this report: {problem}." for problem in facts.problems]
+    happened, then = outcome(now)
+    said = [*_clocks(facts.activity), *(f"Not in this report: {one}." for one in facts.problems)]
+    if not facts.search:
+        tables = runtables.results(facts.results)
+        return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)
+    found = facts.search[0]
+    # What is next after a search, its own sentences say.
+    said = [happened, *([] if now.complete and not failed_items(now) else [then]), *said]
+    return replace(found, title="Outcome", paragraphs=(*found.paragraphs, *said))
+
+
+def _progress(facts: RunFacts) -> Section:
+    now = facts.status
     return Section(
-        title="Outcome",
-        paragraphs=(*outcome(now), *_clocks(facts.activity), *problems),
+        title="Items and workers",
+        paragraphs=tuple(f"Warning: {one}." for one in (*now.warnings, now.doctor) if one),
         facts=tuple(_tiles(now, facts.activity)),
         figures=(_items(now),) if any(one.total for one in now.stages.values()) else (),
         bullets=tuple(findings(facts.activity, facts.loads)),
-        tables=(
-            Table(
-                title="Status",
-                columns=(),
-                rows=rows,
-                note=f"As of {moment(facts.made)}; 'hpctk status {quote(now.run)}' shows it now.",
-            ),
-        ),
     )
 
 
@@ -139,20 +144,13 @@ def _clocks(found: Activity | None) -> Iterator[str]:
     )
 
 
-def _status_rows(now: Status) -> Iterator[PanelRow]:
-    """The rows of a status without its title and its failures, which have their own section."""
-    about_failures = False
-    for row in panel(now):
-        about_failures = row.label in ("failed", "retrying") or (about_failures and not row.label)
-        if not row.is_title and not about_failures:
-            yield row
-
-
 def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
     yield "items done", f"{sum(one.done for one in now.stages.values()):,}"
     yield "items failed", f"{failed_items(now):,}"
     if now.elapsed_s:
         yield "time", format_duration(now.elapsed_s)
+    if now.cost:
+        yield "cost so far", f"{now.cost['spent']:,.2f} {now.cost['currency']}"
     if found is None or not found.workers:
         return
     # The host of a worker whose file cannot be read is not known.
@@ -192,5 +190,4 @@ def _items(now: Status) -> Figure:
         title="Items by state",
         svg=shares("Items by state", list(stages.items()), alternative=said),
         alt=said,
-        text="\n\n".join(f"{name}\n{text_bars(parts)}" for name, parts in stages.items()),
     )

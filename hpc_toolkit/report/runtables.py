@@ -6,6 +6,7 @@ import json
 import math
 import textwrap
 import time
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.report.axes import moment
@@ -15,12 +16,13 @@ from hpc_toolkit.results.durations import ACCURACY
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hpc_toolkit.results.activity import Activity, JobUse
     from hpc_toolkit.results.durations import Durations
     from hpc_toolkit.results.failures import Failures
     from hpc_toolkit.results.loads import Loads
+    from hpc_toolkit.results.ranges import Range
     from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.rundir.layout import Manifest
 
@@ -39,6 +41,22 @@ class Job(NamedTuple):
     by: str
     array: str
     script: str
+
+
+def results(found: Mapping[str, Range]) -> tuple[Table, ...]:
+    """A row for each number in the results of a list."""
+    rows: list[Row] = [
+        (name, *map(_value, (one.least, median(one.some), one.most)), count(one.count))
+        for name, one in found.items()
+    ]
+    head = ("result", "minimum", "median", "maximum", "items")
+    return (Table(title="Results", columns=head, rows=rows),) if rows else ()
+
+
+def _value(value: float) -> Cell:
+    return Cell(
+        f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}", value
+    )
 
 
 def durations(found: Activity, items: dict[int, str]) -> list[Section]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.report import runtables
 from hpc_toolkit.report.axes import moment
-from hpc_toolkit.report.charts import Curve, Part, over_time, shares, sparks, text_bars
+from hpc_toolkit.report.charts import Curve, Part, over_time, shares, sparks
 from hpc_toolkit.report.gantt import STATE_COLOURS, begin_of, gantt
 from hpc_toolkit.report.page import Cell, Figure, Section, Table, seconds
 from hpc_toolkit.report.panel import rate_text
@@ -161,7 +161,6 @@ def spent(found: Activity) -> Section:
                 title="Worker time by state",
                 svg=shares("Worker time by state", [("", parts)], alternative=said),
                 alt=said,
-                text=text_bars(parts),
             ),
         ),
         tables=(Table(title="", columns=("state", "time", "share", "meaning"), rows=rows),),

@@ -80,7 +80,7 @@ def draw(rows: Sequence[Row], look: Look | None = None, *, most: int | None = No
     ``look`` is by default that of standard output.
     """
     look = look or Look.of(sys.stdout)
-    width = min(max((len(row.label) for row in rows), default=0), _MOST_LABEL, look.columns // 4)
+    width = text_indent(rows, look) - _GAPS
     lines = [line for row in rows for line in _draw_row(row, width, look)]
     if most is not None and len(lines) > most:
         hidden = len(lines) - most + 1
@@ -96,9 +96,10 @@ def draw_line(text: str, tone: str, look: Look) -> str:
     return look.paint(cut(look.plain(text), look.columns), _CODES.get(tone, ""))
 
 
-def text_indent(look: Look) -> int:
-    """The largest number of columns before the text of a row."""
-    return min(_MOST_LABEL, look.columns // 4) + _GAPS
+def text_indent(rows: Sequence[Row], look: Look) -> int:
+    """The number of columns before the texts of these rows."""
+    longest = max((len(row.label) for row in rows), default=0)
+    return min(longest, _MOST_LABEL, look.columns // 4) + _GAPS
 
 
 def _draw_row(row: Row, width: int, look: Look) -> list[str]:
@@ -111,7 +112,8 @@ def _draw_row(row: Row, width: int, look: Look) -> list[str]:
     room, needed = look.columns - len(indent), columns(text)
     picture, taken = "", 0
     if row.bar is not None:
-        taken = max(_BAR_WIDTHS[0], min(_BAR_WIDTHS[1], room - needed - 2))
+        widest = _BAR_WIDTHS[1] if look.columns == _PIPE_COLUMNS else look.columns // 2
+        taken = max(_BAR_WIDTHS[0], min(widest, room - needed - 2))
         if taken + 2 + min(needed, 12) <= room:
             picture = _bar(row.bar, taken, look)
     elif row.curve:

@@ -52,11 +52,12 @@ class NotCompleteError(HpcToolkitError):
 
 
 @without_collections()
-def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
+def gather(view: RunView, name: str, *, partial: bool = False, publish: bool = True) -> Table:
     """Gather a stage: read its latest table, or publish one if the stage is complete without one.
 
     ``partial`` accepts pending items; they have no row, and no table is published with them.
-    Otherwise raises NotCompleteError, or OSError if a journal cannot be read.
+    Otherwise raises NotCompleteError, or OSError if a journal cannot be read. Without ``publish``,
+    the run stays as it is.
     """
     stage = view.stages[name]
     while True:
@@ -67,7 +68,7 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
             _refuse_incomplete(view, stage)
         kept = None if stage.log.table is None else PublishedTable.read(stage)
         # A published table must rest on every journal: an unread one may hold the winning line.
-        if not stage.complete or view.unreadable or stage.log.hidden:
+        if not (publish and stage.complete) or view.unreadable or stage.log.hidden:
             return _provisional(view, stage, kept)
         made = PublishedTable(stage)
         try:

@@ -28,7 +28,7 @@ METRICS = {
     "hpctk_eta_low_seconds": "Lower end of the interval for the time left, 90 %.",
     "hpctk_eta_high_seconds": "Its upper end.",
     "hpctk_complete": "1 if every stage is sealed and no item is pending.",
-    "hpctk_best_score": "Best reward of a campaign so far.",
+    "hpctk_best_reward": "Best reward of a campaign so far.",
     "hpctk_warnings": "Damage that was skipped, sick hosts, and log entries not readable yet.",
     "hpctk_status_timestamp_seconds": "When the status was read, in seconds since the epoch.",
 }
@@ -84,7 +84,7 @@ def _samples(status: Status, at: float) -> Iterator[_Sample]:
             yield f"hpctk_eta{end}_seconds", run, seconds
     yield "hpctk_complete", run, int(status.complete)
     if status.best is not None:
-        yield "hpctk_best_score", {**run, "arm": str(status.best["arm"])}, status.best["score"]
+        yield "hpctk_best_reward", {**run, "arm": str(status.best["arm"])}, status.best["reward"]
     yield "hpctk_warnings", run, len(status.warnings)
     yield "hpctk_status_timestamp_seconds", run, round(at, 3)
 

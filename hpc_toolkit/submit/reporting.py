@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.report.runreport import RunFacts
     from hpc_toolkit.report.runtables import Job
     from hpc_toolkit.results.activity import Activity
+    from hpc_toolkit.results.ranges import Range
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
 
 T = TypeVar("T")
-_FAILURES = 20
+_FAILURES, _RESULTS = 20, 24
 _SCRIPTS, _SCRIPT_BYTES = 10, 1 << 15
 _READING = (
     *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
@@ -80,6 +82,7 @@ def read_facts(run: Run) -> RunFacts:
         items=_items(run, found),
         scripts=parts.read("the scripts", lambda: list(_scripts(run)), []),
         search=parts.read("the search", lambda: _search(run), []),
+        results=parts.read("the results", lambda: _results(run), {}),
         problems=parts.problems,
     )
 
@@ -141,6 +144,17 @@ def _scripts(run: Run) -> Iterator[tuple[str, str]]:
     for path in paths[-_SCRIPTS:]:
         with suppress(OSError), path.open("rb") as file:
             yield path.name, file.read(_SCRIPT_BYTES).decode(errors="replace")
+
+
+def _results(run: Run) -> dict[str, Range]:
+    """The numbers of a list's results; those of a search are scores, which the search compares."""
+    from hpc_toolkit.results.gather import gather
+    from hpc_toolkit.results.ranges import ranges_of
+
+    if run.manifest.campaign is not None:
+        return {}
+    tables = (gather(run.view, name, partial=True, publish=False) for name in run.view.stages)
+    return ranges_of(chain.from_iterable(tables), most=_RESULTS)
 
 
 def _search(run: Run) -> list[Section]:

@@ -311,7 +311,7 @@ def test_run_may_be_left_out_where_only_one_is_meant(hpctk: Hpctk) -> None:
     named = hpctk("status", "--json", env={"HPCTK_RUN": "runs/second"}).json
     assert named["stages"]["items"]["total"] == 2
     table = hpctk("status")
-    assert (table.code, len(table.out.splitlines())) == (0, 2)
+    assert (table.code, len(table.out.splitlines())) == (0, 3)
     assert [one["run"] for one in hpctk("status", "--json").json] == ["runs/only", "runs/second"]
     for words in (["gather"], ["work"], ["logs"], ["status", "--watch"]):
         ended = hpctk(*words)

@@ -282,7 +282,7 @@ def test_a_plan_that_cannot_be_is_refused(options: dict[str, Any], message: str)
 def test_a_table_without_a_positive_score_is_refused() -> None:
     table = ladder(5, 1)
 
-    with pytest.raises(ConfigError, match="the best mean score of the table is not positive"):
+    with pytest.raises(ConfigError, match="the best reward of the table is not positive"):
         bench("random", ScoreTable(table.arms, table.tasks, table.scores - 2.0))
 
 

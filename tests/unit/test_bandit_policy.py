@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
 from hpc_toolkit.bandit.policy import TaskSet
@@ -143,6 +145,62 @@ def test_best_without_standard_errors_ties_only_equal_arms() -> None:
     best = best_of(policy)
 
     assert (best.arm, best.ties, best.stderr) == ("b", ("c",), None)
+
+
+PAIRED = [
+    # b is 0.01 lower on every task, so the tasks' own errors do not matter.
+    ("mean", {"a": (0.1, 0.5, 0.9, 0.4), "b": (0.09, 0.49, 0.89, 0.39)}, ()),
+    # On half of the tasks b is better.
+    ("mean", {"a": (0.1, 0.5, 0.9, 0.4), "b": (0.2, 0.4, 0.95, 0.34)}, ("b",)),
+    # One task more decides, as Student's t of 3 and of 4 differences.
+    ("mean", {"a": (0.3, 0.3, 0.4), "b": (0.2, 0.2, 0.39)}, ("b",)),
+    ("mean", {"a": (0.3, 0.3, 0.4, 0.4), "b": (0.2, 0.2, 0.39, 0.31)}, ()),
+    # a has no score on the last task, on which all are low; where both have one, b is better.
+    ("mean", {"a": (0.7, 0.8, None), "b": (0.8, 0.9, 0.1), "c": (0.0, 0.1, 0.0)}, ("b",)),
+    ("mean-rank", {"a": (1, 5, 90), "b": (2, 4, 80), "c": (0, 1, 2)}, ("b",)),
+    ("mean-kind", {"a": (0.5, 0.5, 0.6), "b": (0.4, 0.6, 0.5)}, ("b",)),
+]
+
+
+@pytest.mark.parametrize(("scalariser", "scores", "ties"), PAIRED)
+@pytest.mark.parametrize("stderr", [None, 0.2])
+def test_ties_are_judged_by_paired_differences_over_the_common_tasks(
+    scalariser: str, scores: dict[str, tuple[float | None, ...]], ties: tuple[str, ...], stderr: Any
+) -> None:
+    names = tuple("xyzw"[: len(scores["a"])])
+    kinds = tuple("ABBB"[: len(names)])
+    policy = make_policy(
+        "random", ARMS, 0, tasks=TaskSet(names, kinds=kinds), scalariser=scalariser
+    )
+    for arm, values in scores.items():
+        known = {
+            name: value for name, value in zip(names, values, strict=True) if value is not None
+        }
+        errors = dict.fromkeys(known, stderr) if stderr else {}
+        failed = tuple(name for name in names if name not in known)
+        policy.tell(Observation(arm, known, errors, {}, failed))
+
+    best = best_of(policy)
+
+    assert (best.arm, best.ties) == ("a", ties)
+
+
+@given(scores=st.lists(st.tuples(*[st.integers(-9, 9)] * 2), min_size=2, max_size=9))
+def test_ties_are_those_of_the_paired_t_test(scores: list[tuple[int, int]]) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    names = tuple(f"t{n}" for n in range(len(scores)))
+    policy = make_policy("random", ARMS, 0, tasks=TaskSet(names))
+    for arm, values in zip("ab", zip(*scores, strict=True), strict=True):
+        policy.tell(Observation(arm, dict(zip(names, map(float, values), strict=True))))
+    behind = [first - second for first, second in scores]
+    if len(set(behind)) == 1:
+        p = 1.0 if behind[0] == 0 else 0.0
+    else:
+        p = float(stats.ttest_1samp(behind, 0.0).pvalue)
+
+    tied = bool(best_of(policy).ties)
+
+    assert tied == (p > 0.05) or 0.045 < p < 0.055
 
 
 def test_best_names_the_failed_tasks_behind_its_mean() -> None:

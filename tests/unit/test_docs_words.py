@@ -65,6 +65,13 @@ def test_the_glossary_defines_few_terms_and_each_once() -> None:
     assert len(terms) == len(set(terms)) < 40
 
 
+def test_an_arm_of_a_search_has_one_name_in_all_documents() -> None:
+    examples = [*REPOSITORY.glob("examples/**/*.toml"), *REPOSITORY.glob("examples/**/*.md")]
+    named = [path for path in DOCS if "decisions" not in path.parts] + examples
+
+    assert [path for path in named if "candidate" in path.read_text(encoding="utf-8").lower()] == []
+
+
 def test_banned_words_do_not_appear_in_the_package() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         found = BANNED_WORDS.search(path.read_text(encoding="utf-8"))

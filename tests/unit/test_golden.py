@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,17 @@ def test_example_equals_its_rendering(name: str) -> None:
     assert committed == RENDERED[name], (
         "\n".join(difference) + "\nIf this is intended: make golden, and read the difference."
     )
+
+
+def test_the_length_that_the_readme_gives_is_that_of_the_examples() -> None:
+    readme = (EXAMPLES.parents[1] / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"of (\d+) to (\d+) lines\s+that you can read and edit", readme)
+    lines = {name: len(text.splitlines()) for name, text in RENDERED.items()}
+    del lines["every-option.sbatch"]  # nobody needs all options at once
+
+    assert found is not None
+    assert int(found[1]) <= min(lines.values()) < max(lines.values()) <= int(found[2])
+    assert "Edit freely" in RENDERED["eight-nodes.sbatch"]
 
 
 @pytest.mark.parametrize("name", RENDERED)

@@ -159,15 +159,16 @@ def test_commands_and_options_of_a_document_exist(name: str) -> None:
     text = (REPOSITORY / name).read_text(encoding="utf-8")
 
     for words in re.findall(r"(?:`|\$ |\(|^)hpctk ([a-z]+[^`\n|)]*)", text, re.MULTILINE):
-        # The words behind "--" are those of another program.
-        command, *rest = words.partition(" -- ")[0].split()
+        # The words behind "--", in quotes or behind "&" are those of another program.
+        own = re.sub("'[^']*'", "", words.partition(" -- ")[0]).partition(" & ")[0]
+        command, *rest = own.split()
         assert command in COMMANDS, words
         if rest and f"{command} {rest[0]}" in COMMANDS:
             command += f" {rest[0]}"
         elif rest and rest[0].startswith("kubernetes-"):
             # These templates of render have options of their own.
             command += f" {rest[0]}"
-        for option in re.findall(r"(?<=\s)--[a-z-]+", words.partition(" -- ")[0]):
+        for option in re.findall(r"(?<=\s)--[a-z-]+", own):
             assert option in options_of(command), f"hpctk {command} has no {option}"
 
 

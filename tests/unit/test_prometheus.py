@@ -82,7 +82,7 @@ def lines(found: Iterable[Status]) -> str:
 
 
 def test_every_number_of_a_status_is_a_sample_with_its_labels() -> None:
-    best = {"arm": 'm"1\\', "score": 0.5}
+    best = {"arm": 'm"1\\', "reward": 0.5}
     found = parsed(lines([status_of(best=best), status_of("/runs/b", eta_s=None)]))
 
     def value(name: str, **labels: str) -> float | None:
@@ -95,7 +95,7 @@ def test_every_number_of_a_status_is_a_sample_with_its_labels() -> None:
     assert value("hpctk_workers", state="unreadable") == 4.0
     assert value("hpctk_rate_items_per_second") == 1e-9
     assert value("hpctk_eta_seconds") == 12.5
-    assert value("hpctk_best_score", arm='m"1\\') == 0.5
+    assert value("hpctk_best_reward", arm='m"1\\') == 0.5
     assert value("hpctk_status_timestamp_seconds") == 1795243470.213
     assert {name for name, _ in found} == set(METRICS)
     assert value("hpctk_eta_seconds", run="/runs/b") is None
@@ -103,7 +103,7 @@ def test_every_number_of_a_status_is_a_sample_with_its_labels() -> None:
 
 @given(st.text() | st.sampled_from(HOSTILE), st.text() | st.sampled_from(HOSTILE))
 def test_any_name_is_one_label_and_nothing_else(run: str, arm: str) -> None:
-    text = lines([status_of(run, best={"arm": arm, "score": 1.0})])
+    text = lines([status_of(run, best={"arm": arm, "reward": 1.0})])
 
     found = parsed(text.encode(errors="replace").decode())
 
@@ -111,7 +111,7 @@ def test_any_name_is_one_label_and_nothing_else(run: str, arm: str) -> None:
     shown = {
         (key, value.encode(errors="replace").decode()) for key, value in wanted
     }  # half of a surrogate pair is no text
-    assert found["hpctk_best_score", frozenset(shown)] == 1.0
+    assert found["hpctk_best_reward", frozenset(shown)] == 1.0
 
 
 def test_the_command_replaces_a_file_that_others_can_read(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import time
 import xml.etree.ElementTree as ET
+from contextlib import suppress
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ from hpc_toolkit import cli
 from hpc_toolkit.cli import report as command
 from hpc_toolkit.notebook import report as notebook_report
 from hpc_toolkit.report.axes import log_span_ticks, moment, number_ticks, span_ticks, whole_ticks
+from hpc_toolkit.report.figures import text_width
 from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import gantt
 from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
@@ -31,10 +35,11 @@ from hpc_toolkit.results.activity import Activity, read_activity
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.lanes import MOST_LANES, Lane, Timeline
 from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
+from hpc_toolkit.results.ranges import Range, ranges_of
 from hpc_toolkit.results.records import Attempt, Claim, Release
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit.jobs import RunJob, record_job
-from hpc_toolkit.submit.reporting import report_of
+from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, empty_campaign, tree
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SVG = "{http://www.w3.org/2000/svg}"
+PHONE = 350
+"""Width of a figure on a phone of 390 pixels."""
 
 
 @pytest.fixture
@@ -486,10 +493,85 @@ def test_every_figure_has_a_title_an_alternative_and_named_axes(fast_dir: Path) 
         assert figure.findtext(f"{SVG}desc")
         words = [one.text for one in figure.iter(f"{SVG}text")]
         assert axes.get(str(title), title) in words
-        width, height = map(float, figure.attrib["viewBox"].split()[2:])
+        height = float(figure.attrib["height"])
+        # Without a viewBox a picture is as wide as the page, perhaps that of a phone.
+        width = float(figure.attrib["width"]) if "viewBox" in figure.attrib else PHONE
         for one in figure.iter(f"{SVG}text"):
             assert 0 <= float(one.attrib["x"]) <= width
             assert 0 <= float(one.attrib["y"]) <= height
+
+
+@pytest.mark.parametrize("title", ["Items by state", "Worker time by state"])
+def test_bars_are_divided_in_percent_of_the_page_and_their_texts_fit_a_phone(
+    fast_dir: Path, title: str
+) -> None:
+    toy = busy_run(fast_dir / "run", ("a", "b", "c", "d"))
+    page = report_of(Run.open(toy.root))
+
+    figures = {one.findtext(f"{SVG}title"): one for one in figures_of(page)}
+
+    drawn = figures[title]
+    assert "viewBox" not in drawn.attrib  # it would shrink texts with the bars
+    assert ".scroll svg[viewBox]{height:auto;min-width:40rem}" in page
+    bars = [one for one in drawn.iter(f"{SVG}rect") if one.get("height") == "24"]
+    ends = [[float(one.attrib[key].rstrip("%")) for key in ("x", "width")] for one in bars]
+    assert len(bars) > 1
+    assert all(x >= 1 and x + wide <= 99.2 for x, wide in ends)
+    for one in drawn.iter(f"{SVG}text"):
+        assert float(one.attrib["x"]) + text_width(one.text or "") <= PHONE
+
+
+def test_the_first_screen_has_the_range_of_each_numeric_result_and_then_the_failures(
+    fast_dir: Path,
+) -> None:
+    toy = ToyRun(fast_dir / "run", 5, unit=5, max_attempts=1)
+    worker = toy.worker("wa", started=1_000.0, at=1_100.0)
+    assert worker.claim(toy.unit_name(0))
+    for number, loss in enumerate((0.25, 1e300, float(-(10**6)), 0.5)):
+        value = {"loss": loss, "name": "x", "fine": True, "at": {"step": number}, "rare": None}
+        worker.attempt(number, value={**value, **({"rare": 7} if number == 2 else {})}, at=1_001.0)
+    worker.attempt(4, "failed", error="ValueError: no", at=1_002.0)
+    worker.release(1_003.0)
+    before = tree(toy.root)
+
+    outcome, failures = sections(read_facts(Run.open(toy.root)))[:2]
+
+    (table,) = outcome.tables
+    assert (outcome.title, failures.title) == ("Outcome", "Failures")
+    assert outcome.paragraphs[0].startswith("The run is complete: 4 of 5 items are done")
+    assert table.columns == ("result", "minimum", "median", "maximum", "items")
+    rows = [[one if isinstance(one, str) else one.text for one in row] for row in table.rows]
+    assert rows == [
+        ["loss", "-1,000,000", "0.375", "1e+300", "4"],
+        ["at.step", "0", "1.5", "3", "4"],
+        ["rare", "7", "7", "7", "1"],
+    ]
+    assert tree(toy.root) == before  # no table was published
+
+
+@given(st.lists(st.integers(-(10**400), 10**400) | st.floats(), max_size=40))
+def test_ranges_are_those_of_the_finite_numbers(values: list[float]) -> None:
+    rows = [{"value": {"a": {"b": one}}} for one in values] + [{"value": None}]
+
+    found = ranges_of(rows, most=1).get("a.b")
+
+    known = []
+    for one in values:
+        with suppress(OverflowError):
+            known += [float(one)] if math.isfinite(float(one)) else []
+    assert (found is not None) == bool(known)
+    if found is not None:
+        assert (found.least, found.most, found.count) == (min(known), max(known), len(known))
+        assert statistics.median(found.some) == statistics.median(known)
+
+
+def test_the_median_of_very_many_values_needs_bounded_memory() -> None:
+    found = Range()
+    for one in range(300_000):
+        found.add(float(one * 7919 % 300_007))
+
+    assert found.count == 300_000
+    assert abs(statistics.median(found.some) - 150_000) < 1_500
 
 
 @given(high=st.floats(1e-3, 1e8))
@@ -630,7 +712,7 @@ def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
     toy = busy_run(fast_dir / "run", ("a", "b", "<b>", "d"))
     # The page sorts a table by its second column, and reports widths and errors in its title.
     probe = """<script>addEventListener("load", () => {
-      const table = document.querySelector("#s2 table"), wide = document.body.scrollWidth;
+      const table = document.querySelector("#s4 table"), wide = document.body.scrollWidth;
       table.tHead.querySelectorAll("button")[1].click();
       const values = [...table.tBodies[0].rows].map(row => +row.cells[1].dataset.v);
       document.title = JSON.stringify({wide, values, dark: getComputedStyle(document.body).color});

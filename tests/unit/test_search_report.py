@@ -13,21 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.campaign import searchreport, searchtables
+from hpc_toolkit.campaign import searchcurves, searchreport, searchtables
 from hpc_toolkit.campaign.progress import expected_best, some_counts
 from hpc_toolkit.campaign.scoremaps import heatmaps_of, keys_of, plane_of_models
 from hpc_toolkit.campaign.search import make_arms
 from hpc_toolkit.campaign.searchfacts import read_search
 from hpc_toolkit.campaign.settings import parse_campaign
+from hpc_toolkit.report import runreport
 from hpc_toolkit.report.heatmap import heatmaps
 from hpc_toolkit.report.page import Cell, Figure, Section, as_html, as_markdown
 from hpc_toolkit.report.panel import panel
+from hpc_toolkit.report.plots import Plot, plots
 from hpc_toolkit.report.shades import SHADES, level
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit import reporting
 from tests.hostile import HOSTILE
-from tests.unit.playedcampaign import NOOP, SECONDS, Played, Value, score, toy, value_of
+from tests.unit.playedcampaign import NOOP, SECONDS, Played, Value, score, toy, value_of, work
 from tests.unit.test_report import SVG, Page, figures_of
 
 if TYPE_CHECKING:
@@ -136,7 +138,8 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     sections = search_of(played.root)
 
     said = outcome_of(sections)
-    assert said.startswith("The best arm is s/step16/layer2: 1.2070 ± 0.0058, mean over tasks.")
+    best = "The best arm is s/step16/layer2: reward 1.2070 ± 0.0058 (mean over tasks)."
+    assert said.startswith(f"{best} Perhaps as good: no other evaluated arm, judged by the diff")
     assert "gp-ucb used 24 of the 60 possible evaluations (40%, 40% of their time)." in said
     assert "above the best last layer, m/step16/layer3 (" in said
     truth = (
@@ -152,13 +155,89 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
         r"After \d+ evaluations the best reward is \d\.\d{4}; it was found after \d+\.",
         drawn["Best reward so far"].alt,
     )
-    assert drawn["Decisions over time"].alt == "8 arms in 2 decisions during 2 min 00 s."
     assert "Metrics: entropy, rank." in drawn["Metrics by checkpoint (step) and layer"].alt
     expected = sections[-1].paragraphs[0]
     assert expected.startswith("The model of gp-ucb after 8 arms, for all 20 arms. Rewards of 12")
     (table,) = sections[1].tables
     assert table.rows[0][1] == "m/step16/layer2"
     assert len(table.rows) == 20
+
+
+def in_order(names: Sequence[str], stderr: float | None, change: float) -> tuple[Campaign, Any]:
+    """A search of 6 of 30 arms in 3 rounds, and scores that change by this from arm to arm."""
+    search = {"policy": "random", "budget": 6, "pending": 2}
+    campaign = arms_campaign([{"x": x} for x in range(30)], search, names=list(names))
+    seen: list[int] = []
+
+    def value(item: dict[str, Any]) -> Value:
+        seen.extend([item["x"]] if item["x"] not in seen else [])
+        found = {"score": 50 + change * seen.index(item["x"]) + 0.01 * len(item["task"])}
+        return found if stderr is None else {**found, "stderr": stderr}
+
+    return campaign, value
+
+
+@pytest.mark.parametrize(
+    ("names", "stderr", "change", "says", "then"),
+    [
+        ("a", None, -1, "As high: no other evaluated arm; whether more", "return 'stderr'"),
+        ("a", None, 0, "As high: 5 other arms; whether more are as good", "return 'stderr'"),
+        ("a", 0.1, -1, "no other evaluated arm, judged by the standard errors", "use this arm."),
+        ("a", 9.0, -1, "5 other arms, judged by the standard errors", "take the cheapest"),
+        (("a", "bb"), None, -1, "no other evaluated arm, judged by the diff", "use this arm."),
+        (("a", "bb"), None, 0, "5 other arms, judged by the differences", "take the cheapest"),
+        (("a", "bb"), 9.0, 1, "by the differences over 2 common tasks", "a larger budget"),
+    ],
+)
+def test_the_first_screen_says_what_was_found_how_sure_it_is_and_what_is_next(
+    fast_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: Sequence[str],
+    stderr: float | None,
+    change: float,
+    says: str,
+    then: str,
+) -> None:
+    campaign, value = in_order(names, stderr, change)
+    played = Played(fast_dir / "r", campaign, monkeypatch, value)
+    played.coordinate()
+
+    first = runreport.sections(reporting.read_facts(Run.open(played.root)))[0]
+
+    found, after = first.paragraphs[:2]
+    assert (first.title, found.partition(" is ")[0]) == ("Outcome", "The best arm")
+    assert says in found
+    assert ("uncertainty unknown" in found) == (stderr is None)
+    assert f"Next: {then}" in after
+    assert ("still improving" in after) == (change > 0)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_every_chart_draws_the_last_round(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    campaign, value = in_order(["a", "bb"], None, 1)
+    played = Played(fast_dir / "r", campaign, monkeypatch, value)
+    played.waits_s = 60.0
+    if killed:
+        assert played.killed(2)
+        work(played.root, value)  # the results of the last round are there, and not told
+    else:
+        played.coordinate()
+    seen: list[Plot] = []
+
+    def recorded(title: str, drawn: Sequence[Plot], *, alternative: str) -> str:
+        seen.extend(drawn)
+        return plots(title, drawn, alternative=alternative)
+
+    monkeypatch.setattr(searchcurves, "plots", recorded)
+    figures(search_of(played.root))
+
+    ends = {(plot.x, plot.y): [one.points[-1] for one in plot.series] for plot in seen}
+    assert ends == {
+        ("evaluations", "best reward so far"): [(12.0, 55.015)],
+        ("evaluation time", "best reward so far"): [(12.0, 55.015)],
+    }
 
 
 def test_a_price_is_below_the_worker_time_and_among_the_facts(
@@ -195,7 +274,7 @@ RACE = {"policy": "racing", "options": {"first": 2, "c": 0.0}}
         (GP, all_fail, None, "No arm has a reward."),
         ({**GP, "asks": "window"}, value_of, 2, "The search goes on."),
         ({"policy": "random", "budget": 4}, value_of, None, "The search ended"),
-        (RACE, value_of, None, "(2 of 3 tasks)"),
+        (RACE, value_of, None, ", 2 of 3 tasks"),
         ({"policy": "halving"}, value_of, 2, "goes on"),
     ],
 )
@@ -221,7 +300,7 @@ def test_every_search_has_sections(
     assert Page(page).open == []
     assert "nan" not in page.partition("<script>")[0]
     for one in figures_of(page):
-        width, height = map(float, one.attrib["viewBox"].split()[2:])
+        width, height = float(one.attrib["width"]), float(one.attrib["height"])
         for words in one.iter(f"{SVG}text"):
             assert 0 <= float(words.attrib["x"]) <= width
             assert 0 <= float(words.attrib["y"]) <= height
@@ -337,7 +416,7 @@ def test_own_arms_are_drawn_by_the_keys_that_explain_most(
     means = figures(sections)["Mean reward by value of each key"].text
     assert "x 2: 2.1505 ± 0.0423 over 8 arms" in means
     (table,) = sections[1].tables
-    columns = ("rank", "mean", "standard error", "tie", "requested in round", "z", "y", "x", "id")
+    columns = ("rank", "reward", "standard error", "tie", "requested in round", "z", "y", "x", "id")
     assert table.columns == (*columns, "tasks", "evaluation time")
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert (first["tie"], first["id"], first["tasks"]) == ("best", "231", Cell("2 of 2", 2))
@@ -375,7 +454,7 @@ def test_an_extension_shows_the_evaluations_that_were_known(
 
     assert "Known before: 10 evaluations." in outcome_of(sections)
     first_step = read_search(Run.open(two.root).view, second).steps[0]
-    assert first_step[:3] == (0, 0.0, 0.0)
+    assert first_step[:2] == (0, 0.0)
     drawn = figures(sections)
     assert "known before cost nothing" in drawn["Best reward so far"].caption
     assert drawn["Reward by x and y"].svg.count('class="unknown dim"') == 2  # and in the legend

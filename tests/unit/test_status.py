@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from dataclasses import asdict, fields
@@ -26,9 +27,13 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.report.panel import panel
 from hpc_toolkit.results.counts import StageCounts
 from hpc_toolkit.results.status import Status, read_status
+from hpc_toolkit.run import Run
 from hpc_toolkit.system.ranks import boot_id, host_name
+from hpc_toolkit.system.terminal import columns
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker, empty_campaign, tree
+from tests.unit.playedcampaign import Played
+from tests.unit.playedcampaign import toy as toy_campaign
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -390,9 +395,35 @@ def test_the_commands_text_and_json_tell_of_old_copies(
 
     assert "0 alive, 1 finished, 1 with results not shown here yet" in shown("runs/a")
     assert json.loads(shown("runs/a", "--json"))["old_copies"] == 1
-    one, two = shown().splitlines()
-    assert one.endswith("1/4 done  0 failed  0 workers, 1 with results not shown here yet")
-    assert two.endswith("0 workers")
+    one = shown().splitlines()[1]
+    assert one.split("  ")[:2] == ["runs/a", "1 of 4"]
+    assert "0, 1 with results not shown here yet  nothing moves" in one
+
+
+def test_without_a_run_all_runs_below_runs_are_compared_in_a_table(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy, _ = ToyRun(fast_dir / "runs/a", 1200, unit=256), ToyRun(fast_dir / "runs/\x1b[31m日本", 1)
+    toy.worker("w", state=FINISHED).work(toy.unit_name(0), i0="done", i1="permanent")
+    search = {"policy": "random", "budget": 2, "pending": 2}
+    played = Played(fast_dir / "runs/search", toy_campaign(search), monkeypatch)
+    played.coordinate()
+    monkeypatch.chdir(fast_dir)
+    monkeypatch.delenv("HPCTK_RUN", raising=False)
+
+    shown = CliRunner().invoke(load_commands("status"), ["status"]).stdout.splitlines()
+
+    cells = [re.split("  +", line) for line in shown]
+    assert cells[0] == ["run", "done", "failed", "workers", "best", "state", "arm"]
+    best = Run.open(played.root).status().best
+    assert best is not None
+    assert cells[1] == ["runs/\\x1b[31m日本", "0 of 1", "0", "0", "nothing moves"]
+    assert cells[2] == ["runs/a", "1 of 1,200", "1", "0", "nothing moves"]
+    assert cells[3][:3] == ["runs/search", "26 of 26", "0"]
+    assert cells[3][4] == f"{best['reward']:.4f}"
+    assert cells[3][-1] == best["arm"]
+    states = [columns(line[: line.index("nothing")]) for line in shown[1:3]]
+    assert set(states) == {shown[0].index("state")}
 
 
 def test_a_journal_that_is_not_listed_yet_is_not_shown(toy: ToyRun) -> None:

@@ -92,7 +92,7 @@ def test_summary_of_a_race_is_of_the_tasks_that_it_needed(
     # Over the same two tasks, though nothing was evaluated on all.
     assert found.baseline is not None
     parts = [score({"checkpoint": "m/step16", "layer": 3, "task": task}) for task in "ab"]
-    assert found.baseline.score == sum(parts) / 2
+    assert found.baseline.reward == sum(parts) / 2
     assert found.exhaustive is None
     assert found.ended == "the policy requested nothing more"
     assert "layer2  1.2" in summary_lines(found)[2]
@@ -113,14 +113,15 @@ def test_what_a_race_found_is_compared_with_all_arms_over_all_tasks(
     assert best_of(found).arm == "m/step16/layer2"
     assert found.verified is not None
     assert found.verified.arm == best_of(found).arm
-    assert abs(found.verified.score - mean(("m/step16", 2))) < 1e-12
-    assert best_of(found).score != found.verified.score
+    assert abs(found.verified.reward - mean(("m/step16", 2))) < 1e-12
+    assert best_of(found).reward != found.verified.reward
     assert found.exhaustive is not None
     assert found.exhaustive.arm == "s/step0/layer0"
-    behind = found.exhaustive.score - found.verified.score
+    behind = found.exhaustive.reward - found.verified.reward
     lines = "\n".join(summary_lines(found))
     assert f"{behind:.4f} behind it" in lines
-    assert "found a lesser arm with 67% of the evaluations and 9% of their time" in lines
+    assert "found an arm that noise cannot tell from it with 67% of the evaluations" in lines
+    assert "and 9% of their time" in lines
 
 
 def test_summary_names_the_scalariser_and_what_failed(

@@ -173,8 +173,8 @@ def reports(
     """
     tables = plan.tables(table)
     if min(float(one.means.max()) for one in tables) <= 0:
-        message = "the best mean score of the table is not positive"
-        hint = "--until needs a positive best score; add a constant to the scores"
+        message = "the best reward of the table is not positive"
+        hint = "--until needs a positive best reward; add a constant to the scores"
         raise ConfigError(message, hint=hint)
     for entrant in plan.entrants:
         entrant.make(tables[0], plan.first, plan.asks)

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import yaml
 
+from hpc_toolkit.engines.kubernetes.manifest import render_manifest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hpc_toolkit.engines.kubernetes.request import ManifestSpec
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 
@@ -58,6 +62,11 @@ def read(text: str) -> list[Any]:
             plain = not node.style and node.tag.endswith(":str")
             assert not (plain and OTHER_THAN_TEXT.fullmatch(node.value)), node.value
     return list(yaml.load_all(text, Loader=UniqueKeys))
+
+
+def objects_of(request: ManifestSpec) -> list[Any]:
+    """The objects of a manifest, as a server reads them."""
+    return read(render_manifest(request))
 
 
 def scalars(node: Any) -> Iterator[yaml.ScalarNode]:

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.engines.kubernetes.manifest import manifest_objects
 from hpc_toolkit.engines.kubernetes.request import ManifestSpec
 from hpc_toolkit.run import Run
 from tests.integration.localpods import LocalJob
 from tests.integration.realrun import wait_until
+from tests.manifestrules import objects_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def job_of(spec: ManifestSpec) -> dict[str, Any]:
-    (job,) = (one for one in manifest_objects(spec) if one["kind"] == "Job")
+    job: dict[str, Any]
+    (job,) = (one for one in objects_of(spec) if one["kind"] == "Job")
     return job
 
 

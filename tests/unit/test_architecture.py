@@ -45,7 +45,6 @@ FENCES: dict[str, set[str]] = {
     "psutil": {"training.monitor"},
     "pynvml": {"training.monitor"},
     "ray": {"engines.ray"},
-    "yaml": {"engines.kubernetes"},
     "huggingface_hub": {"science.workloads"},
     "tokenizers": {"science.workloads"},
     "safetensors": {"science.workloads"},

@@ -47,8 +47,8 @@ def test_pipx_injects_into_its_environment(tmp_path: Path, monkeypatch: pytest.M
         (
             MORE,
             "",
-            "kubernetes",
-            "'hpctk[kubernetes,monitor,ray]' --with 'torch>=2' --with 'mteb[image]'",
+            "optuna",
+            "'hpctk[monitor,optuna,ray]' --with 'torch>=2' --with 'mteb[image]'",
         ),
     ],
 )

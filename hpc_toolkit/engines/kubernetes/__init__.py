@@ -1,1 +1,1 @@
-"""Kubernetes manifests for runs and trainings, built as data."""
+"""Kubernetes manifests for runs and trainings."""

@@ -34,7 +34,12 @@ _SUFFIX = ".sbatch.j2"
 _PARENTS = ("base", "plain")
 """Templates that others extend, and that are not rendered by themselves."""
 _PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
-
+# Text that every reader of YAML takes for text, although it is not quoted.
+_PLAIN_YAML = re.compile(
+    r"(?!(?i:y|n|yes|no|on|off|true|false|null)\Z)[A-Za-z/][A-Za-z0-9_./-]*", re.ASCII
+)
+_KEY_MAX = 122
+"""Longest YAML key that is written without a question mark in front of it."""
 
 _SHORT = 16
 """Hexadecimal digits of a hash that guards against accidents."""
@@ -89,7 +94,12 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
         "several": template == "train-multi-node",
         "words": tuple(quoted),
     }
-    return sign(_environment().get_template(file).render(values))
+    return sign(fill(file, values))
+
+
+def fill(file: str, values: dict[str, Any]) -> str:
+    """Fill the template ``file`` of a job script or of a manifest."""
+    return _environment().get_template(file).render(values)
 
 
 def _lineage(file: str) -> list[str]:
@@ -131,6 +141,9 @@ def _environment() -> jinja2.Environment:
         run=lambda words: _Marked(_wrapped([*words, '"$@"'], "", "  ")),
         text=_comment_text,
         directive=lambda option: _Marked(directive_text(option)),
+        yaml=_yaml,
+        literal=lambda word: _yaml(word.replace("$", "$$")),
+        entries=_entries,
     )
     return environment
 
@@ -139,7 +152,7 @@ def _refuse_unmarked(value: Any) -> Any:
     if isinstance(value, _Marked) or type(value) is int:
         return value
     msg = f"template: {value!r} is written into the script without a filter"
-    raise RenderError(msg, hint="use |sh, |sh_words, |directive or |text")
+    raise RenderError(msg, hint="use |sh, |sh_words, |directive, |yaml or |text")
 
 
 def _wrapped(words: list[str], first: str, further: str) -> str:
@@ -176,3 +189,28 @@ def _comment_text(text: str) -> _Marked:
         msg = f"template: {text!r} would not stay on one line"
         raise RenderError(msg, hint="remove the control characters")
     return _Marked(text)
+
+
+def _yaml(text: str) -> _Marked:
+    """Write text as a YAML scalar: a plain word, or JSON with other characters escaped as in YAML.
+
+    Kubernetes would read ``y`` and ``1e3`` without quotes as a boolean and as a number.
+    """
+    if _PLAIN_YAML.fullmatch(text):
+        return _Marked(text)
+    # YAML has no pairs of surrogates, and some characters outside ASCII end a line of it.
+    return _Marked(re.sub("[^ -~]", _escaped, json.dumps(text, ensure_ascii=False)))
+
+
+def _escaped(character: re.Match[str]) -> str:
+    code = ord(character[0])
+    letter, digits = ("x", 2) if code < 0x100 else ("u", 4) if code < 0x10000 else ("U", 8)
+    return f"\\{letter}{code:0{digits}X}"
+
+
+def _entries(mapping: dict[str, str], indent: int) -> _Marked:
+    """Write the entries of a YAML mapping; all lines after the first are indented."""
+    line = "\n" + " " * indent
+    keys = (_yaml(key) if len(key) <= _KEY_MAX else f"? {_yaml(key)}{line}" for key in mapping)
+    pairs = zip(keys, mapping.values(), strict=True)
+    return _Marked(line.join(f"{key}: {_yaml(value)}" for key, value in pairs))

@@ -111,7 +111,7 @@ class Report:
         """Duration of the last item."""
         self._since = time.monotonic()
         self.failures_left = int(request["failures_left"])
-        self._failures_in_a_row = int(request["failures_in_a_row"])
+        self._failures_in_a_row = int(request.get("failures_in_a_row", CONSECUTIVE_FAILURES))
         self._written = ""
         """The last traceback in the log: that of a load fails each item of its group."""
 
@@ -194,7 +194,7 @@ def try_item(workload: Any, group: Any, item: dict[str, Any]) -> dict[str, Any]:
     """Run one item in this process; return the line that a worker would write in its journal."""
     lines: list[bytes] = []
     place = {"stage": "try", "unit": "try", "generation": 1, "positions": [0]}
-    limits = {"deadline": None, "expected_s": 0.0, "failures_left": 1, "failures_in_a_row": 1}
+    limits = {"deadline": None, "expected_s": 0.0, "failures_left": 1}
     report = Report({**place, **limits}, lambda _kind, line: lines.append(line))
     try:
         for value in workload.run(workload.load(group), iter([item])):

@@ -14,7 +14,6 @@ from hpc_toolkit.queue.items import UnitReader
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, is_killer
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import attempts as wire
-from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 from hpc_toolkit.worker.executor import Executor
 from hpc_toolkit.worker.stream import Stream
 from hpc_toolkit.worker.unitlines import Counts, Tally, UnitLines
@@ -268,7 +267,6 @@ class UnitRunner:
             "positions": left,
             "deadline": self.drain.deadline,
             "failures_left": self.failures.left(weight),
-            "failures_in_a_row": CONSECUTIVE_FAILURES,
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
 

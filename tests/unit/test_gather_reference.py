@@ -168,7 +168,9 @@ def test_gathered_bytes_are_those_of_a_slow_reader(
     def work(parts: list[Any]) -> None:
         for name, unit, generation, attempts, is_released in parts:
             worker = workers[name]
-            worker.begin(f"000001-{unit * UNIT}", generation)
+            # A generation has one owner (R3); with two, which of two failures is shown is open.
+            owned = generation * len(workers) + "abc".index(name)
+            worker.begin(f"000001-{unit * UNIT}", owned)
             for position, (kind, value, seconds) in enumerate(attempts, unit * UNIT):
                 fields = {"value": value} if kind == "done" else {"error": f"at {seconds}"}
                 if kind is not None:

@@ -117,9 +117,9 @@ def show_names(path: Path) -> None:
 
 def write_all(fd: int, data: bytes) -> None:
     """Write all of ``data``, continuing after short writes; after an OSError a part is written."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    written = os.write(fd, data) if data else 0
+    while written < len(data):
+        written += os.write(fd, memoryview(data)[written:])
 
 
 def _write_chunks(fd: int, chunks: Iterable[bytes]) -> None:

@@ -42,9 +42,13 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 def is_kept(value: Any) -> bool:
     """Whether all keys of a value are text. RecursionError: it is too deep for its readers."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and is_kept([*value.values()])
-    plain = not isinstance(value, (list, tuple)) or _PLAIN.issuperset(map(type, value))
-    return plain or all(map(is_kept, value))
+        for key in value:
+            if not isinstance(key, str):
+                return False
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return True
+    return _PLAIN.issuperset(map(type, value)) or all(map(is_kept, value))
 
 
 def decode_each(texts: Sequence[bytes]) -> list[Any]:

@@ -168,7 +168,8 @@ class Report:
         now = time.monotonic()
         seconds = self.seconds = now - self._since
         self._since = now
-        self._expected_s = max(self._expected_s, seconds)
+        if seconds > self._expected_s:
+            self._expected_s = seconds
         logged = self._logged()
         position = self._positions[self.index]
         self.index += 1
@@ -230,10 +231,12 @@ def trace_of(error: BaseException) -> str:
 def strict_json(value: Any, path: str) -> str:
     """Encode a value as strict JSON. ValueError: the path of a part that JSON would not keep."""
     problem = None
-    with suppress(TypeError, ValueError, RecursionError):
+    try:
         text = encode(value)
         if is_kept(value):
             return text
+    except (TypeError, ValueError, RecursionError):
+        text = ""
     with suppress(RecursionError):
         problem = _problem(value, path)
     raise ValueError(problem or f"{path} is nested too deeply, or contains itself")

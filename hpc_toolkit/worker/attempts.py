@@ -168,7 +168,7 @@ class Report:
         now = time.monotonic()
         seconds = self.seconds = now - self._since
         self._since = now
-        if seconds > self._expected_s:
+        if seconds > self._expected_s:  # noqa: PLR1730 - max() takes three times as long
             self._expected_s = seconds
         logged = self._logged()
         position = self._positions[self.index]

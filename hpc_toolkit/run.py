@@ -98,6 +98,7 @@ class Run:
         kill_after_s: float | None = None,
         max_items_per_process: int | None = None,
         recycle_at_mib: int | None = None,
+        log_limit_mib: int | None = None,
         open_end: bool = False,
         copy_code: bool = False,
     ) -> Run:
@@ -119,6 +120,7 @@ class Run:
             kill_after_s: seconds from SIGTERM to SIGKILL at a timeout; by default 5 for a command.
             max_items_per_process: items after which a fresh process runs the next ones.
             recycle_at_mib: resident MiB of the process after which a fresh one runs the next items.
+            log_limit_mib: MiB of a worker's log above which its oldest output is removed.
             open_end: leave the run open for more items; otherwise it is sealed.
             copy_code: copy the files of code into the run, for its workers.
 
@@ -140,6 +142,7 @@ class Run:
             kill_after_s=kill_after_s,
             max_items_per_process=max_items_per_process,
             recycle_at_mib=recycle_at_mib,
+            log_limit_mib=log_limit_mib,
         )
         manifest = new_manifest(root, stage, copy_code=copy_code)
         lines = _checked(items, stage, may_be_empty=open_end)

@@ -56,6 +56,7 @@ SETTINGS: Panels = {
         Option("items_per_claim", "Items that a worker claims at once.", "N"),
         Option("max_items_per_process", "Start a fresh process after N items.", "N"),
         Option("recycle_at", "Start a fresh process above this memory, e.g. 20G.", "SIZE"),
+        Option("log_limit", "Remove the oldest output of a worker above this.", "SIZE"),
         Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
     )
 }
@@ -174,7 +175,7 @@ def _kill_after_s(value: object, where: str) -> float:
     return parse_duration(t.text(value, where), where=where, zero=True)
 
 
-def _recycle_at_mib(value: object, where: str) -> int:
+def _size_mib(value: object, where: str) -> int:
     return parse_size_mib(t.text(value, where), where=where)
 
 
@@ -195,10 +196,11 @@ _KEYS: dict[str, t.Key] = {
     "items_per_claim": ("items_per_claim", t.count),
     "kill_after": ("kill_after_s", _kill_after_s),
     "max_items_per_process": ("max_items_per_process", t.count),
-    "recycle_at": ("recycle_at_mib", _recycle_at_mib),
+    "recycle_at": ("recycle_at_mib", _size_mib),
+    "log_limit": ("log_limit_mib", _size_mib),
     "open": ("open", t.flag),
 }
-_QUANTITIES = {"timeout", "kill_after", "recycle_at"}
+_QUANTITIES = {"timeout", "kill_after", "recycle_at", "log_limit"}
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -22,7 +24,7 @@ from hpc_toolkit.cli.help import LIST
 from hpc_toolkit.cli.lists import ITEMS, read_items
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +108,7 @@ def logs(
         hpctk logs runs/eval --job 4711
     """
     for part in _chosen_logs(run, worker, item, job):
-        data = part.path.read_bytes()[part.start : part.end]
+        data = part.read()
         if as_json:
             print(json.dumps({"log": part.title, "text": data.decode(errors="replace")}))
             continue
@@ -120,6 +122,20 @@ class _LogPart(NamedTuple):
     title: str
     start: int = 0
     end: int | None = None
+
+    def read(self) -> bytes:
+        """The output; what ``--log-limit`` removed of it is a hole in the file."""
+        with self.path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size if self.end is None else self.end
+            try:
+                start = min(end, os.lseek(file.fileno(), self.start, os.SEEK_DATA))
+            except OSError as error:
+                start = end if error.errno == errno.ENXIO else self.start
+            data = os.pread(file.fileno(), end - start, start)
+        if start > self.start and end > self.start:
+            note("older output was removed by --log-limit")
+            data = data.lstrip(b"\0")  # a hole ends within a block of the filesystem
+        return data
 
 
 def _chosen_logs(

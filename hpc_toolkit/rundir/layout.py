@@ -132,6 +132,8 @@ class StageSpec(Record, kw_only=True):
     """Items after which a fresh process runs the next ones; None: no limit."""
     recycle_at_mib: int | None = None
     """Resident MiB of that process after which a fresh one runs the next items; None: no limit."""
+    log_limit_mib: int | None = None
+    """MiB of a worker's log above which its oldest output is removed; None: no limit."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a name that is not valid as a directory of the run."""
@@ -194,6 +196,7 @@ _RARE: dict[str, tuple[type, ...]] = {
     "kill_after_s": (int, float),
     "max_items_per_process": (int,),
     "recycle_at_mib": (int,),
+    "log_limit_mib": (int,),
 }
 """Settings that ``run.json`` has only where they were given."""
 

@@ -158,7 +158,7 @@ def check_stage(stage: StageSpec) -> None:
 
 
 def _check_limits(stage: StageSpec) -> None:
-    for name in ("max_attempts", "max_items_per_process", "recycle_at_mib"):
+    for name in ("max_attempts", "max_items_per_process", "recycle_at_mib", "log_limit_mib"):
         if (least := getattr(stage, name)) is not None and least < 1:
             message = f"{name} must be at least 1, got {least}"
             raise ConfigError(message)

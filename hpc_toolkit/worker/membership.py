@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker.unitlines import Counts
 
 _UPDATE_S = 1.0
+_PUNCH_HOLE = 0x01 | 0x02  # with FALLOC_FL_KEEP_SIZE, of fallocate(2)
+_BLOCK = 1 << 12
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 
 
 class Drain:
@@ -62,7 +68,15 @@ class Membership:
     Progress is published within a second on this host, and with each heartbeat elsewhere.
     """
 
-    def __init__(self, paths: RunPaths, rank: RankInfo, clock: Clock, lease_s: float) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        rank: RankInfo,
+        clock: Clock,
+        lease_s: float,
+        log_limit: float = math.inf,
+    ) -> None:
+        """``log_limit``: bytes of the worker's log above which its oldest output is removed."""
         host = host_name()
         self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
         self.lock = WorkerLock(paths.worker_lock(self.name))
@@ -82,7 +96,8 @@ class Membership:
         )
         self.journal = JournalWriter(paths.journal(self.name))
         # If an executor failed to create its log, it would die and its item become a suspect.
-        paths.worker_log(self.name).touch()
+        self._log, self._log_limit, self._removed = paths.worker_log(self.name), log_limit, 0
+        self._log.touch()
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
         self._beat_at = self._update_at = clock.monotonic()
@@ -110,6 +125,20 @@ class Membership:
             note=drain.reason,
             **({"state": DRAINING} if drain.requested else {}),
         )
+
+    def trim_log(self) -> None:
+        """Free the space of the log's oldest output. The file's size and all offsets in it stay."""
+        if self._log_limit == math.inf:
+            return
+        with suppress(OSError), self._log.open("r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size - self._removed <= self._log_limit:
+                return
+            self._removed = (size - int(self._log_limit) // 2) // _BLOCK * _BLOCK
+            if _fallocate(file.fileno(), _PUNCH_HOLE, 0, self._removed):
+                self._log_limit = math.inf
+                why = os.strerror(ctypes.get_errno())
+                sys.stderr.write(f"warning: {self._log} keeps all output: {why}\n")
 
     def finish(self, counts: Counts, reason: str) -> None:
         """Sync the journal, and report that the worker has exited; do what the disk allows."""

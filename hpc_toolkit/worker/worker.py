@@ -76,7 +76,9 @@ class Worker:
         self._paths, self._options, self._clock = paths, options, clock
         rank = RankInfo.from_environ()
         proof, lease_s = _believed(paths, options.lease_s)
-        self._member = own = Membership(paths, rank, clock, lease_s)
+        limits = [stage.log_limit_mib for stage in manifest.stages]
+        limit = max((mib << 20 if mib else math.inf for mib in limits), default=math.inf)
+        self._member = own = Membership(paths, rank, clock, lease_s, limit)
         self.name = own.name
         self._drain = Drain(clock, options.deadline)
         self._pacing = Pacing(
@@ -236,6 +238,7 @@ class Worker:
         if self._host_watch.reason:
             self._drain.request(self._host_watch.reason, 0.0)
         self._member.beat_if_due(counts, self._drain)
+        self._member.trim_log()
         if self._pacing.watch_due():
             self._read_control()
             self._picker.notice_deaths(self._pacing.at_most)

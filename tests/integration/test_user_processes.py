@@ -236,3 +236,23 @@ def test_items_that_start_processes_come_out_once_through_kills_and_leave_none(
     assert [row["value"] for row in rows.values()] == [{"id": number} for number in range(count)]
     assert {row["state"] for row in rows.values()} == {"done"}
     assert len(rows) == count
+
+
+def test_log_limit_frees_the_oldest_output_and_finds_what_is_left(hpctk: Hpctk) -> None:
+    words = ("--count", 12, "--command", "head -c 1048576 /dev/zero | tr '\\0' x; echo end {index}")
+    assert hpctk("init", "run", *words, "--log-limit", "3M", "--items-per-claim", 1).code == 0
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    (log,) = Run.open("run").paths.logs.glob("*.log")
+    assert log.stat().st_size > 12 << 20
+    assert log.stat().st_blocks * 512 < 6 << 20
+    places = {line["item"]: line["log"][0] for line in journal_lines(Run.open("run"), "done")}
+    newest, oldest = max(places, key=places.__getitem__), min(places, key=places.__getitem__)
+    last, first = hpctk("logs", "run", "--item", newest), hpctk("logs", "run", "--item", oldest)
+    assert len(last.out) > 1 << 20
+    assert last.out.endswith(f"end {newest}\n")
+    assert (first.out, "older output was removed" in first.err) == ("", True)
+    whole = hpctk("logs", "run")
+    assert whole.out.startswith("x")
+    assert whole.out.endswith(f"end {newest}\n")

@@ -123,9 +123,10 @@ class Report:
     @property
     def over(self) -> bool:
         """Whether no further item may start: a stop was requested, or it would not end in time."""
-        if self._stop[0] or self._deadline is None:
-            return bool(self._stop[0])
-        return time.monotonic() + self._expected_s > self._deadline
+        if self._stop[0]:
+            return True
+        limit = self._deadline
+        return limit is not None and time.monotonic() + self._expected_s > limit
 
     def restart_clock(self) -> None:
         self._since = time.monotonic()

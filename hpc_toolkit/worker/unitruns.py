@@ -159,7 +159,7 @@ class UnitRunner:
             if self.drain.requested or self.failures.hold:
                 return self._stopped
             failed = assignment.stage.state.consecutive_failures.of(self.worker).failed
-            again = any((unit.name, item) in failed for item in left)
+            again = bool(failed) and any((unit.name, item) in failed for item in left)
             weight = AGAIN_WEIGHT if again else 1
             if self._ill and left[0] in fragile:
                 self._end_executor()

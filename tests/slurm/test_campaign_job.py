@@ -67,7 +67,7 @@ def coordinators(site: Site) -> list[int]:
             here = (directory / "cwd").readlink() == site.cwd
         except OSError:
             continue
-        if here and words[1:5] == [b"-Pm", b"hpc_toolkit", b"campaign", b"coordinate"]:
+        if here and words[2:5] == [b"hpc_toolkit", b"campaign", b"coordinate"]:
             found.append(int(directory.name))
     return found
 

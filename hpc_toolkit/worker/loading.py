@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -116,9 +117,20 @@ def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
     return FunctionWorkload(found)
 
 
+@contextmanager
+def _caller_path() -> Iterator[None]:
+    """Keep ``sys.path``: the caller's own imports, made later, must not find the user's files."""
+    path, argv = [*sys.path], sys.argv
+    try:
+        yield
+    finally:
+        sys.path[:], sys.argv = path, argv
+
+
 def refuse_defaults(items: Iterable[Item], spec: WorkloadSpec) -> Iterable[Item]:
     """The items; WorkloadError if the dict would replace the default of one of its keys."""
-    found: Any = load_object(spec.function, spec.path) if spec.function is not None else None
+    with _caller_path():
+        found: Any = load_object(spec.function, spec.path) if spec.function is not None else None
     defaults = found.__defaults__ if isinstance(found, FunctionType) else None
     if not defaults or found.__code__.co_argcount > len(defaults):
         return items
@@ -137,8 +149,7 @@ def refuse_defaults(items: Iterable[Item], spec: WorkloadSpec) -> Iterable[Item]
 def check_stage(stage: StageSpec) -> None:
     """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code.
 
-    Raises TypeError for a setting of a type that run.json does not have. The caller's ``sys.path``
-    stays: its own imports, made later, must not find the user's files.
+    Raises TypeError for a setting of a type that run.json does not have.
     """
     work = stage.workload
     if (work.function is None) == (work.command is None):
@@ -149,11 +160,8 @@ def check_stage(stage: StageSpec) -> None:
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
     _check_limits(stage)
-    path, argv = [*sys.path], sys.argv
-    try:
+    with _caller_path():
         load_workload(work)
-    finally:
-        sys.path[:], sys.argv = path, argv
     parse_manifest(json.loads(Manifest(run="", stages=(stage,)).to_bytes()))
 
 

@@ -28,10 +28,16 @@ HANG_S = 400.0
 """After this time a wait is taken for hung; a busy machine is far slower than an idle one."""
 
 
-def wait_until(condition: Callable[[], T], what: str, *, limit_s: float = HANG_S) -> T:
-    """Wait until a condition is true and give what it gave; the limit guards against hanging."""
+def wait_until(
+    condition: Callable[[], T], what: str, *, limit_s: float = HANG_S, of: Started | None = None
+) -> T:
+    """Wait until a condition is true and give what it gave; the limit guards against hanging.
+
+    Fails at once, with what it printed, if the command that is to bring it about has ended.
+    """
     end = time.monotonic() + limit_s
     while not (found := condition()):
+        assert of is None or of.process.poll() is None, f"no {what}: {of.ended()}"
         assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
         time.sleep(0.005)
     return found

@@ -72,6 +72,7 @@ def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
         wait_until(
             lambda: len(hpctk.noted("start")) >= count and len(workers_of(run)) >= count,
             f"{count} workers",
+            of=work,
         )
 
     wait_for(2)
@@ -166,15 +167,11 @@ def test_a_cluster_that_runs_already_is_joined_drained_from_and_left_running(
     assert hpctk("init", "run", "--command", "./where", "--items", items).code == 0
     words = ("work", "run", "--engine", "ray", "--ray-address", cluster.address)
 
-    stranger = hpctk(*words, env={"RAY_AUTH_MODE": "disabled"})
-    assert stranger.code == 1
-    assert f"error: no Ray cluster answers at {cluster.address}" in stranger.err
-    assert "hint: " in stranger.err
-
     driver = hpctk.start(*words, env=cluster.of_members)
     wait_until(
         lambda: json.loads(hpctk("status", "run", "--json").out)["stages"]["items"]["done"] > 2,
         "results",
+        of=driver,
     )
     driver.send(signal.SIGTERM)
     drained = driver.ended()
@@ -191,6 +188,19 @@ def test_a_cluster_that_runs_already_is_joined_drained_from_and_left_running(
     # One worker per GPU, each with a GPU of its own.
     assert {row["value"]["gpu"] for row in rows} == {"0", "1"}
     assert {row["value"]["rank"] for row in rows} == {"0/2", "1/2"}
+
+
+@pytest.mark.soak
+def test_a_cluster_refuses_who_does_not_know_its_token(hpctk: Hpctk, cluster: Cluster) -> None:
+    """Ray itself tries for a minute or two."""
+    hpctk.make([{}])
+    words = ("work", "run", "--engine", "ray", "--ray-address", cluster.address)
+
+    stranger = hpctk(*words, env={"RAY_AUTH_MODE": "disabled"})
+
+    assert stranger.code == 1
+    assert f"error: no Ray cluster answers at {cluster.address}" in stranger.err
+    assert "hint: " in stranger.err
 
 
 def test_a_program_whose_ray_does_not_start_fails(hpctk: Hpctk) -> None:

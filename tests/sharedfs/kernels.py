@@ -36,7 +36,7 @@ _ADDRESSES = {SERVER: ADDRESS, **{host: f"10.77.{n}.2" for n, host in enumerate(
 _GATEWAYS = {host: f"{address.rpartition('.')[0]}.254" for host, address in _ADDRESSES.items()}
 _MEMORY = {SERVER: "600M", **dict.fromkeys(HOSTS, "1200M")}
 _DISK_GIB = 3
-_BOOT_S = 60.0
+_BOOT_S = 300.0
 _ANSWER_S = 10.0
 _CLONE_NEWNET = 0x40000000
 

@@ -144,3 +144,5 @@ def _quieten(*, local: bool) -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         # Ray would kill actors for the memory of other processes; a worker watches its own.
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+        # Ray would replace, for ever, actors whose imports take more than a minute.
+        os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")

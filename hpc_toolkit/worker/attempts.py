@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.errors import LONGEST_TEXT, PermanentError, describe, shortened
@@ -254,8 +255,16 @@ def _plain(value: Any) -> Any:
     raise TypeError(message)
 
 
-encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
-"""Encode a value as strict JSON; 0-dimensional arrays of numpy and torch become plain values."""
+# json.JSONEncoder makes one for each call, which takes as long as to encode a small result.
+_CHUNKS = c_make_encoder(None, _plain, encode_basestring_ascii, None, ":", ",", False, False, False)
+
+
+def encode(value: Any) -> str:
+    """Encode a value as strict JSON; 0-dimensional arrays of numpy and torch become plain values.
+
+    Raises TypeError or ValueError: it is not JSON; RecursionError: too deep, or contains itself.
+    """
+    return "".join(_CHUNKS(value, 0))
 
 
 def _problem(value: Any, path: str) -> str | None:

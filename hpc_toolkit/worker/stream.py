@@ -71,22 +71,30 @@ class Stream:
             lines[0] = b"".join([*self.rest, lines[0]])
             self.rest = []
         self.rest.append(rest)  # joined only once, because a result may be large
-        done, items = self._heads[wire.DONE], self._items
+        done, items, index = self._heads[wire.DONE], self._items, self.index
         size = len(done)
         for line in lines:
             # Almost all messages are results, and the worker's time for each counts.
-            if line.startswith(done) and line.startswith(items[self.index], size) and not self.deaf:
-                self.index += 1
+            if line.startswith(done) and line.startswith(items[index], size) and not self.deaf:
+                index += 1
                 self.ready.append(seal_line(line[1:]))
-                self.lines.tally.done += 1
-                self.failures.note_done()
-                self.failed = False
-            elif (kind := line[:1]) not in _STATES:
+                continue
+            self._note_done(index)
+            if (kind := line[:1]) not in _STATES:
                 self._take_note(kind, line[1:].decode(errors="replace"))
             elif not self.deaf:
                 self._take_failure(kind, line)
             if self.wrong:
                 return
+            index = self.index
+        self._note_done(index)
+
+    def _note_done(self, index: int) -> None:
+        """Count the items before ``index`` as done."""
+        if index > self.index:
+            self.lines.tally.done += index - self.index
+            self.index, self.failed = index, False
+            self.failures.note_done()
 
     def _take_failure(self, kind: bytes, line: bytes) -> None:
         head = self._heads[kind]

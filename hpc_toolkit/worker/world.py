@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import posix
-import re
 from contextlib import suppress
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 LONG_S = 0.001
@@ -24,12 +22,16 @@ class World:
         self._path: str | None = None
         """The directory; None if it was removed."""
         self._directory = -1
-        self._umask = -1
+        self._umask = 0o077
         self.changed = True
         """Whether an item called a function of Python that changes it."""
 
     def watch(self) -> None:
         """Notice calls of Python's functions that change it; a check costs a fifth of a no-op."""
+        # umask(2) reads the mask only by changing it; a process that was just forked has no other
+        # thread that could create a file meanwhile.
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
         for name in ("chdir", "fchdir", "umask"):
             found = getattr(posix, name)
             noted = self._noted(found)
@@ -47,11 +49,7 @@ class World:
 
     def keep(self) -> None:
         """Start the next items with what is set now."""
-        if self._umask < 0:
-            # umask(2) reads the mask only by changing it, and another thread may create a file.
-            status = Path("/proc/self/status").read_text("utf-8", "replace")
-            self._umask = int(re.findall(r"^Umask:\s*([0-7]+)", status, re.MULTILINE)[0], 8)
-        elif (now := os.umask(self._umask)) != self._umask:
+        if (now := os.umask(self._umask)) != self._umask:
             self._umask = now
             os.umask(now)
         path = None

@@ -1,175 +1,290 @@
-"""Heat maps of the rewards and metrics of a campaign's arms, and means by key."""
+"""The rewards of a campaign's arms as a heat map of two keys, such as checkpoint and layer."""
 
 from __future__ import annotations
 
+import json
 import math
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.bandit.policy import number
-from hpc_toolkit.campaign.arms import arm_id
-from hpc_toolkit.campaign.scoremaps import (
-    brief,
-    by_level,
-    heatmaps_of,
-    keys_of,
-    plane_of_keys,
-    plane_of_models,
-)
-from hpc_toolkit.campaign.settings import METRICS
-from hpc_toolkit.report.heatmap import heatmaps
+from hpc_toolkit.report.figures import shortened, text_width
+from hpc_toolkit.report.heatmap import HeatMap, Tile, heatmaps
 from hpc_toolkit.report.page import Figure
-from hpc_toolkit.report.plots import Estimate, Interval, intervals, with_error
-from hpc_toolkit.results.gather import gather
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from hpc_toolkit.campaign.scoremaps import Key, Plane
-    from hpc_toolkit.campaign.searchfacts import SearchFacts
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.report.heatmap import HeatMap
+    from hpc_toolkit.bandit import ArmTable
+    from hpc_toolkit.campaign.settings import Campaign
 
-_METRICS, _KEYS, _VALUES = 8, 8, 24
+_COLUMNS, _ROWS, _FACETS, _TILES = 160, 64, 12, 6_000
 _WIDE = 40
 """A map with more columns has a row of its own."""
+_BINS, _DISTINCT = 12, 24
+"""Numbers with more different values than ``_DISTINCT`` are divided into ``_BINS``."""
+NOTHING = "(none)"
 
 
-def _plane(facts: SearchFacts) -> Plane | None:
-    """Where arms are drawn; None: they have fewer than two keys with several values."""
-    campaign = facts.searched.campaign
-    if campaign.rows is None:
-        return plane_of_models(campaign)
-    keys = _keys(facts)
-    return plane_of_keys(keys) if len(keys) > 1 else None
+class Facet(NamedTuple):
+    """The axes of one map."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[str]
 
 
-def _keys(facts: SearchFacts) -> list[Key]:
-    return keys_of(facts.searched.found.arms, facts.means)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """Where each arm is drawn."""
+
+    facets: Sequence[Facet]
+    places: Mapping[str, tuple[int, int, int]]
+    """Facet, column and row of an arm."""
+    axes: tuple[str, str]
+    note: str = ""
+    """What is merged, averaged or left out."""
 
 
-def reward_maps(facts: SearchFacts) -> Iterator[Figure]:
-    plane = _plane(facts)
-    if plane is None or not facts.rewards:
-        return
-    words = {arm: _words(facts, arm) for arm in plane.places}
-    maps = heatmaps_of(
-        plane,
-        facts.means,
-        name="",
-        words=words,
-        asked=facts.asked,
-        marks=_marks(facts),
-        unit=facts.summary.scalariser if facts.summary else "",
+class Key(NamedTuple):
+    """A key of the arms, with its values as levels in their order."""
+
+    name: str
+    levels: Sequence[str]
+    level_of: Mapping[str, int]
+    """The level of each arm."""
+
+
+_NAME = text_width("n" * 120)
+
+
+def brief(name: str) -> str:
+    """The begin and the end of a name with more than 120 characters."""
+    return shortened(name, _NAME)
+
+
+def plane_of_models(campaign: Campaign) -> Plane:
+    """One facet for each model, with its checkpoints across and its layers upwards."""
+    models = campaign.models[:_FACETS]
+    facets, places = [], {}
+    for number, model in enumerate(models):
+        layers = list(model.chosen or range(model.layers + 1))
+        columns = {step: place for place, step in enumerate(model.steps)}
+        rows = {layer: len(layers) - 1 - place for place, layer in enumerate(layers)}
+        facets.append(Facet(model.name, list(map(str, columns)), [str(one) for one in rows][::-1]))
+        for arm, (step, layer) in zip(model.arms(), model.points(), strict=True):
+            places[arm.id] = number, columns[step], rows[layer]
+    hidden = len(campaign.models) - len(models)
+    note = f"Not drawn: {counted(hidden, 'more model')}." if hidden else ""
+    return binned(
+        Plane(facets=facets, places=places, axes=("checkpoint (step)", "layer"), note=note)
     )
+
+
+def plane_of_keys(keys: Sequence[Key]) -> Plane:
+    """One facet of the two keys that explain most of the rewards; the one with more levels across.
+
+    ``keys`` are at least two.
+    """
+    across, down = sorted(keys[:2], key=lambda key: -len(key.levels))
+    last = len(down.levels) - 1
+    places = {arm: (0, across.level_of[arm], last - down.level_of[arm]) for arm in across.level_of}
+    facet = Facet("", across.levels, down.levels[::-1])
+    others = [key.name for key in keys[2:]]
+    note = ""
+    if others:
+        note = (
+            f"The keys {across.name} and {down.name} explain most of the differences of rewards."
+            f" A tile is the mean of its evaluated arms over {_listed(others)}."
+        )
+    return binned(Plane(facets=[facet], places=places, axes=(across.name, down.name), note=note))
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(brief, names[:most])) + more
+
+
+def binned(plane: Plane) -> Plane:
+    """Merge neighbours until there are few enough tiles to see and to send."""
+    across = max((len(one.columns) for one in plane.facets), default=1)
+    down = max((len(one.rows) for one in plane.facets), default=1)
+    wide, high = -(-across // _COLUMNS), -(-down // _ROWS)
+
+    def tiles() -> int:
+        return sum(-(-len(f.columns) // wide) * -(-len(f.rows) // high) for f in plane.facets)
+
+    while tiles() > _TILES:
+        if across / wide > down / high:
+            wide += 1
+        else:
+            high += 1
+    if wide == high == 1:
+        return plane
+    merged = f"A tile is the mean of {wide} x {high} neighbours: there are too many to draw."
+    return Plane(
+        facets=[Facet(f.name, f.columns[::wide], f.rows[::high]) for f in plane.facets],
+        places={
+            arm: (facet, column // wide, row // high)
+            for arm, (facet, column, row) in plane.places.items()
+        },
+        axes=plane.axes,
+        note=f"{plane.note} {merged}".strip(),
+    )
+
+
+def keys_of(arms: ArmTable, rewards: Mapping[str, float]) -> list[Key]:
+    """The keys with at least two levels: the one that explains most of the rewards, the one that
+    explains most of the rest, and the others in the order of the arms.
+    """
+    names = dict.fromkeys(name for arm in arms.arms for name in arm.keys)
+    keys = (
+        Key(name, *_levels({arm.id: arm.keys.get(name) for arm in arms.arms})) for name in names
+    )
+    left = [key for key in keys if 2 <= len(key.levels) <= _COLUMNS]
+    found: list[Key] = []
+    rest = dict(rewards)
+    for _ in range(min(2, len(left))):
+        shares = [_explained(key, rest) for key in left]
+        best = max(range(len(left)), key=shares.__getitem__)
+        found.append(left.pop(best))
+        if shares[best] > 0:
+            rest = _without(found[-1], rest)
+    return found + left
+
+
+def _levels(values: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
+    """The levels of a key's values by arm: numbers in order, other values as they first occur."""
+    known = [one for one in values.values() if one is not None]
+    numeric = all(isinstance(one, int | float) and not isinstance(one, bool) for one in known)
+    if not numeric:
+        texts = {arm: _text(value) for arm, value in values.items()}
+        names = list(dict.fromkeys(texts.values()))
+        places = {name: place for place, name in enumerate(names)}
+        return names, {arm: places[text] for arm, text in texts.items()}
+    ordered = sorted(set(known))
+    more = [NOTHING] if len(known) < len(values) else []
+    if len(ordered) <= _DISTINCT:
+        edges, labels = ordered, [*map(_text, ordered), *more]
+    else:
+        edges = [ordered[number * len(ordered) // _BINS] for number in range(_BINS)]
+        ends = [*edges[1:], ordered[-1]]
+        labels = [f"{low:.3g} to {high:.3g}" for low, high in zip(edges, ends, strict=True)] + more
+    return labels, {
+        arm: len(edges) if value is None else bisect_right(edges, value) - 1
+        for arm, value in values.items()
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return NOTHING
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _by_level(key: Key, rewards: Mapping[str, float]) -> dict[int, list[float]]:
+    """The rewards of the arms of each level."""
+    groups: dict[int, list[float]] = {}
+    for arm, reward in rewards.items():
+        groups.setdefault(key.level_of[arm], []).append(reward)
+    return groups
+
+
+def _explained(key: Key, rewards: Mapping[str, float]) -> float:
+    """Share of the variance between levels, with the degrees of freedom (epsilon squared).
+
+    A key with a value of its own for each arm explains nothing.
+    """
+    groups = _by_level(key, rewards)
+    if not 2 <= len(groups) < len(rewards):
+        return -math.inf
+    total = _squares(list(rewards.values())) / (len(rewards) - 1)
+    within = math.fsum(map(_squares, groups.values())) / (len(rewards) - len(groups))
+    return 1 - within / total if total > 0 else -math.inf
+
+
+def _without(key: Key, rewards: Mapping[str, float]) -> dict[str, float]:
+    """The rewards less the mean of their level."""
+    groups = _by_level(key, rewards).items()
+    means = {level: fmean(found) for level, found in groups}
+    return {arm: reward - means[key.level_of[arm]] for arm, reward in rewards.items()}
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = fmean(values)
+    return math.fsum((one - mean) ** 2 for one in values)
+
+
+def reward_map(
+    campaign: Campaign,
+    arms: ArmTable,
+    rewards: Mapping[str, float],
+    *,
+    words: Callable[[str], str],
+    asked: Collection[str],
+    marks: Mapping[str, str],
+    unit: str,
+) -> tuple[Figure, ...]:
+    """The rewards of arms by model, checkpoint and layer, or by the two keys that explain most.
+
+    ``words`` describes an arm, ``asked`` are outlined, ``marks`` are those of :class:`Tile`.
+    Nothing without rewards, or if the arms have fewer than two keys with several values.
+    """
+    keys = [] if campaign.rows is None else keys_of(arms, rewards)
+    if not rewards or (campaign.rows is not None and len(keys) < 2):
+        return ()
+    plane = plane_of_models(campaign) if campaign.rows is None else plane_of_keys(keys)
+    maps = heatmaps_of(plane, rewards, words=words, asked=asked, marks=marks, unit=unit)
+    columns = max(len(one.columns) for one in maps)
+    beside = 1 if len(maps) == 1 or columns > _WIDE else 2
+    beside = 3 if len(maps) > 4 and columns <= _WIDE / 2 else beside
     across, down = plane.axes
     title = f"Reward by {across} and {down}"
-    said = f"Rewards of {len(facts.rewards):,} of {counted(len(words), 'arm')};"
-    said += f" the policy requested {counted(len(facts.asked), 'arm')}."
-    yield Figure(
-        title=title,
-        svg=heatmaps(title, maps, alternative=said, per_row=_per_row(maps), marks=True),
-        alt=said,
-        caption=f"{said} {plane.note}".strip(),
-    )
+    said = f"Rewards of {len(rewards):,} of {counted(len(plane.places), 'arm')};"
+    said += f" the policy requested {counted(len(asked), 'arm')}."
+    svg = heatmaps(title, maps, alternative=said, per_row=beside)
+    return (Figure(title=title, svg=svg, alt=said, caption=f"{said} {plane.note}".strip()),)
 
 
-def _per_row(maps: Sequence[HeatMap]) -> int:
-    columns = max(len(one.columns) for one in maps)
-    if len(maps) == 1 or columns > _WIDE:
-        return 1
-    return 3 if len(maps) > 4 and columns <= _WIDE / 2 else 2
-
-
-def _words(facts: SearchFacts, arm: str) -> str:
-    reward, asked = facts.rewards.get(arm), facts.asked.get(arm)
-    said = facts.searched.found.lacks(arm)
-    said = said if reward is None else with_error(reward.mean, reward.stderr)
-    return f"{said}, requested in round {asked}" if asked else said
-
-
-def _marks(facts: SearchFacts) -> dict[str, str]:
-    summary, marks = facts.summary, dict[str, str]()
-    if summary is not None and summary.exhaustive is not None:
-        marks[summary.exhaustive.arm] = "truth"
-    if summary is not None and summary.best is not None:
-        best = summary.best.arm
-        marks[best] = " ".join(filter(None, ("best", marks.get(best))))
-    return marks
-
-
-def metric_maps(facts: SearchFacts, view: RunView) -> Iterator[Figure]:
-    """The metrics on the same plane, those that the search uses first."""
-    plane, values = _plane(facts), _metrics(facts, view)
-    if plane is None or not values:
-        return
-    drawn = list(values)[:_METRICS]
-    maps: list[HeatMap] = []
-    for name in drawn:
-        maps += heatmaps_of(plane, values[name], name=name)
-    facets = len(plane.facets)
-    title = f"Metrics by {plane.axes[0]} and {plane.axes[1]}"
-    said = f"Metrics: {', '.join(drawn)}."
-    hidden = len(values) - len(drawn)
-    said += f" Not drawn: {hidden} more." if hidden else ""
-    yield Figure(
-        title=title,
-        svg=heatmaps(
-            title, maps, alternative=said, per_row=2 if facets == 1 else min(facets, 4), height=150
-        ),
-        alt=said,
-        caption=f"{said} Each metric has its own scale.",
-    )
-
-
-def _metrics(facts: SearchFacts, view: RunView) -> dict[str, dict[str, float]]:
-    """The known numbers by metric and arm, without those that repeat a key of the arm."""
-    found: dict[str, dict[str, float]] = {
-        name: {} for name in facts.searched.campaign.search.metrics
-    }
-    for row in gather(view, METRICS, partial=True).rows if METRICS in view.stages else ():
-        for name, value in row["value"].items() if isinstance(row["value"], dict) else ():
-            if name not in row["item"] and (known := number(value)) is not None:
-                found.setdefault(name, {})[arm_id(row["item"])] = known
-    decided = facts.searched.decisions[0].metrics or {}
-    for name, column in decided.items():
-        if not found.get(name):
-            pairs = zip(facts.searched.found.arms.ids, column, strict=True)
-            found[name] = {arm: value for arm, value in pairs if value is not None}
-    return {name: values for name, values in found.items() if values}
-
-
-def key_means(facts: SearchFacts) -> Iterator[Figure]:
-    """The mean reward by value of each key, for campaigns that name their arms."""
-    keys = _keys(facts) if facts.searched.campaign.rows is not None else []
-    groups = [(key.name, list(_means(facts, key))) for key in keys[:_KEYS] if len(facts.rewards)]
-    groups = [(name, some) for name, some in groups if some]
-    if not groups:
-        return
-    name = "Mean reward by value of each key"
-    said = "Share of the variance of the rewards that each key explains beyond the keys above it:"
-    said += f" {', '.join(f'{key.name} {key.explained:.0%}' for key in keys[:_KEYS])}."
-    hidden = len(keys) - len(groups)
-    said += f" Not drawn: {counted(hidden, 'more key')}." if hidden > 0 else ""
-    chosen = (
-        "" if facts.evaluated_all else " The policy evaluated more arms where it expected more."
-    )
-    yield Figure(
-        title=name,
-        svg=intervals(
-            name, groups, ("mean",), x="mean reward of the evaluated arms", alternative=said
-        ),
-        alt=said,
-        caption=f"{said} The bars are standard errors of means over the evaluated arms.{chosen}",
-        text="\n".join(f"{key} {one.said}" for key, some in groups for one in some),
-    )
-
-
-def _means(facts: SearchFacts, key: Key) -> Iterator[Estimate]:
-    for level, found in sorted(by_level(key, facts.means).items())[:_VALUES]:
-        mean = fmean(found)
-        error = stdev(found, mean) / math.sqrt(len(found)) if len(found) > 1 else None
-        name, arms = brief(key.levels[level]), counted(len(found), "arm")
-        said = f"{name}: {with_error(mean, error)} over {arms}"
-        yield Estimate(name=name, intervals=[Interval(mean, error)], said=said)
+def heatmaps_of(
+    plane: Plane,
+    values: Mapping[str, float],
+    *,
+    words: Callable[[str], str],
+    asked: Collection[str],
+    marks: Mapping[str, str],
+    unit: str,
+) -> list[HeatMap]:
+    """One map for each facet, all with one scale."""
+    here: dict[tuple[int, int, int], list[str]] = {}
+    for arm, place in plane.places.items():
+        here.setdefault(place, []).append(arm)
+    tiles: list[dict[tuple[int, int], Tile]] = [{} for _ in plane.facets]
+    for (facet, column, row), arms in here.items():
+        known = [values[arm] for arm in arms if arm in values]
+        value = fmean(known) if known else None
+        if len(arms) == 1:
+            said = f"{brief(arms[0])}: {words(arms[0])}"
+        else:
+            level, mean = plane.facets[facet], "unknown" if value is None else f"{value:.4g}"
+            said = f"{brief(level.columns[column])}, {brief(level.rows[row])}: mean {mean}"
+            said += f" of {len(known)} of {len(arms)} arms"
+        mark = next((marks[arm] for arm in arms if arm in marks), "")
+        outlined = any(arm in asked for arm in arms)
+        tiles[facet][column, row] = Tile(value, said, outlined=outlined, mark=mark)
+    drawn = [tile.value for some in tiles for tile in some.values() if tile.value is not None]
+    scale = (min(drawn, default=0.0), max(drawn, default=1.0))
+    return [
+        HeatMap(
+            name=facet.name,
+            columns=facet.columns,
+            rows=facet.rows,
+            tiles=some,
+            axes=plane.axes,
+            scale=scale,
+            unit=unit,
+        )
+        for facet, some in zip(plane.facets, tiles, strict=True)
+    ]

@@ -51,23 +51,11 @@ def number_label(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
 
 
-def number_ticks(high: float, most: int = 6) -> list[Tick]:
-    """Round numbers from 0 to ``high``, at most about ``most``."""
-    step = _round_step(high, most)
-    return [(one * step, number_label(one * step)) for one in range(int(high / step + 1e-9) + 1)]
-
-
-def range_ticks(low: float, high: float, most: int = 6) -> list[Tick]:
-    """Round numbers from ``low`` to ``high``, at most about ``most``."""
-    step = _round_step(high - low, most)
+def number_ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[Tick]:
+    """Round numbers from ``low`` to ``high``, at most about ``most``; ``whole``: no fractions."""
+    step = max(_round_step(high - low, most), 1.0 if whole else 0.0)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [(one * step, number_label(round(one * step, 12))) for one in range(first, last + 1)]
-
-
-def whole_ticks(high: float, most: int = 5) -> list[Tick]:
-    """As :func:`number_ticks`, without fractions."""
-    step = max(1.0, _round_step(high, most))
-    return [(one * step, number_label(one * step)) for one in range(int(high / step + 1e-9) + 1)]
 
 
 def span_ticks(high_s: float, most: int = 8) -> list[Tick]:

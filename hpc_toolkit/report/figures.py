@@ -54,6 +54,8 @@ RULES = f"{_rules(_LIGHT)}@media screen and (prefers-color-scheme:dark){{{_rules
 STYLE = f"<style>{RULES}</style>\n"
 """In every picture, so that it is complete alone; a page has the rules once instead."""
 
+PAGE = 860
+"""Width of a figure of a page."""
 WIDTH, HEIGHT = 380, 250
 """Size of a panel between its axes."""
 LEFT, TOP = 80, 64
@@ -61,6 +63,7 @@ LEFT, TOP = 80, 64
 STEP_X, STEP_Y = WIDTH + 90, HEIGHT + 100
 """Distance between two panels."""
 DOTTED, DASHED = 'stroke-dasharray="2 3"', 'stroke-dasharray="6 4" stroke-opacity="0.6"'
+AREA = "area"
 _SOLID = 'stroke-width="2"'
 
 _LINE = 16
@@ -129,29 +132,28 @@ class Panel:
 _STROKE = 'stroke="currentColor"'
 
 
-def series(number: int) -> tuple[str, str]:
-    """The colour and the style of a series; from the eighth on its line is dashed."""
-    rounds = number // len(COLOURS)
-    dashes = ("", f"{_SOLID} {DOTTED}", f'{_SOLID} stroke-dasharray="8 3"')
-    return COLOURS[number % len(COLOURS)], dashes[min(rounds, 2)]
+def legend(
+    names: Iterable[tuple[str, str, str]], top: float, width: float
+) -> tuple[list[str], float]:
+    """Name series, given as colours, names and styles; an area has the style ``AREA``.
 
-
-def legend(left: float, top: float, names: Iterable[str]) -> Iterator[str]:
-    """Name the series in their order, each in a line of 20 pixels."""
-    for number, name in enumerate(names):
-        y = top + 20 * number
-        colour, style = series(number)
-        line = f'd="M{left} {y - 4}h24" {_STROKE} {style or _SOLID}'
-        yield f'<path class="{colour}" {line}/>'
-        yield text(left + 32, y, name)
-
-
-def keys(left: float, top: float, names: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Name filled areas, given as colours and names, in one row."""
-    for colour, name in names:
-        yield f'<rect class="{colour}" x="{left:.1f}" y="{top - 10}" width="12" height="12"/>'
-        yield text(left + 17, top, name)
-        left += 17 + text_width(name) + 16
+    Returns the drawing, in rows of at most ``width``, and the height of these rows.
+    """
+    parts: list[str] = []
+    left, y = 10.0, top
+    for colour, name, style in names:
+        need = 28 + text_width(name)
+        if left > 10 and left + need > width:
+            left, y = 10.0, y + 20
+        if style == AREA:
+            place = f'x="{left:.1f}" y="{y - 10}" width="12" height="12"'
+            parts.append(f'<rect class="{colour}" {place}/>')
+        else:
+            line = f'd="M{left:.1f} {y - 4}h12" {_STROKE} {style or _SOLID}'
+            parts.append(f'<path class="{colour}" {line}/>')
+        parts.append(text(left + 17, y, shortened(name, width - 30)))
+        left += need + 6
+    return parts, (y + 20 - top if parts else 0.0)
 
 
 def text(

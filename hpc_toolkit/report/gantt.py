@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.axes import Axis, span_ticks
-from hpc_toolkit.report.charts import PAGE
 from hpc_toolkit.report.figures import (
+    AREA,
     COLOURS,
     DIM,
     GRID,
+    PAGE,
     Panel,
     escaped,
     figure,
-    keys,
+    legend,
     rule,
     shortened,
     text,
@@ -88,8 +89,8 @@ def begin_of(timeline: Timeline) -> float:
 
 def _keys(lanes: Sequence[Lane]) -> Iterator[str]:
     used = {state for lane in lanes for state in lane.spent}
-    names = [(colour, state) for state, colour in _COLOURS.items() if state in used]
-    yield from keys(10, 48, [*names, (GRID, "wait or tail")])
+    names = [(colour, state, AREA) for state, colour in _COLOURS.items() if state in used]
+    yield from legend([*names, (GRID, "wait or tail", AREA)], 48, PAGE)[0]
     kinds = {kind for lane in lanes for _, kind in lane.marks}
     left = 16.0
     for kind, (_, _, name) in _SYMBOLS.items():

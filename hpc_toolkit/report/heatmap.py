@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.axes import number_label
-from hpc_toolkit.report.charts import PAGE
 from hpc_toolkit.report.figures import (
     DIM,
     INK,
+    PAGE,
     PAPER,
     escaped,
     figure,
@@ -17,7 +17,6 @@ from hpc_toolkit.report.figures import (
     text,
     text_width,
 )
-from hpc_toolkit.report.shades import SHADES, level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,16 @@ if TYPE_CHECKING:
 _TITLED = 1_500
 """With more tiles, only those that are outlined show their value under the mouse."""
 _GAP_X, _GAP_Y, _HEAD = 30, 26, 44
+_HEIGHT = 320.0
+"""Of the tiles of a map, unless they would be too thin to see."""
+SHADES = (
+    *("#440154", "#450e60", "#471b6c", "#482878", "#45337e", "#413e83", "#3e4989", "#3a538b"),
+    *("#355e8c", "#31688e", "#2d718e", "#2a798e", "#26828e", "#248b8c", "#21958b", "#1f9e89"),
+    *("#26a684", "#2eaf7e", "#35b779", "#48bf6e", "#5bc663", "#6ece58", "#86d349", "#9dd93a"),
+    *("#b5de2b", "#cde129", "#e5e427", "#fde725"),
+)
+"""The scale viridis: colour-blind readers and a print in grey can tell the order. Tiles of one
+colour are one path, so that a page stays small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +65,21 @@ class HeatMap:
     unit: str = ""
 
 
-def heatmaps(
-    title: str,
-    maps: Sequence[HeatMap],
-    *,
-    alternative: str,
-    per_row: int,
-    height: float = 320.0,
-    marks: bool = False,
-) -> str:
-    """Draw the maps in rows of ``per_row``; ``marks`` adds a legend of outlines and marks.
+def level(value: float, scale: tuple[float, float]) -> int:
+    """The number of a value's colour, from 0."""
+    low, high = scale
+    share = (value - low) / (high - low) if high > low else 0.5
+    return min(max(int(share * len(SHADES)), 0), len(SHADES) - 1)
 
-    ``height`` is that of the tiles of a map at most, unless they would be too thin to see.
-    """
+
+def heatmaps(title: str, maps: Sequence[HeatMap], *, alternative: str, per_row: int) -> str:
+    """Draw the maps in rows of ``per_row``, with a legend of outlines and marks."""
     wide = (PAGE - 20 - _GAP_X * (per_row - 1)) / per_row
     titled = sum(len(one.tiles) for one in maps) <= _TITLED
-    top, parts = 66.0 if marks else 44.0, list(_legend(maps)) if marks else []
+    top, parts = 66.0, list(_legend(maps))
     for first in range(0, len(maps), per_row):
         some = [
-            _Drawing(one, 10 + place * (wide + _GAP_X), top, wide, height)
+            _Drawing(one, 10 + place * (wide + _GAP_X), top, wide)
             for place, one in enumerate(maps[first : first + per_row])
         ]
         parts += (line for one in some for line in one.draw(titled=titled))
@@ -109,9 +114,7 @@ def _legend(maps: Sequence[HeatMap]) -> Iterator[str]:
 class _Drawing:
     """One map at its place on the page."""
 
-    def __init__(
-        self, drawn: HeatMap, left: float, top: float, width: float, height: float
-    ) -> None:
+    def __init__(self, drawn: HeatMap, left: float, top: float, width: float) -> None:
         self.map = drawn
         longest = max((text_width(one, 11) for one in drawn.rows), default=0.0)
         self._labels = min(max(longest, 10.0), width * 0.3) + 6
@@ -120,7 +123,7 @@ class _Drawing:
         self.width = width - self._labels
         columns, rows = max(1, len(drawn.columns)), max(1, len(drawn.rows))
         self.x = min(self.width / columns, 56.0)
-        self.y = min(max(self.x * 0.8, 5.0), 24.0, max(height / rows, 3.0))
+        self.y = min(max(self.x * 0.8, 5.0), 24.0, max(_HEIGHT / rows, 3.0))
         self.gap = 1.0 if min(self.x, self.y) >= 7 else 0.0
         self.bottom = self.top + rows * self.y + 34
 

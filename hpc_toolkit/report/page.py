@@ -44,10 +44,8 @@ class Figure:
     svg: str
     """A picture of :func:`hpc_toolkit.report.figures.figure`: it is not escaped again."""
     alt: str
-    """What it shows, in words; Markdown has only this and ``text``."""
+    """What it shows, in words; Markdown has only this."""
     caption: str = ""
-    text: str = ""
-    """The picture in characters, for Markdown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +57,8 @@ class Table:
     """No names: the table has no headings, and cannot be sorted."""
     rows: Sequence[Row]
     note: str = ""
-    folded: bool = False
-    """Whether a reader has to open it."""
+    fits: bool = False
+    """Whether texts are broken so that a phone shows all columns, if the numbers are short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,35 +133,21 @@ def _section(number: int, section: Section) -> Iterator[str]:
         caption = f"<figcaption>{escaped(figure.caption)}</figcaption>" if figure.caption else ""
         yield f'<figure><div class="scroll">{svg}</div>{caption}</figure>'
     for table in section.tables:
-        yield from _folded(table.title, _table(table)) if table.folded else _titled(table)
+        yield from _table(table)
     for listing in section.listings:
-        text = escaped_lines(listing.text)
-        yield from _folded(listing.title, [f'<pre tabindex="0">{text}</pre>'])
+        text = "\n".join(escaped(line.replace("\t", "    ")) for line in listing.text.split("\n"))
+        yield f"<details><summary>{escaped(listing.title)}</summary>"
+        yield f'<pre tabindex="0">{text}</pre></details>'
     yield "</section>"
-
-
-def escaped_lines(text: str) -> str:
-    """As :func:`hpc_toolkit.report.figures.escaped` for a text of several lines."""
-    return "\n".join(escaped(line.replace("\t", "    ")) for line in text.split("\n"))
-
-
-def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
-    yield f"<details><summary>{escaped(title)}</summary>"
-    yield from lines
-    yield "</details>"
-
-
-def _titled(table: Table) -> Iterator[str]:
-    if table.title:
-        yield f"<h3>{escaped(table.title)}</h3>"
-    yield from _table(table)
 
 
 def _table(table: Table) -> list[str]:
     has_head = any(table.columns)
     kind = "" if has_head else ' class="plain"'
+    kind = ' class="fits"' if table.fits else kind
     frame = "scroll long" if len(table.rows) > _LONG_ROWS else "scroll"
-    lines = [f'<div class="{frame}" tabindex="0"><table{kind}>']
+    lines = [f"<h3>{escaped(table.title)}</h3>"] if table.title else []
+    lines.append(f'<div class="{frame}" tabindex="0"><table{kind}>')
     if has_head:
         heads = "".join(f'<th scope="col">{escaped(name)}</th>' for name in table.columns)
         lines.append(f"<thead><tr>{heads}</tr></thead>")
@@ -194,7 +178,6 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
         lines += ["", *(f"- {_inline(one)}" for one in section.bullets)] if section.bullets else []
         for figure in section.figures:
             lines += ["", f"**{_inline(figure.title)}**: {_inline(figure.alt)}"]
-            lines += ["", *_fenced(figure.text)] if figure.text else []
         for table in section.tables:
             lines += ["", *_piped(table)]
         for listing in section.listings:

@@ -50,6 +50,7 @@ th button::after{content:" \\2195";opacity:.5}
 th[aria-sort=ascending] button::after{content:" \\2191";opacity:1}
 th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
 @media(max-width:40rem){th,td,td.n{padding:.25rem .4rem .25rem 0}
+.fits{font-size:.8rem}.fits td:not(.n){white-space:normal;overflow-wrap:anywhere;min-width:2.5rem}
 th button::after{display:none}}
 summary{cursor:pointer;margin:.6rem 0 .3rem;font-weight:600}
 pre{overflow-x:auto;background:var(--card);padding:.75rem;border-radius:6px;font-size:.85rem}

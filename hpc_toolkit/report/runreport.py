@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.report import runtables, runtimeline
 from hpc_toolkit.report.charts import Part, shares
 from hpc_toolkit.report.figures import COLOURS, GRID
-from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.page import Figure, Section
 from hpc_toolkit.report.panel import failed_items, rate_text, time_left
 from hpc_toolkit.results import activity as states
@@ -18,7 +17,6 @@ from hpc_toolkit.system.quantities import counted, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hpc_toolkit.report.runtables import Job
     from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.failures import Failures
     from hpc_toolkit.results.loads import Loads
@@ -43,8 +41,6 @@ class RunFacts:
     loads: Loads | None = None
     """Samples of CPUs and GPUs."""
     failures: Sequence[Failures] = ()
-    jobs: Sequence[Job] = ()
-    """Jobs as their records say; Slurm is not asked."""
     items: dict[int, str] | None = None
     """JSON of the items that the report names, by number."""
     scripts: Sequence[tuple[str, str]] = ()
@@ -65,7 +61,6 @@ def sections(facts: RunFacts) -> list[Section]:
         timeline = runtimeline.timeline(facts.activity, facts.loads)
         found += [timeline, runtimeline.spent(facts.activity)]
         found += runtables.durations(facts.activity, facts.items or {})
-    found += runtables.jobs(facts.jobs, facts.activity)
     return [*found, runtables.settings(facts.manifest, facts.scripts, facts.made)]
 
 
@@ -124,7 +119,7 @@ def _progress(facts: RunFacts) -> Section:
         paragraphs=tuple(f"Warning: {one}." for one in (*now.warnings, now.doctor) if one),
         facts=tuple(_tiles(now, facts.activity)),
         figures=(_items(now),) if any(one.total for one in now.stages.values()) else (),
-        bullets=tuple(findings(facts.activity, facts.loads)),
+        bullets=tuple(runtimeline.findings(facts.activity, facts.loads)),
     )
 
 

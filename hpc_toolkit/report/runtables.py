@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-import textwrap
 import time
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report.axes import moment
 from hpc_toolkit.report.charts import Box, boxes
@@ -18,29 +16,16 @@ from hpc_toolkit.system.quantities import counted, format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hpc_toolkit.results.activity import Activity, JobUse
-    from hpc_toolkit.results.durations import Durations
+    from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.failures import Failures
     from hpc_toolkit.results.loads import Loads
     from hpc_toolkit.results.ranges import Range
     from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.rundir.layout import Manifest
 
-_DRAWN, _LISTED, _HOSTS, _JOBS = 20, 100, 200, 200
+_DRAWN, _LISTED, _HOSTS = 20, 100, 200
 _CHARS, _ITEM_CHARS, _TEXT_CHARS, _LISTING_CHARS = 300, 200, 2_000, 100_000
 _ZONE = f"Times are in {time.strftime('%Z')}."
-
-
-class Job(NamedTuple):
-    """A Slurm job as its record says."""
-
-    id: str
-    name: str
-    submitted: float
-    """Epoch seconds; 0.0 if unknown."""
-    by: str
-    array: str
-    script: str
 
 
 def results(found: Mapping[str, Range]) -> tuple[Table, ...]:
@@ -50,12 +35,12 @@ def results(found: Mapping[str, Range]) -> tuple[Table, ...]:
         for name, one in found.items()
     ]
     head = ("result", "minimum", "median", "maximum", "items")
-    return (Table(title="Results", columns=head, rows=rows),) if rows else ()
+    return (Table(title="Results", columns=head, rows=rows, fits=True),) if rows else ()
 
 
 def _value(value: float) -> Cell:
     return Cell(
-        f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}", value
+        f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.5g}", value
     )
 
 
@@ -65,10 +50,18 @@ def durations(found: Activity, items: dict[int, str]) -> list[Section]:
         return []
     stages = {stage for stage, _, _ in ranked}
     named = [(_group(stage, name, len(stages)), one) for stage, name, one in ranked]
-    drawn = [_box(name, one) for name, one in named[:_DRAWN]]
+    drawn = [
+        Box(
+            name=name,
+            spots=(one.least_s, *map(one.quantile, (0.25, 0.5, 0.75, 0.95)), one.most_s),
+            count=one.count,
+        )
+        for name, one in named[:_DRAWN]
+    ]
     said = "; ".join(
-        f"{one.name}: median {format_duration(one.median_s)}, longest {format_duration(one.high_s)}"
-        for one in drawn[:5]
+        f"{box.name}: median {format_duration(box.spots[2])},"
+        f" longest {format_duration(box.spots[5])}"
+        for box in drawn[:5]
     )
     most = max(one.total_s for _, one in named)
     rows: list[Row] = [
@@ -105,22 +98,9 @@ def _group(stage: str, name: str, stages: int) -> str:
     return f"{stage}: {name}" if stages > 1 else name
 
 
-def _box(name: str, one: Durations) -> Box:
-    return Box(
-        name=name,
-        low_s=one.least_s,
-        p25_s=one.quantile(0.25),
-        median_s=one.quantile(0.5),
-        p75_s=one.quantile(0.75),
-        p95_s=one.quantile(0.95),
-        high_s=one.most_s,
-        count=one.count,
-    )
-
-
 def _longest(found: Activity, items: dict[int, str]) -> Table:
     rows = [_attempt_row(found, one, items.get(one.item, "")) for one in found.longest]
-    head = ("item", "duration", "times the median", "outcome", "host", "worker", "content")
+    head = ("item", "duration", "times the median", "outcome", "host", "content")
     note = "'times the median' compares with the results of the same group."
     return Table(title="Longest attempts", columns=head, rows=rows, note=note)
 
@@ -131,7 +111,7 @@ def _attempt_row(found: Activity, one: Attempt, item: str) -> Row:
     spent = one.seconds or 0.0
     ratio: str | Cell = Cell(f"{spent / median:.3g}", spent / median) if median > 0 else "unknown"
     shown = short(item, _ITEM_CHARS)
-    return (count(one.item), seconds(spent), ratio, one.outcome, one.host, one.worker, shown)
+    return (count(one.item), seconds(spent), ratio, one.outcome, one.host, shown)
 
 
 def short(text: str, most: int) -> str:
@@ -213,42 +193,6 @@ def load_table(loads: Loads) -> Table:
     return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)
 
 
-def jobs(known: Sequence[Job], found: Activity | None) -> list[Section]:
-    if not known:
-        return []
-    used = found.jobs if found is not None else {}
-    rows = [_job_row(one, used.get(one.id)) for one in known[-_JOBS:]]
-    times = ("submitted", "waited", "workers", "hosts", "ran for", "requeues")
-    head = ("job", "name", *times, "worker time in results", "by", "script")
-    more = len(known) - len(rows)
-    note = "As the files of the run say; Slurm was not asked. 'waited' ends with the first worker."
-    note += f" {_ZONE}"
-    note += f" Not listed: {counted(more, 'older job')}." if more > 0 else ""
-    return [Section(title="Jobs", tables=(Table(title="", columns=head, rows=rows, note=note),))]
-
-
-def _job_row(one: Job, used: JobUse | None) -> Row:
-    name = f"{one.name} (array {one.array})" if one.array else one.name
-    submitted = moment(one.submitted, zone=False) if one.submitted else "unknown"
-    if used is None or not math.isfinite(used.began):
-        return (one.id, name, submitted, "no worker yet", *[""] * 5, one.by, one.script)
-    waited = max(used.began - one.submitted, 0.0) if one.submitted else None
-    share = used.worked_s / used.lives_s if used.lives_s else 0.0
-    return (
-        one.id,
-        name,
-        submitted,
-        seconds(waited),
-        count(used.workers),
-        count(len(used.hosts)),
-        seconds(used.ended - used.began),
-        count(used.restarts),
-        Cell(f"{share:.1%}", share),
-        one.by,
-        one.script,
-    )
-
-
 def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float) -> Section:
     origin = dict(manifest.provenance)
     if isinstance(code := origin.get("code"), dict):  # of stages that run commands nothing is known
@@ -268,12 +212,7 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
         for key, one in origin.items()
         if key not in {"packages", "files", "argv"} and one is not None
     ]
-    packages = origin.get("packages")
-    names = [str(one) for one in packages] if isinstance(packages, list) else []
     listings = [Listing(title=f"Script {name}", text=text) for name, text in scripts]
-    if names:
-        text = short(textwrap.fill(", ".join(names), 96, break_on_hyphens=False), _LISTING_CHARS)
-        listings.insert(0, Listing(title=counted(len(names), "Python package"), text=text))
     if manifest.campaign is not None:
         text = json.dumps(manifest.campaign, indent=2, ensure_ascii=False)
         listings.insert(0, Listing(title="Campaign", text=short(text, _LISTING_CHARS)))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
-    from hpc_toolkit.report.runtables import Job
     from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.ranges import Range
     from hpc_toolkit.results.status import Status
@@ -78,7 +77,6 @@ def read_facts(run: Run) -> RunFacts:
         failures=parts.read(
             "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
         ),
-        jobs=parts.read("the jobs", lambda: _jobs(run), []),
         items=_items(run, found),
         scripts=parts.read("the scripts", lambda: list(_scripts(run)), []),
         search=parts.read("the search", lambda: _search(run), []),
@@ -119,23 +117,6 @@ def _items(run: Run, found: Activity | None) -> dict[int, str]:
             stage = run.view.stages[one.stage]
             items[one.item] = item_json(stage, stage.unit(one.unit), one.position)
     return items
-
-
-def _jobs(run: Run) -> list[Job]:
-    from hpc_toolkit.report.runtables import Job
-    from hpc_toolkit.submit.jobs import known_jobs
-
-    return [
-        Job(
-            id=one.job,
-            name=one.name,
-            submitted=one.submitted if one.recorded else 0.0,
-            by=one.by,
-            array=one.array or "",
-            script=one.script,
-        )
-        for one in known_jobs(run.paths)
-    ]
 
 
 def _scripts(run: Run) -> Iterator[tuple[str, str]]:

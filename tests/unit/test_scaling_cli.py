@@ -103,8 +103,8 @@ def test_files_are_written_in_the_format_of_their_ending(table: str, tmp_path: P
     circles = [one for one in root.iter() if one.tag.endswith("circle")]
     assert len(circles) == 8
     width, height = map(float, root.attrib["viewBox"].split()[2:])
-    assert all(80 <= float(one.attrib["cx"]) <= width - 20 for one in circles)
-    assert all(64 <= float(one.attrib["cy"]) <= height - 100 for one in circles)
+    assert all(60 <= float(one.attrib["cx"]) <= width - 20 for one in circles)
+    assert all(64 <= float(one.attrib["cy"]) <= height - 56 for one in circles)
 
 
 def test_a_picture_of_one_world_size_and_of_several_bases_can_be_drawn(tmp_path: Path) -> None:

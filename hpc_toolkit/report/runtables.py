@@ -190,6 +190,7 @@ def load_table(loads: Loads) -> Table:
     head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
     more = len(loads.hosts) - len(rows)
     note = f"Not listed: {counted(more, 'more host')}." if more > 0 else ""
+    note += " Of very many samples, parts at equal distances were read." if loads.partly else ""
     return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)
 
 

@@ -62,18 +62,14 @@ def read_facts(run: Run) -> RunFacts:
     parts, view = _Parts(), run.view
     status, made_at = _status(run), time.time()
     found = parts.read("the timeline of the workers", lambda: _activity(run), None)
-    loads = None
-    if found is not None:
-        line, ahead = found.timeline, found.ahead
-        loads = parts.read("the CPUs and GPUs", lambda: read_loads(run.paths, line, ahead), None)
-        if ahead:
-            status.elapsed_s = line.end - line.begin
+    if found is not None and found.ahead:
+        status.elapsed_s = found.timeline.end - found.timeline.begin
     return RunFacts(
         status=status,
         manifest=run.manifest,
         made=made_at,
         activity=found,
-        loads=loads,
+        loads=parts.read("the CPUs and GPUs", lambda: read_loads(run.paths), None),
         failures=parts.read(
             "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
         ),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.report.figures import shortened, text_width
 from hpc_toolkit.report.heatmap import HeatMap, Tile, heatmaps
-from hpc_toolkit.report.page import Figure
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit import ArmTable
     from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.report.figures import Figure
 
 _COLUMNS, _ROWS, _FACETS, _TILES = 160, 64, 12, 6_000
 _WIDE = 40
@@ -244,8 +244,8 @@ def reward_map(
     title = f"Reward by {across} and {down}"
     said = f"Rewards of {len(rewards):,} of {counted(len(plane.places), 'arm')};"
     said += f" the policy requested {counted(len(asked), 'arm')}."
-    svg = heatmaps(title, maps, alternative=said, per_row=beside)
-    return (Figure(title=title, svg=svg, alt=said, caption=f"{said} {plane.note}".strip()),)
+    figure = heatmaps(title, said, maps, per_row=beside)
+    return (figure._replace(caption=f"{said} {plane.note}".strip()),)
 
 
 def heatmaps_of(

@@ -15,7 +15,7 @@ from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.report.axes import Axis, number_ticks, span_ticks
 from hpc_toolkit.report.charts import Plot, Series, padded, plots, stepped
 from hpc_toolkit.report.figures import COLOURS, DASHED, DOTTED
-from hpc_toolkit.report.page import Cell, Figure, Section, Table, count, seconds
+from hpc_toolkit.report.page import Cell, Section, Table, count, seconds
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_duration
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Summary
     from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.report.figures import Figure
 
 _RECENT = 0.8
 """A search whose best arm came after this share of its evaluations is still improving."""
@@ -249,9 +250,8 @@ def _progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
     since = next(one for one in steps if one.reward == last.reward)
     said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
     said += f" it was found after {since.evaluations:,}."
-    name = "Best reward so far"
-    svg = plots(name, drawn, alternative=said, beside=2)
-    yield Figure(title=name, svg=svg, alt=said, caption=_caption(facts))
+    figure = plots("Best reward so far", said, drawn, beside=2)
+    yield figure._replace(caption=_caption(facts))
 
 
 def _plot(

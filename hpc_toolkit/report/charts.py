@@ -13,6 +13,7 @@ from hpc_toolkit.report.figures import (
     DIM,
     INK,
     PAGE,
+    Figure,
     Panel,
     escaped,
     figure,
@@ -68,14 +69,14 @@ class Plot:
 
 def plots(
     title: str,
+    said: str,
     drawn: Sequence[Plot],
     *,
-    alternative: str,
     beside: int = 1,
     left: float = _LEFT,
     height: float = _HEIGHT,
-) -> str:
-    """Draw plots with one legend, ``beside`` of them in a row.
+) -> Figure:
+    """Draw plots with one legend, ``beside`` of them in a row; ``said`` describes them in words.
 
     ``left`` is where a plot begins, so that it can be in line with another figure.
     """
@@ -102,7 +103,7 @@ def plots(
                 parts.append(panel.band(floor, one.points, one.colour))
             parts += [panel.line(one.points, one.colour, one.style)] if one.points else []
             parts += panel.dots(one.points, one.colour) if one.dotted else ()
-    return figure(title, PAGE, bottom, parts, alternative=alternative)
+    return Figure(title, said, figure(title, PAGE, bottom, parts, alternative=said))
 
 
 def padded(low: float, high: float) -> Axis:
@@ -133,7 +134,7 @@ class Part:
     colour: str
 
 
-def shares(title: str, wholes: Sequence[tuple[str, Sequence[Part]]], *, alternative: str) -> str:
+def shares(title: str, said: str, wholes: Sequence[tuple[str, Sequence[Part]]]) -> Figure:
     """Draw each whole as one bar that is divided into its parts, with a legend of all parts.
 
     The bars take the width that the page has, and the rest fits a phone.
@@ -149,7 +150,8 @@ def shares(title: str, wholes: Sequence[tuple[str, Sequence[Part]]], *, alternat
     known = {part.name: part.colour for _, some in wholes for part in some if part.value > 0}
     keys = [(colour, name, AREA) for name, colour in known.items()]
     named, high = legend(keys, top + 10, _PHONE + 10)
-    return figure(title, PAGE, top + high + 4, parts + named, alternative=alternative, fluid=True)
+    picture = figure(title, PAGE, top + high + 4, parts + named, alternative=said, fluid=True)
+    return Figure(title, said, picture)
 
 
 def _bar(parts: Sequence[Part], y: float) -> Iterator[str]:
@@ -158,9 +160,9 @@ def _bar(parts: Sequence[Part], y: float) -> Iterator[str]:
     for part, (begin, end) in zip(parts, pairwise(edges), strict=True):
         if part.value > 0:
             wide = max(end - begin - 0.12, 0.12)  # a part above zero is never hidden
-            said = escaped(f"{part.name}: {part.label} ({part.value / total:.1%})")
+            words = escaped(f"{part.name}: {part.label} ({part.value / total:.1%})")
             box = f'x="{1 + begin:.2f}%" y="{y}" width="{wide:.2f}%" height="24"'
-            yield f'<rect class="{part.colour}" {box}><title>{said}</title></rect>'
+            yield f'<rect class="{part.colour}" {box}><title>{words}</title></rect>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ class Box:
     count: int
 
 
-def boxes(title: str, distributions: Sequence[Box], *, alternative: str) -> str:
+def boxes(title: str, said: str, distributions: Sequence[Box]) -> Figure:
     """Draw a box from the first to the third quartile, its median, and a line from 0 to 95 %.
 
     The dot is the longest duration. The axis is logarithmic.
@@ -189,7 +191,7 @@ def boxes(title: str, distributions: Sequence[Box], *, alternative: str) -> str:
     parts = [*panel.frame(log_span_ticks(low, high), [], "duration of an attempt")]
     for number, one in enumerate(distributions):
         parts += _box(panel, one, 48 + _ROW * number + _ROW / 2)
-    return figure(title, PAGE, 48 + height + 52, parts, alternative=alternative)
+    return Figure(title, said, figure(title, PAGE, height + 100, parts, alternative=said))
 
 
 def _box(panel: Panel, one: Box, y: float) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.system.terminal import printable
 
@@ -130,6 +130,17 @@ class Panel:
 
 
 _STROKE = 'stroke="currentColor"'
+
+
+class Figure(NamedTuple):
+    """A picture of a page."""
+
+    title: str
+    alt: str
+    """What it shows, in words; Markdown has only this."""
+    svg: str
+    """The text of :func:`figure`: it is not escaped again."""
+    caption: str = ""
 
 
 def legend(

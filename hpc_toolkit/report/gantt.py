@@ -11,6 +11,7 @@ from hpc_toolkit.report.figures import (
     DIM,
     GRID,
     PAGE,
+    Figure,
     Panel,
     escaped,
     figure,
@@ -53,7 +54,7 @@ _SYMBOLS = {
 """Path around the origin, colour and name of each kind of mark."""
 
 
-def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
+def gantt(title: str, said: str, timeline: Timeline) -> Figure:
     """Draw the lanes below each other, grouped by host."""
     lanes = timeline.drawn
     row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
@@ -78,7 +79,8 @@ def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
     if hidden:
         parts.append(text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=DIM))
-    return figure(title, PAGE, panel.top + panel.height + 52, parts, alternative=alternative)
+    height = panel.top + panel.height + 52
+    return Figure(title, said, figure(title, PAGE, height, parts, alternative=said))
 
 
 def begin_of(timeline: Timeline) -> float:

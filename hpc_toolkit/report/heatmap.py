@@ -11,6 +11,7 @@ from hpc_toolkit.report.figures import (
     INK,
     PAGE,
     PAPER,
+    Figure,
     escaped,
     figure,
     shortened,
@@ -72,7 +73,7 @@ def level(value: float, scale: tuple[float, float]) -> int:
     return min(max(int(share * len(SHADES)), 0), len(SHADES) - 1)
 
 
-def heatmaps(title: str, maps: Sequence[HeatMap], *, alternative: str, per_row: int) -> str:
+def heatmaps(title: str, said: str, maps: Sequence[HeatMap], *, per_row: int) -> Figure:
     """Draw the maps in rows of ``per_row``, with a legend of outlines and marks."""
     wide = (PAGE - 20 - _GAP_X * (per_row - 1)) / per_row
     titled = sum(len(one.tiles) for one in maps) <= _TITLED
@@ -84,14 +85,14 @@ def heatmaps(title: str, maps: Sequence[HeatMap], *, alternative: str, per_row: 
         ]
         parts += (line for one in some for line in one.draw(titled=titled))
         top = max(one.bottom for one in some) + _GAP_Y
-    return figure(title, PAGE, top, parts, alternative=alternative)
+    return Figure(title, said, figure(title, PAGE, top, parts, alternative=said))
 
 
 def _legend(maps: Sequence[HeatMap]) -> Iterator[str]:
     tiles = [tile for one in maps for tile in one.tiles.values()]
     left = 10.0
     for name, tile, used in (
-        ("asked by the policy", Tile(0.5, outlined=True), any(one.outlined for one in tiles)),
+        ("requested by the policy", Tile(0.5, outlined=True), any(one.outlined for one in tiles)),
         ("best of the search", Tile(0.5, mark="best"), any("best" in one.mark for one in tiles)),
         ("best of all arms", Tile(0.5, mark="truth"), any("truth" in one.mark for one in tiles)),
         ("unknown", Tile(None), any(one.value is None for one in tiles)),

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpc_toolkit.report.figures import STYLE, escaped
 from hpc_toolkit.report.pagestyle import CSS, SCRIPT
 from hpc_toolkit.system.quantities import format_duration
-from hpc_toolkit.system.terminal import printable, printable_lines
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.report.figures import Figure
 
 
 class Cell(NamedTuple):
@@ -37,18 +39,6 @@ _LONG = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A picture."""
-
-    title: str
-    svg: str
-    """A picture of :func:`hpc_toolkit.report.figures.figure`: it is not escaped again."""
-    alt: str
-    """What it shows, in words; Markdown has only this."""
-    caption: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Rows under headings."""
 
@@ -59,14 +49,6 @@ class Table:
     note: str = ""
     fits: bool = False
     """Whether texts are broken so that a phone shows all columns, if the numbers are short."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """A text of several lines, such as a script; a reader has to open it."""
-
-    title: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +63,6 @@ class Section:
     """Sentences of a list below them."""
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
-    listings: tuple[Listing, ...] = ()
 
 
 def count(value: int, most: float = 0) -> Cell:
@@ -134,10 +115,6 @@ def _section(number: int, section: Section) -> Iterator[str]:
         yield f'<figure><div class="scroll">{svg}</div>{caption}</figure>'
     for table in section.tables:
         yield from _table(table)
-    for listing in section.listings:
-        text = "\n".join(escaped(line.replace("\t", "    ")) for line in listing.text.split("\n"))
-        yield f"<details><summary>{escaped(listing.title)}</summary>"
-        yield f'<pre tabindex="0">{text}</pre></details>'
     yield "</section>"
 
 
@@ -168,7 +145,7 @@ def _cell(cell: str | Cell) -> str:
 
 
 def as_markdown(title: str, sections: Sequence[Section]) -> str:
-    """Return the same report as text with tables; small bars and curves replace the figures."""
+    """Return the same report as text with tables; a sentence replaces each figure."""
     lines = [f"# {_inline(title)}"]
     for section in sections:
         lines += ["", f"## {_inline(section.title)}"]
@@ -180,8 +157,6 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
             lines += ["", f"**{_inline(figure.title)}**: {_inline(figure.alt)}"]
         for table in section.tables:
             lines += ["", *_piped(table)]
-        for listing in section.listings:
-            lines += ["", f"**{_inline(listing.title)}**", "", *_fenced(listing.text)]
     return "\n".join(lines) + "\n"
 
 
@@ -207,9 +182,3 @@ def _piped(table: Table) -> Iterator[str]:
     if table.note:
         yield ""
         yield _inline(table.note)
-
-
-def _fenced(text: str) -> list[str]:
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return [f"{fence}text", printable_lines(text.replace("\t", "    ").rstrip("\n")), fence]

@@ -52,13 +52,11 @@ th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
 @media(max-width:40rem){th,td,td.n{padding:.25rem .4rem .25rem 0}
 .fits{font-size:.8rem}.fits td:not(.n){white-space:normal;overflow-wrap:anywhere;min-width:2.5rem}
 th button::after{display:none}}
-summary{cursor:pointer;margin:.6rem 0 .3rem;font-weight:600}
-pre{overflow-x:auto;background:var(--card);padding:.75rem;border-radius:6px;font-size:.85rem}
 @media print{nav,th button::after{display:none}html{font-size:11px}h2,h3{break-after:avoid}
 header,main{max-width:none;padding:0}th{white-space:normal}td,td.w,td.b{min-width:0}td{white-space:normal;overflow-wrap:anywhere}
 .scroll{overflow:visible}.long{max-height:none}.scroll svg[viewBox]{min-width:0}
 tr{break-inside:avoid}a{color:inherit}
-pre{white-space:pre-wrap;overflow-wrap:anywhere}td.n,dl div{print-color-adjust:exact}}
+td.n,dl div{print-color-adjust:exact}}
 """
 )
 """Light, dark and print; tables and figures scroll where a screen is narrow."""

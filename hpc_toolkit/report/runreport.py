@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.report import runtables, runtimeline
 from hpc_toolkit.report.charts import Part, shares
-from hpc_toolkit.report.figures import COLOURS, GRID
-from hpc_toolkit.report.page import Figure, Section
+from hpc_toolkit.report.figures import COLOURS, GRID, Figure
+from hpc_toolkit.report.page import Section
 from hpc_toolkit.report.panel import failed_items, rate_text, time_left
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.system.quantities import counted, format_duration
@@ -43,8 +43,6 @@ class RunFacts:
     failures: Sequence[Failures] = ()
     items: dict[int, str] | None = None
     """JSON of the items that the report names, by number."""
-    scripts: Sequence[tuple[str, str]] = ()
-    """Name and text of submitted scripts."""
     search: Sequence[Section] = ()
     """Sections about the search of a campaign, its outcome first."""
     results: Mapping[str, Range] = field(default_factory=dict)
@@ -61,7 +59,7 @@ def sections(facts: RunFacts) -> list[Section]:
         timeline = runtimeline.timeline(facts.activity, facts.loads)
         found += [timeline, runtimeline.spent(facts.activity)]
         found += runtables.durations(facts.activity, facts.items or {})
-    return [*found, runtables.settings(facts.manifest, facts.scripts, facts.made)]
+    return [*found, runtables.settings(facts.manifest, facts.made)]
 
 
 def title(facts: RunFacts) -> str:
@@ -181,8 +179,4 @@ def _items(now: Status) -> Figure:
         f"{name}: " + ", ".join(f"{part.label} {part.name}" for part in parts if part.value)
         for name, parts in stages.items()
     )
-    return Figure(
-        title="Items by state",
-        svg=shares("Items by state", list(stages.items()), alternative=said),
-        alt=said,
-    )
+    return shares("Items by state", said, list(stages.items()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report.axes import moment
 from hpc_toolkit.report.charts import Box, boxes
-from hpc_toolkit.report.page import Cell, Figure, Listing, Row, Section, Table, count, seconds
+from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.results.durations import ACCURACY
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import Manifest
 
 _DRAWN, _LISTED, _HOSTS = 20, 100, 200
-_CHARS, _ITEM_CHARS, _TEXT_CHARS, _LISTING_CHARS = 300, 200, 2_000, 100_000
+_CHARS, _ITEM_CHARS, _TEXT_CHARS = 300, 200, 2_000
 _ZONE = f"Times are in {time.strftime('%Z')}."
 
 
@@ -79,14 +79,11 @@ def durations(found: Activity, items: dict[int, str]) -> list[Section]:
     note = f"Quantiles are accurate to {ACCURACY:.0%}."
     note += f" Left out: {counted(more, 'group')} with less time." if more > 0 else ""
     title = "Durations by group" if any(name for _, name, _ in ranked) else "Durations"
-    picture = Figure(
-        title=title,
-        svg=boxes(title, drawn, alternative=said),
-        alt=said,
+    picture = boxes(title, said, drawn)._replace(
         caption=(
             "Box: from 25 % to 75 % of the attempts that gave a result, with the median; line: from"
             " the shortest to 95 %; dot: the longest. The groups with the most time in all."
-        ),
+        )
     )
     tables = (Table(title="", columns=head, rows=rows, note=note), _longest(found, items))
     return [Section(title=title, figures=(picture,), tables=tables)]
@@ -191,10 +188,11 @@ def load_table(loads: Loads) -> Table:
     more = len(loads.hosts) - len(rows)
     note = f"Not listed: {counted(more, 'more host')}." if more > 0 else ""
     note += " Of very many samples, parts at equal distances were read." if loads.partly else ""
-    return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)
+    title = "Use of CPUs and GPUs by host"
+    return Table(title=title, columns=head, rows=rows, note=note.strip())
 
 
-def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float) -> Section:
+def settings(manifest: Manifest, made: float) -> Section:
     origin = dict(manifest.provenance)
     if isinstance(code := origin.get("code"), dict):  # of stages that run commands nothing is known
         origin["code"] = {stage: one for stage, one in code.items() if one is not None} or None
@@ -208,23 +206,17 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
         values = {key: getattr(stage, key) for key in (*limits, "items_per_claim")}
         given = {key: value for key, value in values.items() if value is not None}
         rows.append((f"{stage.name}: settings", _json(given)))
-    versions: list[Row] = [
+    if manifest.campaign is not None:
+        rows.append(("campaign", _json(manifest.campaign)))
+    rows += [
         (key, short(one, _TEXT_CHARS) if isinstance(one, str) else _json(one))
         for key, one in origin.items()
         if key not in {"packages", "files", "argv"} and one is not None
     ]
-    listings = [Listing(title=f"Script {name}", text=text) for name, text in scripts]
-    if manifest.campaign is not None:
-        text = json.dumps(manifest.campaign, indent=2, ensure_ascii=False)
-        listings.insert(0, Listing(title="Campaign", text=short(text, _LISTING_CHARS)))
     return Section(
         title="Settings and versions",
         paragraphs=(f"This report was made on {moment(made)}.",),
-        tables=(
-            Table(title="", columns=(), rows=rows),
-            Table(title="When the run was created", columns=(), rows=versions),
-        ),
-        listings=tuple(listings),
+        tables=(Table(title="When the run was created", columns=(), rows=rows),),
     )
 
 

@@ -9,7 +9,7 @@ from hpc_toolkit.report.axes import Axis, moment, number_ticks, span_ticks
 from hpc_toolkit.report.charts import Part, Plot, Series, plots, shares, stepped
 from hpc_toolkit.report.figures import COLOURS
 from hpc_toolkit.report.gantt import STATE_COLOURS, begin_of, gantt
-from hpc_toolkit.report.page import Cell, Figure, Section, Table, seconds
+from hpc_toolkit.report.page import Cell, Section, Table, seconds
 from hpc_toolkit.report.panel import rate_text
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.system.quantities import counted, format_duration
@@ -17,6 +17,7 @@ from hpc_toolkit.system.quantities import counted, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hpc_toolkit.report.figures import Figure
     from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.lanes import Timeline
     from hpc_toolkit.results.loads import Loads
@@ -32,16 +33,13 @@ def timeline(found: Activity, loads: Loads | None) -> Section:
     deaths = found.outcomes["deaths"]
     said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
     tables = (runtables.load_table(loads),) if loads is not None and loads.hosts else ()
-    workers = Figure(
-        title="Workers by host",
-        svg=gantt("Workers by host", line, alternative=said),
-        alt=said,
+    workers = gantt("Workers by host", said, line)._replace(
         caption=(
             "A lane shows one worker at a time, or all workers of a host if there are more than"
             " 200 lanes. It is filled by the share of each interval that its workers spent in a"
             " state; grey is the rest of their lives. Times are those of each host's clock, unless"
             " a warning says that they are corrected."
-        ),
+        )
     )
     return Section(
         title="Timeline",
@@ -70,14 +68,8 @@ def _throughput(found: Activity) -> Figure:
             line, "living workers", alive, COLOURS[1], below="time since the first worker started"
         ),
     ]
-    svg = plots(
-        "Throughput",
-        drawn if best else drawn[1:],
-        alternative=said,
-        left=begin_of(line),
-        height=_HEIGHT,
-    )
-    return Figure(title="Throughput", svg=svg, alt=said)
+    shown = drawn if best else drawn[1:]
+    return plots("Throughput", said, shown, left=begin_of(line), height=_HEIGHT)
 
 
 def _steps(
@@ -124,14 +116,10 @@ def spent(found: Activity) -> Section:
     return Section(
         title=name,
         paragraphs=(lives,),
-        figures=(
-            Figure(
-                title="Worker time by state",
-                svg=shares("Worker time by state", [("", parts)], alternative=said),
-                alt=said,
-            ),
+        figures=(shares("Worker time by state", said, [("", parts)]),),
+        tables=(
+            Table(title="", columns=("state", "time", "share", "meaning"), rows=rows, fits=True),
         ),
-        tables=(Table(title="", columns=("state", "time", "share", "meaning"), rows=rows),),
     )
 
 

@@ -1,4 +1,4 @@
-"""Collect what a report of a run shows, its jobs and its search included, and write the page."""
+"""Collect what a report of a run shows, its search included, and write the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hpc_toolkit.errors import HpcToolkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FAILURES, _RESULTS = 20, 24
-_SCRIPTS, _SCRIPT_BYTES = 10, 1 << 15
 _READING = (
     *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
     *(AttributeError, ArithmeticError, TypeError),
@@ -74,7 +73,6 @@ def read_facts(run: Run) -> RunFacts:
             "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
         ),
         items=_items(run, found),
-        scripts=parts.read("the scripts", lambda: list(_scripts(run)), []),
         search=parts.read("the search", lambda: _search(run), []),
         results=parts.read("the results", lambda: _results(run), {}),
         problems=parts.problems,
@@ -113,14 +111,6 @@ def _items(run: Run, found: Activity | None) -> dict[int, str]:
             stage = run.view.stages[one.stage]
             items[one.item] = item_json(stage, stage.unit(one.unit), one.position)
     return items
-
-
-def _scripts(run: Run) -> Iterator[tuple[str, str]]:
-    """The submitted copies, the newest ones if they are many."""
-    paths = sorted(run.paths.jobs.glob("*.sbatch"), key=lambda path: path.name)
-    for path in paths[-_SCRIPTS:]:
-        with suppress(OSError), path.open("rb") as file:
-            yield path.name, file.read(_SCRIPT_BYTES).decode(errors="replace")
 
 
 def _results(run: Run) -> dict[str, Range]:

@@ -165,7 +165,7 @@ def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> Non
         ("n2", states.DRAINED),
         ("n2", states.REQUEUED),
     }
-    drawn = gantt("Workers", found.timeline, alternative="x")
+    drawn = gantt("Workers", "x", found.timeline).svg
     said = "".join(one.text or "" for one in ET.fromstring(drawn).iter(f"{SVG}title"))
     for words in ("wa died: lease", "exited early: asked to leave", "requeue 1 of job 78"):
         assert words in said
@@ -342,7 +342,7 @@ def test_marks_that_are_too_many_are_counted_and_not_drawn() -> None:
             at = line.begin + (number + 0.5) * line.width_s
             line.mark(lane, states.EXECUTOR, at, "executor died")
 
-    drawn = gantt("Workers", line, alternative="x")
+    drawn = gantt("Workers", "x", line).svg
 
     assert drawn.count(": executor died</title>") == 2_000
     assert f"not drawn: {MOST_LANES * line.intervals - 2_000:,} more marks" in drawn
@@ -412,10 +412,6 @@ def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
     ]
     data = "\n".join([*map(json.dumps, lines), '{"type": "sam'])
     toy.paths.monitor_log("n1", 7).write_text(data)
-    toy.paths.jobs.mkdir()
-    (toy.paths.jobs / "hostile-0.sbatch").write_text(
-        "#!/bin/bash\n</pre><script>alert(1)</script>\n"
-    )
     return toy
 
 
@@ -602,6 +598,7 @@ def damage(toy: ToyRun, what: str) -> None:
     elif what == "no control":
         toy.paths.control.rmdir()
     elif what == "job record":
+        toy.paths.jobs.mkdir()
         (toy.paths.jobs / "12.json").write_text('{"job": ["x"], "submitted": {}}')
     elif what == "monitor":
         toy.paths.monitor_log("n1", 8).write_bytes(b"\xff\n[1]\n" + b'{"type":"header"}\n' * 3)

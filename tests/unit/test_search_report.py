@@ -22,7 +22,7 @@ from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.report import runreport
 from hpc_toolkit.report.charts import Plot, plots
 from hpc_toolkit.report.heatmap import SHADES, heatmaps, level
-from hpc_toolkit.report.page import Cell, Figure, Section, as_html, as_markdown
+from hpc_toolkit.report.page import Cell, Section, as_html, as_markdown
 from hpc_toolkit.report.panel import panel
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.report.figures import Figure
 
 GP = {"policy": "gp-ucb", "budget": 8, "pending": 4}
 REWARDS = "Reward by checkpoint (step) and layer"
@@ -222,9 +223,9 @@ def test_every_chart_draws_the_last_round(
         played.coordinate()
     seen: list[Plot] = []
 
-    def recorded(title: str, drawn: Sequence[Plot], **more: Any) -> str:
+    def recorded(title: str, said: str, drawn: Sequence[Plot], **more: Any) -> Figure:
         seen.extend(drawn)
-        return plots(title, drawn, **more)
+        return plots(title, said, drawn, **more)
 
     monkeypatch.setattr(searchreport, "plots", recorded)
     figures(search_of(played.root))
@@ -541,4 +542,4 @@ def test_pictures_are_bounded_by_tiles_and_not_by_arms() -> None:
     assert len(values) > 170_000
     assert "Not drawn: 1 more model. A tile is the mean of" in plane.note
     assert sum(len(one.tiles) for one in maps) <= 6_000
-    assert len(heatmaps("Rewards", maps, alternative="x", per_row=3)) < 1_500_000
+    assert len(heatmaps("Rewards", "x", maps, per_row=3).svg) < 1_500_000

@@ -280,7 +280,7 @@ def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
     last = [(_name(one.series), one.rows[-1]) for one in comparisons]
     said = (f"{name}: efficiency {row.efficiency:.1%} at {row.world_size}" for name, row in last)
     title = "Speed-up and efficiency"
-    return plots(title, [speedup, share], alternative="; ".join(said), beside=2)
+    return plots(title, "; ".join(said), [speedup, share], beside=2).svg
 
 
 def _level(name: str, points: list[tuple[float, float]]) -> Series:

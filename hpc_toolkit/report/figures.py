@@ -27,26 +27,14 @@ apart, darkened on a light page where they would be pale."""
 INK, DIM, GRID, PAPER = "ink", "dim", "grid", "paper"
 """Text and axes; less important text; lines behind the curves; the page."""
 
-_LIGHT = {
-    **dict(zip(COLOURS, ("#0072b2", "#d55e00", "#009e73", "#b5609a"), strict=False)),
-    **dict(zip(COLOURS[4:], ("#3a9bd5", "#c28800", "#6b6b6b"), strict=True)),
-    INK: "#1f2328",
-    DIM: "#59636e",
-    GRID: "#d8dee4",
-    PAPER: "#ffffff",
-}
-_DARK = {
-    **dict(zip(COLOURS, ("#2b8fd0", "#e8702a", "#1db98c", "#d68bb5"), strict=False)),
-    **dict(zip(COLOURS[4:], ("#7cc4ee", "#e69f00", "#a5a5a5"), strict=True)),
-    INK: "#e6edf3",
-    DIM: "#9ba7b4",
-    GRID: "#343b44",
-    PAPER: "#15181d",
-}
+_NAMES = (*COLOURS, INK, DIM, GRID, PAPER)
+_LIGHT = "#0072b2 #d55e00 #009e73 #b5609a #3a9bd5 #c28800 #6b6b6b #1f2328 #59636e #d8dee4 #ffffff"
+_DARK = "#2b8fd0 #e8702a #1db98c #d68bb5 #7cc4ee #e69f00 #a5a5a5 #e6edf3 #9ba7b4 #343b44 #15181d"
 
 
-def _rules(palette: dict[str, str]) -> str:
-    return "".join(f".fig.{name},.fig .{name}{{color:{value}}}" for name, value in palette.items())
+def _rules(palette: str) -> str:
+    pairs = zip(_NAMES, palette.split(), strict=True)
+    return "".join(f".fig.{name},.fig .{name}{{color:{value}}}" for name, value in pairs)
 
 
 RULES = f"{_rules(_LIGHT)}@media screen and (prefers-color-scheme:dark){{{_rules(_DARK)}}}"
@@ -226,7 +214,7 @@ def figure(
         f"<desc>{escaped(alternative or title)}</desc>",
         f'{STYLE}<rect class="{PAPER}" width="100%" height="100%"/>',
         text(10, 24, title, size=15),
-        *parts,
+        *filter(None, parts),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.axes import Axis, span_ticks
@@ -126,49 +127,40 @@ def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: floa
     said += "".join(f", {state} {format_duration(one)}" for state, one in spent.items() if one)
     yield f"<g><title>{escaped(said)}</title>"
     bottom = dict.fromkeys(range(timeline.intervals), 0.0)
-    yield _area(panel, timeline, GRID, lane.lives, bottom, full, (top, height))
+    scale = panel.width / timeline.intervals
+    yield _area(GRID, lane.lives, bottom, full, (panel.left, top, scale, height))
     for state, colour in _COLOURS.items():
-        if state in lane.spent:
-            cells = lane.spent[state]
-            yield _area(panel, timeline, colour, cells, bottom, full, (top, height))
-            for number, seconds in cells.items():
-                bottom[number] += seconds
+        cells = lane.spent.get(state, {})
+        yield _area(colour, cells, bottom, full, (panel.left, top, scale, height))
+        for number, seconds in cells.items():
+            bottom[number] += seconds
     yield "</g>"
 
 
 def _area(
-    panel: Panel,
-    timeline: Timeline,
     colour: str,
     cells: dict[int, float],
     bottom: dict[int, float],
     full: float,
-    place: tuple[float, float],
+    place: tuple[float, float, float, float],
 ) -> str:
-    """One path of a rectangle for each run of equal intervals."""
-    top, height = place
-    path: list[str] = []
-    begun: tuple[int, int, float, float] | None = None  # first, last, y and height
-    scale = panel.width / timeline.intervals
-    for number in sorted(cells):
+    """One path with a rectangle for each run of equal intervals.
+
+    ``place`` is the left end, the top, the width of an interval and the height.
+    """
+    left, top, scale, height = place
+    boxes = []
+    for index, number in enumerate(sorted(cells)):
         y = round(top + height * (1 - min(bottom[number] / full, 1.0)), 1)
         high = round(height * min(cells[number] / full, 1.0), 1)
-        if begun is not None and begun[1] + 1 == number and begun[2:] == (y, high):
-            begun = (begun[0], number, y, high)
-            continue
-        path += _rectangle(begun, panel.left, scale)
-        begun = (number, number, y, high) if high else None
-    path += _rectangle(begun, panel.left, scale)
-    return f'<path class="{colour}" d="{"".join(path)}"/>' if path else ""
-
-
-def _rectangle(
-    begun: tuple[int, int, float, float] | None, left: float, scale: float
-) -> Iterator[str]:
-    if begun is not None:
-        first, last, y, high = begun
-        x, wide = left + first * scale, (last - first + 1) * scale
-        yield f"M{x:.1f} {y:g}h{wide:.1f}v-{high:g}h-{wide:.1f}z"
+        # Of neighbours, the number less the index is the same.
+        boxes.append((number - index, y, high, number))
+    path = ""
+    for (_, y, high), some in groupby(boxes, key=lambda box: box[:3]):
+        first, *rest = (number for *_, number in some)
+        x, wide = left + first * scale, (len(rest) + 1) * scale
+        path += f"M{x:.1f} {y:g}h{wide:.1f}v-{high:g}h-{wide:.1f}z" if high else ""
+    return f'<path class="{colour}" d="{path}"/>' if path else ""
 
 
 def _marks(lanes: Sequence[Lane]) -> tuple[list[tuple[int, str, Mark]], int]:

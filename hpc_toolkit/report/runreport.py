@@ -30,7 +30,7 @@ _CLOCKS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a report is made from."""
+    """The data of a report."""
 
     status: Status
     manifest: Manifest
@@ -53,13 +53,13 @@ class RunFacts:
 
 def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
-    found = [_outcome(facts), *runtables.failures(facts.failures, facts.activity)]
-    found += [*facts.search[1:], _progress(facts)]
+    parts = [_outcome(facts), *runtables.failures(facts.failures, facts.activity)]
+    parts += [*facts.search[1:], _progress(facts)]
     if facts.activity is not None and facts.activity.workers:
         timeline = runtimeline.timeline(facts.activity, facts.loads)
-        found += [timeline, runtimeline.spent(facts.activity)]
-        found += runtables.durations(facts.activity, facts.items or {})
-    return [*found, runtables.settings(facts.manifest, facts.made)]
+        parts += [timeline, runtimeline.spent(facts.activity)]
+        parts += runtables.durations(facts.activity, facts.items or {})
+    return [*parts, runtables.settings(facts.manifest, facts.made)]
 
 
 def title(facts: RunFacts) -> str:
@@ -97,17 +97,17 @@ def _next(now: Status, run: str, failed: int) -> str:
 
 
 def _outcome(facts: RunFacts) -> Section:
-    """What was found, how sure it is and what to do next, for the first screen."""
+    """The first screen: what was found, how sure it is and what to do next."""
     now = facts.status
     happened, then = outcome(now)
     said = [*_clocks(facts.activity), *(f"Not in this report: {one}." for one in facts.problems)]
     if not facts.search:
         tables = runtables.results(facts.results)
         return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)
-    found = facts.search[0]
-    # What is next after a search, its own sentences say.
+    search = facts.search[0]
+    # The sentences about a search end with the next step.
     said = [happened, *([] if now.complete and not failed_items(now) else [then]), *said]
-    return replace(found, title="Outcome", paragraphs=(*found.paragraphs, *said))
+    return replace(search, title="Outcome", paragraphs=(*search.paragraphs, *said))
 
 
 def _progress(facts: RunFacts) -> Section:
@@ -121,11 +121,11 @@ def _progress(facts: RunFacts) -> Section:
     )
 
 
-def _clocks(found: Activity | None) -> Iterator[str]:
-    """The hosts whose clocks are off."""
-    if found is None or not found.ahead:
+def _clocks(activity: Activity | None) -> Iterator[str]:
+    """A warning that names the hosts whose clocks are off."""
+    if activity is None or not activity.ahead:
         return
-    ranked = sorted(found.ahead.items(), key=lambda one: -abs(one[1]))
+    ranked = sorted(activity.ahead.items(), key=lambda one: -abs(one[1]))
     said = [
         f"{host} is {format_duration(abs(late))} {'ahead' if late > 0 else 'behind'}"
         for host, late in ranked[:_CLOCKS]
@@ -137,21 +137,21 @@ def _clocks(found: Activity | None) -> Iterator[str]:
     )
 
 
-def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
+def _tiles(now: Status, activity: Activity | None) -> Iterator[tuple[str, str]]:
     yield "items done", f"{sum(one.done for one in now.stages.values()):,}"
     yield "items failed", f"{failed_items(now):,}"
     if now.elapsed_s:
         yield "time", format_duration(now.elapsed_s)
     if now.cost:
         yield "cost so far", f"{now.cost['spent']:,.2f} {now.cost['currency']}"
-    if found is None or not found.workers:
+    if activity is None or not activity.workers:
         return
     # The host of a worker whose file cannot be read is not known.
-    on = f" on {counted(len(found.hosts), 'host')}" if found.hosts else ", host unknown"
-    yield "workers", f"{found.workers:,}{on}"
-    yield "worker time", format_duration(found.lives_s)
-    if found.lives_s > 0:
-        yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"
+    on = f" on {counted(len(activity.hosts), 'host')}" if activity.hosts else ", host unknown"
+    yield "workers", f"{activity.workers:,}{on}"
+    yield "worker time", format_duration(activity.lives_s)
+    if activity.lives_s > 0:
+        yield "of it in results", f"{activity.seconds[states.WORK] / activity.lives_s:.1%}"
     done = sum(one.done for one in now.stages.values())
     if now.elapsed_s and done:
         yield "average speed", rate_text(done / now.elapsed_s)

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 _DRAWN, _LISTED, _HOSTS = 20, 100, 200
 _CHARS, _ITEM_CHARS, _TEXT_CHARS = 300, 200, 2_000
+_WITHOUT_RESULT = ("failed", "permanent", "killed", "lost")
 _ZONE = f"Times are in {time.strftime('%Z')}."
 
 
-def results(found: Mapping[str, Range]) -> tuple[Table, ...]:
+def results(ranges: Mapping[str, Range]) -> tuple[Table, ...]:
     """A row for each number in the results of a list."""
     rows: list[Row] = [
         (name, *map(_value, (one.least, median(one.some), one.most)), count(one.count))
-        for name, one in found.items()
+        for name, one in ranges.items()
     ]
     head = ("result", "minimum", "median", "maximum", "items")
     return (Table(title="Results", columns=head, rows=rows, fits=True),) if rows else ()
@@ -44,8 +45,8 @@ def _value(value: float) -> Cell:
     )
 
 
-def durations(found: Activity, items: dict[int, str]) -> list[Section]:
-    ranked = found.groups.ranked(_LISTED)
+def durations(activity: Activity, items: dict[int, str]) -> list[Section]:
+    ranked = activity.groups.ranked(_LISTED)
     if not ranked:
         return []
     stages = {stage for stage, _, _ in ranked}
@@ -75,7 +76,7 @@ def durations(found: Activity, items: dict[int, str]) -> list[Section]:
         for name, one in named
     ]
     head = ("group", "attempts", "time in all", "25 %", "median", "75 %", "95 %", "longest")
-    more = len(found.groups.all) - len(ranked)
+    more = len(activity.groups.all) - len(ranked)
     note = f"Quantiles are accurate to {ACCURACY:.0%}."
     note += f" Left out: {counted(more, 'group')} with less time." if more > 0 else ""
     title = "Durations by group" if any(name for _, name, _ in ranked) else "Durations"
@@ -85,7 +86,7 @@ def durations(found: Activity, items: dict[int, str]) -> list[Section]:
             " the shortest to 95 %; dot: the longest. The groups with the most time in all."
         )
     )
-    tables = (Table(title="", columns=head, rows=rows, note=note), _longest(found, items))
+    tables = (Table(title="", columns=head, rows=rows, note=note), _longest(activity, items))
     return [Section(title=title, figures=(picture,), tables=tables)]
 
 
@@ -95,15 +96,15 @@ def _group(stage: str, name: str, stages: int) -> str:
     return f"{stage}: {name}" if stages > 1 else name
 
 
-def _longest(found: Activity, items: dict[int, str]) -> Table:
-    rows = [_attempt_row(found, one, items.get(one.item, "")) for one in found.longest]
+def _longest(activity: Activity, items: dict[int, str]) -> Table:
+    rows = [_attempt_row(activity, one, items.get(one.item, "")) for one in activity.longest]
     head = ("item", "duration", "times the median", "outcome", "host", "content")
     note = "'times the median' compares with the results of the same group."
     return Table(title="Longest attempts", columns=head, rows=rows, note=note)
 
 
-def _attempt_row(found: Activity, one: Attempt, item: str) -> Row:
-    group = found.groups.of(one.stage, one.group)
+def _attempt_row(activity: Activity, one: Attempt, item: str) -> Row:
+    group = activity.groups.of(one.stage, one.group)
     median = group.quantile(0.5) if group is not None else 0.0
     spent = one.seconds or 0.0
     ratio: str | Cell = Cell(f"{spent / median:.3g}", spent / median) if median > 0 else "unknown"
@@ -115,41 +116,40 @@ def short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def failures(found: Sequence[Failures], activity: Activity | None) -> list[Section]:
-    if not found:
+def failures(groups: Sequence[Failures], activity: Activity | None) -> list[Section]:
+    if not groups:
         return []
     rows: list[Row] = []
-    for one in found:
-        hosts = sorted(one.hosts, key=lambda host: -one.hosts[host])
-        where = ", ".join(f"{host} ({one.hosts[host]:,})" for host in hosts[:3])
+    for group in groups:
+        hosts = sorted(group.hosts, key=lambda host: -group.hosts[host])
+        where = ", ".join(f"{host} ({group.hosts[host]:,})" for host in hosts[:3])
         where += f" and {counted(len(hosts) - 3, 'more host')}" if len(hosts) > 3 else ""
-        example = short(json.dumps(one.example, ensure_ascii=False), _ITEM_CHARS)
-        times = [moment(at, zone=False) for at in (one.first, one.last) if at is not None]
+        example = short(json.dumps(group.example, ensure_ascii=False), _ITEM_CHARS)
+        times = [moment(at, zone=False) for at in (group.first, group.last) if at is not None]
         rows.append(
             (
-                count(one.items),
-                count(one.retrying),
-                short(one.error, _CHARS),
+                count(group.items),
+                count(group.retrying),
+                short(group.error, _CHARS),
                 where,
                 " to ".join(dict.fromkeys(times)),
-                f"{one.item}: {example}",
-                short(one.output, _CHARS),
+                f"{group.item}: {example}",
+                short(group.output, _CHARS),
             )
         )
     head = ("failed", "retrying", "error", "hosts", "when", "newest item", "raised at")
     note = f"In errors, # stands for a number and PATH for a path. {_ZONE}"
-    attempts = ""
+    said: tuple[str, ...] = ()
     if activity is not None:
-        kinds = ("failed", "permanent", "killed", "lost")
-        some = [f"{activity.outcomes[kind]:,} {kind}" for kind in kinds if activity.outcomes[kind]]
-        attempts = f"Attempts without a result: {', '.join(some)}." if some else ""
-    said = (attempts,) if attempts else ()
+        counts = [(activity.outcomes[name], name) for name in _WITHOUT_RESULT]
+        attempts = ", ".join(f"{number:,} {name}" for number, name in counts if number)
+        said = (f"Attempts without a result: {attempts}.",) if attempts else ()
     table = Table(title="", columns=head, rows=rows, note=note)
     return [Section(title="Failures", paragraphs=said, tables=(table,))]
 
 
-def deaths(found: Activity) -> tuple[Table, ...]:
-    if not found.deaths:
+def deaths(activity: Activity) -> tuple[Table, ...]:
+    if not activity.deaths:
         return ()
     rows: list[Row] = [
         (
@@ -161,10 +161,10 @@ def deaths(found: Activity) -> tuple[Table, ...]:
             count(one.item),
             "itself" if one.by == one.worker else one.by,
         )
-        for one in found.deaths
+        for one in activity.deaths
     ]
     head = ("worker", "host", "recorded at", "evidence", "explained", "item", "recorded by")
-    more = found.outcomes["deaths"] - len(rows)
+    more = activity.outcomes["deaths"] - len(rows)
     note = _ZONE + (f" Not listed: {counted(more, 'later death')}." if more > 0 else "")
     return (Table(title="Deaths of workers and executors", columns=head, rows=rows, note=note),)
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _HEIGHT = 120
 
 
-def timeline(found: Activity, loads: Loads | None) -> Section:
+def timeline(activity: Activity, loads: Loads | None) -> Section:
     """Throughput and workers on one axis of time."""
-    line = found.timeline
+    line = activity.timeline
     shown = counted(len(line.drawn), "lane")
-    said = f"{counted(found.workers, 'worker')} in {shown}, from {moment(line.begin)}."
-    deaths = found.outcomes["deaths"]
+    said = f"{counted(activity.workers, 'worker')} in {shown}, from {moment(line.begin)}."
+    deaths = activity.outcomes["deaths"]
     said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
     tables = (runtables.load_table(loads),) if loads is not None and loads.hosts else ()
     workers = gantt("Workers by host", said, line)._replace(
@@ -44,41 +44,41 @@ def timeline(found: Activity, loads: Loads | None) -> Section:
     return Section(
         title="Timeline",
         paragraphs=(said,),
-        figures=(_throughput(found), workers),
-        tables=(*tables, *runtables.deaths(found)),
+        figures=(_throughput(activity), workers),
+        tables=(*tables, *runtables.deaths(activity)),
     )
 
 
-def _throughput(found: Activity) -> Figure:
+def _throughput(activity: Activity) -> Figure:
     """Items done and living workers, by interval of the timeline."""
-    line = found.timeline
-    rates = [found.done.get(one, 0.0) / line.width_s for one in range(line.intervals)]
+    line = activity.timeline
+    intervals = range(line.intervals)
+    rates = [activity.done.get(number, 0.0) / line.width_s for number in intervals]
     alive = [
-        sum(lane.lives.get(one, 0.0) for lane in line.drawn) / line.width_s
-        for one in range(line.intervals)
+        sum(lane.lives.get(number, 0.0) for lane in line.drawn) / line.width_s
+        for number in intervals
     ]
     best = max(rates)
     said = f"Up to {rate_text(best)}" if best else "No item was done"
     said += f"; living workers: up to {max(alive):.3g} (means of {format_duration(line.width_s)})."
     units = (("second", 1), ("minute", 60), ("hour", 3600))
-    unit, scale = next((one for one in units if best * one[1] >= 1), units[-1])
-    drawn = [
-        _steps(line, f"items done per {unit}", [one * scale for one in rates], COLOURS[0]),
-        _steps(
-            line, "living workers", alive, COLOURS[1], below="time since the first worker started"
-        ),
-    ]
-    shown = drawn if best else drawn[1:]
-    return plots("Throughput", said, shown, left=begin_of(line), height=_HEIGHT)
+    unit, scale = next(((unit, n) for unit, n in units if best * n >= 1), units[-1])
+    time = "time since the first worker started"
+    drawn = [_steps(line, "living workers", alive, COLOURS[1], below=time)]
+    if best:
+        done = [rate * scale for rate in rates]
+        drawn.insert(0, _steps(line, f"items done per {unit}", done, COLOURS[0]))
+    return plots("Throughput", said, drawn, left=begin_of(line), height=_HEIGHT)
 
 
 def _steps(
     line: Timeline, name: str, values: Sequence[float], colour: str, *, below: str = ""
 ) -> Plot:
-    """The values of the intervals of a timeline; ``below`` names the axis of time."""
+    """A plot of the values of a timeline's intervals; ``below`` names the axis of time."""
     span_s, high = line.end - line.begin, max(values) * 1.05 or 1.0
     columns = span_ticks(span_s)
-    points = stepped([(one * line.width_s, value) for one, value in enumerate(values)])
+    points = stepped([(number * line.width_s, value) for number, value in enumerate(values)])
+    points.append((span_s, values[-1]))
     return Plot(
         x=below,
         y=name,
@@ -86,45 +86,38 @@ def _steps(
         up=Axis(0.0, high),
         columns=columns if below else [(at, "") for at, _ in columns],
         rows=number_ticks(0.0, high, 4, whole=bool(below)),
-        series=[
-            Series(name="", points=[*points, (span_s, values[-1])], colour=colour, filled=True)
-        ],
+        series=[Series(name="", points=points, colour=colour, filled=True)],
     )
 
 
-def spent(found: Activity) -> Section:
+def spent(activity: Activity) -> Section:
     """Where the time of the workers went."""
-    used = {state: took for state, took in found.seconds.items() if took > 0}
+    used = {state: took for state, took in activity.seconds.items() if took > 0}
     parts = [
-        Part(one, took, format_duration(took), STATE_COLOURS[one]) for one, took in used.items()
+        Part(state, took, format_duration(took), STATE_COLOURS[state])
+        for state, took in used.items()
     ]
     said = ", ".join(f"{part.name} {part.label}" for part in parts)
-    total = max(found.lives_s, 1e-9)
+    total = max(activity.lives_s, 1e-9)
     rows = [
-        (
-            one,
-            seconds(took, total),
-            Cell(f"{took / total:.1%}", took / total),
-            states.STATES[one],
-        )
-        for one, took in used.items()
+        (state, seconds(took, total), Cell(f"{took / total:.1%}", took / total), meaning)
+        for state, meaning in states.STATES.items()
+        if (took := used.get(state, 0.0))
     ]
-    name = "Where the time of the workers went"
-    who = counted(found.workers, "worker")
-    lives = f"{who} lived {format_duration(found.lives_s)} in total,"
+    head = ("state", "time", "share", "meaning")
+    who = counted(activity.workers, "worker")
+    lives = f"{who} lived {format_duration(activity.lives_s)} in total,"
     lives += " each from its start to its last sign of life. Each second is counted once."
     return Section(
-        title=name,
+        title="Where the time of the workers went",
         paragraphs=(lives,),
         figures=(shares("Worker time by state", said, [("", parts)]),),
-        tables=(
-            Table(title="", columns=("state", "time", "share", "meaning"), rows=rows, fits=True),
-        ),
+        tables=(Table(title="", columns=head, rows=rows, fits=True),),
     )
 
 
 _LEAST_S = 60.0
-"""Worker time below which shares say little."""
+"""With less worker time, shares of it mean little."""
 _ADVICE = {
     states.LOAD: (
         0.15,
@@ -150,38 +143,38 @@ _ADVICE = {
         ),
     ),
 }
-"""From which share of the worker time on a state is worth a word, and which."""
+"""The share of the worker time above which a state is reported, and the advice."""
 _BUSY_PERCENT = 50.0
 _LONG = 5.0
 
 
-def findings(found: Activity | None, loads: Loads | None) -> list[str]:
-    """Sentences with numbers, the costliest first."""
-    if found is None or found.lives_s < _LEAST_S:
+def findings(activity: Activity | None, loads: Loads | None) -> list[str]:
+    """What cost the most worker time, and what to do about it, the costliest first."""
+    if activity is None or activity.lives_s < _LEAST_S:
         return []
-    return [*_lost(found), *_longest(found), *_idle_gpus(loads)]
+    return [*_lost(activity), *_longest(activity), *_idle_gpus(loads)]
 
 
-def _lost(found: Activity) -> Iterator[str]:
-    shares = {state: found.seconds[state] / found.lives_s for state in _ADVICE}
+def _lost(activity: Activity) -> Iterator[str]:
+    shares = {state: activity.seconds[state] / activity.lives_s for state in _ADVICE}
     for state in sorted(shares, key=lambda one: -shares[one]):
         least, advice = _ADVICE[state]
         if shares[state] >= least:
-            spent = format_duration(found.seconds[state])
+            spent = format_duration(activity.seconds[state])
             yield f"{shares[state]:.0%} of the worker time ({spent}) went into '{state}': {advice}."
 
 
-def _longest(found: Activity) -> Iterator[str]:
-    """An item that is long for its group delays the end, because one worker runs it alone."""
-    if not found.longest or not found.seconds[states.TAIL]:
+def _longest(activity: Activity) -> Iterator[str]:
+    """Report an item that is long for its group: one worker runs it alone and delays the end."""
+    if not activity.longest or not activity.seconds[states.TAIL]:
         return
-    one = found.longest[0]
-    group = found.groups.of(one.stage, one.group)
-    spent, median = one.seconds or 0.0, group.quantile(0.5) if group is not None else 0.0
-    span_s = found.timeline.end - found.timeline.begin
+    attempt = activity.longest[0]
+    group = activity.groups.of(attempt.stage, attempt.group)
+    spent, median = attempt.seconds or 0.0, group.quantile(0.5) if group is not None else 0.0
+    span_s = activity.timeline.end - activity.timeline.begin
     if median and spent > _LONG * median and spent > 0.1 * span_s:
         times = f"{spent / median:.0f} times the median of its group"
-        yield f"Item {one.item} alone took {format_duration(spent)}, {times}."
+        yield f"Item {attempt.item} alone took {format_duration(spent)}, {times}."
 
 
 def _idle_gpus(loads: Loads | None) -> Iterator[str]:

@@ -86,9 +86,10 @@ def plane_of_models(campaign: Campaign) -> Plane:
 def plane_of_keys(keys: Sequence[Key]) -> Plane:
     """One facet of the two keys that explain most of the rewards; the one with more levels across.
 
-    ``keys`` are at least two.
+    A single key has one row.
     """
-    across, down = sorted(keys[:2], key=lambda key: -len(key.levels))
+    one_row = Key("", [""], dict.fromkeys(keys[0].level_of, 0))
+    across, down, *_ = sorted([*keys[:2], one_row], key=lambda key: -len(key.levels))
     last = len(down.levels) - 1
     places = {arm: (0, across.level_of[arm], last - down.level_of[arm]) for arm in across.level_of}
     facet = Facet("", across.levels, down.levels[::-1])
@@ -227,21 +228,20 @@ def reward_map(
     marks: Mapping[str, str],
     unit: str,
 ) -> tuple[Figure, ...]:
-    """The rewards of arms by model, checkpoint and layer, or by the two keys that explain most.
+    """The rewards of arms by model, checkpoint and layer, or by the keys that explain most.
 
     ``words`` describes an arm, ``asked`` are outlined, ``marks`` are those of :class:`Tile`.
-    Nothing without rewards, or if the arms have fewer than two keys with several values.
+    Nothing without rewards, or if no key of the arms has several values.
     """
     keys = [] if campaign.rows is None else keys_of(arms, rewards)
-    if not rewards or (campaign.rows is not None and len(keys) < 2):
+    if not rewards or (campaign.rows is not None and not keys):
         return ()
     plane = plane_of_models(campaign) if campaign.rows is None else plane_of_keys(keys)
     maps = heatmaps_of(plane, rewards, words=words, asked=asked, marks=marks, unit=unit)
     columns = max(len(one.columns) for one in maps)
     beside = 1 if len(maps) == 1 or columns > _WIDE else 2
     beside = 3 if len(maps) > 4 and columns <= _WIDE / 2 else beside
-    across, down = plane.axes
-    title = f"Reward by {across} and {down}"
+    title = f"Reward by {' and '.join(filter(None, plane.axes))}"
     said = f"Rewards of {len(rewards):,} of {counted(len(plane.places), 'arm')};"
     said += f" the policy requested {counted(len(asked), 'arm')}."
     figure = heatmaps(title, said, maps, per_row=beside)

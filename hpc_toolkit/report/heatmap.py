@@ -60,7 +60,7 @@ class HeatMap:
     tiles: Mapping[tuple[int, int], Tile]
     """By column and row; a place without a tile is empty."""
     axes: tuple[str, str]
-    """What the columns and the rows are."""
+    """What the columns and the rows are; "": there is one row."""
     scale: tuple[float, float]
     """The values with the first and the last colour."""
     unit: str = ""
@@ -180,7 +180,8 @@ def _axes(drawn: HeatMap, at: _Place) -> Iterator[str]:
         label = shortened(drawn.columns[number], max(every * at.x - 4, 18), 11)
         yield text(x, at.bottom + 13, label, anchor="middle", size=11)
     across, down = drawn.axes
-    yield text(at.left, at.bottom + 28, f"columns: {across}; rows: {down}", colour=DIM, size=11)
+    said = f"columns: {across}; rows: {down}" if down else across
+    yield text(at.left, at.bottom + 28, said, colour=DIM, size=11)
 
 
 _KEPT = 'vector-effect="non-scaling-stroke"'

@@ -398,6 +398,20 @@ def test_own_arms_are_drawn_by_the_keys_that_explain_most(
     assert (first["tie"], first["id"], first["tasks"]) == ("best", "231", Cell("2 of 2", 2))
 
 
+def test_arms_of_one_key_are_drawn_in_one_row(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"x": x, "y": 1, "z": 2} for x in range(5)]
+    campaign = arms_campaign(rows, {"policy": "random", "budget": 3, "pending": 3})
+    played = Played(fast_dir / "r", campaign, monkeypatch, number_of)
+    played.coordinate()
+
+    drawn = ET.fromstring(figures(search_of(played.root))["Reward by x"].svg)
+
+    words = [one.text for one in drawn.iter(f"{SVG}text")]
+    assert words[-6:] == ["0", "1", "2", "3", "4", "x"]
+
+
 def test_numbers_are_levels_in_their_order_and_many_are_divided_into_equal_parts() -> None:
     rows = [{"many": place * 0.5, "few": [3, 20, 100, None][place % 4]} for place in range(100)]
     arms = make_arms(arms_campaign(rows, {"policy": "random", "budget": 2}))

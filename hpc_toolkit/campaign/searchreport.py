@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.campaign.evaluations import searched_of
-from hpc_toolkit.campaign.progress import expected_best, progress_of, some_counts
+from hpc_toolkit.campaign.progress import progress_of
 from hpc_toolkit.campaign.search import score_of
-from hpc_toolkit.campaign.searchmaps import brief, reward_map
+from hpc_toolkit.campaign.searchfigures import best_so_far, brief, reward_map
 from hpc_toolkit.campaign.summary import summarize
-from hpc_toolkit.report.axes import Axis, number_ticks, span_ticks
-from hpc_toolkit.report.charts import Plot, Series, padded, plots, stepped
-from hpc_toolkit.report.figures import COLOURS, DASHED, DOTTED
 from hpc_toolkit.report.page import Cell, Section, Table, count, seconds
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_duration
 
@@ -94,7 +91,7 @@ def _outcome(facts: SearchFacts) -> Section:
         title="Search",
         paragraphs=tuple(_sentences(facts, summary)),
         facts=tuple(_tiles(facts, summary)),
-        figures=tuple(_progress(facts, summary)),
+        figures=_best(facts, summary),
     )
 
 
@@ -234,61 +231,22 @@ def _map(facts: SearchFacts) -> tuple[Figure, ...]:
     )
 
 
-def _progress(facts: SearchFacts, summary: Summary) -> Iterator[Figure]:
+def _best(facts: SearchFacts, summary: Summary) -> tuple[Figure, ...]:
     """The best arm so far, over evaluations and over evaluation time."""
     if not facts.steps:
-        return
-    names, arms = len(facts.searched.campaign.tasks.names), len(facts.rewards)
-    rows = (row for arm in facts.rewards for row in facts.searched.found.rows[arm].values())
-    each_s = math.fsum(row["seconds"] for row in rows) / max(1, arms)
-    steps = facts.steps
-    drawn = [
-        _plot(facts, summary, "evaluations", [float(one.evaluations) for one in steps], names),
-        _plot(facts, summary, "evaluation time", [one.seconds for one in steps], each_s),
-    ]
-    last = steps[-1]
-    since = next(one for one in steps if one.reward == last.reward)
-    said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
-    said += f" it was found after {since.evaluations:,}."
-    figure = plots("Best reward so far", said, drawn, beside=2)
-    yield figure._replace(caption=_caption(facts))
-
-
-def _plot(
-    facts: SearchFacts, summary: Summary, cost: str, spent: Sequence[float], each: float
-) -> Plot:
-    """The best reward by what the search had spent; an arm costs ``each``."""
-    wide, end = 'stroke-width="2"', spent[-1]
-    points = list(zip(spent, (one.reward for one in facts.steps), strict=True))
-    series = [Series(name="search", points=stepped(points), colour=COLOURS[0])]
-    rewards = [one.mean for one in facts.rewards.values()]
-    # The policy chose the good arms: a random order of those would look better than the search.
-    if rewards and each > 0 and facts.searched.found.complete:
-        counts = some_counts(min(len(rewards), max(1, math.ceil(end / each))))
-        best = zip((one * each for one in counts), expected_best(rewards, counts), strict=True)
-        points = [point for point in best if point[0] <= end * 1.02 or point[0] == each]
-        name, style = "random order (expected)", f"{wide} {DASHED}"
-        series.append(Series(name=name, points=points, colour=COLOURS[6], style=style))
-    levels = [(summary.baseline_name, summary.baseline, COLOURS[1])]
-    levels += [("best of all arms", summary.exhaustive, COLOURS[2])]
-    for name, found, colour in levels:
-        if found is not None:
-            points = [(0.0, found.reward), (end, found.reward)]
-            series.append(Series(name=name, points=points, colour=colour, style=f"{wide} {DOTTED}"))
-    known = [point for one in series for point in one.points]
-    ys = [y for _, y in known]
-    across, up = Axis(0.0, max(x for x, _ in known) or 1.0), padded(min(ys), max(ys))
-    timed = cost == "evaluation time"
-    columns = span_ticks(across.high, 6) if timed else number_ticks(0.0, across.high)
-    return Plot(
-        x=cost,
-        y="best reward so far",
-        across=across,
-        up=up,
-        columns=columns,
-        rows=number_ticks(up.low, up.high),
-        series=series,
+        return ()
+    found, rewards = facts.searched.found, [one.mean for one in facts.rewards.values()]
+    rows = (row for arm in facts.rewards for row in found.rows[arm].values())
+    each_s = math.fsum(row["seconds"] for row in rows) / max(1, len(rewards))
+    levels = {summary.baseline_name: summary.baseline, "best of all arms": summary.exhaustive}
+    drawn = best_so_far(
+        facts.steps,
+        (len(facts.searched.campaign.tasks.names), each_s),
+        # The policy chose the good arms: a random order of those would look better than the search.
+        rewards if found.complete else (),
+        {name: arm.reward for name, arm in levels.items() if arm is not None},
     )
+    return (drawn._replace(caption=_caption(facts)),)
 
 
 def _caption(facts: SearchFacts) -> str:
@@ -320,23 +278,11 @@ def _ranking(facts: SearchFacts) -> Iterator[Table]:
     shown = ranked[:_ROWS]
     keys = _keys(facts, [one.arm for one in shown])
     errors = any(one.reward and one.reward.stderr is not None for one in shown)
-    ties, top = _tied(facts)
-    rows = []
-    for rank, one in enumerate(shown, 1):
-        named = list(_named(facts, one.arm, keys))
-        judged = ["no reward" if one.reward is None else _number(one.reward.mean)]
-        if errors:
-            error = None if one.reward is None else one.reward.stderr
-            judged.append("unknown" if error is None else _number(error))
-        judged.append("best" if one.arm == top else "yes" if one.arm in ties else "no")
-        judged.append(count(facts.asked[one.arm]) if one.arm in facts.asked else "not asked")
-        made = facts.searched.found.rows[one.arm].values()
-        failed = sum(score_of(row) is None for row in made)
-        told = Cell(f"{one.tasks} of {tasks}" + (f", {failed} failed" if failed else ""), one.tasks)
-        took = seconds(math.fsum(row["seconds"] for row in made))
-        # Keys, which may be many, come behind the reward.
-        both = (*judged, *named) if keys else (*named, *judged)
-        rows.append((count(rank), *both, told, took))
+    top = _tied(facts)[1]
+    rows = [
+        (count(rank), *_row(facts, one, keys, tasks, errors=errors))
+        for rank, one in enumerate(shown, 1)
+    ]
     hidden = len(ranked) - len(rows)
     note = "Noise cannot tell ties from the best arm." if top else ""
     note += " No task reports a standard error." if top and not errors else ""
@@ -347,6 +293,28 @@ def _ranking(facts: SearchFacts) -> Iterator[Table]:
     columns = (*judging, *keys) if keys else ("arm", *judging)
     head = ("rank", *columns, "tasks", "time")
     yield Table(title="Arms by reward", columns=head, rows=rows, note=note)
+
+
+def _row(
+    facts: SearchFacts, ranked: _Ranked, keys: Sequence[str], tasks: int, *, errors: bool
+) -> Iterator[str | Cell]:
+    """The cells of an arm; its keys, which may be many, come behind its reward."""
+    arm, reward = ranked.arm, ranked.reward
+    named = list(_named(facts, arm, keys))
+    yield from () if keys else named
+    yield "no reward" if reward is None else _number(reward.mean)
+    if errors:
+        yield "unknown" if reward is None or reward.stderr is None else _number(reward.stderr)
+    ties, top = _tied(facts)
+    yield "best" if arm == top else "yes" if arm in ties else "no"
+    yield count(facts.asked[arm]) if arm in facts.asked else "not asked"
+    yield from named if keys else ()
+    rows = facts.searched.found.rows[arm].values()
+    failed = sum(score_of(row) is None for row in rows)
+    yield Cell(
+        f"{ranked.tasks} of {tasks}" + (f", {failed} failed" if failed else ""), ranked.tasks
+    )
+    yield seconds(math.fsum(row["seconds"] for row in rows))
 
 
 def _keys(facts: SearchFacts, shown: Sequence[str]) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.campaign import searchreport
+from hpc_toolkit.campaign import searchfigures, searchreport
 from hpc_toolkit.campaign.progress import expected_best, some_counts
 from hpc_toolkit.campaign.search import make_arms
-from hpc_toolkit.campaign.searchmaps import heatmaps_of, keys_of, plane_of_models
+from hpc_toolkit.campaign.searchfigures import heatmaps_of, keys_of, plane_of_models
 from hpc_toolkit.campaign.searchreport import read_search
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.report import runreport
@@ -227,7 +227,7 @@ def test_every_chart_draws_the_last_round(
         seen.extend(drawn)
         return plots(title, said, drawn, **more)
 
-    monkeypatch.setattr(searchreport, "plots", recorded)
+    monkeypatch.setattr(searchfigures, "plots", recorded)
     figures(search_of(played.root))
 
     ends = {(plot.x, plot.y): [one.points[-1] for one in plot.series] for plot in seen}

@@ -1,4 +1,4 @@
-"""The rewards of a campaign's arms as a heat map of two keys, such as checkpoint and layer."""
+"""The figures of a search: the best reward so far, and a heat map of the rewards by two keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.report.figures import shortened, text_width
+from hpc_toolkit.campaign.progress import expected_best, some_counts
+from hpc_toolkit.report.axes import Axis, number_ticks, span_ticks
+from hpc_toolkit.report.charts import Plot, Series, padded, plots, stepped
+from hpc_toolkit.report.figures import COLOURS, DASHED, DOTTED, shortened, text_width
 from hpc_toolkit.report.heatmap import HeatMap, Tile, heatmaps
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from hpc_toolkit.bandit import ArmTable
+    from hpc_toolkit.campaign.progress import Step
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.report.figures import Figure
 
@@ -26,6 +30,62 @@ _WIDE = 40
 _BINS, _DISTINCT = 12, 24
 """Numbers with more different values than ``_DISTINCT`` are divided into ``_BINS``."""
 NOTHING = "(none)"
+
+
+def best_so_far(
+    steps: Sequence[Step],
+    costs: tuple[float, float],
+    order: Sequence[float],
+    levels: Mapping[str, float],
+) -> Figure:
+    """The best reward so far, over evaluations and over evaluation time.
+
+    ``costs`` are the evaluations and the seconds of an arm. ``order`` are the rewards of all arms,
+    to compare with a random order. ``levels`` are drawn as horizontal lines.
+    """
+    spent = [float(step.evaluations) for step in steps], [step.seconds for step in steps]
+    drawn = []
+    for timed, (xs, cost) in enumerate(zip(spent, costs, strict=True)):
+        series = list(_lines(steps, xs, cost, order, levels))
+        points = [point for line in series for point in line.points]
+        ys = [y for _, y in points]
+        across, up = Axis(0.0, max(x for x, _ in points) or 1.0), padded(min(ys), max(ys))
+        plot = Plot(
+            x="evaluation time" if timed else "evaluations",
+            y="best reward so far",
+            across=across,
+            up=up,
+            columns=span_ticks(across.high, 6) if timed else number_ticks(0.0, across.high),
+            rows=number_ticks(up.low, up.high),
+            series=series,
+        )
+        drawn.append(plot)
+    last = steps[-1]
+    since = next(step for step in steps if step.reward == last.reward)
+    said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
+    said += f" it was found after {since.evaluations:,}."
+    return plots("Best reward so far", said, drawn, beside=2)
+
+
+def _lines(
+    steps: Sequence[Step],
+    spent: Sequence[float],
+    cost: float,
+    order: Sequence[float],
+    levels: Mapping[str, float],
+) -> Iterator[Series]:
+    points = list(zip(spent, (step.reward for step in steps), strict=True))
+    yield Series(name="search", points=stepped(points), colour=COLOURS[0])
+    wide, end = 'stroke-width="2"', spent[-1]
+    if order and cost > 0:
+        counts = some_counts(min(len(order), max(1, math.ceil(end / cost))))
+        best = zip((cost * count for count in counts), expected_best(order, counts), strict=True)
+        points = [point for point in best if point[0] <= end * 1.02 or point[0] == cost]
+        name, style = "random order (expected)", f"{wide} {DASHED}"
+        yield Series(name=name, points=points, colour=COLOURS[6], style=style)
+    for number, (name, reward) in enumerate(levels.items(), 1):
+        points, style = [(0.0, reward), (end, reward)], f"{wide} {DOTTED}"
+        yield Series(name=name, points=points, colour=COLOURS[number], style=style)
 
 
 class Facet(NamedTuple):

@@ -51,6 +51,7 @@ th[aria-sort=ascending] button::after{content:" \\2191";opacity:1}
 th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
 @media(max-width:40rem){th,td,td.n{padding:.25rem .4rem .25rem 0}
 .fits{font-size:.8rem}.fits td:not(.n){white-space:normal;overflow-wrap:anywhere;min-width:2.5rem}
+.fits td.b{min-width:4.5rem}
 th button::after{display:none}}
 @media print{nav,th button::after{display:none}html{font-size:11px}h2,h3{break-after:avoid}
 header,main{max-width:none;padding:0}th{white-space:normal}td,td.w,td.b{min-width:0}td{white-space:normal;overflow-wrap:anywhere}

@@ -206,8 +206,11 @@ def settings(manifest: Manifest, made: float) -> Section:
         values = {key: getattr(stage, key) for key in (*limits, "items_per_claim")}
         given = {key: value for key, value in values.items() if value is not None}
         rows.append((f"{stage.name}: settings", _json(given)))
-    if manifest.campaign is not None:
-        rows.append(("campaign", _json(manifest.campaign)))
+    campaign = manifest.campaign or {}
+    if isinstance(search := campaign.get("search"), dict):
+        values = {"seed": campaign.get("seed"), **search}
+        given = {key: value for key, value in values.items() if value not in (None, [], {})}
+        rows.append(("search: settings", _json(given)))
     rows += [
         (key, short(one, _TEXT_CHARS) if isinstance(one, str) else _json(one))
         for key, one in origin.items()

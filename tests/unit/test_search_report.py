@@ -199,7 +199,7 @@ def test_the_first_screen_says_what_was_found_how_sure_it_is_and_what_is_next(
     played = Played(fast_dir / "r", campaign, monkeypatch, value)
     played.coordinate()
 
-    first = runreport.sections(reporting.read_facts(Run.open(played.root)))[0]
+    first, *_, last = runreport.sections(reporting.read_facts(Run.open(played.root)))
 
     found, after = first.paragraphs[:2]
     assert (first.title, found.partition(" is ")[0]) == ("Outcome", "The best arm")
@@ -207,6 +207,8 @@ def test_the_first_screen_says_what_was_found_how_sure_it_is_and_what_is_next(
     assert ("uncertainty unknown" in found) == (stderr is None)
     assert f"Next: {then}" in after
     assert ("still improving" in after) == (change > 0)
+    settings = {row[0]: row[1] for row in last.tables[0].rows}
+    assert '"policy": "random", "budget": 6, "pending": 2' in settings["search: settings"]
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.report.figures import text_width
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import RunJob, record_job
 from hpc_toolkit.training.scaling.collectives import record_of
@@ -125,6 +126,25 @@ def test_wild_repeats_leave_a_picture_that_can_be_read(tmp_path: Path) -> None:
     root = ET.fromstring((tmp_path / "p.svg").read_text())
     ticks = [one.text for one in root.iter() if (one.text or "").endswith("%")]
     assert 5 <= len(ticks) <= 12
+
+
+def test_names_and_series_of_any_number_stay_inside_the_picture(tmp_path: Path) -> None:
+    points = [{"world_size": size, "value": size * 0.9} for size in (1, 2, 4)]
+    tables = [
+        {"name": f"{number} {'x' * 300}", "unit": "samples_per_s", "points": points}
+        for number in range(9)
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"tables": tables}))
+
+    scaling("analyze", str(tmp_path / "t.json"), "-o", str(tmp_path / "p.svg"))
+
+    root = ET.fromstring((tmp_path / "p.svg").read_text())
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    texts = [one for one in root.iter() if one.tag.endswith("text") and not one.get("text-anchor")]
+    assert len(texts) > 9
+    for one in texts:
+        assert float(one.attrib["x"]) + text_width(one.text or "") <= width
+        assert float(one.attrib["y"]) < height
 
 
 def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> None:

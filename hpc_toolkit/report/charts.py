@@ -81,8 +81,8 @@ def plots(
     ``left`` is where a plot begins, so that it can be in line with another figure.
     """
     width = (PAGE - left * beside - _RIGHT) / beside
-    lines = [one for plot in drawn for one in plot.series if one.name and one.points]
-    names = dict.fromkeys((one.colour, one.name, one.style) for one in lines)
+    lines = [line for plot in drawn for line in plot.series if line.name and line.points]
+    names = dict.fromkeys((line.colour, line.name, line.style) for line in lines)
     parts, high = legend(names, _TOP, PAGE - 20)
     top, bottom = _TOP + high + 20, 0.0
     for number, plot in enumerate(drawn):
@@ -97,12 +97,12 @@ def plots(
         more = max((label.count("\n") for _, label in plot.columns), default=0)
         bottom = max(bottom, panel.top + height + _GAP + 16 * more)
         parts += panel.frame(plot.columns, plot.rows, plot.x, plot.y)
-        for one in plot.series:
-            if one.filled and one.points:
-                floor = [(one.points[0][0], 0.0), (one.points[-1][0], 0.0)]
-                parts.append(panel.band(floor, one.points, one.colour))
-            parts += [panel.line(one.points, one.colour, one.style)] if one.points else []
-            parts += panel.dots(one.points, one.colour) if one.dotted else ()
+        for line in plot.series:
+            if line.filled and line.points:
+                floor = [(line.points[0][0], 0.0), (line.points[-1][0], 0.0)]
+                parts.append(panel.band(floor, line.points, line.colour))
+            parts += [panel.line(line.points, line.colour, line.style)] if line.points else []
+            parts += panel.dots(line.points, line.colour) if line.dotted else ()
     return Figure(title, said, figure(title, PAGE, bottom, parts, alternative=said))
 
 
@@ -180,32 +180,32 @@ def boxes(title: str, said: str, distributions: Sequence[Box]) -> Figure:
 
     The dot is the longest duration. The axis is logarithmic.
     """
-    wide = max((text_width(one.name) for one in distributions), default=0)
+    wide = max((text_width(box.name) for box in distributions), default=0)
     left = min(max(wide + 16, _LEFT), 280)
-    low = max(min(one.spots[0] for one in distributions), 1e-6) / 1.15
-    high = max(*(one.spots[-1] for one in distributions), low * 4) * 1.15
+    low = max(min(box.spots[0] for box in distributions), 1e-6) / 1.15
+    high = max(*(box.spots[-1] for box in distributions), low * 4) * 1.15
     height = _ROW * len(distributions)
     width = PAGE - left - _RIGHT - 60
     x = Axis(low, high, log=True)
     panel = Panel(x=x, y=Axis(0.0, 1.0), left=left, top=48, width=width, height=height)
     parts = [*panel.frame(log_span_ticks(low, high), [], "duration of an attempt")]
-    for number, one in enumerate(distributions):
-        parts += _box(panel, one, 48 + _ROW * number + _ROW / 2)
+    for number, box in enumerate(distributions):
+        parts += _box(panel, box, 48 + _ROW * number + _ROW / 2)
     return Figure(title, said, figure(title, PAGE, height + 100, parts, alternative=said))
 
 
-def _box(panel: Panel, one: Box, y: float) -> Iterator[str]:
-    low, p25, median, p75, p95, high = (panel.at(max(spot, 1e-6), 0.0)[0] for spot in one.spots)
-    times = [format_duration(spot) for spot in one.spots]
-    said = f"{one.name}: {counted(one.count, 'attempt')}, median {times[2]},"
+def _box(panel: Panel, box: Box, y: float) -> Iterator[str]:
+    low, p25, median, p75, p95, high = (panel.at(max(spot, 1e-6), 0.0)[0] for spot in box.spots)
+    times = [format_duration(spot) for spot in box.spots]
+    said = f"{box.name}: {counted(box.count, 'attempt')}, median {times[2]},"
     said += f" 95 % below {times[4]}, longest {times[5]}"
     stroke = 'stroke="currentColor" fill="none"'
     yield f"<g><title>{escaped(said)}</title>"
-    yield text(panel.left - 8, y + 4, shortened(one.name, panel.left - 16), anchor="end")
+    yield text(panel.left - 8, y + 4, shortened(box.name, panel.left - 16), anchor="end")
     yield f'<path class="{DIM}" d="M{low:.1f} {y}H{p95:.1f}" {stroke}/>'
-    box = f'x="{p25:.1f}" y="{y - 6}" width="{max(p75 - p25, 1):.1f}" height="12"'
-    yield f'<rect class="{COLOURS[0]}" {box} fill-opacity="0.55"/>'
+    place = f'x="{p25:.1f}" y="{y - 6}" width="{max(p75 - p25, 1):.1f}" height="12"'
+    yield f'<rect class="{COLOURS[0]}" {place} fill-opacity="0.55"/>'
     yield f'<path class="{INK}" d="M{median:.1f} {y - 7}v14" {stroke} stroke-width="2"/>'
     yield f'<circle class="{COLOURS[1]}" cx="{high:.1f}" cy="{y}" r="3"/>'
-    yield text(PAGE - _RIGHT, y + 4, f"{one.count:,}", anchor="end", colour=DIM)
+    yield text(PAGE - _RIGHT, y + 4, f"{box.count:,}", anchor="end", colour=DIM)
     yield "</g>"

@@ -94,9 +94,9 @@ class Panel:
             yield rule(f"M{x:.1f} {self.top}V{bottom}")
             said = label.split("\n")
             lines = max(lines, len(said))
-            for number, one in enumerate(said, 1):
+            for number, line in enumerate(said, 1):
                 colour = INK if number == 1 else DIM
-                yield text(x, bottom + _LINE * number, one, anchor="middle", colour=colour)
+                yield text(x, bottom + _LINE * number, line, anchor="middle", colour=colour)
         below = bottom + _LINE * lines + 20
         yield text(self.left + self.width / 2, below, name, anchor="middle")
         if title:

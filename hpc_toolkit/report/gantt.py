@@ -77,7 +77,7 @@ def gantt(title: str, said: str, timeline: Timeline) -> Figure:
     for number, lane in enumerate(lanes):
         parts += _fill(panel, timeline, lane, top + row * number + gap, row - 2 * gap)
     parts += _labels(lanes, (left, top), row)
-    parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
+    parts += (line for mark in marks for line in _symbol(panel, timeline, *mark, row))
     if hidden:
         parts.append(text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=DIM))
     height = panel.top + panel.height + 52
@@ -124,7 +124,7 @@ def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: floa
     full = max([timeline.width_s, *lane.lives.values()])
     said = f"{lane.host}: {counted(lane.workers, 'worker')}"
     spent = {state: sum(cells.values()) for state, cells in lane.spent.items()}
-    said += "".join(f", {state} {format_duration(one)}" for state, one in spent.items() if one)
+    said += "".join(f", {state} {format_duration(took)}" for state, took in spent.items() if took)
     yield f"<g><title>{escaped(said)}</title>"
     bottom = dict.fromkeys(range(timeline.intervals), 0.0)
     scale = panel.width / timeline.intervals
@@ -169,8 +169,8 @@ def _marks(lanes: Sequence[Lane]) -> tuple[list[tuple[int, str, Mark]], int]:
         (number, kind, mark)
         for kind in _SYMBOLS
         for number, lane in enumerate(lanes)
-        for (_, one), mark in lane.marks.items()
-        if one == kind
+        for (_, name), mark in lane.marks.items()
+        if name == kind
     ]
     return found[:_MOST_MARKS], len(found[_MOST_MARKS:])
 

@@ -76,19 +76,19 @@ def level(value: float, scale: tuple[float, float]) -> int:
 def heatmaps(title: str, said: str, maps: Sequence[HeatMap], *, per_row: int) -> Figure:
     """Draw the maps in rows of ``per_row``, with a legend of outlines and marks."""
     wide = (PAGE - 20 - _GAP_X * (per_row - 1)) / per_row
-    titled = sum(len(one.tiles) for one in maps) <= _TITLED
+    titled = sum(len(drawn.tiles) for drawn in maps) <= _TITLED
     top, below, parts = 66.0, 0.0, list(_legend(maps))
-    for number, one in enumerate(maps):
+    for number, drawn in enumerate(maps):
         if number % per_row == 0:
             top = max(top, below)
-        at = _Place(one, 10 + number % per_row * (wide + _GAP_X), top, wide)
-        parts += [*_scale(one, at), *_tiles(one, at, titled=titled), *_axes(one, at)]
+        at = _Place(drawn, 10 + number % per_row * (wide + _GAP_X), top, wide)
+        parts += [*_scale(drawn, at), *_tiles(drawn, at, titled=titled), *_axes(drawn, at)]
         below = max(below, at.bottom + 34 + _GAP_Y)
     return Figure(title, said, figure(title, PAGE, below, parts, alternative=said))
 
 
 def _legend(maps: Sequence[HeatMap]) -> Iterator[str]:
-    tiles = [tile for one in maps for tile in one.tiles.values()]
+    tiles = [tile for drawn in maps for tile in drawn.tiles.values()]
     left = 10.0
     for name, tile, used in (
         ("requested by the policy", Tile(0.5, outlined=True), any(t.outlined for t in tiles)),
@@ -112,7 +112,7 @@ class _Place:
     """Where a map is on the page, and how large its tiles are."""
 
     def __init__(self, drawn: HeatMap, left: float, top: float, width: float) -> None:
-        longest = max((text_width(one, 11) for one in drawn.rows), default=0.0)
+        longest = max((text_width(label, 11) for label in drawn.rows), default=0.0)
         self.begin, self.head, self.wide = left, top, width
         self.labels = min(max(longest, 10.0), width * 0.3) + 6
         self.left, self.top = left + self.labels, top + (_HEAD if drawn.name else _HEAD - 18)
@@ -173,7 +173,7 @@ def _axes(drawn: HeatMap, at: _Place) -> Iterator[str]:
         y = at.top + (number + 0.5) * at.y + 4
         label = shortened(drawn.rows[number], at.labels, 11)
         yield text(at.left - 5, y, label, anchor="end", size=11)
-    widest = max((text_width(one, 11) for one in drawn.columns), default=10.0)
+    widest = max((text_width(label, 11) for label in drawn.columns), default=10.0)
     every = max(1, round(min(widest + 8, 90.0) / at.x + 0.5))
     for number in range(0, len(drawn.columns), every):
         x = at.left + (number + 0.5) * at.x

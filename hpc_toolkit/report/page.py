@@ -83,7 +83,8 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
     policy = f"default-src 'none';style-src 'unsafe-inline';script-src 'sha256-{allowed}'"
     policy += ";base-uri 'none';form-action 'none'"
     links = "".join(
-        f'<a href="#s{number}">{escaped(one.title)}</a>' for number, one in enumerate(sections)
+        f'<a href="#s{number}">{escaped(section.title)}</a>'
+        for number, section in enumerate(sections)
     )
     lines = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -92,7 +93,7 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
         '<meta name="color-scheme" content="light dark">',
         f"<title>{escaped(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>",
         f"<header><h1>{escaped(title)}</h1>\n<nav>{links}</nav></header>\n<main>",
-        *(line for number, one in enumerate(sections) for line in _section(number, one)),
+        *(line for number, section in enumerate(sections) for line in _section(number, section)),
         f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>",
     ]
     return "\n".join(lines) + "\n"
@@ -100,7 +101,7 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
 
 def _section(number: int, section: Section) -> Iterator[str]:
     yield f'<section id="s{number}">\n<h2>{escaped(section.title)}</h2>'
-    yield from (f"<p>{escaped(one)}</p>" for one in section.paragraphs)
+    yield from (f"<p>{escaped(text)}</p>" for text in section.paragraphs)
     if section.facts:
         facts = (
             f"<div><dt>{escaped(name)}</dt><dd>{escaped(said)}</dd></div>"
@@ -108,7 +109,7 @@ def _section(number: int, section: Section) -> Iterator[str]:
         )
         yield f"<dl>{''.join(facts)}</dl>"
     if section.bullets:
-        yield f"<ul>{''.join(f'<li>{escaped(one)}</li>' for one in section.bullets)}</ul>"
+        yield f"<ul>{''.join(f'<li>{escaped(text)}</li>' for text in section.bullets)}</ul>"
     for figure in section.figures:
         svg = figure.svg.replace(STYLE, "")
         caption = f"<figcaption>{escaped(figure.caption)}</figcaption>" if figure.caption else ""
@@ -149,10 +150,12 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
     lines = [f"# {_inline(title)}"]
     for section in sections:
         lines += ["", f"## {_inline(section.title)}"]
-        lines += [line for one in section.paragraphs for line in ("", _inline(one))]
+        lines += [line for text in section.paragraphs for line in ("", _inline(text))]
         if section.facts:
             lines += ["", *(f"- {_inline(name)}: {_inline(said)}" for name, said in section.facts)]
-        lines += ["", *(f"- {_inline(one)}" for one in section.bullets)] if section.bullets else []
+        lines += (
+            ["", *(f"- {_inline(text)}" for text in section.bullets)] if section.bullets else []
+        )
         for figure in section.figures:
             lines += ["", f"**{_inline(figure.title)}**: {_inline(figure.alt)}"]
         for table in section.tables:

@@ -68,8 +68,8 @@ def title(facts: RunFacts) -> str:
 
 def outcome(now: Status) -> tuple[str, str]:
     """What happened, and what to do next."""
-    total = sum(one.total for one in now.stages.values())
-    done = sum(one.done for one in now.stages.values())
+    total = sum(stage.total for stage in now.stages.values())
+    done = sum(stage.done for stage in now.stages.values())
     failed, run = failed_items(now), quote(now.run)
     in_or_after = "in" if now.complete else "after"
     took = f" {in_or_after} {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
@@ -100,7 +100,10 @@ def _outcome(facts: RunFacts) -> Section:
     """The first screen: what was found, how sure it is and what to do next."""
     now = facts.status
     happened, then = outcome(now)
-    said = [*_clocks(facts.activity), *(f"Not in this report: {one}." for one in facts.problems)]
+    said = [
+        *_clocks(facts.activity),
+        *(f"Not in this report: {problem}." for problem in facts.problems),
+    ]
     if not facts.search:
         tables = runtables.results(facts.results)
         return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)
@@ -114,9 +117,11 @@ def _progress(facts: RunFacts) -> Section:
     now = facts.status
     return Section(
         title="Items and workers",
-        paragraphs=tuple(f"Warning: {one}." for one in (*now.warnings, now.doctor) if one),
+        paragraphs=tuple(
+            f"Warning: {warning}." for warning in (*now.warnings, now.doctor) if warning
+        ),
         facts=tuple(_tiles(now, facts.activity)),
-        figures=(_items(now),) if any(one.total for one in now.stages.values()) else (),
+        figures=(_items(now),) if any(stage.total for stage in now.stages.values()) else (),
         bullets=tuple(runtimeline.findings(facts.activity, facts.loads)),
     )
 
@@ -138,7 +143,7 @@ def _clocks(activity: Activity | None) -> Iterator[str]:
 
 
 def _tiles(now: Status, activity: Activity | None) -> Iterator[tuple[str, str]]:
-    yield "items done", f"{sum(one.done for one in now.stages.values()):,}"
+    yield "items done", f"{sum(stage.done for stage in now.stages.values()):,}"
     yield "items failed", f"{failed_items(now):,}"
     if now.elapsed_s:
         yield "time", format_duration(now.elapsed_s)
@@ -152,7 +157,7 @@ def _tiles(now: Status, activity: Activity | None) -> Iterator[tuple[str, str]]:
     yield "worker time", format_duration(activity.lives_s)
     if activity.lives_s > 0:
         yield "of it in results", f"{activity.seconds[states.WORK] / activity.lives_s:.1%}"
-    done = sum(one.done for one in now.stages.values())
+    done = sum(stage.done for stage in now.stages.values())
     if now.elapsed_s and done:
         yield "average speed", rate_text(done / now.elapsed_s)
 

@@ -32,8 +32,8 @@ _ZONE = f"Times are in {time.strftime('%Z')}."
 def results(ranges: Mapping[str, Range]) -> tuple[Table, ...]:
     """A row for each number in the results of a list."""
     rows: list[Row] = [
-        (name, *map(_value, (one.least, median(one.some), one.most)), count(one.count))
-        for name, one in ranges.items()
+        (name, *map(_value, (range_.least, median(range_.some), range_.most)), count(range_.count))
+        for name, range_ in ranges.items()
     ]
     head = ("result", "minimum", "median", "maximum", "items")
     return (Table(title="Results", columns=head, rows=rows, fits=True),) if rows else ()
@@ -50,30 +50,30 @@ def durations(activity: Activity, items: dict[int, str]) -> list[Section]:
     if not ranked:
         return []
     stages = {stage for stage, _, _ in ranked}
-    named = [(_group(stage, name, len(stages)), one) for stage, name, one in ranked]
+    named = [(_group(stage, name, len(stages)), group) for stage, name, group in ranked]
     drawn = [
         Box(
             name=name,
-            spots=(one.least_s, *map(one.quantile, (0.25, 0.5, 0.75, 0.95)), one.most_s),
-            count=one.count,
+            spots=(group.least_s, *map(group.quantile, (0.25, 0.5, 0.75, 0.95)), group.most_s),
+            count=group.count,
         )
-        for name, one in named[:_DRAWN]
+        for name, group in named[:_DRAWN]
     ]
     said = "; ".join(
         f"{box.name}: median {format_duration(box.spots[2])},"
         f" longest {format_duration(box.spots[5])}"
         for box in drawn[:5]
     )
-    most = max(one.total_s for _, one in named)
+    most = max(group.total_s for _, group in named)
     rows: list[Row] = [
         (
             name,
-            count(one.count),
-            seconds(one.total_s, most),
-            *(seconds(one.quantile(share)) for share in (0.25, 0.5, 0.75, 0.95)),
-            seconds(one.most_s),
+            count(group.count),
+            seconds(group.total_s, most),
+            *(seconds(group.quantile(share)) for share in (0.25, 0.5, 0.75, 0.95)),
+            seconds(group.most_s),
         )
-        for name, one in named
+        for name, group in named
     ]
     head = ("group", "attempts", "time in all", "25 %", "median", "75 %", "95 %", "longest")
     more = len(activity.groups.all) - len(ranked)
@@ -97,19 +97,21 @@ def _group(stage: str, name: str, stages: int) -> str:
 
 
 def _longest(activity: Activity, items: dict[int, str]) -> Table:
-    rows = [_attempt_row(activity, one, items.get(one.item, "")) for one in activity.longest]
+    rows = [
+        _attempt_row(activity, attempt, items.get(attempt.item, "")) for attempt in activity.longest
+    ]
     head = ("item", "duration", "times the median", "outcome", "host", "content")
     note = "'times the median' compares with the results of the same group."
     return Table(title="Longest attempts", columns=head, rows=rows, note=note)
 
 
-def _attempt_row(activity: Activity, one: Attempt, item: str) -> Row:
-    group = activity.groups.of(one.stage, one.group)
+def _attempt_row(activity: Activity, attempt: Attempt, item: str) -> Row:
+    group = activity.groups.of(attempt.stage, attempt.group)
     median = group.quantile(0.5) if group is not None else 0.0
-    spent = one.seconds or 0.0
+    spent = attempt.seconds or 0.0
     ratio: str | Cell = Cell(f"{spent / median:.3g}", spent / median) if median > 0 else "unknown"
     shown = short(item, _ITEM_CHARS)
-    return (count(one.item), seconds(spent), ratio, one.outcome, one.host, shown)
+    return (count(attempt.item), seconds(spent), ratio, attempt.outcome, attempt.host, shown)
 
 
 def short(text: str, most: int) -> str:
@@ -153,15 +155,15 @@ def deaths(activity: Activity) -> tuple[Table, ...]:
         return ()
     rows: list[Row] = [
         (
-            one.worker,
-            one.host,
-            moment(one.at, zone=False),
-            one.evidence,
-            one.explained or "no",
-            count(one.item),
-            "itself" if one.by == one.worker else one.by,
+            death.worker,
+            death.host,
+            moment(death.at, zone=False),
+            death.evidence,
+            death.explained or "no",
+            count(death.item),
+            "itself" if death.by == death.worker else death.by,
         )
-        for one in activity.deaths
+        for death in activity.deaths
     ]
     head = ("worker", "host", "recorded at", "evidence", "explained", "item", "recorded by")
     more = activity.outcomes["deaths"] - len(rows)
@@ -171,17 +173,17 @@ def deaths(activity: Activity) -> tuple[Table, ...]:
 
 def load_table(loads: Loads) -> Table:
     rows: list[Row] = []
-    for host, one in sorted(loads.hosts.items())[:_HOSTS]:
-        gpu = one.gpu_percent
+    for host, load in sorted(loads.hosts.items())[:_HOSTS]:
+        gpu = load.gpu_percent
         rows.append(
             (
                 host,
-                Cell(f"{one.cpu_percent:.1f}%", one.cpu_percent),
-                Cell(format_size(one.rss_most), one.rss_most),
-                count(one.gpus),
+                Cell(f"{load.cpu_percent:.1f}%", load.cpu_percent),
+                Cell(format_size(load.rss_most), load.rss_most),
+                count(load.gpus),
                 "" if gpu is None else Cell(f"{gpu:.1f}%", gpu),
-                Cell(format_size(one.gpu_memory_most), one.gpu_memory_most) if one.gpus else "",
-                count(one.samples),
+                Cell(format_size(load.gpu_memory_most), load.gpu_memory_most) if load.gpus else "",
+                count(load.samples),
             )
         )
     head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
@@ -195,7 +197,9 @@ def load_table(loads: Loads) -> Table:
 def settings(manifest: Manifest, made: float) -> Section:
     origin = dict(manifest.provenance)
     if isinstance(code := origin.get("code"), dict):  # of stages that run commands nothing is known
-        origin["code"] = {stage: one for stage, one in code.items() if one is not None} or None
+        origin["code"] = {
+            stage: digest for stage, digest in code.items() if digest is not None
+        } or None
     rows: list[Row] = []
     for stage in manifest.stages:
         code = stage.workload.function or stage.workload.command or ""
@@ -212,9 +216,9 @@ def settings(manifest: Manifest, made: float) -> Section:
         given = {key: value for key, value in values.items() if value not in (None, [], {})}
         rows.append(("search: settings", _json(given)))
     rows += [
-        (key, short(one, _TEXT_CHARS) if isinstance(one, str) else _json(one))
-        for key, one in origin.items()
-        if key not in {"packages", "files", "argv"} and one is not None
+        (key, short(value, _TEXT_CHARS) if isinstance(value, str) else _json(value))
+        for key, value in origin.items()
+        if key not in {"packages", "files", "argv"} and value is not None
     ]
     return Section(
         title="Settings and versions",

@@ -128,10 +128,10 @@ def test_wild_repeats_leave_a_picture_that_can_be_read(tmp_path: Path) -> None:
     assert 5 <= len(ticks) <= 12
 
 
-def test_names_and_series_of_any_number_stay_inside_the_picture(tmp_path: Path) -> None:
+def test_names_of_any_kind_and_length_are_text_inside_the_picture(tmp_path: Path) -> None:
     points = [{"world_size": size, "value": size * 0.9} for size in (1, 2, 4)]
     tables = [
-        {"name": f"{number} {'x' * 300}", "unit": "samples_per_s", "points": points}
+        {"name": f"{number}</svg><script>{'x' * 300}", "unit": "samples_per_s", "points": points}
         for number in range(9)
     ]
     (tmp_path / "t.json").write_text(json.dumps({"tables": tables}))
@@ -142,6 +142,7 @@ def test_names_and_series_of_any_number_stay_inside_the_picture(tmp_path: Path) 
     width, height = map(float, root.attrib["viewBox"].split()[2:])
     texts = [one for one in root.iter() if one.tag.endswith("text") and not one.get("text-anchor")]
     assert len(texts) > 9
+    assert not [one for one in root.iter() if one.tag.endswith("script")]
     for one in texts:
         assert float(one.attrib["x"]) + text_width(one.text or "") <= width
         assert float(one.attrib["y"]) < height

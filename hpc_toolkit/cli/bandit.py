@@ -129,7 +129,7 @@ def _is_gathered(path: Path) -> bool:
 
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     """Print first: what cannot be written is not lost then."""
-    from hpc_toolkit.bandit.bench.tables import as_csv, as_lines
+    from hpc_toolkit.bandit.bench.comparison import as_csv, as_lines
 
     show(report, as_lines(report), as_json=as_json)
     if report["left_out"]:

@@ -18,6 +18,8 @@ from hpc_toolkit.bandit.bench import comparison
 from hpc_toolkit.bandit.bench.comparison import (
     Entrant,
     Plan,
+    as_csv,
+    as_lines,
     entrants,
     reports,
     run_bench,
@@ -27,7 +29,6 @@ from hpc_toolkit.bandit.bench.outcome import mean_band, spread, summary
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.bench.replay import Asks, Trace, replay
 from hpc_toolkit.bandit.bench.synthetic import score_table
-from hpc_toolkit.bandit.bench.tables import as_csv, as_lines
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.quantities import format_duration

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.rule import Belief, Rule
+    from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.bandit.stopping import StopRules
 
 
@@ -124,11 +124,6 @@ class Policy:
             tasks=tuple(name for name in names if name in told.scores),
             dropped=tuple(results.tasks.names[task] for task in sorted(found.dropped)),
         )
-
-    def beliefs(self) -> list[Belief] | None:
-        """Return the reward that the policy expects of each arm after the tells so far, in the
-        arms' order; None from a policy without a model, or before the first reward."""
-        return self.rule.beliefs(self._history(()))
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
         """Return the reason to request nothing more, for users; None: no stop rule holds.

@@ -200,18 +200,6 @@ class Rule(ABC):
         """
         return None
 
-    def beliefs(self, history: History) -> list[Belief] | None:
-        """Return what the rule's model expects of each arm, in the arms' order; None: no model."""
-        return None
-
-
-class Belief(NamedTuple):
-    """The reward that a model expects of an arm."""
-
-    mean: float
-    sd: float
-    """Standard deviation of the reward without noise; 0 at an arm that is known exactly."""
-
 
 class Finalists(NamedTuple):
     """The arms among which to find the best, and the tasks by which to compare them."""

@@ -2,48 +2,84 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.campaign import searchcurves, searchtables
-from hpc_toolkit.campaign.scoremaps import brief
-from hpc_toolkit.campaign.searchfacts import read_search
-from hpc_toolkit.campaign.searchmaps import key_means, metric_maps, reward_maps
-from hpc_toolkit.report.page import Section
-from hpc_toolkit.report.plots import with_error
+from hpc_toolkit.campaign.evaluations import searched_of
+from hpc_toolkit.campaign.progress import progress_of
+from hpc_toolkit.campaign.search import score_of
+from hpc_toolkit.campaign.searchfigures import best_so_far, brief, reward_map
+from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.report.page import Cell, Section, Table, count, seconds
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from hpc_toolkit.campaign.searchfacts import SearchFacts
+    from hpc_toolkit.bandit.rewards import Reward
+    from hpc_toolkit.campaign.evaluations import Searched
+    from hpc_toolkit.campaign.progress import Step
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Summary
     from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.report.figures import Figure
 
 _RECENT = 0.8
 """A search whose best arm came after this share of its evaluations is still improving."""
+_ROWS, _KEYS = 200, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFacts:
+    """What the sections are made from."""
+
+    searched: Searched
+    summary: Summary | None
+    """None: no arm has a reward, and the search goes on."""
+    rewards: Mapping[str, Reward]
+    """Rewards of the arms that have a result of every task, also of those after the search."""
+    asked: Mapping[str, int]
+    """The first decision, from 1, that requested each arm of the search."""
+    steps: Sequence[Step]
+    """The best arm so far."""
+    price: tuple[float, str] | None
+    """Price of a worker for an hour, and its currency; None: not known."""
+
+
+def read_search(
+    view: RunView, campaign: Campaign, price: tuple[float, str] | None = None
+) -> SearchFacts:
+    searched = searched_of(view, campaign)
+    found, names = searched.found, searched.campaign.tasks.names
+    rewards = found.rewards(found.arms.ids, names)
+    asked: dict[str, int] = {}
+    for number, decision in enumerate(searched.rounds, 1):
+        for pull in decision.pulls:
+            asked.setdefault(pull.arm, number)
+    return SearchFacts(
+        searched=searched,
+        summary=summarize(view, campaign, searched),
+        rewards=rewards,
+        asked=asked,
+        steps=progress_of(searched, rewards),
+        price=price,
+    )
 
 
 def sections(
     view: RunView, campaign: Campaign, price: tuple[float, str] | None = None
 ) -> list[Section]:
-    """Sections about the search, which follow the outcome of the run.
+    """Sections about the search; the first is the outcome of the run.
 
     ``price`` is that of a worker for an hour, with its currency, if it is known.
     """
     facts = read_search(view, campaign, price)
     if not facts.searched.decisions:
         return [Section(title="Search", paragraphs=("The policy has not requested any arm yet.",))]
-    return [
-        _outcome(facts),
-        Section(
-            title="Rewards",
-            figures=(*reward_maps(facts), *metric_maps(facts, view), *key_means(facts)),
-            tables=tuple(searchtables.ranking(facts)),
-        ),
-        searchtables.expected(facts),
-    ]
+    rewards = Section(title="Rewards", figures=_map(facts), tables=tuple(_ranking(facts)))
+    return [_outcome(facts), rewards]
 
 
 def _outcome(facts: SearchFacts) -> Section:
@@ -53,13 +89,13 @@ def _outcome(facts: SearchFacts) -> Section:
         return Section(title="Search", paragraphs=(said,))
     return Section(
         title="Search",
-        paragraphs=tuple(outcome(facts, summary)),
+        paragraphs=tuple(_sentences(facts, summary)),
         facts=tuple(_tiles(facts, summary)),
-        figures=tuple(searchcurves.progress(facts, summary)),
+        figures=_best(facts, summary),
     )
 
 
-def outcome(facts: SearchFacts, summary: Summary) -> Iterator[str]:
+def _sentences(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     """The best arm, how sure that is and what to do next; then how it compares and what it took."""
     best = summary.best
     assert best is not None
@@ -163,3 +199,170 @@ def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
         yield "cost of the evaluations", f"{price * summary.gpu_s / HOUR_S:,.2f} {currency}"
     if summary.failed_tasks:
         yield "failed evaluations", f"{summary.failed_tasks:,}"
+
+
+def with_error(value: float, error: float | None) -> str:
+    """A value with its error in words."""
+    return f"{value:.4f}" + (f" ± {error:.4f}" if error is not None else "")
+
+
+def _map(facts: SearchFacts) -> tuple[Figure, ...]:
+    summary, marks = facts.summary, dict[str, str]()
+    if summary is not None and summary.exhaustive is not None:
+        marks[summary.exhaustive.arm] = "truth"
+    if summary is not None and summary.best is not None:
+        best = summary.best.arm
+        marks[best] = " ".join(filter(None, ("best", marks.get(best))))
+
+    def words(arm: str) -> str:
+        reward, asked = facts.rewards.get(arm), facts.asked.get(arm)
+        lacks = facts.searched.found.lacks(arm)
+        said = lacks if reward is None else with_error(reward.mean, reward.stderr)
+        return f"{said}, requested in round {asked}" if asked else said
+
+    return reward_map(
+        facts.searched.campaign,
+        facts.searched.found.arms,
+        {arm: reward.mean for arm, reward in facts.rewards.items()},
+        words=words,
+        asked=facts.asked,
+        marks=marks,
+        unit=summary.scalariser if summary else "",
+    )
+
+
+def _best(facts: SearchFacts, summary: Summary) -> tuple[Figure, ...]:
+    """The best arm so far, over evaluations and over evaluation time."""
+    if not facts.steps:
+        return ()
+    found, rewards = facts.searched.found, [one.mean for one in facts.rewards.values()]
+    rows = (row for arm in facts.rewards for row in found.rows[arm].values())
+    each_s = math.fsum(row["seconds"] for row in rows) / max(1, len(rewards))
+    levels = {summary.baseline_name: summary.baseline, "best of all arms": summary.exhaustive}
+    drawn = best_so_far(
+        facts.steps,
+        (len(facts.searched.campaign.tasks.names), each_s),
+        # The policy chose the good arms: a random order of those would look better than the search.
+        rewards if found.complete else (),
+        {name: arm.reward for name, arm in levels.items() if arm is not None},
+    )
+    return (drawn._replace(caption=_caption(facts)),)
+
+
+def _caption(facts: SearchFacts) -> str:
+    said = "Evaluations are in the order in which the policy requested them."
+    said += " Those that were known before cost nothing." if facts.searched.found.known else ""
+    if not facts.rewards:
+        return said + " No arm has a result of every task, so a random order is not known."
+    if facts.searched.found.complete:
+        return said + " The random order is exact: the mean over all orders of all arms."
+    return said + " A random order is shown once all arms are evaluated (exhaustive = true)."
+
+
+class _Ranked(NamedTuple):
+    arm: str
+    reward: Reward | None
+    tasks: int
+
+    @property
+    def mean(self) -> float:
+        return self.reward.mean if self.reward else -math.inf
+
+
+def _ranking(facts: SearchFacts) -> Iterator[Table]:
+    """The evaluated arms: those with a result of every task by reward, then the others."""
+    ranked = _ranked(facts)
+    if not ranked:
+        return
+    tasks = len(facts.searched.campaign.tasks.names)
+    shown = ranked[:_ROWS]
+    keys = _keys(facts, [one.arm for one in shown])
+    errors = any(one.reward and one.reward.stderr is not None for one in shown)
+    top = _tied(facts)[1]
+    rows = [
+        (count(rank), *_row(facts, one, keys, tasks, errors=errors))
+        for rank, one in enumerate(shown, 1)
+    ]
+    hidden = len(ranked) - len(rows)
+    note = "Noise cannot tell ties from the best arm." if top else ""
+    note += " No task reports a standard error." if top and not errors else ""
+    note += f" Left out: {counted(hidden, 'lower arm')}." if hidden else ""
+    if any(one.tasks < tasks for one in ranked):
+        note += " Arms with fewer tasks come last: their means are not comparable."
+    judging = ("reward", *(["standard error"] * errors), "tie", "round")
+    columns = (*judging, *keys) if keys else ("arm", *judging)
+    head = ("rank", *columns, "tasks", "time")
+    yield Table(title="Arms by reward", columns=head, rows=rows, note=note)
+
+
+def _row(
+    facts: SearchFacts, ranked: _Ranked, keys: Sequence[str], tasks: int, *, errors: bool
+) -> Iterator[str | Cell]:
+    """The cells of an arm; its keys, which may be many, come behind its reward."""
+    arm, reward = ranked.arm, ranked.reward
+    named = list(_named(facts, arm, keys))
+    yield from () if keys else named
+    yield "no reward" if reward is None else _number(reward.mean)
+    if errors:
+        yield "unknown" if reward is None or reward.stderr is None else _number(reward.stderr)
+    ties, top = _tied(facts)
+    yield "best" if arm == top else "yes" if arm in ties else "no"
+    yield count(facts.asked[arm]) if arm in facts.asked else "not asked"
+    yield from named if keys else ()
+    rows = facts.searched.found.rows[arm].values()
+    failed = sum(score_of(row) is None for row in rows)
+    yield Cell(
+        f"{ranked.tasks} of {tasks}" + (f", {failed} failed" if failed else ""), ranked.tasks
+    )
+    yield seconds(math.fsum(row["seconds"] for row in rows))
+
+
+def _keys(facts: SearchFacts, shown: Sequence[str]) -> tuple[str, ...]:
+    """The keys in which these arms differ, if they are few; empty: use the names of the arms."""
+    if facts.searched.campaign.rows is None:
+        return ()
+    arms = facts.searched.found.arms
+    keys = [arms.arms[arms.index(arm)].keys for arm in shown]
+    names = dict.fromkeys(name for one in keys for name in one)
+    differ = [name for name in names if any(one.get(name) != keys[0].get(name) for one in keys)]
+    return tuple(differ) if len(differ) <= _KEYS else ()
+
+
+def _named(facts: SearchFacts, arm: str, keys: Sequence[str]) -> Iterator[str | Cell]:
+    """The values of these keys, or the name of the arm."""
+    arms = facts.searched.found.arms
+    if not keys:
+        yield brief(arm)
+    for key in keys:
+        value = arms.arms[arms.index(arm)].keys.get(key, "")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield Cell(json.dumps(value), float(value))
+        else:
+            yield brief(value if isinstance(value, str) else json.dumps(value))
+
+
+def _number(value: float) -> Cell:
+    return Cell(f"{value:.4f}", value)
+
+
+def _ranked(facts: SearchFacts) -> list[_Ranked]:
+    found = facts.searched.found
+    every = len(facts.searched.campaign.tasks.names)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for arm, rows in found.rows.items():
+        groups.setdefault(tuple(sorted(rows)), []).append(arm)
+    ranked = []
+    for tasks, arms in groups.items():
+        rewards = facts.rewards if len(tasks) == every else found.rewards(arms, tasks)
+        ranked += [_Ranked(arm, rewards.get(arm), len(tasks)) for arm in arms]
+    return sorted(ranked, key=lambda one: (-one.tasks, -one.mean))
+
+
+def _tied(facts: SearchFacts) -> tuple[set[str], str]:
+    """The ties of the best arm, and that arm: of all arms if the truth is known."""
+    summary = facts.summary
+    if summary is None or summary.best is None:
+        return set(), ""
+    if summary.exhaustive is not None:
+        return set(summary.exhaustive_ties), summary.exhaustive.arm
+    return set(summary.ties), summary.best.arm

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.cli.arguments import outputs, show, write_outputs
 from hpc_toolkit.cli.help import SEARCH, Commands, add_table_command
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_counts
 
@@ -44,7 +43,7 @@ PANELS: Panels = {
         Option("until", "End a search at this share of the best reward, e.g. 0.99.", "NUMBER"),
         Option("gpus", "Numbers of GPUs to simulate.", "N,N", default="1,32"),
         Option("first_seed", "First random seed.", "N", default=0, hidden=True),
-        many("out", "Write .json, .csv or .svg", "FILE")._replace(short="-o"),
+        many("out", "Write .json or .csv", "FILE")._replace(short="-o"),
         flag("json", "Print JSON."),
     )
 }
@@ -72,18 +71,14 @@ def bench(**given: Any) -> None:
 
     Examples:
         hpctk bandit bench
-        hpctk bandit bench --table scores.csv --policies random,gp-ucb -o regret.svg
+        hpctk bandit bench --table scores.csv --policies random,gp-ucb -o bench.json
     """
     from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reports
     from hpc_toolkit.bandit.bench.replay import Asks
 
     gc.enable()
     table, as_json = given.pop("table"), bool(given.pop("json"))
-    out = outputs(given.pop("out"), (".json", ".csv", ".svg"))
-    for path in out:
-        if path.suffix == ".svg" and given["until"] is not None:
-            message = f"{path}: with --until there are no curves to draw"
-            raise ConfigError(message, hint="leave out --until, or write .json or .csv")
+    out = outputs(given.pop("out"), (".json", ".csv"))
     given |= {
         "entrants": entrants(given.pop("policies")),
         "asks": Asks.parse(given["asks"]),
@@ -134,17 +129,13 @@ def _is_gathered(path: Path) -> bool:
 
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     """Print first: what cannot be written is not lost then."""
-    from hpc_toolkit.report.policies import as_csv, as_lines, regret_svg
+    from hpc_toolkit.bandit.bench.comparison import as_csv, as_lines
 
     show(report, as_lines(report), as_json=as_json)
     if report["left_out"]:
         print(f"not finished, left out: {', '.join(report['left_out'])}", file=sys.stderr)
-    forms = {
-        ".json": lambda: json.dumps(report, allow_nan=False) + "\n",
-        ".csv": lambda: as_csv(report),
-        ".svg": lambda: regret_svg(report),
-    }
-    write_outputs(out, forms)
+    as_json_lines = json.dumps(report, allow_nan=False) + "\n"
+    write_outputs(out, {".json": lambda: as_json_lines, ".csv": lambda: as_csv(report)})
 
 
 def _progress() -> Callable[[Entrant, int, int], None] | None:

@@ -1,1 +1,1 @@
-"""Pictures of what a run, a plan or a measurement found."""
+"""Charts, pages and terminal views of a run."""

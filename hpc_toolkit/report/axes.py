@@ -51,23 +51,13 @@ def number_label(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
 
 
-def number_ticks(high: float, most: int = 6) -> list[Tick]:
-    """Round numbers from 0 to ``high``, at most about ``most``."""
-    step = _round_step(high, most)
-    return [(one * step, number_label(one * step)) for one in range(int(high / step + 1e-9) + 1)]
-
-
-def range_ticks(low: float, high: float, most: int = 6) -> list[Tick]:
-    """Round numbers from ``low`` to ``high``, at most about ``most``."""
-    step = _round_step(high - low, most)
+def number_ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[Tick]:
+    """Round numbers from ``low`` to ``high``, at most about ``most``; ``whole``: no fractions."""
+    step = max(_round_step(high - low, most), 1.0 if whole else 0.0)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [(one * step, number_label(round(one * step, 12))) for one in range(first, last + 1)]
-
-
-def whole_ticks(high: float, most: int = 5) -> list[Tick]:
-    """As :func:`number_ticks`, without fractions."""
-    step = max(1.0, _round_step(high, most))
-    return [(one * step, number_label(one * step)) for one in range(int(high / step + 1e-9) + 1)]
+    return [
+        (number * step, number_label(round(number * step, 12))) for number in range(first, last + 1)
+    ]
 
 
 def span_ticks(high_s: float, most: int = 8) -> list[Tick]:
@@ -75,9 +65,9 @@ def span_ticks(high_s: float, most: int = 8) -> list[Tick]:
     if high_s < most:
         step = _round_step(high_s, most)
     else:
-        step = next((one for one in _STEPS_S if high_s / one <= most), _round_step(high_s, most))
+        step = next((step for step in _STEPS_S if high_s / step <= most), _round_step(high_s, most))
     unit_s, unit = next((one for one in _UNITS if step >= one[0] * (1 - 1e-9)), _UNITS[-1])
-    values = [one * step for one in range(int(high_s / step + 1e-9) + 1)]
+    values = [number * step for number in range(int(high_s / step + 1e-9) + 1)]
     return [(value, f"{value / unit_s:.4g} {unit}" if value else "0") for value in values]
 
 
@@ -85,14 +75,14 @@ def log_span_ticks(low_s: float, high_s: float, most: int = 8) -> list[Tick]:
     """Durations on a logarithmic axis: parts of a second by decades, then usual times."""
     known = [10.0**power for power in range(-6, 1)]
     if high_s / low_s < 100:  # about two decades
-        known = [factor * one for one in known for factor in (1, 2, 5)]
+        known = [factor * value for value in known for factor in (1, 2, 5)]
     known += [*(2, 5, 10, 20, 30), *(k * MINUTE_S for k in (1, 2, 5, 10, 20, 30))]
     known += [*(k * HOUR_S for k in (1, 3, 6, 12)), *(k * DAY_S for k in (1, 3, 7, 30, 100, 1000))]
-    inside = sorted({one for one in known if low_s <= one <= high_s})
+    inside = sorted({value for value in known if low_s <= value <= high_s})
     if len(inside) < 2:
         inside = [low_s, high_s]
     thin = -(-len(inside) // most)
-    return [(one, span_label(float(f"{one:.2g}"))) for one in inside[::thin]]
+    return [(value, span_label(float(f"{value:.2g}"))) for value in inside[::thin]]
 
 
 def moment(at: float, *, zone: bool = True) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.system.terminal import printable
 
@@ -27,26 +27,14 @@ apart, darkened on a light page where they would be pale."""
 INK, DIM, GRID, PAPER = "ink", "dim", "grid", "paper"
 """Text and axes; less important text; lines behind the curves; the page."""
 
-_LIGHT = {
-    **dict(zip(COLOURS, ("#0072b2", "#d55e00", "#009e73", "#b5609a"), strict=False)),
-    **dict(zip(COLOURS[4:], ("#3a9bd5", "#c28800", "#6b6b6b"), strict=True)),
-    INK: "#1f2328",
-    DIM: "#59636e",
-    GRID: "#d8dee4",
-    PAPER: "#ffffff",
-}
-_DARK = {
-    **dict(zip(COLOURS, ("#2b8fd0", "#e8702a", "#1db98c", "#d68bb5"), strict=False)),
-    **dict(zip(COLOURS[4:], ("#7cc4ee", "#e69f00", "#a5a5a5"), strict=True)),
-    INK: "#e6edf3",
-    DIM: "#9ba7b4",
-    GRID: "#343b44",
-    PAPER: "#15181d",
-}
+_NAMES = (*COLOURS, INK, DIM, GRID, PAPER)
+_LIGHT = "#0072b2 #d55e00 #009e73 #b5609a #3a9bd5 #c28800 #6b6b6b #1f2328 #59636e #d8dee4 #ffffff"
+_DARK = "#2b8fd0 #e8702a #1db98c #d68bb5 #7cc4ee #e69f00 #a5a5a5 #e6edf3 #9ba7b4 #343b44 #15181d"
 
 
-def _rules(palette: dict[str, str]) -> str:
-    return "".join(f".fig.{name},.fig .{name}{{color:{value}}}" for name, value in palette.items())
+def _rules(palette: str) -> str:
+    pairs = zip(_NAMES, palette.split(), strict=True)
+    return "".join(f".fig.{name},.fig .{name}{{color:{value}}}" for name, value in pairs)
 
 
 RULES = f"{_rules(_LIGHT)}@media screen and (prefers-color-scheme:dark){{{_rules(_DARK)}}}"
@@ -54,6 +42,8 @@ RULES = f"{_rules(_LIGHT)}@media screen and (prefers-color-scheme:dark){{{_rules
 STYLE = f"<style>{RULES}</style>\n"
 """In every picture, so that it is complete alone; a page has the rules once instead."""
 
+PAGE = 860
+"""Width of a figure of a page."""
 WIDTH, HEIGHT = 380, 250
 """Size of a panel between its axes."""
 LEFT, TOP = 80, 64
@@ -61,6 +51,7 @@ LEFT, TOP = 80, 64
 STEP_X, STEP_Y = WIDTH + 90, HEIGHT + 100
 """Distance between two panels."""
 DOTTED, DASHED = 'stroke-dasharray="2 3"', 'stroke-dasharray="6 4" stroke-opacity="0.6"'
+AREA = "area"
 _SOLID = 'stroke-width="2"'
 
 _LINE = 16
@@ -103,9 +94,9 @@ class Panel:
             yield rule(f"M{x:.1f} {self.top}V{bottom}")
             said = label.split("\n")
             lines = max(lines, len(said))
-            for number, one in enumerate(said, 1):
+            for number, line in enumerate(said, 1):
                 colour = INK if number == 1 else DIM
-                yield text(x, bottom + _LINE * number, one, anchor="middle", colour=colour)
+                yield text(x, bottom + _LINE * number, line, anchor="middle", colour=colour)
         below = bottom + _LINE * lines + 20
         yield text(self.left + self.width / 2, below, name, anchor="middle")
         if title:
@@ -129,29 +120,39 @@ class Panel:
 _STROKE = 'stroke="currentColor"'
 
 
-def series(number: int) -> tuple[str, str]:
-    """The colour and the style of a series; from the eighth on its line is dashed."""
-    rounds = number // len(COLOURS)
-    dashes = ("", f"{_SOLID} {DOTTED}", f'{_SOLID} stroke-dasharray="8 3"')
-    return COLOURS[number % len(COLOURS)], dashes[min(rounds, 2)]
+class Figure(NamedTuple):
+    """A picture of a page."""
+
+    title: str
+    alt: str
+    """What it shows, in words; Markdown has only this."""
+    svg: str
+    """The text of :func:`figure`: it is not escaped again."""
+    caption: str = ""
 
 
-def legend(left: float, top: float, names: Iterable[str]) -> Iterator[str]:
-    """Name the series in their order, each in a line of 20 pixels."""
-    for number, name in enumerate(names):
-        y = top + 20 * number
-        colour, style = series(number)
-        line = f'd="M{left} {y - 4}h24" {_STROKE} {style or _SOLID}'
-        yield f'<path class="{colour}" {line}/>'
-        yield text(left + 32, y, name)
+def legend(
+    names: Iterable[tuple[str, str, str]], top: float, width: float
+) -> tuple[list[str], float]:
+    """Name series, given as colours, names and styles; an area has the style ``AREA``.
 
-
-def keys(left: float, top: float, names: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Name filled areas, given as colours and names, in one row."""
-    for colour, name in names:
-        yield f'<rect class="{colour}" x="{left:.1f}" y="{top - 10}" width="12" height="12"/>'
-        yield text(left + 17, top, name)
-        left += 17 + text_width(name) + 16
+    Returns the drawing, in rows of at most ``width``, and the height of these rows.
+    """
+    parts: list[str] = []
+    left, y = 10.0, top
+    for colour, name, style in names:
+        need = 28 + text_width(name)
+        if left > 10 and left + need > width:
+            left, y = 10.0, y + 20
+        if style == AREA:
+            place = f'x="{left:.1f}" y="{y - 10}" width="12" height="12"'
+            parts.append(f'<rect class="{colour}" {place}/>')
+        else:
+            line = f'd="M{left:.1f} {y - 4}h12" {_STROKE} {style or _SOLID}'
+            parts.append(f'<path class="{colour}" {line}/>')
+        parts.append(text(left + 17, y, shortened(name, width - 30)))
+        left += need + 6
+    return parts, (y + 20 - top if parts else 0.0)
 
 
 def text(
@@ -213,7 +214,7 @@ def figure(
         f"<desc>{escaped(alternative or title)}</desc>",
         f'{STYLE}<rect class="{PAPER}" width="100%" height="100%"/>',
         text(10, 24, title, size=15),
-        *parts,
+        *filter(None, parts),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"

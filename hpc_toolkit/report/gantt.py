@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.axes import Axis, span_ticks
-from hpc_toolkit.report.charts import PAGE
 from hpc_toolkit.report.figures import (
+    AREA,
     COLOURS,
     DIM,
     GRID,
+    PAGE,
+    Figure,
     Panel,
     escaped,
     figure,
-    keys,
+    legend,
     rule,
     shortened,
     text,
@@ -52,7 +55,7 @@ _SYMBOLS = {
 """Path around the origin, colour and name of each kind of mark."""
 
 
-def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
+def gantt(title: str, said: str, timeline: Timeline) -> Figure:
     """Draw the lanes below each other, grouped by host."""
     lanes = timeline.drawn
     row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
@@ -74,10 +77,11 @@ def gantt(title: str, timeline: Timeline, *, alternative: str) -> str:
     for number, lane in enumerate(lanes):
         parts += _fill(panel, timeline, lane, top + row * number + gap, row - 2 * gap)
     parts += _labels(lanes, (left, top), row)
-    parts += (line for one in marks for line in _symbol(panel, timeline, *one, row))
+    parts += (line for mark in marks for line in _symbol(panel, timeline, *mark, row))
     if hidden:
         parts.append(text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=DIM))
-    return figure(title, PAGE, panel.top + panel.height + 52, parts, alternative=alternative)
+    height = panel.top + panel.height + 52
+    return Figure(title, said, figure(title, PAGE, height, parts, alternative=said))
 
 
 def begin_of(timeline: Timeline) -> float:
@@ -88,8 +92,8 @@ def begin_of(timeline: Timeline) -> float:
 
 def _keys(lanes: Sequence[Lane]) -> Iterator[str]:
     used = {state for lane in lanes for state in lane.spent}
-    names = [(colour, state) for state, colour in _COLOURS.items() if state in used]
-    yield from keys(10, 48, [*names, (GRID, "wait or tail")])
+    names = [(colour, state, AREA) for state, colour in _COLOURS.items() if state in used]
+    yield from legend([*names, (GRID, "wait or tail", AREA)], 48, PAGE)[0]
     kinds = {kind for lane in lanes for _, kind in lane.marks}
     left = 16.0
     for kind, (_, _, name) in _SYMBOLS.items():
@@ -120,52 +124,43 @@ def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: floa
     full = max([timeline.width_s, *lane.lives.values()])
     said = f"{lane.host}: {counted(lane.workers, 'worker')}"
     spent = {state: sum(cells.values()) for state, cells in lane.spent.items()}
-    said += "".join(f", {state} {format_duration(one)}" for state, one in spent.items() if one)
+    said += "".join(f", {state} {format_duration(took)}" for state, took in spent.items() if took)
     yield f"<g><title>{escaped(said)}</title>"
     bottom = dict.fromkeys(range(timeline.intervals), 0.0)
-    yield _area(panel, timeline, GRID, lane.lives, bottom, full, (top, height))
+    scale = panel.width / timeline.intervals
+    yield _area(GRID, lane.lives, bottom, full, (panel.left, top, scale, height))
     for state, colour in _COLOURS.items():
-        if state in lane.spent:
-            cells = lane.spent[state]
-            yield _area(panel, timeline, colour, cells, bottom, full, (top, height))
-            for number, seconds in cells.items():
-                bottom[number] += seconds
+        cells = lane.spent.get(state, {})
+        yield _area(colour, cells, bottom, full, (panel.left, top, scale, height))
+        for number, seconds in cells.items():
+            bottom[number] += seconds
     yield "</g>"
 
 
 def _area(
-    panel: Panel,
-    timeline: Timeline,
     colour: str,
     cells: dict[int, float],
     bottom: dict[int, float],
     full: float,
-    place: tuple[float, float],
+    place: tuple[float, float, float, float],
 ) -> str:
-    """One path of a rectangle for each run of equal intervals."""
-    top, height = place
-    path: list[str] = []
-    begun: tuple[int, int, float, float] | None = None  # first, last, y and height
-    scale = panel.width / timeline.intervals
-    for number in sorted(cells):
+    """One path with a rectangle for each run of equal intervals.
+
+    ``place`` is the left end, the top, the width of an interval and the height.
+    """
+    left, top, scale, height = place
+    boxes = []
+    for index, number in enumerate(sorted(cells)):
         y = round(top + height * (1 - min(bottom[number] / full, 1.0)), 1)
         high = round(height * min(cells[number] / full, 1.0), 1)
-        if begun is not None and begun[1] + 1 == number and begun[2:] == (y, high):
-            begun = (begun[0], number, y, high)
-            continue
-        path += _rectangle(begun, panel.left, scale)
-        begun = (number, number, y, high) if high else None
-    path += _rectangle(begun, panel.left, scale)
-    return f'<path class="{colour}" d="{"".join(path)}"/>' if path else ""
-
-
-def _rectangle(
-    begun: tuple[int, int, float, float] | None, left: float, scale: float
-) -> Iterator[str]:
-    if begun is not None:
-        first, last, y, high = begun
-        x, wide = left + first * scale, (last - first + 1) * scale
-        yield f"M{x:.1f} {y:g}h{wide:.1f}v-{high:g}h-{wide:.1f}z"
+        # Of neighbours, the number less the index is the same.
+        boxes.append((number - index, y, high, number))
+    path = ""
+    for (_, y, high), some in groupby(boxes, key=lambda box: box[:3]):
+        first, *rest = (number for *_, number in some)
+        x, wide = left + first * scale, (len(rest) + 1) * scale
+        path += f"M{x:.1f} {y:g}h{wide:.1f}v-{high:g}h-{wide:.1f}z" if high else ""
+    return f'<path class="{colour}" d="{path}"/>' if path else ""
 
 
 def _marks(lanes: Sequence[Lane]) -> tuple[list[tuple[int, str, Mark]], int]:
@@ -174,8 +169,8 @@ def _marks(lanes: Sequence[Lane]) -> tuple[list[tuple[int, str, Mark]], int]:
         (number, kind, mark)
         for kind in _SYMBOLS
         for number, lane in enumerate(lanes)
-        for (_, one), mark in lane.marks.items()
-        if one == kind
+        for (_, name), mark in lane.marks.items()
+        if name == kind
     ]
     return found[:_MOST_MARKS], len(found[_MOST_MARKS:])
 

@@ -11,13 +11,14 @@ from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.report.figures import STYLE, escaped
-from hpc_toolkit.report.pagestyle import CSS, SCRIPT
+from hpc_toolkit.report.figures import RULES, STYLE, escaped
 from hpc_toolkit.system.quantities import format_duration
-from hpc_toolkit.system.terminal import printable, printable_lines
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.report.figures import Figure
 
 
 class Cell(NamedTuple):
@@ -37,20 +38,6 @@ _LONG = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A picture."""
-
-    title: str
-    svg: str
-    """A picture of :func:`hpc_toolkit.report.figures.figure`: it is not escaped again."""
-    alt: str
-    """What it shows, in words; Markdown has only this and ``text``."""
-    caption: str = ""
-    text: str = ""
-    """The picture in characters, for Markdown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Rows under headings."""
 
@@ -59,16 +46,8 @@ class Table:
     """No names: the table has no headings, and cannot be sorted."""
     rows: Sequence[Row]
     note: str = ""
-    folded: bool = False
-    """Whether a reader has to open it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """A text of several lines, such as a script; a reader has to open it."""
-
-    title: str
-    text: str
+    fits: bool = False
+    """Whether texts are broken so that a phone shows all columns, if the numbers are short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +62,6 @@ class Section:
     """Sentences of a list below them."""
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
-    listings: tuple[Listing, ...] = ()
 
 
 def count(value: int, most: float = 0) -> Cell:
@@ -104,7 +82,8 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
     policy = f"default-src 'none';style-src 'unsafe-inline';script-src 'sha256-{allowed}'"
     policy += ";base-uri 'none';form-action 'none'"
     links = "".join(
-        f'<a href="#s{number}">{escaped(one.title)}</a>' for number, one in enumerate(sections)
+        f'<a href="#s{number}">{escaped(section.title)}</a>'
+        for number, section in enumerate(sections)
     )
     lines = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -113,7 +92,7 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
         '<meta name="color-scheme" content="light dark">',
         f"<title>{escaped(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>",
         f"<header><h1>{escaped(title)}</h1>\n<nav>{links}</nav></header>\n<main>",
-        *(line for number, one in enumerate(sections) for line in _section(number, one)),
+        *(line for number, section in enumerate(sections) for line in _section(number, section)),
         f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>",
     ]
     return "\n".join(lines) + "\n"
@@ -121,7 +100,7 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
 
 def _section(number: int, section: Section) -> Iterator[str]:
     yield f'<section id="s{number}">\n<h2>{escaped(section.title)}</h2>'
-    yield from (f"<p>{escaped(one)}</p>" for one in section.paragraphs)
+    yield from (f"<p>{escaped(text)}</p>" for text in section.paragraphs)
     if section.facts:
         facts = (
             f"<div><dt>{escaped(name)}</dt><dd>{escaped(said)}</dd></div>"
@@ -129,41 +108,23 @@ def _section(number: int, section: Section) -> Iterator[str]:
         )
         yield f"<dl>{''.join(facts)}</dl>"
     if section.bullets:
-        yield f"<ul>{''.join(f'<li>{escaped(one)}</li>' for one in section.bullets)}</ul>"
+        yield f"<ul>{''.join(f'<li>{escaped(text)}</li>' for text in section.bullets)}</ul>"
     for figure in section.figures:
         svg = figure.svg.replace(STYLE, "")
         caption = f"<figcaption>{escaped(figure.caption)}</figcaption>" if figure.caption else ""
         yield f'<figure><div class="scroll">{svg}</div>{caption}</figure>'
     for table in section.tables:
-        yield from _folded(table.title, _table(table)) if table.folded else _titled(table)
-    for listing in section.listings:
-        text = escaped_lines(listing.text)
-        yield from _folded(listing.title, [f'<pre tabindex="0">{text}</pre>'])
+        yield from _table(table)
     yield "</section>"
-
-
-def escaped_lines(text: str) -> str:
-    """As :func:`hpc_toolkit.report.figures.escaped` for a text of several lines."""
-    return "\n".join(escaped(line.replace("\t", "    ")) for line in text.split("\n"))
-
-
-def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
-    yield f"<details><summary>{escaped(title)}</summary>"
-    yield from lines
-    yield "</details>"
-
-
-def _titled(table: Table) -> Iterator[str]:
-    if table.title:
-        yield f"<h3>{escaped(table.title)}</h3>"
-    yield from _table(table)
 
 
 def _table(table: Table) -> list[str]:
     has_head = any(table.columns)
     kind = "" if has_head else ' class="plain"'
+    kind = ' class="fits"' if table.fits else kind
     frame = "scroll long" if len(table.rows) > _LONG_ROWS else "scroll"
-    lines = [f'<div class="{frame}" tabindex="0"><table{kind}>']
+    lines = [f"<h3>{escaped(table.title)}</h3>"] if table.title else []
+    lines.append(f'<div class="{frame}" tabindex="0"><table{kind}>')
     if has_head:
         heads = "".join(f'<th scope="col">{escaped(name)}</th>' for name in table.columns)
         lines.append(f"<thead><tr>{heads}</tr></thead>")
@@ -184,21 +145,20 @@ def _cell(cell: str | Cell) -> str:
 
 
 def as_markdown(title: str, sections: Sequence[Section]) -> str:
-    """Return the same report as text with tables; small bars and curves replace the figures."""
+    """Return the same report as text with tables; a sentence replaces each figure."""
     lines = [f"# {_inline(title)}"]
     for section in sections:
         lines += ["", f"## {_inline(section.title)}"]
-        lines += [line for one in section.paragraphs for line in ("", _inline(one))]
+        lines += [line for text in section.paragraphs for line in ("", _inline(text))]
         if section.facts:
             lines += ["", *(f"- {_inline(name)}: {_inline(said)}" for name, said in section.facts)]
-        lines += ["", *(f"- {_inline(one)}" for one in section.bullets)] if section.bullets else []
+        lines += (
+            ["", *(f"- {_inline(text)}" for text in section.bullets)] if section.bullets else []
+        )
         for figure in section.figures:
             lines += ["", f"**{_inline(figure.title)}**: {_inline(figure.alt)}"]
-            lines += ["", *_fenced(figure.text)] if figure.text else []
         for table in section.tables:
             lines += ["", *_piped(table)]
-        for listing in section.listings:
-            lines += ["", f"**{_inline(listing.title)}**", "", *_fenced(listing.text)]
     return "\n".join(lines) + "\n"
 
 
@@ -226,7 +186,82 @@ def _piped(table: Table) -> Iterator[str]:
         yield _inline(table.note)
 
 
-def _fenced(text: str) -> list[str]:
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return [f"{fence}text", printable_lines(text.replace("\t", "    ").rstrip("\n")), fence]
+CSS = (
+    RULES
+    + """
+:root{--ink:#1f2328;--dim:#59636e;--line:#d8dee4;--paper:#fff;--card:#f6f8fa;--bar:#0072b22e;
+--link:#0060a8}
+@media screen and (prefers-color-scheme:dark){:root{--ink:#e6edf3;--dim:#9ba7b4;--line:#343b44;
+--paper:#15181d;--card:#1d2229;--bar:#2b8fd050;--link:#7cc4ee}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:.94rem/1.5 system-ui,sans-serif}
+header,main{max-width:62rem;margin:0 auto;padding:0 1.25rem}
+header{padding-top:1.25rem}
+h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}
+h2{font-size:1.2rem;margin:2.2rem 0 .6rem;padding-top:.8rem;border-top:1px solid var(--line)}
+h3{font-size:1rem;margin:1.3rem 0 .4rem}
+p{margin:.5rem 0;max-width:48rem;overflow-wrap:anywhere}
+ul{margin:.8rem 0;padding-left:1.2rem;max-width:54rem}
+a{color:var(--link)}
+nav{display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin-top:.5rem}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.2rem,1fr));gap:.6rem;margin:1rem 0}
+dl div{background:var(--card);border-radius:6px;padding:.5rem .75rem}
+dt{color:var(--dim);font-size:.85rem}
+dd{margin:0;font-size:1.05rem;font-weight:600;overflow-wrap:anywhere}
+figure{margin:1rem 0;break-inside:avoid}
+figcaption,.note{color:var(--dim);font-size:.87rem;max-width:48rem}
+.scroll{overflow-x:auto}
+.long{max-height:min(36rem,75vh);overflow:auto}
+.long th{position:sticky;top:0;background:var(--paper)}
+.scroll svg{display:block;width:100%}
+.scroll svg[viewBox]{height:auto;min-width:40rem}
+table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .7rem .25rem 0;text-align:left;vertical-align:top;
+border-bottom:1px solid var(--line)}
+td{max-width:34rem;min-width:3rem;white-space:nowrap}
+td.w,.plain td{white-space:normal;overflow-wrap:anywhere}
+th{white-space:nowrap;color:var(--dim);font-weight:600}
+td.w{min-width:9rem}
+@media(max-width:40rem){td.w{min-width:16rem}}
+.plain td:first-child{white-space:nowrap}
+td.b{min-width:8rem}
+td.n{text-align:right;white-space:nowrap;padding-left:.7rem;
+background:linear-gradient(90deg,var(--bar) var(--share,0%),transparent 0)}
+th button{font:inherit;color:inherit;background:none;border:0;padding:0;cursor:pointer}
+th button::after{content:" \\2195";opacity:.5}
+th[aria-sort=ascending] button::after{content:" \\2191";opacity:1}
+th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
+@media(max-width:40rem){th,td,td.n{padding:.25rem .4rem .25rem 0}
+.fits{font-size:.8rem}.fits td:not(.n){white-space:normal;overflow-wrap:anywhere;min-width:2.5rem}
+.fits td.b{min-width:4.5rem}
+th button::after{display:none}}
+@media print{nav,th button::after{display:none}html{font-size:11px}h2,h3{break-after:avoid}
+header,main{max-width:none;padding:0}th{white-space:normal}td,td.w,td.b{min-width:0}td{white-space:normal;overflow-wrap:anywhere}
+.scroll{overflow:visible}.long{max-height:none}.scroll svg[viewBox]{min-width:0}
+tr{break-inside:avoid}a{color:inherit}
+td.n,dl div{print-color-adjust:exact}}
+"""
+)
+"""Light, dark and print; tables and figures scroll where a screen is narrow."""
+
+SCRIPT = """
+for (const table of document.querySelectorAll("table")) {
+  if (!table.tHead) continue;
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "descending";
+      heads.forEach(one => one.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "ascending" : "descending");
+      const key = row => row.cells[column].dataset.v ?? row.cells[column].textContent;
+      const order = new Intl.Collator(undefined, {numeric: true}).compare;
+      const compare = (a, b) => isNaN(a) || isNaN(b) ? order(a, b) : a - b;
+      body.append(...[...body.rows].sort((a, b) => compare(key(a), key(b)) * (down ? 1 : -1)));
+    });
+  });
+}
+"""
+"""Sorts a table by the column whose heading is clicked; without it, the tables are as written."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.report import runtables, runtimeline
 from hpc_toolkit.report.charts import Part, shares
-from hpc_toolkit.report.figures import COLOURS, GRID
-from hpc_toolkit.report.findings import findings
-from hpc_toolkit.report.page import Figure, Section
+from hpc_toolkit.report.figures import COLOURS, GRID, Figure
+from hpc_toolkit.report.page import Section
 from hpc_toolkit.report.panel import failed_items, rate_text, time_left
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.system.quantities import counted, format_duration
@@ -18,7 +17,6 @@ from hpc_toolkit.system.quantities import counted, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hpc_toolkit.report.runtables import Job
     from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.failures import Failures
     from hpc_toolkit.results.loads import Loads
@@ -32,7 +30,7 @@ _CLOCKS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a report is made from."""
+    """The data of a report."""
 
     status: Status
     manifest: Manifest
@@ -43,12 +41,8 @@ class RunFacts:
     loads: Loads | None = None
     """Samples of CPUs and GPUs."""
     failures: Sequence[Failures] = ()
-    jobs: Sequence[Job] = ()
-    """Jobs as their records say; Slurm is not asked."""
     items: dict[int, str] | None = None
     """JSON of the items that the report names, by number."""
-    scripts: Sequence[tuple[str, str]] = ()
-    """Name and text of submitted scripts."""
     search: Sequence[Section] = ()
     """Sections about the search of a campaign, its outcome first."""
     results: Mapping[str, Range] = field(default_factory=dict)
@@ -59,14 +53,13 @@ class RunFacts:
 
 def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
-    found = [_outcome(facts), *runtables.failures(facts.failures, facts.activity)]
-    found += [*facts.search[1:], _progress(facts)]
+    parts = [_outcome(facts), *runtables.failures(facts.failures, facts.activity)]
+    parts += [*facts.search[1:], _progress(facts)]
     if facts.activity is not None and facts.activity.workers:
         timeline = runtimeline.timeline(facts.activity, facts.loads)
-        found += [timeline, runtimeline.spent(facts.activity)]
-        found += runtables.durations(facts.activity, facts.items or {})
-    found += runtables.jobs(facts.jobs, facts.activity)
-    return [*found, runtables.settings(facts.manifest, facts.scripts, facts.made)]
+        parts += [timeline, runtimeline.spent(facts.activity)]
+        parts += runtables.durations(facts.activity, facts.items or {})
+    return [*parts, runtables.settings(facts.manifest, facts.made)]
 
 
 def title(facts: RunFacts) -> str:
@@ -75,8 +68,8 @@ def title(facts: RunFacts) -> str:
 
 def outcome(now: Status) -> tuple[str, str]:
     """What happened, and what to do next."""
-    total = sum(one.total for one in now.stages.values())
-    done = sum(one.done for one in now.stages.values())
+    total = sum(stage.total for stage in now.stages.values())
+    done = sum(stage.done for stage in now.stages.values())
     failed, run = failed_items(now), quote(now.run)
     in_or_after = "in" if now.complete else "after"
     took = f" {in_or_after} {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
@@ -104,35 +97,40 @@ def _next(now: Status, run: str, failed: int) -> str:
 
 
 def _outcome(facts: RunFacts) -> Section:
-    """What was found, how sure it is and what to do next, for the first screen."""
+    """The first screen: what was found, how sure it is and what to do next."""
     now = facts.status
     happened, then = outcome(now)
-    said = [*_clocks(facts.activity), *(f"Not in this report: {one}." for one in facts.problems)]
+    said = [
+        *_clocks(facts.activity),
+        *(f"Not in this report: {problem}." for problem in facts.problems),
+    ]
     if not facts.search:
         tables = runtables.results(facts.results)
         return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)
-    found = facts.search[0]
-    # What is next after a search, its own sentences say.
+    search = facts.search[0]
+    # The sentences about a search end with the next step.
     said = [happened, *([] if now.complete and not failed_items(now) else [then]), *said]
-    return replace(found, title="Outcome", paragraphs=(*found.paragraphs, *said))
+    return replace(search, title="Outcome", paragraphs=(*search.paragraphs, *said))
 
 
 def _progress(facts: RunFacts) -> Section:
     now = facts.status
     return Section(
         title="Items and workers",
-        paragraphs=tuple(f"Warning: {one}." for one in (*now.warnings, now.doctor) if one),
+        paragraphs=tuple(
+            f"Warning: {warning}." for warning in (*now.warnings, now.doctor) if warning
+        ),
         facts=tuple(_tiles(now, facts.activity)),
-        figures=(_items(now),) if any(one.total for one in now.stages.values()) else (),
-        bullets=tuple(findings(facts.activity, facts.loads)),
+        figures=(_items(now),) if any(stage.total for stage in now.stages.values()) else (),
+        bullets=tuple(runtimeline.findings(facts.activity, facts.loads)),
     )
 
 
-def _clocks(found: Activity | None) -> Iterator[str]:
-    """The hosts whose clocks are off."""
-    if found is None or not found.ahead:
+def _clocks(activity: Activity | None) -> Iterator[str]:
+    """A warning that names the hosts whose clocks are off."""
+    if activity is None or not activity.ahead:
         return
-    ranked = sorted(found.ahead.items(), key=lambda one: -abs(one[1]))
+    ranked = sorted(activity.ahead.items(), key=lambda one: -abs(one[1]))
     said = [
         f"{host} is {format_duration(abs(late))} {'ahead' if late > 0 else 'behind'}"
         for host, late in ranked[:_CLOCKS]
@@ -144,22 +142,22 @@ def _clocks(found: Activity | None) -> Iterator[str]:
     )
 
 
-def _tiles(now: Status, found: Activity | None) -> Iterator[tuple[str, str]]:
-    yield "items done", f"{sum(one.done for one in now.stages.values()):,}"
+def _tiles(now: Status, activity: Activity | None) -> Iterator[tuple[str, str]]:
+    yield "items done", f"{sum(stage.done for stage in now.stages.values()):,}"
     yield "items failed", f"{failed_items(now):,}"
     if now.elapsed_s:
         yield "time", format_duration(now.elapsed_s)
     if now.cost:
         yield "cost so far", f"{now.cost['spent']:,.2f} {now.cost['currency']}"
-    if found is None or not found.workers:
+    if activity is None or not activity.workers:
         return
     # The host of a worker whose file cannot be read is not known.
-    on = f" on {counted(len(found.hosts), 'host')}" if found.hosts else ", host unknown"
-    yield "workers", f"{found.workers:,}{on}"
-    yield "worker time", format_duration(found.lives_s)
-    if found.lives_s > 0:
-        yield "of it in results", f"{found.seconds[states.WORK] / found.lives_s:.1%}"
-    done = sum(one.done for one in now.stages.values())
+    on = f" on {counted(len(activity.hosts), 'host')}" if activity.hosts else ", host unknown"
+    yield "workers", f"{activity.workers:,}{on}"
+    yield "worker time", format_duration(activity.lives_s)
+    if activity.lives_s > 0:
+        yield "of it in results", f"{activity.seconds[states.WORK] / activity.lives_s:.1%}"
+    done = sum(stage.done for stage in now.stages.values())
     if now.elapsed_s and done:
         yield "average speed", rate_text(done / now.elapsed_s)
 
@@ -186,8 +184,4 @@ def _items(now: Status) -> Figure:
         f"{name}: " + ", ".join(f"{part.label} {part.name}" for part in parts if part.value)
         for name, parts in stages.items()
     )
-    return Figure(
-        title="Items by state",
-        svg=shares("Items by state", list(stages.items()), alternative=said),
-        alt=said,
-    )
+    return shares("Items by state", said, list(stages.items()))

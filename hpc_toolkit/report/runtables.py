@@ -3,99 +3,90 @@
 from __future__ import annotations
 
 import json
-import math
-import textwrap
 import time
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report.axes import moment
 from hpc_toolkit.report.charts import Box, boxes
-from hpc_toolkit.report.page import Cell, Figure, Listing, Row, Section, Table, count, seconds
+from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.results.durations import ACCURACY
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hpc_toolkit.results.activity import Activity, JobUse
-    from hpc_toolkit.results.durations import Durations
+    from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.failures import Failures
     from hpc_toolkit.results.loads import Loads
     from hpc_toolkit.results.ranges import Range
     from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.rundir.layout import Manifest
 
-_DRAWN, _LISTED, _HOSTS, _JOBS = 20, 100, 200, 200
-_CHARS, _ITEM_CHARS, _TEXT_CHARS, _LISTING_CHARS = 300, 200, 2_000, 100_000
+_DRAWN, _LISTED, _HOSTS = 20, 100, 200
+_CHARS, _ITEM_CHARS, _TEXT_CHARS = 300, 200, 2_000
+_WITHOUT_RESULT = ("failed", "permanent", "killed", "lost")
 _ZONE = f"Times are in {time.strftime('%Z')}."
 
 
-class Job(NamedTuple):
-    """A Slurm job as its record says."""
-
-    id: str
-    name: str
-    submitted: float
-    """Epoch seconds; 0.0 if unknown."""
-    by: str
-    array: str
-    script: str
-
-
-def results(found: Mapping[str, Range]) -> tuple[Table, ...]:
+def results(ranges: Mapping[str, Range]) -> tuple[Table, ...]:
     """A row for each number in the results of a list."""
     rows: list[Row] = [
-        (name, *map(_value, (one.least, median(one.some), one.most)), count(one.count))
-        for name, one in found.items()
+        (name, *map(_value, (range_.least, median(range_.some), range_.most)), count(range_.count))
+        for name, range_ in ranges.items()
     ]
     head = ("result", "minimum", "median", "maximum", "items")
-    return (Table(title="Results", columns=head, rows=rows),) if rows else ()
+    return (Table(title="Results", columns=head, rows=rows, fits=True),) if rows else ()
 
 
 def _value(value: float) -> Cell:
     return Cell(
-        f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}", value
+        f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.5g}", value
     )
 
 
-def durations(found: Activity, items: dict[int, str]) -> list[Section]:
-    ranked = found.groups.ranked(_LISTED)
+def durations(activity: Activity, items: dict[int, str]) -> list[Section]:
+    ranked = activity.groups.ranked(_LISTED)
     if not ranked:
         return []
     stages = {stage for stage, _, _ in ranked}
-    named = [(_group(stage, name, len(stages)), one) for stage, name, one in ranked]
-    drawn = [_box(name, one) for name, one in named[:_DRAWN]]
+    named = [(_group(stage, name, len(stages)), group) for stage, name, group in ranked]
+    drawn = [
+        Box(
+            name=name,
+            spots=(group.least_s, *map(group.quantile, (0.25, 0.5, 0.75, 0.95)), group.most_s),
+            count=group.count,
+        )
+        for name, group in named[:_DRAWN]
+    ]
     said = "; ".join(
-        f"{one.name}: median {format_duration(one.median_s)}, longest {format_duration(one.high_s)}"
-        for one in drawn[:5]
+        f"{box.name}: median {format_duration(box.spots[2])},"
+        f" longest {format_duration(box.spots[5])}"
+        for box in drawn[:5]
     )
-    most = max(one.total_s for _, one in named)
+    most = max(group.total_s for _, group in named)
     rows: list[Row] = [
         (
             name,
-            count(one.count),
-            seconds(one.total_s, most),
-            *(seconds(one.quantile(share)) for share in (0.25, 0.5, 0.75, 0.95)),
-            seconds(one.most_s),
+            count(group.count),
+            seconds(group.total_s, most),
+            *(seconds(group.quantile(share)) for share in (0.25, 0.5, 0.75, 0.95)),
+            seconds(group.most_s),
         )
-        for name, one in named
+        for name, group in named
     ]
     head = ("group", "attempts", "time in all", "25 %", "median", "75 %", "95 %", "longest")
-    more = len(found.groups.all) - len(ranked)
+    more = len(activity.groups.all) - len(ranked)
     note = f"Quantiles are accurate to {ACCURACY:.0%}."
     note += f" Left out: {counted(more, 'group')} with less time." if more > 0 else ""
     title = "Durations by group" if any(name for _, name, _ in ranked) else "Durations"
-    picture = Figure(
-        title=title,
-        svg=boxes(title, drawn, alternative=said),
-        alt=said,
+    picture = boxes(title, said, drawn)._replace(
         caption=(
             "Box: from 25 % to 75 % of the attempts that gave a result, with the median; line: from"
             " the shortest to 95 %; dot: the longest. The groups with the most time in all."
-        ),
+        )
     )
-    tables = (Table(title="", columns=head, rows=rows, note=note), _longest(found, items))
+    tables = (Table(title="", columns=head, rows=rows, note=note), _longest(activity, items))
     return [Section(title=title, figures=(picture,), tables=tables)]
 
 
@@ -105,154 +96,110 @@ def _group(stage: str, name: str, stages: int) -> str:
     return f"{stage}: {name}" if stages > 1 else name
 
 
-def _box(name: str, one: Durations) -> Box:
-    return Box(
-        name=name,
-        low_s=one.least_s,
-        p25_s=one.quantile(0.25),
-        median_s=one.quantile(0.5),
-        p75_s=one.quantile(0.75),
-        p95_s=one.quantile(0.95),
-        high_s=one.most_s,
-        count=one.count,
-    )
-
-
-def _longest(found: Activity, items: dict[int, str]) -> Table:
-    rows = [_attempt_row(found, one, items.get(one.item, "")) for one in found.longest]
-    head = ("item", "duration", "times the median", "outcome", "host", "worker", "content")
+def _longest(activity: Activity, items: dict[int, str]) -> Table:
+    rows = [
+        _attempt_row(activity, attempt, items.get(attempt.item, "")) for attempt in activity.longest
+    ]
+    head = ("item", "duration", "times the median", "outcome", "host", "content")
     note = "'times the median' compares with the results of the same group."
     return Table(title="Longest attempts", columns=head, rows=rows, note=note)
 
 
-def _attempt_row(found: Activity, one: Attempt, item: str) -> Row:
-    group = found.groups.of(one.stage, one.group)
+def _attempt_row(activity: Activity, attempt: Attempt, item: str) -> Row:
+    group = activity.groups.of(attempt.stage, attempt.group)
     median = group.quantile(0.5) if group is not None else 0.0
-    spent = one.seconds or 0.0
+    spent = attempt.seconds or 0.0
     ratio: str | Cell = Cell(f"{spent / median:.3g}", spent / median) if median > 0 else "unknown"
     shown = short(item, _ITEM_CHARS)
-    return (count(one.item), seconds(spent), ratio, one.outcome, one.host, one.worker, shown)
+    return (count(attempt.item), seconds(spent), ratio, attempt.outcome, attempt.host, shown)
 
 
 def short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def failures(found: Sequence[Failures], activity: Activity | None) -> list[Section]:
-    if not found:
+def failures(groups: Sequence[Failures], activity: Activity | None) -> list[Section]:
+    if not groups:
         return []
     rows: list[Row] = []
-    for one in found:
-        hosts = sorted(one.hosts, key=lambda host: -one.hosts[host])
-        where = ", ".join(f"{host} ({one.hosts[host]:,})" for host in hosts[:3])
+    for group in groups:
+        hosts = sorted(group.hosts, key=lambda host: -group.hosts[host])
+        where = ", ".join(f"{host} ({group.hosts[host]:,})" for host in hosts[:3])
         where += f" and {counted(len(hosts) - 3, 'more host')}" if len(hosts) > 3 else ""
-        example = short(json.dumps(one.example, ensure_ascii=False), _ITEM_CHARS)
-        times = [moment(at, zone=False) for at in (one.first, one.last) if at is not None]
+        example = short(json.dumps(group.example, ensure_ascii=False), _ITEM_CHARS)
+        times = [moment(at, zone=False) for at in (group.first, group.last) if at is not None]
         rows.append(
             (
-                count(one.items),
-                count(one.retrying),
-                short(one.error, _CHARS),
+                count(group.items),
+                count(group.retrying),
+                short(group.error, _CHARS),
                 where,
                 " to ".join(dict.fromkeys(times)),
-                f"{one.item}: {example}",
-                short(one.output, _CHARS),
+                f"{group.item}: {example}",
+                short(group.output, _CHARS),
             )
         )
     head = ("failed", "retrying", "error", "hosts", "when", "newest item", "raised at")
     note = f"In errors, # stands for a number and PATH for a path. {_ZONE}"
-    attempts = ""
+    said: tuple[str, ...] = ()
     if activity is not None:
-        kinds = ("failed", "permanent", "killed", "lost")
-        some = [f"{activity.outcomes[kind]:,} {kind}" for kind in kinds if activity.outcomes[kind]]
-        attempts = f"Attempts without a result: {', '.join(some)}." if some else ""
-    said = (attempts,) if attempts else ()
+        counts = [(activity.outcomes[name], name) for name in _WITHOUT_RESULT]
+        attempts = ", ".join(f"{number:,} {name}" for number, name in counts if number)
+        said = (f"Attempts without a result: {attempts}.",) if attempts else ()
     table = Table(title="", columns=head, rows=rows, note=note)
     return [Section(title="Failures", paragraphs=said, tables=(table,))]
 
 
-def deaths(found: Activity) -> tuple[Table, ...]:
-    if not found.deaths:
+def deaths(activity: Activity) -> tuple[Table, ...]:
+    if not activity.deaths:
         return ()
     rows: list[Row] = [
         (
-            one.worker,
-            one.host,
-            moment(one.at, zone=False),
-            one.evidence,
-            one.explained or "no",
-            count(one.item),
-            "itself" if one.by == one.worker else one.by,
+            death.worker,
+            death.host,
+            moment(death.at, zone=False),
+            death.evidence,
+            death.explained or "no",
+            count(death.item),
+            "itself" if death.by == death.worker else death.by,
         )
-        for one in found.deaths
+        for death in activity.deaths
     ]
     head = ("worker", "host", "recorded at", "evidence", "explained", "item", "recorded by")
-    more = found.outcomes["deaths"] - len(rows)
+    more = activity.outcomes["deaths"] - len(rows)
     note = _ZONE + (f" Not listed: {counted(more, 'later death')}." if more > 0 else "")
     return (Table(title="Deaths of workers and executors", columns=head, rows=rows, note=note),)
 
 
 def load_table(loads: Loads) -> Table:
     rows: list[Row] = []
-    for host, one in sorted(loads.hosts.items())[:_HOSTS]:
-        gpu = one.gpu_percent
+    for host, load in sorted(loads.hosts.items())[:_HOSTS]:
+        gpu = load.gpu_percent
         rows.append(
             (
                 host,
-                Cell(f"{one.cpu_percent:.1f}%", one.cpu_percent),
-                Cell(format_size(one.rss_most), one.rss_most),
-                count(one.gpus),
+                Cell(f"{load.cpu_percent:.1f}%", load.cpu_percent),
+                Cell(format_size(load.rss_most), load.rss_most),
+                count(load.gpus),
                 "" if gpu is None else Cell(f"{gpu:.1f}%", gpu),
-                Cell(format_size(one.gpu_memory_most), one.gpu_memory_most) if one.gpus else "",
-                count(one.samples),
+                Cell(format_size(load.gpu_memory_most), load.gpu_memory_most) if load.gpus else "",
+                count(load.samples),
             )
         )
     head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
     more = len(loads.hosts) - len(rows)
     note = f"Not listed: {counted(more, 'more host')}." if more > 0 else ""
-    return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)
+    note += " Of very many samples, parts at equal distances were read." if loads.partly else ""
+    title = "Use of CPUs and GPUs by host"
+    return Table(title=title, columns=head, rows=rows, note=note.strip())
 
 
-def jobs(known: Sequence[Job], found: Activity | None) -> list[Section]:
-    if not known:
-        return []
-    used = found.jobs if found is not None else {}
-    rows = [_job_row(one, used.get(one.id)) for one in known[-_JOBS:]]
-    times = ("submitted", "waited", "workers", "hosts", "ran for", "requeues")
-    head = ("job", "name", *times, "worker time in results", "by", "script")
-    more = len(known) - len(rows)
-    note = "As the files of the run say; Slurm was not asked. 'waited' ends with the first worker."
-    note += f" {_ZONE}"
-    note += f" Not listed: {counted(more, 'older job')}." if more > 0 else ""
-    return [Section(title="Jobs", tables=(Table(title="", columns=head, rows=rows, note=note),))]
-
-
-def _job_row(one: Job, used: JobUse | None) -> Row:
-    name = f"{one.name} (array {one.array})" if one.array else one.name
-    submitted = moment(one.submitted, zone=False) if one.submitted else "unknown"
-    if used is None or not math.isfinite(used.began):
-        return (one.id, name, submitted, "no worker yet", *[""] * 5, one.by, one.script)
-    waited = max(used.began - one.submitted, 0.0) if one.submitted else None
-    share = used.worked_s / used.lives_s if used.lives_s else 0.0
-    return (
-        one.id,
-        name,
-        submitted,
-        seconds(waited),
-        count(used.workers),
-        count(len(used.hosts)),
-        seconds(used.ended - used.began),
-        count(used.restarts),
-        Cell(f"{share:.1%}", share),
-        one.by,
-        one.script,
-    )
-
-
-def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float) -> Section:
+def settings(manifest: Manifest, made: float) -> Section:
     origin = dict(manifest.provenance)
     if isinstance(code := origin.get("code"), dict):  # of stages that run commands nothing is known
-        origin["code"] = {stage: one for stage, one in code.items() if one is not None} or None
+        origin["code"] = {
+            stage: digest for stage, digest in code.items() if digest is not None
+        } or None
     rows: list[Row] = []
     for stage in manifest.stages:
         code = stage.workload.function or stage.workload.command or ""
@@ -263,28 +210,20 @@ def settings(manifest: Manifest, scripts: Sequence[tuple[str, str]], made: float
         values = {key: getattr(stage, key) for key in (*limits, "items_per_claim")}
         given = {key: value for key, value in values.items() if value is not None}
         rows.append((f"{stage.name}: settings", _json(given)))
-    versions: list[Row] = [
-        (key, short(one, _TEXT_CHARS) if isinstance(one, str) else _json(one))
-        for key, one in origin.items()
-        if key not in {"packages", "files", "argv"} and one is not None
+    campaign = manifest.campaign or {}
+    if isinstance(search := campaign.get("search"), dict):
+        values = {"seed": campaign.get("seed"), **search}
+        given = {key: value for key, value in values.items() if value not in (None, [], {})}
+        rows.append(("search: settings", _json(given)))
+    rows += [
+        (key, short(value, _TEXT_CHARS) if isinstance(value, str) else _json(value))
+        for key, value in origin.items()
+        if key not in {"packages", "files", "argv"} and value is not None
     ]
-    packages = origin.get("packages")
-    names = [str(one) for one in packages] if isinstance(packages, list) else []
-    listings = [Listing(title=f"Script {name}", text=text) for name, text in scripts]
-    if names:
-        text = short(textwrap.fill(", ".join(names), 96, break_on_hyphens=False), _LISTING_CHARS)
-        listings.insert(0, Listing(title=counted(len(names), "Python package"), text=text))
-    if manifest.campaign is not None:
-        text = json.dumps(manifest.campaign, indent=2, ensure_ascii=False)
-        listings.insert(0, Listing(title="Campaign", text=short(text, _LISTING_CHARS)))
     return Section(
         title="Settings and versions",
         paragraphs=(f"This report was made on {moment(made)}.",),
-        tables=(
-            Table(title="", columns=(), rows=rows),
-            Table(title="When the run was created", columns=(), rows=versions),
-        ),
-        listings=tuple(listings),
+        tables=(Table(title="When the run was created", columns=(), rows=rows),),
     )
 
 

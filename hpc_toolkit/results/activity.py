@@ -6,7 +6,6 @@ Every second of a worker's life is counted once, in one of :data:`STATES`.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -63,26 +62,10 @@ class Activity:
     """The longest attempts, the longest first."""
     deaths: list[Death] = field(default_factory=list)
     """The first deaths of workers and executors that were recorded."""
-    jobs: dict[str, JobUse] = field(default_factory=dict)
-    """What the workers of each Slurm job did."""
     done: dict[int, float] = field(default_factory=dict)
     """Items done by interval of the timeline; each is spread over its duration."""
     ahead: dict[str, float] = field(default_factory=dict)
     """Seconds by which the clocks of hosts are off; times here are corrected by them."""
-
-
-@dataclass(slots=True)
-class JobUse:
-    """The workers of one Slurm job."""
-
-    workers: int = 0
-    hosts: set[str] = field(default_factory=set)
-    began: float = math.inf
-    ended: float = 0.0
-    worked_s: float = 0.0
-    """In items whose result counts."""
-    lives_s: float = 0.0
-    restarts: int = 0
 
 
 @dataclass(slots=True)
@@ -97,7 +80,6 @@ class _Worker:
     in_run: bool = False
     has_run: bool = False
     """Whether it has had a unit."""
-    worked_s: float = 0.0
     died: Death | None = None
 
 
@@ -188,8 +170,6 @@ class _Reader:
         if worker.at <= begin:
             return
         self.found.seconds[state] += worker.at - begin
-        if state == WORK:
-            worker.worked_s += worker.at - begin
         self.found.timeline.add(worker.lane, state, begin, worker.at)
 
     def _claim(self, claim: Claim) -> None:
@@ -249,17 +229,8 @@ class _Reader:
         else:
             state = TAIL if worker.has_run and end in (records.ENDED, records.DRAINED) else WAIT
         self._spend(worker, state, seen)
-        found, life_s = self.found, worker.at - worker.began
-        found.lives_s += life_s
-        found.timeline.live(worker.lane, worker.began, worker.at)
-        presence = worker.presence
-        if presence is not None and presence.job is not None:
-            job = found.jobs.setdefault(presence.job, JobUse())
-            job.workers += 1
-            job.hosts.add(presence.host)
-            job.began, job.ended = min(job.began, worker.began), max(job.ended, worker.at)
-            job.worked_s, job.lives_s = job.worked_s + worker.worked_s, job.lives_s + life_s
-            job.restarts = max(job.restarts, presence.restart)
+        self.found.lives_s += worker.at - worker.began
+        self.found.timeline.live(worker.lane, worker.began, worker.at)
 
     def _mark_end(self, name: str, worker: _Worker, end: str) -> None:
         if worker.died is not None or end == records.DIED:

@@ -6,55 +6,17 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from hpc_toolkit.results.lanes import Timeline
     from hpc_toolkit.rundir.layout import RunPaths
 
 _MOST_BYTES = 1 << 26
 """Of all files together; of more, parts at equal distances are read."""
 _PART = 1 << 16
-
-
-@dataclass(slots=True)
-class Spread:
-    """Values of intervals."""
-
-    total: dict[int, float] = field(default_factory=dict)
-    number: dict[int, int] = field(default_factory=dict)
-    least: dict[int, float] = field(default_factory=dict)
-    most: dict[int, float] = field(default_factory=dict)
-
-    def add(self, interval: int, value: float) -> None:
-        self.total[interval] = self.total.get(interval, 0.0) + value
-        self.number[interval] = self.number.get(interval, 0) + 1
-        self.least[interval] = min(self.least.get(interval, value), value)
-        self.most[interval] = max(self.most.get(interval, value), value)
-
-    def means(self, intervals: int) -> list[float | None]:
-        return [
-            self.total[one] / self.number[one] if one in self.total else None
-            for one in range(intervals)
-        ]
-
-    def coarser(self) -> tuple[Spread, int]:
-        """The same values in longer intervals, about one sample each, and the factor."""
-        gaps = [second - first for first, second in pairwise(sorted(self.total))]
-        factor = max(1, math.ceil(median(gaps))) if gaps else 1
-        found = Spread()
-        for one, total in self.total.items():
-            at = one // factor
-            found.total[at] = found.total.get(at, 0.0) + total
-            found.number[at] = found.number.get(at, 0) + self.number[one]
-            found.least[at] = min(found.least.get(at, self.least[one]), self.least[one])
-            found.most[at] = max(found.most.get(at, self.most[one]), self.most[one])
-        return found, factor
 
 
 @dataclass(slots=True)
@@ -85,49 +47,37 @@ class Loads:
     """The samples of a run."""
 
     hosts: dict[str, HostLoad] = field(default_factory=dict)
-    cpu: Spread = field(default_factory=Spread)
-    """Percentage of all CPUs of a host that are busy, by interval of the timeline."""
-    gpu: Spread = field(default_factory=Spread)
-    """Percentage of the time in which a kernel ran on a GPU."""
     partly: bool = False
     """Whether there are more samples than were read."""
 
 
-def read_loads(paths: RunPaths, timeline: Timeline, ahead: Mapping[str, float]) -> Loads:
-    """Read at most 64 MiB of samples; damaged lines and unreadable files are skipped.
-
-    ``ahead``: seconds by which the clocks of hosts are off.
-    """
+def read_loads(paths: RunPaths) -> Loads:
+    """Read at most 64 MiB of samples; damaged lines and unreadable files are skipped."""
     found = Loads()
     files = sorted(paths.logs.glob("monitor-*.jsonl"))
     share = _MOST_BYTES // max(1, len(files))
     for path in files:
         with suppress(OSError):
             found.partly |= path.stat().st_size > share
-            _read(path, share, timeline, ahead, found)
+            _read(path, share, found)
     return found
 
 
-def _read(
-    path: Path, share: int, timeline: Timeline, ahead: Mapping[str, float], found: Loads
-) -> None:
-    began, host = None, HostLoad()
+def _read(path: Path, share: int, found: Loads) -> None:
+    host: HostLoad | None = None
     for raw in _lines(path, share):
         try:
             record = json.loads(raw)
             if record["type"] == "header":
-                began = float(record["started"]) - ahead.get(str(record["host"]), 0.0)
-                host = found.hosts.setdefault(str(record["host"]), host)
-            elif began is not None:
-                interval = timeline.interval(began + float(record["t_s"]))
-                _sample(record, interval, host, found)
+                host = found.hosts.setdefault(str(record["host"]), HostLoad())
+            elif host is not None:
+                _sample(record, host)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
             continue  # torn, damaged or cut off
 
 
-def _sample(record: dict[str, Any], interval: int, host: HostLoad, found: Loads) -> None:
+def _sample(record: dict[str, Any], host: HostLoad) -> None:
     cpu = _finite(record["cpu_percent"])
-    found.cpu.add(interval, cpu)
     host.samples, host.cpu = host.samples + 1, host.cpu + cpu
     host.rss_most = max(host.rss_most, int(record["rss_bytes"]))
     gpus = record.get("gpus") or []
@@ -137,7 +87,6 @@ def _sample(record: dict[str, Any], interval: int, host: HostLoad, found: Loads)
             host.gpu_memory_most = max(host.gpu_memory_most, int(gpu["memory_used_bytes"]))
         if gpu.get("busy_percent") is not None:
             busy = _finite(gpu["busy_percent"])
-            found.gpu.add(interval, busy)
             host.gpu_values, host.gpu = host.gpu_values + 1, host.gpu + busy
 
 

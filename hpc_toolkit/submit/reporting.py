@@ -1,4 +1,4 @@
-"""Collect what a report of a run shows, its jobs and its search included, and write the page."""
+"""Collect what a report of a run shows, its search included, and write the page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 from hpc_toolkit.errors import HpcToolkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
-    from hpc_toolkit.report.runtables import Job
     from hpc_toolkit.results.activity import Activity
     from hpc_toolkit.results.ranges import Range
     from hpc_toolkit.results.status import Status
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FAILURES, _RESULTS = 20, 24
-_SCRIPTS, _SCRIPT_BYTES = 10, 1 << 15
 _READING = (
     *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
     *(AttributeError, ArithmeticError, TypeError),
@@ -63,24 +61,18 @@ def read_facts(run: Run) -> RunFacts:
     parts, view = _Parts(), run.view
     status, made_at = _status(run), time.time()
     found = parts.read("the timeline of the workers", lambda: _activity(run), None)
-    loads = None
-    if found is not None:
-        line, ahead = found.timeline, found.ahead
-        loads = parts.read("the CPUs and GPUs", lambda: read_loads(run.paths, line, ahead), None)
-        if ahead:
-            status.elapsed_s = line.end - line.begin
+    if found is not None and found.ahead:
+        status.elapsed_s = found.timeline.end - found.timeline.begin
     return RunFacts(
         status=status,
         manifest=run.manifest,
         made=made_at,
         activity=found,
-        loads=loads,
+        loads=parts.read("the CPUs and GPUs", lambda: read_loads(run.paths), None),
         failures=parts.read(
             "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
         ),
-        jobs=parts.read("the jobs", lambda: _jobs(run), []),
         items=_items(run, found),
-        scripts=parts.read("the scripts", lambda: list(_scripts(run)), []),
         search=parts.read("the search", lambda: _search(run), []),
         results=parts.read("the results", lambda: _results(run), {}),
         problems=parts.problems,
@@ -119,31 +111,6 @@ def _items(run: Run, found: Activity | None) -> dict[int, str]:
             stage = run.view.stages[one.stage]
             items[one.item] = item_json(stage, stage.unit(one.unit), one.position)
     return items
-
-
-def _jobs(run: Run) -> list[Job]:
-    from hpc_toolkit.report.runtables import Job
-    from hpc_toolkit.submit.jobs import known_jobs
-
-    return [
-        Job(
-            id=one.job,
-            name=one.name,
-            submitted=one.submitted if one.recorded else 0.0,
-            by=one.by,
-            array=one.array or "",
-            script=one.script,
-        )
-        for one in known_jobs(run.paths)
-    ]
-
-
-def _scripts(run: Run) -> Iterator[tuple[str, str]]:
-    """The submitted copies, the newest ones if they are many."""
-    paths = sorted(run.paths.jobs.glob("*.sbatch"), key=lambda path: path.name)
-    for path in paths[-_SCRIPTS:]:
-        with suppress(OSError), path.open("rb") as file:
-            yield path.name, file.read(_SCRIPT_BYTES).decode(errors="replace")
 
 
 def _results(run: Run) -> dict[str, Range]:

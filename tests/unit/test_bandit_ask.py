@@ -43,21 +43,6 @@ def test_ask_works_without_features_and_with_one_arm(name: str) -> None:
     assert [proposal.arm for proposal in make_policy(name, table, 0).ask(5)] == ["only"]
 
 
-def test_beliefs_are_those_that_choose_the_next_arm() -> None:
-    policy = make_policy("gp-ucb", GRID, 0)
-    assert policy.beliefs() is None
-    for place, arm in enumerate(GRID.ids[:9]):
-        policy.tell(Observation(arm, {"task": 0.5 + (place * 5 % 11) / 11}))
-
-    proposal, beliefs = policy.ask(1)[0], policy.beliefs()
-
-    assert beliefs is not None
-    bounds = [one.mean + 2 * one.sd for one in beliefs]
-    assert proposal.acquisition == pytest.approx(bounds[GRID.index(proposal.arm)], abs=1e-12)
-    assert proposal.acquisition == pytest.approx(max(bounds[9:]), abs=1e-12)
-    assert make_policy("random", GRID, 0).beliefs() is None
-
-
 @every_policy
 def test_ask_acquisition_is_json(name: str) -> None:
     policy = make_policy(name, GRID, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from hpc_toolkit.bandit.bench import comparison
 from hpc_toolkit.bandit.bench.comparison import (
     Entrant,
     Plan,
+    as_csv,
+    as_lines,
     entrants,
     reports,
     run_bench,
@@ -30,7 +31,6 @@ from hpc_toolkit.bandit.bench.replay import Asks, Trace, replay
 from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.report.policies import as_csv, as_lines, regret_svg
 from hpc_toolkit.system.quantities import format_duration
 from tests.unit.test_bandit_replay import small_table
 
@@ -301,30 +301,6 @@ def test_forms_of_a_report_agree() -> None:
     assert "time on 4 GPUs" in lines[0]
 
 
-def test_a_picture_is_well_formed_and_draws_every_curve_inside_its_axes() -> None:
-    report = bench("random,gp-ucb,racing")
-
-    picture = regret_svg(report)
-
-    root = ET.fromstring(picture)
-    assert picture == regret_svg(report)
-    width, height = map(float, root.attrib["viewBox"].split()[2:])
-    paths = [part.attrib["d"] for part in root.iter() if part.tag.endswith("path")]
-    curves = [path for path in paths if path.count("L") > 2]
-    # Means and bands of three policies over evaluations, GPU time and wall-clock, two over pulls.
-    assert len(curves) == 2 * (3 * 3 + 2)
-    for path in curves:
-        points = [point.split() for point in path.strip("MZ").split("L")]
-        assert all(0 < float(x) < width and 0 < float(y) < height for x, y in points)
-    words = [part.text for part in root.iter() if part.tag.endswith("text")]
-    assert {"random", "gp-ucb", "racing", "pulls", "seconds on 4 GPUs"} <= set(words)
-
-
-def test_a_report_without_curves_has_no_picture() -> None:
-    with pytest.raises(ConfigError, match="there are no curves to draw"):
-        regret_svg(bench("random", until=0.99))
-
-
 def invoke(*words: str) -> Result:
     return CliRunner().invoke(cli.load_commands("bandit"), ["bandit", "bench", *words])
 
@@ -337,7 +313,7 @@ def hpctk(*words: str) -> tuple[int, str]:
 
 
 def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> None:
-    files = [tmp_path / f"out.{ending}" for ending in ("json", "csv", "svg")]
+    files = [tmp_path / f"out.{ending}" for ending in ("json", "csv")]
     words = ["--policies", "random", "--seeds", "2", "--pulls", "5", "--asks", "rounds:2"]
 
     code, printed = hpctk(*words, *(word for path in files for word in ("-o", str(path))))
@@ -347,22 +323,17 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
     report = json.loads(files[0].read_text())
     assert (report["format"], report["arms"], report["asks"]) == (2, 315, "rounds:2")
     assert files[1].read_text() == as_csv(report)
-    assert files[2].read_text() == regret_svg(report)
     assert json.loads(hpctk(*words, "--json")[1]) == report
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-o", "out.pdf"], "out.pdf: unknown format '.pdf'"),
+        (["-o", "out.svg"], "out.svg: unknown format '.svg'"),
         (["--gpus", "1,many"], "--gpus: '1,many' is not a list of numbers"),
         (["--asks", "three"], "asks: 'three'"),
         (["--until", "nan"], "until: nan"),
         (["--subtables", "2", "--arms-share", "nan"], "a subtable with nan of the arms"),
-        (
-            ["-o", "out.svg", "--until", "0.9"],
-            "out.svg: with --until there are no curves",
-        ),
         (["-o", "gone/out.json"], "gone/out.json: there is no directory .*gone"),
         (["--table", "gone.csv"], "gone.csv: no such file"),
         (["--table", "synthetic:x"], "synthetic:x: not a table of scores"),

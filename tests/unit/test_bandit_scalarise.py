@@ -109,7 +109,7 @@ def test_recommendation_says_which_scalariser_made_its_mean(name: str) -> None:
 
 
 @every_scalariser
-def test_beliefs_between_tells_change_nothing_later(name: str) -> None:
+def test_asks_between_tells_change_nothing_later(name: str) -> None:
     """Rewards are kept between tells; a tell of a further arm may change the ranks of others."""
     table = ArmTable(tuple(Arm(str(n), "g", (float(n),)) for n in range(5)), ("at",))
     chance = np.random.default_rng(1)
@@ -122,12 +122,10 @@ def test_beliefs_between_tells_change_nothing_later(name: str) -> None:
 
     for tell in tells:
         asked.tell(tell)
-        asked.beliefs()
+        asked.ask(1)
     for tell in tells:
         fresh.tell(tell)
 
-    assert fresh.beliefs() is not None
-    assert asked.beliefs() == fresh.beliefs()
     assert asked.ask(2) == fresh.ask(2)
 
 

@@ -24,12 +24,12 @@ from typer.testing import CliRunner
 from hpc_toolkit import cli
 from hpc_toolkit.cli import report as command
 from hpc_toolkit.notebook import report as notebook_report
-from hpc_toolkit.report.axes import log_span_ticks, moment, number_ticks, span_ticks, whole_ticks
+from hpc_toolkit.report.axes import log_span_ticks, moment, number_ticks, span_ticks
 from hpc_toolkit.report.figures import text_width
-from hpc_toolkit.report.findings import findings
 from hpc_toolkit.report.gantt import gantt
 from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
 from hpc_toolkit.report.runreport import RunFacts, sections
+from hpc_toolkit.report.runtimeline import findings
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.results.activity import Activity, read_activity
 from hpc_toolkit.results.history import History
@@ -38,7 +38,6 @@ from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
 from hpc_toolkit.results.ranges import Range, ranges_of
 from hpc_toolkit.results.records import Attempt, Claim, Release
 from hpc_toolkit.run import Run
-from hpc_toolkit.submit.jobs import RunJob, record_job
 from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
@@ -166,11 +165,10 @@ def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> Non
         ("n2", states.DRAINED),
         ("n2", states.REQUEUED),
     }
-    drawn = gantt("Workers", found.timeline, alternative="x")
+    drawn = gantt("Workers", "x", found.timeline).svg
     said = "".join(one.text or "" for one in ET.fromstring(drawn).iter(f"{SVG}title"))
     for words in ("wa died: lease", "exited early: asked to leave", "requeue 1 of job 78"):
         assert words in said
-    assert {job: use.restarts for job, use in found.jobs.items()} == {"77": 0, "78": 1}
 
 
 def test_the_throughput_names_the_interval_of_its_means(fast_dir: Path) -> None:
@@ -230,7 +228,6 @@ def test_a_worker_whose_file_is_damaged_has_a_lane_and_items(fast_dir: Path) -> 
     text = report_of(toy.reopen(), markdown=True)
 
     assert f"1 worker in 1 lane, from {moment(1_000.0)}." in text
-    assert "(unknown host)" in text
     assert "- workers: 1, host unknown" in text
     assert "Up to 1 items/s; living workers: up to 1 " in text
 
@@ -345,7 +342,7 @@ def test_marks_that_are_too_many_are_counted_and_not_drawn() -> None:
             at = line.begin + (number + 0.5) * line.width_s
             line.mark(lane, states.EXECUTOR, at, "executor died")
 
-    drawn = gantt("Workers", line, alternative="x")
+    drawn = gantt("Workers", "x", line).svg
 
     assert drawn.count(": executor died</title>") == 2_000
     assert f"not drawn: {MOST_LANES * line.intervals - 2_000:,} more marks" in drawn
@@ -392,8 +389,12 @@ def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
                 worker.release(1_000.0 + number)
             assert worker.claim(unit)
         kind = "failed" if number % 2 else "done"
-        error = {"error": f"ValueError: {text}"} if number % 2 else {}
-        worker.attempt(number, kind, at=1_001.0 + number, seconds=0.5, **error)
+        loss = {
+            "validation_loss_of_the_last_epoch": -1_234_567.0 * (number + 1),
+            "at": {"lr": 3e-05},
+        }
+        given = {"error": f"ValueError: {text}"} if number % 2 else {"value": loss}
+        worker.attempt(number, kind, at=1_001.0 + number, seconds=0.5, **given)
     worker.release(1_090.0)
     worker.presence.update(state="finished", note=texts[-1][:100])
     lines = [
@@ -411,10 +412,6 @@ def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
     ]
     data = "\n".join([*map(json.dumps, lines), '{"type": "sam'])
     toy.paths.monitor_log("n1", 7).write_text(data)
-    toy.paths.jobs.mkdir()
-    (toy.paths.jobs / "hostile-0.sbatch").write_text(
-        "#!/bin/bash\n</pre><script>alert(1)</script>\n"
-    )
     return toy
 
 
@@ -479,13 +476,12 @@ def test_every_figure_has_a_title_an_alternative_and_named_axes(fast_dir: Path) 
 
     found = {one.findtext(f"{SVG}title"): one for one in figures}
     assert set(found) == {
-        *("Items by state", "Throughput", "Workers by host", "CPUs and GPUs"),
+        *("Items by state", "Throughput", "Workers by host"),
         *("Worker time by state", "Durations"),
     }
     axes = {
         "Throughput": "time since the first worker started",
         "Workers by host": "time since the first worker started",
-        "CPUs and GPUs": "CPUs busy (%)",
         "Durations": "duration of an attempt",
     }
     for title, figure in found.items():
@@ -576,12 +572,12 @@ def test_the_median_of_very_many_values_needs_bounded_memory() -> None:
 
 @given(high=st.floats(1e-3, 1e8))
 def test_marks_of_an_axis_are_few_in_order_and_written_without_exponents(high: float) -> None:
-    for ticks in (number_ticks(high), whole_ticks(high), span_ticks(high)):
+    for ticks in (number_ticks(0.0, high), number_ticks(0.0, high, whole=True), span_ticks(high)):
         values = [value for value, _ in ticks]
         assert values == sorted(set(values))
         assert len(values) <= 10
         assert all(0 <= value <= high * 1.001 for value in values)
-    for ticks in (number_ticks(high), span_ticks(high), log_span_ticks(high / 50, high)):
+    for ticks in (number_ticks(0.0, high), span_ticks(high), log_span_ticks(high / 50, high)):
         labels = [label for _, label in ticks]
         assert len(set(labels)) == len(labels)
         assert not any(re.search("[0-9]e", label) or len(label) > 10 for label in labels)
@@ -602,6 +598,7 @@ def damage(toy: ToyRun, what: str) -> None:
     elif what == "no control":
         toy.paths.control.rmdir()
     elif what == "job record":
+        toy.paths.jobs.mkdir()
         (toy.paths.jobs / "12.json").write_text('{"job": ["x"], "submitted": {}}')
     elif what == "monitor":
         toy.paths.monitor_log("n1", 8).write_bytes(b"\xff\n[1]\n" + b'{"type":"header"}\n' * 3)
@@ -674,19 +671,17 @@ def test_samples_of_a_large_file_are_read_in_parts(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy = busy_run(fast_dir / "run", ("a",))
-    line = Timeline(1_000.0, 1_090.0, [])
-    everything = read_loads(toy.paths, line, {})
+    everything = read_loads(toy.paths)
     monkeypatch.setattr("hpc_toolkit.results.loads._MOST_BYTES", 4_096)
     monkeypatch.setattr("hpc_toolkit.results.loads._PART", 512)
 
-    some = read_loads(toy.paths, line, {})
+    some = read_loads(toy.paths)
 
     (all_of, some_of) = (*everything.hosts.values(), *some.hosts.values())
     assert (all_of.samples, all_of.cpu_percent, all_of.gpu_percent) == (90, 50.0, 80.0)
     assert not everything.partly
     assert some.partly
     assert 5 < some_of.samples < 40
-    assert max(some.cpu.total) > 200  # also the end was read
 
 
 def test_markdown_has_the_tables_and_nothing_in_them_is_markup() -> None:
@@ -710,12 +705,21 @@ def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
     """Needs chromium, which .ci/system installs."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or "chromium"
     toy = busy_run(fast_dir / "run", ("a", "b", "<b>", "d"))
-    # The page sorts a table by its second column, and reports widths and errors in its title.
+    # The page sorts a table by its second column, and reports widths and errors in its title. A
+    # frame as wide as a phone has the page again: a window is at least 500 pixels wide.
     probe = """<script>addEventListener("load", () => {
-      const table = document.querySelector("#s4 table"), wide = document.body.scrollWidth;
+      const table = document.querySelector("#s4 table"), frame = document.createElement("iframe");
       table.tHead.querySelectorAll("button")[1].click();
       const values = [...table.tBodies[0].rows].map(row => +row.cells[1].dataset.v);
-      document.title = JSON.stringify({wide, values, dark: getComputedStyle(document.body).color});
+      frame.width = 390;
+      frame.srcdoc = document.documentElement.outerHTML.replaceAll(/<script[^]*?<.script>/g, "");
+      frame.onload = () => {
+        const phone = frame.contentDocument, results = phone.querySelector("#s0 .scroll");
+        const wide = [phone.body.scrollWidth, results.scrollWidth - results.clientWidth];
+        const dark = getComputedStyle(document.body).color;
+        document.title = JSON.stringify({wide, values, dark});
+      };
+      document.body.append(frame);
     });</script>"""
     page = report_of(Run.open(toy.root))
     (tmp_path / "page.html").write_text(page)
@@ -752,7 +756,8 @@ def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
     assert not {host for host in hosts if not own.fullmatch(host)}
     found = json.loads(re.findall(r"<title>({.*?})</title>", dumped.stdout)[0])
     assert found["values"] == sorted(found["values"], reverse=True)
-    assert found["wide"] <= 500
+    assert found["wide"][0] <= 390
+    assert found["wide"][1] == 0  # all columns of the results are there
     assert found["dark"] == "rgb(230, 237, 243)"
 
 
@@ -787,21 +792,6 @@ def test_the_items_of_living_workers_are_running_and_not_lost(fast_dir: Path) ->
     spent = {state: seconds for state, seconds in found.seconds.items() if seconds}
     # Of an open claim only the file's time is known, which is by another clock here.
     assert spent == {states.LOAD: 5.0, states.WORK: 10.0, states.RUNNING: 5.0, states.WAIT: 10.0}
-
-
-def test_jobs_have_the_times_of_their_record_and_their_workers(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "run", 2)
-    record_job(toy.paths, RunJob(job="77", name="eval", submitted=1_000.0, by="ann"))
-    record_job(toy.paths, RunJob(job="78", name="eval", array="0-3", submitted=2_000.0, by="ann"))
-    toy.worker("wa", host="n1", job="77", restart=2, started=1_600.0, at=1_900.0)
-    toy.worker("wb", host="n2", job="77", started=1_700.0, at=2_500.0)
-
-    text = report_of(Run.open(toy.root), markdown=True)
-
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 7")]
-    waited, workers, hosts, ran, requeues = rows[0][3:8]
-    assert (waited, workers, hosts, ran, requeues) == ("10 min 00 s", "2", "2", "15 min 00 s", "2")
-    assert rows[1][1:4:2] == ["eval (array 0-3)", "no worker yet"]
 
 
 def test_a_notebook_shows_the_page_in_a_frame_that_cannot_reach_it(toy: ToyRun) -> None:

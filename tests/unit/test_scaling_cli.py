@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.report.figures import text_width
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import RunJob, record_job
 from hpc_toolkit.training.scaling.collectives import record_of
@@ -103,8 +104,8 @@ def test_files_are_written_in_the_format_of_their_ending(table: str, tmp_path: P
     circles = [one for one in root.iter() if one.tag.endswith("circle")]
     assert len(circles) == 8
     width, height = map(float, root.attrib["viewBox"].split()[2:])
-    assert all(80 <= float(one.attrib["cx"]) <= width - 20 for one in circles)
-    assert all(64 <= float(one.attrib["cy"]) <= height - 100 for one in circles)
+    assert all(60 <= float(one.attrib["cx"]) <= width - 20 for one in circles)
+    assert all(64 <= float(one.attrib["cy"]) <= height - 56 for one in circles)
 
 
 def test_a_picture_of_one_world_size_and_of_several_bases_can_be_drawn(tmp_path: Path) -> None:
@@ -125,6 +126,26 @@ def test_wild_repeats_leave_a_picture_that_can_be_read(tmp_path: Path) -> None:
     root = ET.fromstring((tmp_path / "p.svg").read_text())
     ticks = [one.text for one in root.iter() if (one.text or "").endswith("%")]
     assert 5 <= len(ticks) <= 12
+
+
+def test_names_of_any_kind_and_length_are_text_inside_the_picture(tmp_path: Path) -> None:
+    points = [{"world_size": size, "value": size * 0.9} for size in (1, 2, 4)]
+    tables = [
+        {"name": f"{number}</svg><script>{'x' * 300}", "unit": "samples_per_s", "points": points}
+        for number in range(9)
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"tables": tables}))
+
+    scaling("analyze", str(tmp_path / "t.json"), "-o", str(tmp_path / "p.svg"))
+
+    root = ET.fromstring((tmp_path / "p.svg").read_text())
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    texts = [one for one in root.iter() if one.tag.endswith("text") and not one.get("text-anchor")]
+    assert len(texts) > 9
+    assert not [one for one in root.iter() if one.tag.endswith("script")]
+    for one in texts:
+        assert float(one.attrib["x"]) + text_width(one.text or "") <= width
+        assert float(one.attrib["y"]) < height
 
 
 def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> None:

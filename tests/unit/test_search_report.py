@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.campaign import searchcurves, searchreport, searchtables
+from hpc_toolkit.campaign import searchfigures, searchreport
 from hpc_toolkit.campaign.progress import expected_best, some_counts
-from hpc_toolkit.campaign.scoremaps import heatmaps_of, keys_of, plane_of_models
 from hpc_toolkit.campaign.search import make_arms
-from hpc_toolkit.campaign.searchfacts import read_search
+from hpc_toolkit.campaign.searchfigures import heatmaps_of, keys_of, plane_of_models
+from hpc_toolkit.campaign.searchreport import read_search
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.report import runreport
-from hpc_toolkit.report.heatmap import heatmaps
-from hpc_toolkit.report.page import Cell, Figure, Section, as_html, as_markdown
+from hpc_toolkit.report.charts import Plot, plots
+from hpc_toolkit.report.heatmap import SHADES, heatmaps, level
+from hpc_toolkit.report.page import Cell, Section, as_html, as_markdown
 from hpc_toolkit.report.panel import panel
-from hpc_toolkit.report.plots import Plot, plots
-from hpc_toolkit.report.shades import SHADES, level
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit import reporting
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.report.figures import Figure
 
 GP = {"policy": "gp-ucb", "budget": 8, "pending": 4}
 REWARDS = "Reward by checkpoint (step) and layer"
@@ -155,9 +155,6 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
         r"After \d+ evaluations the best reward is \d\.\d{4}; it was found after \d+\.",
         drawn["Best reward so far"].alt,
     )
-    assert "Metrics: entropy, rank." in drawn["Metrics by checkpoint (step) and layer"].alt
-    expected = sections[-1].paragraphs[0]
-    assert expected.startswith("The model of gp-ucb after 8 arms, for all 20 arms. Rewards of 12")
     (table,) = sections[1].tables
     assert table.rows[0][1] == "m/step16/layer2"
     assert len(table.rows) == 20
@@ -202,7 +199,7 @@ def test_the_first_screen_says_what_was_found_how_sure_it_is_and_what_is_next(
     played = Played(fast_dir / "r", campaign, monkeypatch, value)
     played.coordinate()
 
-    first = runreport.sections(reporting.read_facts(Run.open(played.root)))[0]
+    first, *_, last = runreport.sections(reporting.read_facts(Run.open(played.root)))
 
     found, after = first.paragraphs[:2]
     assert (first.title, found.partition(" is ")[0]) == ("Outcome", "The best arm")
@@ -210,6 +207,8 @@ def test_the_first_screen_says_what_was_found_how_sure_it_is_and_what_is_next(
     assert ("uncertainty unknown" in found) == (stderr is None)
     assert f"Next: {then}" in after
     assert ("still improving" in after) == (change > 0)
+    settings = {row[0]: row[1] for row in last.tables[0].rows}
+    assert '"policy": "random", "budget": 6, "pending": 2' in settings["search: settings"]
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -226,11 +225,11 @@ def test_every_chart_draws_the_last_round(
         played.coordinate()
     seen: list[Plot] = []
 
-    def recorded(title: str, drawn: Sequence[Plot], *, alternative: str) -> str:
+    def recorded(title: str, said: str, drawn: Sequence[Plot], **more: Any) -> Figure:
         seen.extend(drawn)
-        return plots(title, drawn, alternative=alternative)
+        return plots(title, said, drawn, **more)
 
-    monkeypatch.setattr(searchcurves, "plots", recorded)
+    monkeypatch.setattr(searchfigures, "plots", recorded)
     figures(search_of(played.root))
 
     ends = {(plot.x, plot.y): [one.points[-1] for one in plot.series] for plot in seen}
@@ -240,7 +239,7 @@ def test_every_chart_draws_the_last_round(
     }
 
 
-def test_a_price_is_below_the_worker_time_and_among_the_facts(
+def test_the_cost_of_the_evaluations_is_among_the_facts(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = Played(fast_dir / "r", toy(GP), monkeypatch)
@@ -249,9 +248,6 @@ def test_a_price_is_below_the_worker_time_and_among_the_facts(
     found = searchreport.sections(Run.open(played.root).view, played.campaign, (36.0, "<EUR>"))
 
     assert ("cost of the evaluations", "2.64 <EUR>") in found[0].facts  # 264 s
-    drawn = ET.fromstring(figures(found)["Best reward so far"].svg)
-    words = [one.text for one in drawn.iter(f"{SVG}text")]
-    assert words[words.index("2 min") + 1] == "1.2 <EUR>"
 
 
 def some_fail(item: dict[str, Any]) -> Value:
@@ -304,22 +300,6 @@ def test_every_search_has_sections(
         for words in one.iter(f"{SVG}text"):
             assert 0 <= float(words.attrib["x"]) <= width
             assert 0 <= float(words.attrib["y"]) <= height
-
-
-@pytest.mark.parametrize(
-    ("search", "value", "says"),
-    [
-        ({"policy": "random", "budget": 4}, value_of, "Policy random has no model of the arms."),
-        (GP, all_fail, "No arm has a reward."),
-    ],
-)
-def test_without_a_model_the_section_says_why(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, search: dict[str, Any], value: Any, says: str
-) -> None:
-    played = Played(fast_dir / "r", toy(search), monkeypatch, value)
-    played.coordinate()
-
-    assert search_of(played.root)[-1].paragraphs == (says,)
 
 
 def test_an_arm_without_a_reward_says_why(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,13 +393,25 @@ def test_own_arms_are_drawn_by_the_keys_that_explain_most(
     assert "over z, id." in drawn.caption
     titles = [one.text for one in ET.fromstring(drawn.svg).iter(f"{SVG}title")]
     assert "3, 2: mean 2.3 of 2 of 2 arms" in titles  # the mean of 2.3 and 2.301
-    means = figures(sections)["Mean reward by value of each key"].text
-    assert "x 2: 2.1505 ± 0.0423 over 8 arms" in means
     (table,) = sections[1].tables
-    columns = ("rank", "reward", "standard error", "tie", "requested in round", "z", "y", "x", "id")
-    assert table.columns == (*columns, "tasks", "evaluation time")
+    columns = ("rank", "reward", "standard error", "tie", "round", "z", "y", "x", "id")
+    assert table.columns == (*columns, "tasks", "time")
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert (first["tie"], first["id"], first["tasks"]) == ("best", "231", Cell("2 of 2", 2))
+
+
+def test_arms_of_one_key_are_drawn_in_one_row(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"x": x, "y": 1, "z": 2} for x in range(5)]
+    campaign = arms_campaign(rows, {"policy": "random", "budget": 3, "pending": 3})
+    played = Played(fast_dir / "r", campaign, monkeypatch, number_of)
+    played.coordinate()
+
+    drawn = ET.fromstring(figures(search_of(played.root))["Reward by x"].svg)
+
+    words = [one.text for one in drawn.iter(f"{SVG}text")]
+    assert words[-6:] == ["0", "1", "2", "3", "4", "x"]
 
 
 def test_numbers_are_levels_in_their_order_and_many_are_divided_into_equal_parts() -> None:
@@ -483,17 +475,6 @@ def test_the_code_of_an_own_policy_is_not_needed(
     sections = search_of(played.root)
 
     assert "missing_module:Policy used 24 of the 60" in outcome_of(sections)
-    assert sections[-1].paragraphs[0].startswith("Left out: it would run the code of policy miss")
-
-
-def test_the_model_of_many_arms_is_left_out(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(searchtables, "_MOST_TOLD", 7)
-    played = Played(fast_dir / "r", toy(GP), monkeypatch)
-    played.coordinate()
-
-    assert "the model of 8 arms would take" in search_of(played.root)[-1].paragraphs[0]
 
 
 def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,7 +504,10 @@ def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.Mon
     assert parsed.open == []
     assert parsed.outside == []
     assert "<b>k</b>" in parsed.words
-    assert len(figures_of(page)) >= 3
+    assert [one.findtext(f"{SVG}title") for one in figures_of(page)] == [
+        "Best reward so far",
+        "Reward by <b>k</b> and y\\u202e",
+    ]
 
 
 def test_long_names_are_shortened(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,9 +553,9 @@ def test_pictures_are_bounded_by_tiles_and_not_by_arms() -> None:
     plane = plane_of_models(campaign)
     values = {arm: float(number % 977) for number, arm in enumerate(plane.places)}
 
-    maps = [one for name in "abcdefgh" for one in heatmaps_of(plane, values, name=name)]
+    maps = heatmaps_of(plane, values, words=str, asked=values, marks={}, unit="")
 
     assert len(values) > 170_000
     assert "Not drawn: 1 more model. A tile is the mean of" in plane.note
-    assert sum(len(one.tiles) for one in maps) <= 8 * 6_000
-    assert len(heatmaps("Metrics", maps, alternative="x", per_row=4)) < 1_500_000
+    assert sum(len(one.tiles) for one in maps) <= 6_000
+    assert len(heatmaps("Rewards", "x", maps, per_row=3).svg) < 1_500_000

@@ -14,7 +14,6 @@ from hpc_toolkit.bandit.arms import FEATURES, columns
 from hpc_toolkit.bandit.policy import Bools, Floats, Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, column_scales, fit
 from hpc_toolkit.bandit.rule import (
-    Belief,
     Rule,
     Stream,
     drawn,
@@ -185,13 +184,6 @@ class GpRule(Guided):
             scales = column_scales(x, y)
             x, points = x * scales, points * scales
         return Posterior(x, y, points, fit(x, y)), centre, spread
-
-    def beliefs(self, history: History) -> list[Belief] | None:
-        if not history.scored:
-            return None
-        model, centre, spread = self._fitted(history, columns(history.table, self.features))
-        means, sds = (centre + spread * model.mean).tolist(), (spread * model.sd).tolist()
-        return list(map(Belief, means, sds))
 
     @abstractmethod
     def _pick(self, ask: Ask) -> tuple[int, float]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.report import figures
 from hpc_toolkit.report.axes import Axis
-from hpc_toolkit.report.figures import DASHED, DIM, DOTTED, LEFT, STEP_X, Panel
+from hpc_toolkit.report.charts import Plot, Series, plots
+from hpc_toolkit.report.figures import COLOURS, DASHED, DIM, DOTTED
 from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.training.scaling.comparison import POSSIBLE
 from hpc_toolkit.training.scaling.records import parameters_text
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.training.scaling.comparison import Comparison, Row, Verdict
     from hpc_toolkit.training.scaling.loaders import LoaderAdvice
-    from hpc_toolkit.training.scaling.series import Series
+    from hpc_toolkit.training.scaling.series import Series as Measured
 
 Judged = tuple["Comparison", "Verdict"]
 Column = tuple[str, str, "Callable[[Any], str]"]
 """A heading, the key of :func:`_values` and a format."""
 
 
-def results_columns(series: Series) -> list[Column]:
+def results_columns(series: Measured) -> list[Column]:
     spent = f"GPU-hours of {series.work}"
     time: Column = (f"time of {series.work}", "seconds", format_duration)
     rates = [time]
@@ -148,7 +148,7 @@ def _overview(judged: Sequence[Judged]) -> Iterator[str]:
         yield f"| {' | '.join(map(_cell, cells))} |"
 
 
-def _name(series: Series) -> str:
+def _name(series: Measured) -> str:
     return " ".join(series.name.split())
 
 
@@ -241,11 +241,10 @@ def _row_data(row: Row) -> dict[str, Any]:
 
 
 _CURVE_POINTS = 40
-_BELOW = figures.TOP + figures.HEIGHT
 
 
 def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
-    """Draw two panels: speed-up with the ideal line, and efficiency with the target.
+    """Draw two plots: speed-up with the ideal line, and efficiency with the target.
 
     Bars are the range over pairs of repeats. A dashed curve is the fitted law, if there are at
     least three world sizes.
@@ -256,67 +255,56 @@ def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
     top = max(most, *(max(row.speedup, min(row.high * row.ideal, 2 * most)) for row in rows))
     least = 0.7 * min(1.0, *(max(row.speedup, 0.01) for row in rows))
     highest = max(1.1, *(max(row.efficiency, min(row.high, 2.0)) for row in rows))
-    across = Axis(1.0, most, log=True)
-    speedup = Panel(across, Axis(least, top, log=True))
-    share = Panel(across, Axis(0.0, math.ceil(10 * highest) / 10), left=LEFT + STEP_X)
-    parts = [
-        *_frame(speedup, comparisons, "speed-up"),
-        *_frame(share, comparisons, "efficiency"),
-        speedup.line([(1.0, 1.0), (most, most)], DIM, DOTTED),
-        share.line([(1.0, minimum), (most, minimum)], DIM, DOTTED),
-    ]
-    for number, one in enumerate(comparisons):
-        parts += _draw(speedup, one, number, speedup=True)
-        parts += _draw(share, one, number, speedup=False)
-    words = f"dotted: ideal, and the target of {minimum:.0%}; dashed: the fitted law"
-    parts.append(figures.text(LEFT, _BELOW + 66, words, colour=DIM))
-    parts += figures.legend(LEFT, _BELOW + 92, map(_legend, comparisons))
-    height = _BELOW + 92 + 20 * len(comparisons)
-    last = [(_name(one.series), one.rows[-1]) for one in comparisons]
-    said = (f"{name}: efficiency {row.efficiency:.1%} at {row.world_size}" for name, row in last)
-    width, title = LEFT + 2 * STEP_X - 60, "Speed-up and efficiency"
-    return figures.figure(title, width, height, parts, alternative="; ".join(said))
-
-
-def _legend(one: Comparison) -> str:
-    serial = one.serial
-    if serial is None or serial.low is None:
-        return one.series.name
-    interval = f"{serial.low:.1%} to {serial.high:.1%}"
-    return f"{one.series.name}; {serial.name}: {serial.share:.1%} serial ({interval})"
-
-
-def _frame(panel: Panel, comparisons: Sequence[Comparison], title: str) -> Iterator[str]:
-    rows = [(value, f"{value:g}" if panel.y.log else f"{value:.0%}") for value in _ticks(panel.y)]
+    powers = range(math.ceil(math.log2(least)), math.floor(math.log2(top)) + 1)
+    step = 0.2 * math.ceil(highest / 2.2)
+    shares = [step * number for number in range(int(highest / step + 1e-9) + 1)]
     bases = {one.rows[0].world_size for one in comparisons}
     unit = bases.pop() if len(bases) == 1 else None
-    ideals = sorted({row.ideal for one in comparisons for row in one.rows})
-    columns = [(ideal, f"{ideal * (unit or 1):g}") for ideal in ideals]
-    words = "ranks" if unit else "ranks, as a multiple of each smallest world size"
-    return panel.frame(columns, rows, words, title)
+    speedup = Plot(
+        x="ranks" if unit else "ranks, as a multiple of each smallest world size",
+        y="speed-up",
+        across=Axis(1.0, most, log=True),
+        up=Axis(least, top, log=True),
+        columns=[(one, f"{one * (unit or 1):g}") for one in sorted({row.ideal for row in rows})],
+        rows=[(2.0**power, f"{2.0**power:g}") for power in powers],
+        series=[*_lines(comparisons, speed=True), _level("ideal", [(1.0, 1.0), (most, most)])],
+    )
+    target = _level(f"target: {minimum:.0%}", [(1.0, minimum), (most, minimum)])
+    share = replace(
+        speedup,
+        y="efficiency",
+        up=Axis(0.0, math.ceil(10 * highest) / 10),
+        rows=[(share, f"{share:.0%}") for share in shares],
+        series=[*_lines(comparisons, speed=False), target],
+    )
+    last = [(_name(one.series), one.rows[-1]) for one in comparisons]
+    said = (f"{name}: efficiency {row.efficiency:.1%} at {row.world_size}" for name, row in last)
+    title = "Speed-up and efficiency"
+    return plots(title, "; ".join(said), [speedup, share], beside=2).svg
 
 
-def _ticks(axis: Axis) -> list[float]:
-    if axis.log:
-        low, high = math.ceil(math.log2(axis.low)), math.floor(math.log2(axis.high))
-        return [2.0**power for power in range(low, high + 1)]
-    step = 0.2 * math.ceil(axis.high / 2.2)
-    return [step * number for number in range(int(axis.high / step + 1e-9) + 1)]
+def _level(name: str, points: list[tuple[float, float]]) -> Series:
+    return Series(name=name, points=points, colour=DIM, style=DOTTED)
 
 
-def _draw(panel: Panel, one: Comparison, number: int, *, speedup: bool) -> Iterator[str]:
-    colour, style = figures.series(number)
-    points = [(row.ideal, row.speedup if speedup else row.efficiency) for row in one.rows]
-    yield panel.line(points, colour, style)
-    for row in one.rows:
-        if row.repeats > 1:
-            scale = row.ideal if speedup else 1.0
-            ends = [(row.ideal, row.high * scale), (row.ideal, row.low * scale)]
-            yield panel.line(ends, colour, 'stroke-width="1"')
-    yield from panel.dots(points, colour)
-    serial = one.serial
-    if serial is not None and serial.low is not None:
-        base, last = one.rows[0].world_size, one.rows[-1].ideal
-        law = serial.speedup if speedup else serial.efficiency
-        steps = [last ** (step / _CURVE_POINTS) for step in range(_CURVE_POINTS + 1)]
-        yield panel.line([(ideal, law(base * ideal, base)) for ideal in steps], colour, DASHED)
+def _lines(comparisons: Sequence[Comparison], *, speed: bool) -> Iterator[Series]:
+    """The measured points of each series, the bars of their repeats, and the fitted law."""
+    for number, one in enumerate(comparisons):
+        colour, name = COLOURS[number % len(COLOURS)], _name(one.series)
+        style = "" if number < len(COLOURS) else f'stroke-width="2" {DOTTED}'
+        points = [(row.ideal, row.speedup if speed else row.efficiency) for row in one.rows]
+        yield Series(name=name, points=points, colour=colour, style=style, dotted=True)
+        for row in one.rows:
+            if row.repeats > 1:
+                scale = row.ideal if speed else 1.0
+                ends = [(row.ideal, row.high * scale), (row.ideal, row.low * scale)]
+                yield Series(name="", points=ends, colour=colour, style='stroke-width="1"')
+        serial = one.serial
+        if serial is not None and serial.low is not None:
+            base, last = one.rows[0].world_size, one.rows[-1].ideal
+            law = serial.speedup if speed else serial.efficiency
+            steps = [last ** (step / _CURVE_POINTS) for step in range(_CURVE_POINTS + 1)]
+            curve = [(ideal, law(base * ideal, base)) for ideal in steps]
+            said = f"{serial.share:.1%} serial ({serial.low:.1%} to {serial.high:.1%})"
+            name = f"{name}, {serial.name}: {said}"
+            yield Series(name=name, points=curve, colour=colour, style=DASHED)

@@ -1,4 +1,4 @@
-"""Values of arms on planes of two keys, such as checkpoint and layer, as heat maps."""
+"""The figures of a search: the best reward so far, and a heat map of the rewards by two keys."""
 
 from __future__ import annotations
 
@@ -9,22 +9,83 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.report.figures import shortened, text_width
-from hpc_toolkit.report.heatmap import HeatMap, Tile
+from hpc_toolkit.campaign.progress import expected_best, some_counts
+from hpc_toolkit.report.axes import Axis, number_ticks, span_ticks
+from hpc_toolkit.report.charts import Plot, Series, padded, plots, stepped
+from hpc_toolkit.report.figures import COLOURS, DASHED, DOTTED, shortened, text_width
+from hpc_toolkit.report.heatmap import HeatMap, Tile, heatmaps
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from hpc_toolkit.bandit import ArmTable
+    from hpc_toolkit.campaign.progress import Step
     from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.report.figures import Figure
 
 _COLUMNS, _ROWS, _FACETS, _TILES = 160, 64, 12, 6_000
-_EXPLAINED = 8
-"""Further keys are in the order of the arms."""
+_WIDE = 40
+"""A map with more columns has a row of its own."""
 _BINS, _DISTINCT = 12, 24
 """Numbers with more different values than ``_DISTINCT`` are divided into ``_BINS``."""
 NOTHING = "(none)"
+
+
+def best_so_far(
+    steps: Sequence[Step],
+    costs: tuple[float, float],
+    order: Sequence[float],
+    levels: Mapping[str, float],
+) -> Figure:
+    """The best reward so far, over evaluations and over evaluation time.
+
+    ``costs`` are the evaluations and the seconds of an arm. ``order`` are the rewards of all arms,
+    to compare with a random order. ``levels`` are drawn as horizontal lines.
+    """
+    spent = [float(step.evaluations) for step in steps], [step.seconds for step in steps]
+    drawn = []
+    for timed, (xs, cost) in enumerate(zip(spent, costs, strict=True)):
+        series = list(_lines(steps, xs, cost, order, levels))
+        points = [point for line in series for point in line.points]
+        ys = [y for _, y in points]
+        across, up = Axis(0.0, max(x for x, _ in points) or 1.0), padded(min(ys), max(ys))
+        plot = Plot(
+            x="evaluation time" if timed else "evaluations",
+            y="best reward so far",
+            across=across,
+            up=up,
+            columns=span_ticks(across.high, 6) if timed else number_ticks(0.0, across.high),
+            rows=number_ticks(up.low, up.high),
+            series=series,
+        )
+        drawn.append(plot)
+    last = steps[-1]
+    since = next(step for step in steps if step.reward == last.reward)
+    said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
+    said += f" it was found after {since.evaluations:,}."
+    return plots("Best reward so far", said, drawn, beside=2)
+
+
+def _lines(
+    steps: Sequence[Step],
+    spent: Sequence[float],
+    cost: float,
+    order: Sequence[float],
+    levels: Mapping[str, float],
+) -> Iterator[Series]:
+    points = list(zip(spent, (step.reward for step in steps), strict=True))
+    yield Series(name="search", points=stepped(points), colour=COLOURS[0])
+    wide, end = 'stroke-width="2"', spent[-1]
+    if order and cost > 0:
+        counts = some_counts(min(len(order), max(1, math.ceil(end / cost))))
+        best = zip((cost * count for count in counts), expected_best(order, counts), strict=True)
+        points = [point for point in best if point[0] <= end * 1.02 or point[0] == cost]
+        name, style = "random order (expected)", f"{wide} {DASHED}"
+        yield Series(name=name, points=points, colour=COLOURS[6], style=style)
+    for number, (name, reward) in enumerate(levels.items(), 1):
+        points, style = [(0.0, reward), (end, reward)], f"{wide} {DOTTED}"
+        yield Series(name=name, points=points, colour=COLOURS[number], style=style)
 
 
 class Facet(NamedTuple):
@@ -54,9 +115,6 @@ class Key(NamedTuple):
     levels: Sequence[str]
     level_of: Mapping[str, int]
     """The level of each arm."""
-    explained: float
-    """Share of the variance of the rewards that the levels explain beyond the keys before it,
-    adjusted for their number."""
 
 
 _NAME = text_width("n" * 120)
@@ -88,9 +146,10 @@ def plane_of_models(campaign: Campaign) -> Plane:
 def plane_of_keys(keys: Sequence[Key]) -> Plane:
     """One facet of the two keys that explain most of the rewards; the one with more levels across.
 
-    ``keys`` are at least two.
+    A single key has one row.
     """
-    across, down = sorted(keys[:2], key=lambda key: -len(key.levels))
+    one_row = Key("", [""], dict.fromkeys(keys[0].level_of, 0))
+    across, down, *_ = sorted([*keys[:2], one_row], key=lambda key: -len(key.levels))
     last = len(down.levels) - 1
     places = {arm: (0, across.level_of[arm], last - down.level_of[arm]) for arm in across.level_of}
     facet = Facet("", across.levels, down.levels[::-1])
@@ -138,22 +197,21 @@ def binned(plane: Plane) -> Plane:
 
 
 def keys_of(arms: ArmTable, rewards: Mapping[str, float]) -> list[Key]:
-    """The keys with at least two levels: each explains most of what those before it do not."""
+    """The keys with at least two levels: the one that explains most of the rewards, the one that
+    explains most of the rest, and the others in the order of the arms.
+    """
     names = dict.fromkeys(name for arm in arms.arms for name in arm.keys)
-    left = []
-    for name in names:
-        levels, level_of = _levels({arm.id: arm.keys.get(name) for arm in arms.arms})
-        if 2 <= len(levels) <= _COLUMNS:
-            left.append(Key(name, levels, level_of, 0.0))
+    keys = (
+        Key(name, *_levels({arm.id: arm.keys.get(name) for arm in arms.arms})) for name in names
+    )
+    left = [key for key in keys if 2 <= len(key.levels) <= _COLUMNS]
     found: list[Key] = []
-    rest, share = dict(rewards), 1.0
-    while left and len(found) < _EXPLAINED:
+    rest = dict(rewards)
+    for _ in range(min(2, len(left))):
         shares = [_explained(key, rest) for key in left]
         best = max(range(len(left)), key=shares.__getitem__)
-        explained = share * max(shares[best], 0.0)
-        found.append(left.pop(best)._replace(explained=explained))
-        share -= explained
-        if explained > 0:
+        found.append(left.pop(best))
+        if shares[best] > 0:
             rest = _without(found[-1], rest)
     return found + left
 
@@ -187,7 +245,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def by_level(key: Key, rewards: Mapping[str, float]) -> dict[int, list[float]]:
+def _by_level(key: Key, rewards: Mapping[str, float]) -> dict[int, list[float]]:
     """The rewards of the arms of each level."""
     groups: dict[int, list[float]] = {}
     for arm, reward in rewards.items():
@@ -200,7 +258,7 @@ def _explained(key: Key, rewards: Mapping[str, float]) -> float:
 
     A key with a value of its own for each arm explains nothing.
     """
-    groups = by_level(key, rewards)
+    groups = _by_level(key, rewards)
     if not 2 <= len(groups) < len(rewards):
         return -math.inf
     total = _squares(list(rewards.values())) / (len(rewards) - 1)
@@ -210,7 +268,7 @@ def _explained(key: Key, rewards: Mapping[str, float]) -> float:
 
 def _without(key: Key, rewards: Mapping[str, float]) -> dict[str, float]:
     """The rewards less the mean of their level."""
-    groups = by_level(key, rewards).items()
+    groups = _by_level(key, rewards).items()
     means = {level: fmean(found) for level, found in groups}
     return {arm: reward - means[key.level_of[arm]] for arm, reward in rewards.items()}
 
@@ -220,40 +278,67 @@ def _squares(values: Sequence[float]) -> float:
     return math.fsum((one - mean) ** 2 for one in values)
 
 
+def reward_map(
+    campaign: Campaign,
+    arms: ArmTable,
+    rewards: Mapping[str, float],
+    *,
+    words: Callable[[str], str],
+    asked: Collection[str],
+    marks: Mapping[str, str],
+    unit: str,
+) -> tuple[Figure, ...]:
+    """The rewards of arms by model, checkpoint and layer, or by the keys that explain most.
+
+    ``words`` describes an arm, ``asked`` are outlined, ``marks`` are those of :class:`Tile`.
+    Nothing without rewards, or if no key of the arms has several values.
+    """
+    keys = [] if campaign.rows is None else keys_of(arms, rewards)
+    if not rewards or (campaign.rows is not None and not keys):
+        return ()
+    plane = plane_of_models(campaign) if campaign.rows is None else plane_of_keys(keys)
+    maps = heatmaps_of(plane, rewards, words=words, asked=asked, marks=marks, unit=unit)
+    columns = max(len(one.columns) for one in maps)
+    beside = 1 if len(maps) == 1 or columns > _WIDE else 2
+    beside = 3 if len(maps) > 4 and columns <= _WIDE / 2 else beside
+    title = f"Reward by {' and '.join(filter(None, plane.axes))}"
+    said = f"Rewards of {len(rewards):,} of {counted(len(plane.places), 'arm')};"
+    said += f" the policy requested {counted(len(asked), 'arm')}."
+    figure = heatmaps(title, said, maps, per_row=beside)
+    return (figure._replace(caption=f"{said} {plane.note}".strip()),)
+
+
 def heatmaps_of(
     plane: Plane,
     values: Mapping[str, float],
     *,
-    name: str,
-    words: Mapping[str, str] | None = None,
-    asked: Iterable[str] = (),
-    marks: Mapping[str, str] | None = None,
-    unit: str = "",
+    words: Callable[[str], str],
+    asked: Collection[str],
+    marks: Mapping[str, str],
+    unit: str,
 ) -> list[HeatMap]:
-    """The maps of one value of the arms, with one scale for all facets.
-
-    ``words`` describe arms, and ``marks`` are those of some of them (see ``Tile.mark``).
-    """
+    """One map for each facet, all with one scale."""
     here: dict[tuple[int, int, int], list[str]] = {}
     for arm, place in plane.places.items():
         here.setdefault(place, []).append(arm)
-    chosen, marked = set(asked), marks or {}
     tiles: list[dict[tuple[int, int], Tile]] = [{} for _ in plane.facets]
     for (facet, column, row), arms in here.items():
         known = [values[arm] for arm in arms if arm in values]
         value = fmean(known) if known else None
-        mark = next((marked[arm] for arm in arms if arm in marked), "")
-        tiles[facet][column, row] = Tile(
-            value,
-            _said(plane.facets[facet], (column, row), arms, value, words or {}, len(known)),
-            outlined=not chosen.isdisjoint(arms),
-            mark=mark,
-        )
+        if len(arms) == 1:
+            said = f"{brief(arms[0])}: {words(arms[0])}"
+        else:
+            level, mean = plane.facets[facet], "unknown" if value is None else f"{value:.4g}"
+            said = f"{brief(level.columns[column])}, {brief(level.rows[row])}: mean {mean}"
+            said += f" of {len(known)} of {len(arms)} arms"
+        mark = next((marks[arm] for arm in arms if arm in marks), "")
+        outlined = any(arm in asked for arm in arms)
+        tiles[facet][column, row] = Tile(value, said, outlined=outlined, mark=mark)
     drawn = [tile.value for some in tiles for tile in some.values() if tile.value is not None]
     scale = (min(drawn, default=0.0), max(drawn, default=1.0))
     return [
         HeatMap(
-            name=", ".join(filter(None, (name, facet.name))),
+            name=facet.name,
             columns=facet.columns,
             rows=facet.rows,
             tiles=some,
@@ -263,18 +348,3 @@ def heatmaps_of(
         )
         for facet, some in zip(plane.facets, tiles, strict=True)
     ]
-
-
-def _said(
-    facet: Facet,
-    place: tuple[int, int],
-    arms: Sequence[str],
-    value: float | None,
-    words: Mapping[str, str],
-    known: int,
-) -> str:
-    number = "unknown" if value is None else f"{value:.4g}"
-    if len(arms) == 1:
-        return f"{brief(arms[0])}: {words.get(arms[0], number)}"
-    column, row = brief(facet.columns[place[0]]), brief(facet.rows[place[1]])
-    return f"{column}, {row}: mean {number} of {known} of {len(arms)} arms"

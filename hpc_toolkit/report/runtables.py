@@ -122,6 +122,7 @@ def failures(groups: Sequence[Failures], activity: Activity | None) -> list[Sect
     if not groups:
         return []
     rows: list[Row] = []
+    retried = any(group.retrying for group in groups)
     for group in groups:
         hosts = sorted(group.hosts, key=lambda host: -group.hosts[host])
         where = ", ".join(f"{host} ({group.hosts[host]:,})" for host in hosts[:3])
@@ -131,7 +132,7 @@ def failures(groups: Sequence[Failures], activity: Activity | None) -> list[Sect
         rows.append(
             (
                 count(group.items),
-                count(group.retrying),
+                *([count(group.retrying)] * retried),
                 short(group.error, _CHARS),
                 where,
                 " to ".join(dict.fromkeys(times)),
@@ -139,7 +140,15 @@ def failures(groups: Sequence[Failures], activity: Activity | None) -> list[Sect
                 short(group.output, _CHARS),
             )
         )
-    head = ("failed", "retrying", "error", "hosts", "when", "newest item", "raised at")
+    head = (
+        "failed",
+        *(["retrying"] * retried),
+        "error",
+        "hosts",
+        "when",
+        "newest item",
+        "raised at",
+    )
     note = f"In errors, # stands for a number and PATH for a path. {_ZONE}"
     said: tuple[str, ...] = ()
     if activity is not None:

@@ -545,6 +545,23 @@ def test_the_first_screen_has_the_range_of_each_numeric_result_and_then_the_fail
     assert tree(toy.root) == before  # no table was published
 
 
+@pytest.mark.parametrize(
+    ("attempts", "columns"), [(1, ("failed", "error")), (2, ("failed", "retrying", "error"))]
+)
+def test_the_failures_count_items_that_are_tried_again_only_if_there_are_some(
+    fast_dir: Path, attempts: int, columns: tuple[str, ...]
+) -> None:
+    toy = ToyRun(fast_dir / "run", 1, max_attempts=attempts)
+    worker = toy.worker("wa", started=1_000.0, at=1_100.0)
+    assert worker.claim(toy.unit_name(0))
+    worker.attempt(0, "failed", error="ValueError: no", at=1_002.0)
+
+    (table,) = sections(read_facts(toy.reopen()))[1].tables
+
+    assert table.columns[: len(columns)] == columns
+    assert [len(row) for row in table.rows] == [len(table.columns)]
+
+
 @given(st.lists(st.integers(-(10**400), 10**400) | st.floats(), max_size=40))
 def test_ranges_are_those_of_the_finite_numbers(values: list[float]) -> None:
     rows = [{"value": {"a": {"b": one}}} for one in values] + [{"value": None}]

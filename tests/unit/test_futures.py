@@ -105,7 +105,11 @@ def test_a_second_executor_returns_recorded_results_and_awaits_the_others(fast_d
 
 
 @pytest.mark.usefixtures("patient")
-def test_calls_are_written_together_and_can_be_cancelled_until_then(fast_dir: Path) -> None:
+def test_calls_are_written_together_and_can_be_cancelled_until_then(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(futures, "_WINDOW_S", 60.0)  # ended by shutdown
+    monkeypatch.setattr(futures, "_LONGEST_S", 60.0)
     executor = Executor(fast_dir / "r")
     numbers = [executor.submit(math.sqrt, number) for number in range(300)]
     assert numbers[7].cancel()

@@ -101,7 +101,12 @@ def test_every_invariant_names_a_test() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "lines"),
-    [("README.md", 150), ("CONTRIBUTING.md", 60), ("docs/decisions/0*.md", 40)],
+    [
+        ("README.md", 150),
+        ("CONTRIBUTING.md", 60),
+        ("CHANGELOG.md", 60),
+        ("docs/decisions/0*.md", 40),
+    ],
 )
 def test_documents_stay_short(pattern: str, lines: int) -> None:
     paths = list(REPOSITORY.glob(pattern))
@@ -122,13 +127,6 @@ def test_decisions_have_their_parts_and_a_line_in_the_list() -> None:
         assert re.match(rf"# {path.stem[:4]}: ", text), path
         assert re.findall(r"^## (.*)$", text, re.MULTILINE) == parts, path
         assert f"({path.name})" in contents, path
-
-
-def test_changes_are_named_by_area_and_kind() -> None:
-    names = {path.name for path in (REPOSITORY / "changes").iterdir()} - {"README.md"}
-
-    for name in names:
-        assert re.fullmatch(r"[a-z]+(-\d+)?\.(feature|fix|doc|breaking)\.md", name), name
 
 
 def test_the_reference_names_every_variable_of_the_package() -> None:

@@ -71,7 +71,7 @@ lint:
 	$(PY) -m ruff format --check $(CODE)
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m mypy
-	$(PY) -m codespell_lib *.md CITATION.cff docs changes hpc_toolkit tests examples benchmarks runs/README.md
+	$(PY) -m codespell_lib *.md CITATION.cff docs hpc_toolkit tests examples benchmarks runs/README.md
 
 newnfs:
 	@.ci/setup $(ALL)

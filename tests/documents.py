@@ -26,7 +26,7 @@ USER_DOCS = ["README.md", "runs/README.md", "docs/gallery.md", *GUIDES, *EXAMPLE
 """Documents whose blocks are run."""
 DOCS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "runs/README.md", "changes/*.md", "examples/new/*/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "runs/README.md", "examples/new/*/*.md")
     for path in REPOSITORY.glob(pattern)
 )
 _COMMENT = re.compile(r"<!-- (file|not run): (.*) -->")

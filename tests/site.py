@@ -105,7 +105,8 @@ def prepare(directory: Path) -> None:
             beside = directory / "pages" / PICTURES / picture
             beside.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / picture, beside)
-    decisions = sorted((REPOSITORY / "docs/decisions").glob("*.md"), reverse=True)
+    # README.md, the list of topics, comes first: uppercase letters sort before lowercase ones.
+    decisions = sorted((REPOSITORY / "docs/decisions").glob("*.md"))
     names = ", ".join(f'"decisions/{path.name}"' for path in decisions)
     settings = (REPOSITORY / "docs/zensical.toml").read_text(encoding="utf-8")
     settings = settings.replace('"decisions/*.md"', names)

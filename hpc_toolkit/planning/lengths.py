@@ -2,7 +2,7 @@
 
 Each draw gives the seen items new weights (Bayesian bootstrap), fits the model
 (:mod:`hpc_toolkit.planning.fit`), and gives every item left the residual of a seen item.
-Decision 0030 explains the reasons, and what the intervals promise.
+docs/decisions/forecasts.md explains the reasons, and what the intervals promise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recorded scores from a file: one row for each arm, one column for each evaluation task.
 
-The columns are those of decision 0022:
+Columns:
 
 * ``size``, ``revision`` and ``layer`` name an arm. ``size`` is a number of parameters, such as
   ``410m`` or ``1.4b``, or a word without digits, such as ``base``, if it is unknown. ``revision``

@@ -2,7 +2,7 @@
 
 For each class, ``dataclasses`` compiles up to seven functions, and it imports ``inspect``. For the
 classes of ``hpctk status`` that took twice as long as Python's own start. Records share the
-functions below instead (decision 0054).
+functions below instead (docs/decisions/libraries.md).
 """
 
 from __future__ import annotations

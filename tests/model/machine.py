@@ -286,7 +286,7 @@ class Model:
         view = RunView(self.paths, self.manifest, local=not shared)
         stage = view.stages["items"]
         mine = [claim[:2] for claim in sees.claims if claim[2] == name]
-        if mine and not shared:  # of it a further one is another name (decision 0035)
+        if mine and not shared:  # a further claim is a hard link (docs/decisions/claims.md)
             stage.claims._twins[name] = stage.paths.claims / claim_name(*max(mine))
         liveness = Verdicts(self, state, choices, who)
         for notice in ControlReader(self.paths).poll()[1]:

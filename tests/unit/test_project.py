@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from hpc_toolkit import __version__
 from tests.documents import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ADDRESS = PROJECT["urls"]["Repository"]
@@ -58,34 +51,6 @@ def test_the_citation_has_the_version_and_licence_of_the_package() -> None:
     fields = dict(re.findall(r"^([\w-]+): (.*)$", CITATION, re.MULTILINE))
 
     assert (fields["version"], fields["license"]) == (__version__, PROJECT["license"])
-
-
-def test_the_changelog_joins_fragments_again_and_again_until_the_release(tmp_path: Path) -> None:
-    def join(*words: str) -> str:
-        subprocess.run([sys.executable, tmp_path / ".ci/changelog", *words], check=True)
-        text = (tmp_path / "CHANGELOG.md").read_text()
-        return re.sub(r"\(\d{4}-\d\d-\d\d\)", "(DATE)", text)
-
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(REPOSITORY / ".ci/changelog", tmp_path / ".ci")
-    (tmp_path / "hpc_toolkit").mkdir()
-    (tmp_path / "hpc_toolkit/__init__.py").write_text('__version__ = "2.0"\n')
-    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.0 (DATE)\n\n### New\n\n- One.\n")
-    changes = tmp_path / "changes"
-    changes.mkdir()
-    (changes / "README.md").touch()
-    (changes / "queue.fix.md").write_text("It works,\n[see](../docs/a.md).\n")
-    (changes / "queue-10.feature.md").write_text("Ten.\n")
-    (changes / "queue-2.feature.md").write_text("Two.\n")
-    section = (
-        "### New\n\n- **queue**: Two.\n- **queue**: Ten.\n\n"
-        "### Fixed\n\n- **queue**: It works,\n  [see](docs/a.md).\n\n"
-    )
-    whole = f"# Changelog\n\n## 2.0 (%s)\n\n{section}## 1.0 (DATE)\n\n### New\n\n- One.\n"
-
-    assert [join(), join()] == [whole % "not released"] * 2
-    assert join("--release") == whole % "DATE"
-    assert [path.name for path in changes.iterdir()] == ["README.md"]
 
 
 def test_the_conda_recipe_has_the_version_and_the_dependencies_of_the_metadata() -> None:

@@ -1,7 +1,7 @@
 """Measurements as JSON lines, and the inputs of an analysis: records, logs and tables.
 
 The measured program writes the records. A record is self-contained: it names every setting, the
-machine and the code. Decision 0029 describes the format.
+machine and the code. docs/how-to/scaling.md describes the format.
 """
 
 from __future__ import annotations

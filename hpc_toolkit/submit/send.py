@@ -21,9 +21,10 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm.records import NODE_FAILURES
+from hpc_toolkit.slurm.records import NODE_FAILURES, script_options
 from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
+from hpc_toolkit.slurm.sbatch import sbatch
 from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, own_login, record_job
 from hpc_toolkit.system.terminal import note, printable
 from hpc_toolkit.worker.pausing import pause_reason
@@ -148,7 +149,9 @@ def _make_log_directory(submission: Submission) -> None:
 def _send_one(submission: Submission, script: Script, before: str) -> RunJob:
     _write(submission, script)
     argv = submission.argv(script, before)
-    accepted = slurm.sbatch(argv)
+    options = script_options(script.text)
+    own = {"comment": options.get("comment", ""), "cluster": options.get("clusters", "")}
+    accepted = sbatch(argv, **own)
     job = RunJob(
         job=accepted.job,
         cluster=accepted.cluster,

@@ -53,7 +53,7 @@ def sbatch(argv: Sequence[str], *, comment: str = "", cluster: str = "") -> Acce
 
     While Slurm is busy or out of reach, sbatch is tried again for up to two minutes. The job's
     comment, ``comment`` and a unique word, shows whether an earlier try was accepted although its
-    answer was lost: nothing is sent again before squeue has answered that it was not.
+    answer was lost: nothing is sent again before squeue has answered twice that it was not.
 
     Raises:
         SlurmUnsureError: sbatch did not answer, or printed no usable answer: the job may be queued.
@@ -83,18 +83,19 @@ def _until_accepted(argv: Sequence[str], mark: str, cluster: str) -> tuple[Accep
         except SlurmUnsureError as error:
             again = isinstance(error, SlurmSilentError) and time.monotonic() < until
             hints = "; ".join(filter(None, (hint, error.hint)))
-            if again:
-                if not failed:
-                    note(f"{error.message}; sbatch is tried again unless the job is in the queue")
-                time.sleep(pause_s)
+            if again and not failed:
+                note(f"{error.message}; sbatch is tried again unless the job is in the queue")
             failed = True
-            try:
-                found = _accepted(mark, cluster, max(ASK_S, until - time.monotonic()))
-            except SlurmError:
-                raise type(error)(error.message, hint=hints) from error
-            if found:
-                note(f"job {found[0].job} was accepted although sbatch failed: {error.message}")
-                return found[0], failed
+            # Twice: a controller that hung may answer squeue before the sbatch that came earlier.
+            for _ in range(2):
+                time.sleep(pause_s if again else 0.0)
+                try:
+                    found = _accepted(mark, cluster, max(ASK_S, until - time.monotonic()))
+                except SlurmError:
+                    raise type(error)(error.message, hint=hints) from error
+                if found:
+                    note(f"job {found[0].job} was accepted although sbatch failed: {error.message}")
+                    return found[0], failed
             if not again:
                 raise type(error)(error.message, hint=f"it is not in the queue; {hints}") from error
     raise AssertionError  # there are always further pauses

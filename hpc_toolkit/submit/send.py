@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import NODE_FAILURES, script_options
 from hpc_toolkit.slurm.render.directives import forbidden
@@ -54,9 +54,7 @@ def check_run(run: Run, *, force: bool = False) -> None:
 
     Raises RunError: it is complete, paused, or not to be trusted.
     """
-    warning = check_trust(run.root)
-    if warning:
-        sys.stderr.write(f"warning: {warning}\n")
+    refuse_untrusted(run.root)
     status = run.status(forecast=False)
     if force:
         return

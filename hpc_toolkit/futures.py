@@ -23,7 +23,8 @@ from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.gather import rows_of_unit
 from hpc_toolkit.run import MAX_WORKERS, Run, create_run
 from hpc_toolkit.rundir.files import is_local, list_names, writing
-from hpc_toolkit.rundir.layout import check_trust, list_stage
+from hpc_toolkit.rundir.layout import list_stage
+from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.worker import calls
 from hpc_toolkit.worker.apart import PoolApart
 from hpc_toolkit.worker.loading import new_manifest
@@ -392,8 +393,7 @@ def _open_run(root: Path, **settings: Any) -> Run:
             if not root.exists():
                 raise  # else another process was faster
     run = Run.open(root)
-    if warning := check_trust(root):
-        sys.stderr.write(f"warning: {warning}\n")
+    refuse_untrusted(root)
     if changed := run.manifest.stages[0].differences(stage):
         message = f"{root} was created with other {' and '.join(changed)}"
         raise ConfigError(message, hint="use another directory, or the arguments of its creation")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,14 +13,8 @@ from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.files import writing
-from hpc_toolkit.rundir.layout import (
-    Manifest,
-    RunPaths,
-    StageSpec,
-    check_trust,
-    list_stage,
-    read_manifest,
-)
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, list_stage, read_manifest
+from hpc_toolkit.rundir.trust import grant, refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.record import replace
 
@@ -64,6 +57,7 @@ class Run:
         self._view: RunView | None = None
         self._countdown: Countdown | None = None
         self._search: Seldom[SearchState] | None = None
+        grant(root)
 
     def __enter__(self) -> Self:
         return self
@@ -183,7 +177,7 @@ class Run:
         from hpc_toolkit.worker.command import needed_keys
 
         self._refuse_campaign()
-        self._trust()
+        refuse_untrusted(self.root)
         spec = self.manifest.stage(stage)
         given, needs = list(items), needed_keys(spec.workload.command)
         with writing(self.root):
@@ -192,7 +186,7 @@ class Run:
     def seal(self) -> None:
         """Seal every stage: no more items can be added. RunError for a campaign."""
         self._refuse_campaign()
-        self._trust()
+        refuse_untrusted(self.root)
         for stage in self.manifest.stages:
             log = StageLog(self.paths.stage(stage.name))
             with writing(self.root):
@@ -220,7 +214,7 @@ class Run:
         from hpc_toolkit.worker.pool import Pool, work_elsewhere
         from hpc_toolkit.worker.worker import WorkerOptions, start_worker
 
-        self._trust()
+        refuse_untrusted(self.root)
         options, paths, manifest = options or WorkerOptions(), self.paths, self.manifest
         if workers is None:
             os.environ.update(rank_environment(os.environ))
@@ -315,7 +309,7 @@ class Run:
         """
         from hpc_toolkit.results.explain import find_item, retry_failed
 
-        self._trust()
+        refuse_untrusted(self.root)
         with writing(self.root):
             only = find_item(self.view, item) if item is not None else None
             stages = self.view.stages.values()
@@ -328,7 +322,7 @@ class Run:
         """
         from hpc_toolkit.results.status import reachable_workers
 
-        self._trust()
+        refuse_untrusted(self.root)
         if names := sorted(reachable_workers(self.view, SystemClock())):
             ask_to_drain(self.paths, names)
         return len(names)
@@ -346,10 +340,6 @@ class Run:
             message = f"{self.root} is a campaign: only its coordinator adds items"
             hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk campaign run' continues"
             raise RunError(message, hint=hint)
-
-    def _trust(self) -> None:
-        if warning := check_trust(self.root):
-            sys.stderr.write(f"warning: {warning}\n")
 
 
 def _checked(items: Iterable[Item], stage: StageSpec, *, may_be_empty: bool = False) -> ItemLines:

@@ -16,10 +16,13 @@ _SBATCH = """\
 #!/bin/sh
 number=$(cat "$0.number" 2>/dev/null || echo 100)
 echo $((number + 1)) > "$0.number"
-cp "$1" "$0.script-$number"
+for script do :; done
+cp "$script" "$0.script-$number"
 env > "$0.env-$number"
 [ "$number" -lt "${FAILS_FROM:-1000}" ] || { echo "sbatch: error: too many jobs" >&2; exit 1; }
-echo "Submitted batch job $number"
+echo "$number $*" >> "$0.queue"
+[ -z "$LOSES" ] || { echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1; }
+echo "$number"
 """
 
 
@@ -29,7 +32,9 @@ class KeptJobs:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root / "programs"
         self._root.mkdir()
-        for name, text in (("sbatch", _SBATCH), ("srun", "#!/bin/sh\nexit 1\n")):
+        listing = '#!/bin/sh\ncat "${0%squeue}sbatch.queue"\n'
+        programs = {"sbatch": _SBATCH, "srun": "#!/bin/sh\nexit 1\n", "squeue": listing}
+        for name, text in programs.items():
             (self._root / name).write_text(text)
             (self._root / name).chmod(0o755)
         for name in list(os.environ):

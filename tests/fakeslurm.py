@@ -46,7 +46,7 @@ class Programs:
         self.root = root
         tools = root / "tools"
         tools.mkdir()
-        for name in ("cat", "env", "sleep", "tr"):
+        for name in ("cat", "env", "sleep", "tr", "wc"):
             (tools / name).symlink_to(shutil.which(name) or "missing")
         monkeypatch.setenv("PATH", f"{root}:{tools}")
         for name in ("SLURM_JOB_ID", "SLURM_CONF", "SBATCH_ACCOUNT"):

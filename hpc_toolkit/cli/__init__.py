@@ -30,7 +30,7 @@ from hpc_toolkit.system.imports import open_streams  # noqa: E402 - as above
 COMMANDS = {
     "examples": ("new",),
     "mapping": ("map",),
-    "runs": ("init", "items", "try"),
+    "runs": ("init", "items", "try", "trust"),
     "working": ("work",),
     "statusview": ("status",),
     "gathering": ("gather", "snapshot"),

@@ -26,7 +26,7 @@ from hpc_toolkit.cli.statusview import status_lines
 from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.rundir.trust import check_trust
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import printable

@@ -14,7 +14,8 @@ import typer
 from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
 from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.rundir.layout import all_runs, check_trust
+from hpc_toolkit.rundir.layout import all_runs
+from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.terminal import note, printable
 
@@ -106,8 +107,8 @@ def _outcome_lines(outcomes: list[tuple[str, str]]) -> list[str]:
 
 def _show_plan(root: Path, plan: Plan, *, acts: bool, as_json: bool) -> None:
     # Before a person reads through a plan that would then be refused.
-    if plan.repairs and acts and (warning := check_trust(root)):
-        note(warning, "warning")
+    if plan.repairs and acts:
+        refuse_untrusted(root)
     if not as_json:
         print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
         if plan.repairs and not acts:

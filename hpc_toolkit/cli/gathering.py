@@ -25,7 +25,7 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.rundir.trust import check_trust
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import note

@@ -7,7 +7,6 @@ variables, so no text of a run can become a part of a command.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.report.panel import failed_items
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.processes import describe_exit
 from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.system.terminal import note
 
@@ -128,10 +128,8 @@ class Hooks:
                 continue
             self._running.remove(one)
             if code:
-                how = f"failed with exit code {code}"
-                if code < 0:
-                    how = f"was killed by {signal.Signals(-code).name}"
-                found.append(f"the command of {one.option} {how}")
+                how = "failed with" if code > 0 else "was"
+                found.append(f"the command of {one.option} {how} {describe_exit(code)}")
                 if said := _last_line(one.output):
                     found[-1] += f": {said}"
             if one.output is not None:

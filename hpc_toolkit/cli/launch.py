@@ -40,7 +40,7 @@ _ARGUMENTS = (
     ),
 )
 
-
+_FLAGS = ("run_path", "virtual_local_rank")
 _START_TIMEOUT = f"{plan.START_TIMEOUT_S / 60:g}min"
 PANELS: Panels = {
     "Options": (
@@ -55,8 +55,9 @@ PANELS: Panels = {
         Option(
             "nproc_per_node", "N, gpu, cpu or auto. [default: 1; one per GPU in Slurm]", "N|KIND"
         ),
-        Option("nnodes", "Number of nodes. [default: 1]", "N"),
+        Option("nnodes", "Number of nodes. [default: 1]", "NODES"),
         Option("node_rank", "Rank of this node, from 0.", "N"),
+        Option("role", "Role of the ranks. [default: default]", "NAME", hidden=True),
         flag("module", "Treat SCRIPT as a module, like 'python -m'.", short="-m"),
         flag("no_python", "Treat SCRIPT as a program, not as Python."),
         Option("numa_binding", "node: bind each rank to the CPUs near its GPU.", "MODE"),
@@ -66,6 +67,8 @@ PANELS: Panels = {
         Option("master_port", "Port of node 0. [default: 29500 with an address]", "N"),
         Option("local_addr", "Address of this node.", "HOST", hidden=True),
         flag("standalone", "Run on this node only; the default.", hidden=True),
+        Option("rdzv_endpoint", "Like --master-addr and --master-port.", "HOST[:PORT]"),
+        Option("rdzv_backend", "c10d or static.", "BACKEND", hidden=True),
         Option("rdzv_id", "Unique name of this launch; the same on all nodes.", "ID"),
     ),
     "Failures and signals": (
@@ -74,9 +77,11 @@ PANELS: Panels = {
     ),
     "Output": (
         Option("log_dir", "Directory of the ranks' logs. [default: logs/ in --run-dir]", "DIR"),
-        Option("redirects", "Write to files: 1 stdout, 2 stderr, 3 both.", "0-3", short="-r"),
-        Option("tee", "Write to files and the terminal. [default: 3]", "0-3", short="-t"),
+        Option("redirects", "Write to files: 1 stdout, 2 stderr, 3 both.", "STREAMS", short="-r"),
+        Option("tee", "Write to files and the terminal. [default: 3]", "STREAMS", short="-t"),
         Option("local_ranks_filter", "Show only the output of these local ranks: 0,3.", "LIST"),
+        *(Option(name, "Refused.", hidden=True) for name in plan.INSTEAD if name not in _FLAGS),
+        *(flag(name, "Refused.", hidden=True) for name in _FLAGS),
     ),
 }
 """Below the first panel, options that torchrun has as well, in its longest spelling."""

@@ -1,8 +1,10 @@
-"""Commands before a run works: init, items pythia, items fetch, try."""
+"""Commands before a run works: init, items pythia, items fetch, try, trust."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -25,10 +27,12 @@ from hpc_toolkit.cli.lists import PANELS, make_items, read_items, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import WorkloadSpec, check_trust
+from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.rundir.layout import WorkloadSpec
+from hpc_toolkit.rundir.trust import OWNER, check_trust, trusted, trusted_file
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import counted, format_size
-from hpc_toolkit.system.terminal import note
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +54,44 @@ def register(app: typer.Typer) -> None:
     group.command()(pythia)
     group.command()(fetch)
     app.add_typer(group, name="items", rich_help_panel=LIST, hidden=True)
+    app.command(rich_help_panel=LIST, hidden=True)(trust)
+
+
+def trust(
+    directories: Annotated[
+        list[Path] | None, argument("[DIR]...", "Runs, or directories of runs.")
+    ] = None,
+    *,
+    owner: Annotated[
+        list[str] | None, value("USER", "Trust all runs of a user. May be repeated.")
+    ] = None,
+    remove: Annotated[bool, switch("--remove", "Trust them no longer.")] = False,
+) -> None:
+    """Trust runs of other users, whose code then runs as you.
+
+    Prints what you trust: directories with everything below them, and owners. Everyone who can
+    write to a trusted directory can run code as you. Runs that everybody can write to stay refused.
+
+    Examples:
+        hpctk trust /project/abc/runs
+        hpctk trust --owner alice
+        hpctk trust --remove /project/abc/runs
+    """
+    entries = {f"{OWNER}{name}" for name in owner or ()}
+    for path in directories or ():
+        entries.add(os.path.realpath(path))
+        if not (remove or path.is_dir()) or "\n" in os.path.realpath(path):
+            message = f"{path} is not a directory, or its name has several lines"
+            raise ConfigError(message, hint="name a run, or a directory of runs")
+        if not remove and path.stat().st_mode & stat.S_IWOTH:
+            message = f"{path} is world-writable: everybody could run code as you"
+            raise ConfigError(message, hint=f"chmod o-w {str(path)!r}, or name a directory in it")
+    file, before = trusted_file(), set(trusted())
+    if (now := before - entries if remove else before | entries) != before:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, (f"{entry}\n".encode() for entry in sorted(now)), 0o600)
+    for entry in sorted(now):
+        print(printable(entry))
 
 
 def init(

@@ -9,6 +9,7 @@ shows the options that people use daily; the others are hidden.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -151,6 +152,10 @@ class ScriptCommand(HelpCommand):
         return super().invoke(ctx)
 
 
+_REFERENCE = re.compile(r"\$(\{?[A-Za-z_]|\()")
+_EXPANDS = re.compile(r"(.*/)?((ba|z|da|k|fi)?sh|awk|perl)")
+
+
 class _MovedOptionError(ConfigError):
     """An option of sbatch is given without ``--sbatch``."""
 
@@ -245,8 +250,25 @@ def _python(values: dict[str, Any]) -> str:
     return f"{home.rstrip('/')}/bin/python" if home else os.path.abspath(sys.executable)
 
 
+def _warn_of_literals(values: dict[str, Any]) -> None:
+    """Warn of options and arguments with variables, which nothing in the job would expand."""
+    command = values.get("command", ())
+    expands = bool(command) and _EXPANDS.fullmatch(command[0]) is not None
+    kinds = (
+        ("--env ", values.get("env", ()), "a file for --setup 'source FILE' sets it in the job"),
+        ("--sbatch chdir=", [values.get("chdir", "")], "sbatch itself expands only '%'"),
+        ("--output ", [values.get("output", "")], "sbatch itself expands only '%'"),
+        ("-- ", () if expands else command, "-- bash -c 'COMMAND' expands it in the job"),
+    )
+    for where, texts, later in kinds:
+        for text in filter(_REFERENCE.search, texts):
+            said = f"{where}{shlex.quote(text)}: the variable is not expanded"
+            note(f"{said}; double quotes expand it now, and {later}", "warning")
+
+
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
     values = only_given(given)
+    _warn_of_literals(values)
     if "module" in values:
         values["modules"] = values.pop("module")
     if "env" in values:

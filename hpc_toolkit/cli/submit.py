@@ -308,7 +308,8 @@ def _show(submission: Submission) -> None:
     """The commands on stderr, the script on stdout, and what Slurm says to it."""
     import tempfile
 
-    from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate
+    from hpc_toolkit.slurm.client import SlurmError
+    from hpc_toolkit.slurm.sbatch import sbatch_argv, start_estimate
 
     for number in range(submission.copies):
         before = "JOB" if number else ""

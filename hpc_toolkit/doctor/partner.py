@@ -27,6 +27,7 @@ from hpc_toolkit.doctor.sides import (
 )
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import files
+from hpc_toolkit.system.ranks import in_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -104,7 +105,7 @@ class Step:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
         """Return the step of this process; None outside a step, or in a step of one task."""
-        if not environ.get("SLURM_STEP_ID", "").isdigit():
+        if not in_step(environ):
             return None
         tasks = environ.get("SLURM_NTASKS", "")
         if tasks == "1":

@@ -18,10 +18,12 @@ from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.grammar import PASSED
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.surroundings import surroundings
+from hpc_toolkit.slurm.sbatch import sbatch, sbatch_argv
 from hpc_toolkit.submit.send import check_directory
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import MINUTE_S
@@ -262,29 +264,35 @@ def _executor_class() -> type[Any]:
                     for first in range(0, len(delayed_submissions), size):
                         part = delayed_submissions[first : first + size]
                         jobs += super()._internal_process_submissions(part)
-            except submitit.core.utils.FailedJobError as error:
-                raise _refused(str(error), jobs) from error
+            except slurm.SlurmError as error:
+                hint = f"hpc_toolkit.notebook.preview shows the script; {error.hint}"
+                if jobs:
+                    arrays = ", ".join(dict.fromkeys(job.job_id.partition("_")[0] for job in jobs))
+                    hint = f"{len(jobs)} elements were accepted and will run; 'scancel {arrays}'"
+                    hint += f" cancels them; {error.hint}"
+                raise type(error)(error.message, hint=hint) from error
             return jobs
 
     return SiteExecutor
 
 
-def _refused(said: str, jobs: list[Any]) -> slurm.SlurmError:
-    """The error for a submission that sbatch refused; ``jobs`` were accepted before."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    hint = "hpc_toolkit.notebook.preview shows the script that was refused"
-    if jobs:
-        arrays = ", ".join(dict.fromkeys(job.job_id.partition("_")[0] for job in jobs))
-        hint = f"{len(jobs)} elements were accepted and will run; 'scancel {arrays}' cancels them"
-    return slurm.SlurmError(f"sbatch: {'; '.join(lines[:5])}", hint=hint)
+def _submit_once(_: Any, script: Path) -> list[str]:
+    """Submit for submitit, which reads the id from the output of the returned command."""
+    options = script_options(script.read_text(encoding="utf-8"))
+    own = {"comment": options.get("comment", ""), "cluster": options.get("clusters", "")}
+    return ["echo", f"Submitted batch job {sbatch(sbatch_argv(script), **own).job}"]
 
 
 @contextmanager
 def _new_job_environment(kind: str) -> Iterator[None]:
-    """Temporarily remove the environment variables that a new job must not inherit."""
-    kept = dict(os.environ)
+    """Temporarily remove variables that a new job must not inherit, and submit with retries."""
+    import submitit
+
+    kept, submits = dict(os.environ), submitit.SlurmExecutor._make_submission_command
     inherited = without_rank()
     if kind == "slurm":
+        # In the class, because submitit makes another executor for an array.
+        submitit.SlurmExecutor._make_submission_command = _submit_once
         # It would rename the job, and a job with another name than recorded counts as foreign.
         os.environ.pop("SBATCH_JOB_NAME", None)
         for name in slurm.overriding_variables():
@@ -295,6 +303,7 @@ def _new_job_environment(kind: str) -> Iterator[None]:
     try:
         yield
     finally:
+        submitit.SlurmExecutor._make_submission_command = submits
         os.environ.update(kept)
 
 

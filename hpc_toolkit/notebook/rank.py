@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
-from hpc_toolkit.system.processes import die_with_parent
+from hpc_toolkit.system.processes import describe_exit, die_with_parent
 from hpc_toolkit.system.ranks import process_ticks, without_rank
 from hpc_toolkit.worker.worker import EXIT_COMPLETE
 
@@ -77,7 +77,8 @@ def work_rank(
         return code
     if code == TRY_AGAIN or (code < 0 and told):
         raise SystemExit(_code_of_rest(workers, told))
-    message = f"the workers of {root} ended with {_ending(code)}"
+    how = "ended with" if code >= 0 else "were"
+    message = f"the workers of {root} {how} {describe_exit(code)}"
     raise HpcToolkitError(message, hint="see the job's stderr for the reason")
 
 
@@ -121,7 +122,3 @@ def _code_of_rest(workers: int | None, told: list[int]) -> int:
     from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
 
     return int(LOCAL_REQUEUE_RETURN_CODE)
-
-
-def _ending(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

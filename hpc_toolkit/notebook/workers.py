@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -15,7 +14,7 @@ from hpc_toolkit.notebook.executors import executor as make_executor
 from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
 from hpc_toolkit.notebook.rank import own_identity, work_rank
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.slurm.batch.step import NO_MPI
 from hpc_toolkit.system.processes import handling
 from hpc_toolkit.system.quantities import counted
@@ -92,9 +91,7 @@ def submit_workers(
         SlurmError: Slurm refused the job.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    warning = check_trust(run.root)
-    if warning:
-        sys.stderr.write(f"warning: {warning}\n")
+    refuse_untrusted(run.root)
     if run.status(forecast=False).complete:
         msg = f"{run.root} is complete: no items are left"
         raise RunError(msg, hint="run.retry() makes failed items pending")

@@ -309,7 +309,7 @@ class WorkerLock:
     def __init__(self, path: Path) -> None:
         self._fd = -1
         with suppress(OSError):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            self._fd = files.open_or_create(path, os.O_RDWR | os.O_NOFOLLOW)
             self._take()
 
     def _take(self) -> None:

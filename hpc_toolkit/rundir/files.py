@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, TRY_AGAIN, RunError, exit_code_of
+from hpc_toolkit.rundir.trust import shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -148,7 +149,7 @@ def write_new(path: Path, chunks: Iterable[bytes]) -> None:
     No reader may know the name before. On an error no file is left. Raises FileExistsError: the
     name is taken.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    fd = shared(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path)
     try:
         with _synced(fd):
             _write_chunks(fd, chunks)
@@ -196,7 +197,7 @@ def _replacing(path: Path) -> Iterator[int]:
     # A unique name: two writers that share a temporary file would publish a mix.
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        fd = shared(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path)
         with _synced(fd):
             yield fd
         temporary.replace(path)
@@ -312,7 +313,7 @@ def open_or_create(path: Path | str, flags: int) -> int:
     MooseFS reports to all but one of them that the file exists, although O_EXCL is not set.
     """
     try:
-        return os.open(path, flags | os.O_CREAT, 0o666)
+        return shared(os.open(path, flags | os.O_CREAT, 0o666), path)
     except FileExistsError:
         return os.open(path, flags)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from hpc_toolkit.rundir.files import write_all
+from hpc_toolkit.rundir.trust import shared
 from hpc_toolkit.system.jsonlines import batches, decode, decode_each, raw_decode
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class JournalWriter:
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._path = path
-        self._fd = os.open(path, flags, 0o666)
+        self._fd = shared(os.open(path, flags, 0o666), path)
         self.size = 0
         """Bytes written so far."""
         self.synced = 0

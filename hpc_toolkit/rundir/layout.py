@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -292,25 +291,6 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
         campaign=_expect(record["campaign"], dict, None),
         provenance=_expect(record["provenance"], dict),
     )
-
-
-def check_trust(root: Path) -> str:
-    """Reject a run that everybody can write to, or that neither this user nor root owns.
-
-    Another user could have set its workload. Returns a warning or "".
-    """
-    for path in (root, root / "run.json"):
-        info = path.stat()
-        if info.st_mode & stat.S_IWOTH:
-            message = f"{path} is world-writable, and its code would run as you"
-            raise RunError(message, hint=f"chmod o-w {str(path)!r}")
-        if info.st_uid not in (0, os.getuid()):
-            message = f"{path} belongs to user {info.st_uid}, and its code would run as you"
-            hint = "create your own run, or ask its owner to start the workers"
-            raise RunError(message, hint=hint)
-    if root.stat().st_mode & stat.S_IWGRP:
-        return f"{root} is writable by its group, whose members can change the code that it names"
-    return ""
 
 
 def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:

@@ -12,7 +12,7 @@ import re
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.slurm.records import (
@@ -22,12 +22,12 @@ from hpc_toolkit.slurm.records import (
     JobRecord,
     by_id,
     job_id,
-    parse_job_id,
     parse_sacct,
     parse_squeue,
 )
 from hpc_toolkit.system.processes import kill_group
 from hpc_toolkit.system.ranks import without_rank
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 ASK_S = 5.0
 """Seconds that a query of Slurm may take."""
-SUBMIT_S = 120.0
-"""Seconds that sbatch may take; it retries by itself while the controller is busy."""
+PATIENCE_S = 120.0
+"""Seconds for which a command that must reach Slurm is tried again; sbatch may take as long."""
 
-_CANCEL_S = 30.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 10.0
 _DAY_S = 86400.0
 _LEAST_S = 0.05
 _AT_ONCE = 1000
@@ -74,6 +75,15 @@ _REFUSALS = {
 }
 
 
+# Errors of a busy or restarting Slurm (slurm_errno.c, sbatch.c); the same command works later.
+_PASSING = re.compile(
+    r"Socket timed out|Unable to contact slurm controller|Unexpected message received"
+    r"|Zero Bytes were transmitted|Message (send|receive) failure|Communication connection failure"
+    r"|[Tt]emporarily (unable|unavailable|disabled)|try again|standby mode|sleeping and retrying"
+    r"|Connection (refused|reset|timed out)|Problem talking to the database|persistent connection"
+)
+
+
 class SlurmError(HpcToolkitError):
     """A Slurm program is missing, did not answer in time, or refused."""
 
@@ -83,7 +93,7 @@ class SlurmUnsureError(SlurmError):
 
 
 class SlurmSilentError(SlurmUnsureError):
-    """A Slurm program did not answer in time."""
+    """A Slurm program, or the daemon that it asks, did not answer in time."""
 
     exit_code = TRY_AGAIN
 
@@ -181,11 +191,49 @@ def _without(prefixes: tuple[str, ...], environ: Mapping[str, str]) -> dict[str,
     return {name: value for name, value in environ.items() if not name.startswith(prefixes)}
 
 
-def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
-    done = run(argv, timeout_s=timeout_s)
+def ask(argv: Sequence[str], *, timeout_s: float = ASK_S, **how: Any) -> str:
+    done = answer(argv, timeout_s=timeout_s, **how)
     if done.code:
         raise failure(argv, done)
     return done.stdout
+
+
+def answer(argv: Sequence[str], *, timeout_s: float, **how: Any) -> Finished:
+    """Run a program that may run more than once, until Slurm is neither busy nor out of reach.
+
+    It is tried again with growing pauses for up to ``timeout_s`` seconds. ``how`` is passed to
+    :func:`run`, whose errors this raises.
+    """
+    until = time.monotonic() + timeout_s
+    done = None
+    for pause_s in pauses():
+        try:
+            done = run(argv, timeout_s=max(_LEAST_S, until - time.monotonic()), **how)
+        except SlurmSilentError:
+            if done is None:
+                raise
+            return done
+        left_s = until - time.monotonic()
+        if not (done.code and passes(done.stderr)) or left_s <= pause_s:
+            break
+        if timeout_s > ASK_S and pause_s == _FIRST_PAUSE_S:
+            note(f"{argv[0]}: {_lines(done.stderr)}; trying again for {left_s:.0f} s")
+        time.sleep(pause_s)
+    assert done is not None
+    return done
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to wait before each further try, without end."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def passes(said: str) -> bool:
+    """Whether an error message is about a Slurm that is busy or cannot be reached now."""
+    return _PASSING.search(said) is not None
 
 
 # What Slurm's programs print where they find no slurm.conf.
@@ -201,7 +249,8 @@ def failure(argv: Sequence[str], done: Finished) -> SlurmError:
         hint = "run it on a login node, or try it on a Slurm of your own: 'hpctk lab up'"
         return SlurmError(f"{argv[0]}: {NOT_SET_UP}", hint=hint)
     hint = "; ".join([*_causes(words), f"the command was: {shlex.join(argv)}"])
-    return SlurmError(f"{argv[0]}: {words}", hint=hint)
+    kind = SlurmSilentError if passes(words) else SlurmError
+    return kind(f"{argv[0]}: {words}", hint=hint)
 
 
 def squeue(
@@ -212,7 +261,7 @@ def squeue(
     Slurm forgets a job some minutes after its end (MinJobAge); its id then has no entry.
     """
     columns = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
-    argv = ["squeue", *_on(cluster), "--noheader", "--array", "--states=all"]
+    argv = ["squeue", *on_cluster(cluster), "--noheader", "--array", "--states=all"]
     argv.append(f"--Format={columns}")
     found: dict[str, JobRecord] = {}
     # squeue fails if its only id is unknown; of several ids it lists those that it knows.
@@ -231,7 +280,14 @@ def sacct(
     ``since`` is the time of the earliest submission in epoch seconds; None: 30 days ago. Jobs that
     ended a day or more before it are older jobs with reused ids.
     """
-    argv = ["sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", "--duplicates"]
+    argv = [
+        "sacct",
+        *on_cluster(cluster),
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--duplicates",
+    ]
     # By default some versions search today only; a search from 1970 on takes minutes at large
     # sites.
     start = "now-30days"
@@ -252,7 +308,7 @@ def _answers(
     for some in _pieces(ids):
         bases = dict.fromkeys(one.partition("+")[0] for one in some)
         asked = [*argv, f"--jobs={','.join(bases)}"]
-        done = run(asked, timeout_s=max(_LEAST_S, until - time.monotonic()))
+        done = answer(asked, timeout_s=max(_LEAST_S, until - time.monotonic()))
         if done.code and harmless not in done.stderr:
             raise failure(asked, done)
         yield some, done
@@ -290,66 +346,15 @@ def job_states(
     return {one: found.get(one) or JobRecord(id=one, state=UNKNOWN, reason=why) for one in wanted}
 
 
-def sbatch_argv(
-    script: Path, arguments: Sequence[str] = (), *, options: Sequence[str] = ()
-) -> list[str]:
-    return ["sbatch", "--parsable", *options, str(script), *arguments]
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    job: str
-    cluster: str
-    """The cluster that sbatch named, or ""."""
-    said: tuple[str, ...] = ()
-    """Non-empty lines that sbatch and the site's filters wrote to stderr."""
-
-
-def sbatch(argv: Sequence[str]) -> Accepted:
-    """Submit a job with a command of :func:`sbatch_argv`, in :func:`clean_environment`.
-
-    Raises:
-        SlurmUnsureError: sbatch did not answer, or printed no usable answer: the job may be queued.
-        SlurmError: sbatch refused the job.
-    """
-    try:
-        done = run(argv, timeout_s=SUBMIT_S, environ=clean_environment())
-    except SlurmSilentError as error:
-        hint = f"{error.hint}; 'squeue --me' shows whether the job was accepted"
-        raise SlurmSilentError(error.message, hint=hint) from error
-    found = parse_job_id(done.stdout)
-    if done.code:
-        refusal = failure(argv, done)
-        if found is None:
-            raise refusal
-        hint = f"it printed the job id {found[0]}: 'squeue --me' shows whether it was accepted"
-        raise SlurmUnsureError(refusal.message, hint=f"{hint}; {refusal.hint}")
-    if found is None:
-        message = f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}"
-        raise SlurmUnsureError(message, hint="'squeue --me' shows whether the job was accepted")
-    said = (line.rstrip() for line in done.stderr.splitlines())
-    return Accepted(*found, tuple(line for line in said if line))
-
-
-def start_estimate(argv: Sequence[str]) -> str:
-    """Return when and where Slurm would start a job: ``to start at ...``, or "".
-
-    Runs a command of :func:`sbatch_argv` with ``--test-only``, which checks resources, not the
-    script, and submits nothing.
-    """
-    tested = [argv[0], "--test-only", *argv[1:]]
-    done = run(tested, timeout_s=ASK_S, environ=clean_environment())
-    if done.code:
-        raise failure(tested, done)
-    lines = (done.stderr or done.stdout).splitlines()
-    found = [re.sub(r".*?(to start at)", r"\1", line) for line in lines if "to start at" in line]
-    return found[-1] if found else ""
-
-
 def scancel(ids: Sequence[str], *, cluster: str = "") -> None:
-    """Cancel jobs; one call per 1000 ids."""
+    """Cancel jobs; one call per 1000 ids. Cancelling a job twice does no harm."""
     for some in _pieces(ids):
-        ask(["scancel", *_on(cluster), *some], timeout_s=_CANCEL_S)
+        try:
+            ask(["scancel", *on_cluster(cluster), *some], timeout_s=PATIENCE_S)
+        except SlurmUnsureError as error:
+            known = " ".join(["squeue", *on_cluster(cluster), f"--jobs={','.join(some[:10])}"])
+            hint = f"'{known}' shows which jobs are not cancelled; {error.hint}"
+            raise type(error)(error.message, hint=hint) from error
 
 
 def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -376,5 +381,6 @@ def _pieces(ids: Iterable[str]) -> Iterator[list[str]]:
     return (valid[at : at + _AT_ONCE] for at in range(0, len(valid), _AT_ONCE))
 
 
-def _on(cluster: str) -> list[str]:
+def on_cluster(cluster: str) -> list[str]:
+    """The option of Slurm's programs that names a cluster; none for the local one."""
     return [f"--clusters={cluster}"] if cluster else []

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.slurm.client import ASK_S, SUBMIT_S, SlurmError, ask, failure, run
+from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, answer, ask
 from hpc_toolkit.slurm.records import UNKNOWN, NodeRecord, job_id, parse_nodes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def node_states(names: Iterable[str], *, timeout_s: float = ASK_S) -> dict[str, 
         argv = ["scontrol", "--oneliner", "show", "node", ",".join(wanted)]
         try:
             # scontrol fails if one name does not exist, but still lists the others.
-            found = parse_nodes(run(argv, timeout_s=timeout_s).stdout)
+            found = parse_nodes(answer(argv, timeout_s=timeout_s).stdout)
         except SlurmError:
             found = {}
     return {name: found.get(name) or NodeRecord(name=name, state=UNKNOWN) for name in names}
@@ -68,9 +68,7 @@ def set_nodes(job: str, nodes: Sequence[str]) -> None:
     argv = ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"]
     # scontrol writes scripts that reset a shell's variables into its working directory.
     with tempfile.TemporaryDirectory() as elsewhere:
-        done = run(argv, timeout_s=SUBMIT_S, cwd=Path(elsewhere))
-    if done.code:
-        raise failure(argv, done)
+        ask(argv, timeout_s=PATIENCE_S, cwd=Path(elsewhere))
 
 
 def slurm_config(*, timeout_s: float = ASK_S) -> dict[str, str]:

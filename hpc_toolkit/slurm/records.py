@@ -63,6 +63,7 @@ _LETTERS = {
     "F": "nodefile",
     "G": "gpus",
     "J": "job-name",
+    "M": "clusters",
     "m": "distribution",
     "o": "output",
     "w": "nodelist",

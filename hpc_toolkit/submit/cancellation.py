@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.client import scancel, squeue
+from hpc_toolkit.slurm.client import PATIENCE_S, scancel, squeue
 from hpc_toolkit.submit.jobs import known_jobs, own_login
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def queued_jobs(jobs: Iterable[RunJob]) -> list[QueuedJob]:
     wanted = list(jobs)
     for cluster in dict.fromkeys(job.cluster for job in wanted):
         mine = {job.job: job for job in wanted if job.cluster == cluster}
-        for one, record in squeue(mine, cluster=cluster).items():
+        for one, record in squeue(mine, cluster=cluster, timeout_s=PATIENCE_S).items():
             if record.waiting or record.running:
                 found.append(QueuedJob(record, cluster, _foreign(mine[one], record)))
     # Leave out the elements of an array that is cancelled as a whole.

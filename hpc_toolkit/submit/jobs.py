@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
 from hpc_toolkit.system.ranks import noted_name
 from hpc_toolkit.system.record import Record, asdict, replace
@@ -112,6 +113,7 @@ def keep_script(paths: RunPaths, name: str, script: str) -> Path:
     path = script_copy(paths, name, script)
     # The directory of a training may not exist yet.
     paths.jobs.mkdir(parents=True, exist_ok=True)
+    share(paths.jobs)
     if files.read_fresh(path) != script.encode():
         files.replace_file(path, [script.encode()])
     return path
@@ -122,6 +124,7 @@ def record_job(paths: RunPaths, job: RunJob) -> None:
     data = (json.dumps({"format": FORMAT, **asdict(job)}) + "\n").encode()
     try:
         paths.jobs.mkdir(exist_ok=True)
+        share(paths.jobs)
         try:
             files.write_new(paths.jobs / f"{job.job}.json", [data])
         except FileExistsError:

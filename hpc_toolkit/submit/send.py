@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.rundir.layout import check_trust
+from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm.records import NODE_FAILURES
+from hpc_toolkit.slurm.records import NODE_FAILURES, script_options
 from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
+from hpc_toolkit.slurm.sbatch import sbatch
 from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, own_login, record_job
 from hpc_toolkit.system.terminal import note, printable
 from hpc_toolkit.worker.pausing import pause_reason
@@ -53,9 +54,7 @@ def check_run(run: Run, *, force: bool = False) -> None:
 
     Raises RunError: it is complete, paused, or not to be trusted.
     """
-    warning = check_trust(run.root)
-    if warning:
-        sys.stderr.write(f"warning: {warning}\n")
+    refuse_untrusted(run.root)
     status = run.status(forecast=False)
     if force:
         return
@@ -148,7 +147,9 @@ def _make_log_directory(submission: Submission) -> None:
 def _send_one(submission: Submission, script: Script, before: str) -> RunJob:
     _write(submission, script)
     argv = submission.argv(script, before)
-    accepted = slurm.sbatch(argv)
+    options = script_options(script.text)
+    own = {"comment": options.get("comment", ""), "cluster": options.get("clusters", "")}
+    accepted = sbatch(argv, **own)
     job = RunJob(
         job=accepted.job,
         cluster=accepted.cluster,

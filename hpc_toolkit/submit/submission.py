@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
+from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import log_pattern
 from hpc_toolkit.slurm.render.grammar import parse_array
 from hpc_toolkit.slurm.render.kinds import TRAININGS
+from hpc_toolkit.slurm.sbatch import sbatch_argv
 from hpc_toolkit.submit.jobs import script_copy
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _array_limit(cluster: Cluster) -> int | None:
     if cluster.max_array_size is not None:
         return cluster.max_array_size
     try:
-        size = slurm_config().get("MaxArraySize", "")
+        size = slurm_config(timeout_s=PATIENCE_S).get("MaxArraySize", "")
     except SlurmError:
         return None
     return int(size) if size.isdecimal() else None

@@ -1,11 +1,23 @@
-"""How the hpctk that runs was installed, for hints that name a command."""
+"""How the hpctk that runs was installed, for hints, and where its user keeps settings."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+
+def config_directory() -> Path | None:
+    """The directory of the user's settings; it need not exist. None if there is no home."""
+    config = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        # The XDG base directory specification says to ignore a relative path.
+        base = Path(config) if config.startswith("/") else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    return base / "hpctk"
 
 
 def how_to_add(package: str = "", *, extra: str = "") -> str:

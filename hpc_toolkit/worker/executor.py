@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
-from hpc_toolkit.rundir.files import write_all
+from hpc_toolkit.rundir.files import open_or_create, write_all
 from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.memory import Shrinking, resident_bytes
 from hpc_toolkit.worker.attempts import (
@@ -176,7 +176,7 @@ def _guard_forks(*pipes: int) -> None:
 
 
 def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, int]:
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    log = open_or_create(log_path, os.O_WRONLY | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
     kept = [os.dup(fd) for fd in (null, log, log, *pipes, log)]
     # The worker's lock must not stay open in this process or in children of the user's code.

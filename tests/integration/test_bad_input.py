@@ -256,6 +256,24 @@ def test_run_made_with_an_open_umask_is_not_refused(hpctk: Hpctk) -> None:
     assert hpctk("work", "run").code == 0
 
 
+def test_files_of_a_run_keep_the_groups_permissions_under_every_umask(hpctk: Hpctk) -> None:
+    lines = '{"id": 1}\n{"id": 2}\n'
+    words = ("init", "run", "--open", "--items", "-", "--workload", NOOP)
+    assert hpctk(*words, stdin=lines, umask=0o002).code == 0
+    more = ("add", "run", "--items", "-", "--seal")
+    assert hpctk(*more, stdin='{"id": 3}', umask=0o077).code == 0
+    assert hpctk("work", "run", "--workers", 2, umask=0o077).code == 0
+    assert hpctk("gather", "run", "-o", "rows.csv", umask=0o077).code == 0
+    assert hpctk("report", "run", umask=0o077).code == 0
+
+    made = [path for path in (hpctk.cwd / "run").rglob("*") if not path.is_symlink()]
+    assert len([path for path in made if path.parent.name in ("journals", "workers")]) > 2
+    wanted = {path: 0o070 if path.is_dir() else 0o060 for path in made}
+    assert [path for path, bits in wanted.items() if bits & ~path.stat().st_mode] == []
+    # Elsewhere the umask decides.
+    assert (hpctk.cwd / "rows.csv").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
     """A directory that can be mounted read-only."""

@@ -262,15 +262,22 @@ def test_a_rank_finds_the_variables_and_the_error_file_of_torchrun(
     hpctk: Hpctk, tmp_path: Path
 ) -> None:
     (tmp_path / "recorded.py").write_text(RECORDED)
-    words = ("--nproc-per-node", "2", "--max-restarts", "0")
+    words = ("--nproc-per-node", "2", "--max-restarts", "0", "--role", "trainer")
+    meeting = ("--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
 
     subprocess.run(
-        [*(sys.executable, "-m", "torch.distributed.run"), *words, "recorded.py", "torchrun"],
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *words,
+            *meeting,
+            "recorded.py",
+            "torchrun",
+        ],
         cwd=tmp_path,
         capture_output=True,
         check=False,
     )
-    ours = hpctk("launch", *words, "-t", "0", tmp_path / "recorded.py", "ours")
+    ours = hpctk("launch", *words, *meeting, "-t", "0", tmp_path / "recorded.py", "ours")
 
     assert ours.code == 1
     for rank in range(2):

@@ -6,26 +6,31 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from hpc_toolkit.lab.daemons import Host, start
+from hpc_toolkit.lab.directory import read_record
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.worker.slurmliveness import judge
-from tests.integration.realrun import HANG_S
+from tests.integration.realrun import HANG_S, lives
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
+T = TypeVar("T")
 SMALL = ("--cluster", "lab", "--mem", "1G", "--time", "5", "--cpus-per-task", "1")
 
 
@@ -314,6 +319,135 @@ def own_lab(tmp_path: Path, lab_directory: Path) -> Iterator[LabUnderTest]:
         started.down()
 
 
+def _controller(lab: LabUnderTest) -> int:
+    """The process of slurmctld."""
+    (pid_file,) = re.findall(r"SlurmctldPidFile *= *(\S+)", lab.scontrol("show", "config"))
+    return int(Path(pid_file).read_text(encoding="ascii"))
+
+
+def _restart_controller(lab: LabUnderTest) -> None:
+    record = read_record(lab.lab.paths)
+    assert record is not None
+    host = Host(lab.lab.paths, record.start)
+    argv = ["slurmctld", "-f", str(lab.slurm_conf)]
+    start(host, "slurmctld", argv, log="slurmctld").wait()
+
+
+def _while_away(lab: LabUnderTest, seconds: float, *, hangs: bool, act: Callable[[], T]) -> T:
+    """Do something in a thread while the controller hangs, or is shut down, for a time."""
+    if seconds < 10:
+        # Otherwise Slurm's programs would wait so long themselves.
+        with lab.slurm_conf.open("a") as file:
+            file.write("MessageTimeout=2\n")
+    controller = _controller(lab)
+    os.kill(controller, signal.SIGSTOP if hangs else signal.SIGTERM)
+    if not hangs:
+        wait_until(lambda: not lives(controller), "the controller to end")
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            doing = pool.submit(act)
+            time.sleep(seconds)
+        finally:
+            if hangs:
+                os.kill(controller, signal.SIGCONT)
+            else:
+                _restart_controller(lab)
+        return doing.result(HANG_S)
+
+
+_AWAY = [
+    pytest.param(5, id="short"),
+    pytest.param(60, id="full", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("seconds", _AWAY)
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_controller_that_is_away_makes_no_job_twice_and_loses_none(
+    own_lab: LabUnderTest, tmp_path: Path, seconds: float, *, hangs: bool
+) -> None:
+    desk = Desk(own_lab, tmp_path)
+    run = desk.init()
+
+    def queue() -> list[str]:
+        return own_lab.run("squeue", "-h", "--states=all", "-o", "%i %T").stdout.splitlines()
+
+    def act(*words: str) -> subprocess.CompletedProcess[str]:
+        return _while_away(own_lab, seconds, hangs=hangs, act=lambda: desk.call(*words))
+
+    sent = act("submit", *SMALL, "--run", run, "--sbatch=hold")
+    job = sent.stdout.strip()
+    assert queue() == [f"{job} PENDING"], sent.stderr
+    assert "sbatch is tried again" in sent.stderr
+
+    status = json.loads(act("status", run, "--json").stdout)
+    assert [(one["id"], one["state"]) for one in status["jobs"]] == [(job, "unknown")]
+    assert desk.jobs(run)[job]["state"] == "PENDING"
+
+    cancelled = act("cancel", run, "--yes")
+    assert (cancelled.stdout, queue()) == (f"{job}\n", [f"{job} CANCELLED"]), cancelled.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("seconds", _AWAY)
+def test_a_job_starts_again_once_although_the_controller_is_away(
+    own_lab: LabUnderTest, tmp_path: Path, seconds: float
+) -> None:
+    desk = Desk(own_lab, tmp_path)
+    # The first start requeues the job after its teardown, which waits for the file.
+    (tmp_path / "wait.sh").write_text(": > up; until [ -e go ]; do sleep 0.1; done")
+    script = "[ -e again ] || { : > again; exit 75; }"
+    wait = ("--teardown", "bash wait.sh")
+    (job,) = desk.submit("command", *SMALL, *wait, "--", "bash", "-c", script)
+    wait_until((tmp_path / "up").exists, "the teardown")
+
+    _while_away(own_lab, seconds, hangs=False, act=(tmp_path / "go").touch)
+
+    record = own_lab.wait_for(job, "COMPLETED")
+    assert (record.restarts, desk.lab.run("squeue", "-h", "--states=all", "-o", "%i").stdout) == (
+        1,
+        f"{job}\n",
+    ), own_lab.output(record)
+
+
+_BROKEN_SBATCH = """\
+#!/bin/sh
+echo >> "$0.calls"
+n=$(wc -l < "$0.calls")
+case "$n$HOW" in
+  1lost) {sbatch} "$@" > "$0.lost" ;;
+  [12]timeout) ;;
+  *) exec {sbatch} "$@" ;;
+esac
+echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize(("how", "calls"), [("timeout", 3), ("lost", 1)])
+def test_an_sbatch_that_fails_makes_one_job(desk: Desk, how: str, calls: int) -> None:
+    run = desk.init()
+    folder = desk.cwd / "bin"
+    folder.mkdir()
+    wrapper = folder / "sbatch"
+    wrapper.write_text(_BROKEN_SBATCH.replace("{sbatch}", str(shutil.which("sbatch"))))
+    wrapper.chmod(0o755)
+    env = {"PATH": f"{folder}:{desk.lab.env['PATH']}", "HOW": how}
+
+    words = ("submit", *SMALL, "--run", run, "--sbatch=hold", "--sbatch=comment=mine")
+    argv = [sys.executable, "-m", "hpc_toolkit", *words]
+    sent = desk.lab.run(*argv, cwd=desk.cwd, env=env)
+
+    job = sent.stdout.strip()
+    (line,) = desk.lab.run("squeue", "-h", "--states=PD", "-o", "%i %k").stdout.splitlines()
+    assert re.fullmatch(rf"{job} mine hpctk:[0-9a-f]{{12}}", line.rstrip()), sent.stderr
+    assert list(desk.jobs(run)) == [job]
+    assert len((folder / "sbatch.calls").read_text()) == calls
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
@@ -322,9 +456,7 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
     desk = Desk(own_lab, tmp_path)
     run = desk.init()
     (job,) = desk.submit(*SMALL, "--run", run, "--sbatch=hold")
-    (pid_file,) = re.findall(r"SlurmctldPidFile *= *(\S+)", own_lab.scontrol("show", "config"))
-    with open(pid_file, encoding="ascii") as file:
-        controller = int(file.read())
+    controller = _controller(own_lab)
 
     def ask() -> tuple[str, str, float]:
         began = time.monotonic()

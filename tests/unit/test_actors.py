@@ -81,6 +81,8 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
         RaySettings().resolve(step)
     assert RaySettings().resolve({**step, "SLURM_STEP_NUM_TASKS": "1"}) == ""
     assert RaySettings().resolve({**step, "RAY_ADDRESS": "n1:6379"}) == "n1:6379"
+    # The interactive step in which salloc runs a shell.
+    assert RaySettings().resolve({**step, "SLURM_STEP_ID": "4294967290"}) == ""
 
 
 def test_an_address_of_ray_without_its_engine_is_refused() -> None:

@@ -80,8 +80,8 @@ def test_a_warning_that_came_too_early_for_python_is_known(
 
 
 def test_a_directory_is_read_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = b"16|3|1|9|/other\n17|N/A|1|9|/d\xfc\nof two lines\n"
-    monkeypatch.setattr(job, "run", lambda *_, **__: Finished(0, "", "", answer))
+    listed = b"16|3|1|9|/other\n17|N/A|1|9|/d\xfc\nof two lines\n"
+    monkeypatch.setattr(job, "answer", lambda *_, **__: Finished(0, "", "", listed))
 
     row = job._row("17")
 

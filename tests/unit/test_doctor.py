@@ -488,9 +488,13 @@ def test_a_second_task_that_does_not_come_is_said_and_nothing_stays(
 
 
 STEP = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3", "SLURM_NTASKS": "2"}
+# The interactive step in which salloc runs a shell (use_interactive_step).
+SALLOCS_SHELL = {**STEP, "SLURM_STEP_ID": "4294967290"}
 
 
-@pytest.mark.parametrize("environ", [{"SLURM_JOB_ID": "17"}, {**STEP, "SLURM_NTASKS": "1"}])
+@pytest.mark.parametrize(
+    "environ", [{"SLURM_JOB_ID": "17"}, {**STEP, "SLURM_NTASKS": "1"}, SALLOCS_SHELL]
+)
 def test_one_process_is_no_half_of_a_step(environ: dict[str, str]) -> None:
     assert Step.from_environ(environ) is None
 

@@ -111,15 +111,22 @@ def test_text_of_a_run_reaches_a_command_only_as_a_value(tmp_path: Path) -> None
     assert not (tmp_path / "hacked").exists()
 
 
-def test_a_command_that_fails_is_a_warning_with_its_last_line(tmp_path: Path) -> None:
-    hooks = Hooks("echo first; echo no such host >&2; exit 3")
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("exit 3", "failed with exit code 3"),
+        ("kill -9 $$", "was killed by SIGKILL"),
+        # A real-time signal without a name.
+        ("kill -40 $$", "was killed by signal 40"),
+    ],
+)
+def test_a_command_that_fails_is_a_warning_with_its_last_line(end: str, how: str) -> None:
+    hooks = Hooks(f"echo first; echo no such host >&2; {end}")
     hooks.quiet = True
 
     hooks.look(status(10))
 
-    assert hooks.warnings(wait=True) == [
-        "the command of --on-end failed with exit code 3: no such host"
-    ]
+    assert hooks.warnings(wait=True) == [f"the command of --on-end {how}: no such host"]
 
 
 def test_a_wait_for_a_command_says_what_it_waits_for(

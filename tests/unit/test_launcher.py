@@ -33,6 +33,7 @@ from hpc_toolkit.training.launch.outcome import (
 )
 from hpc_toolkit.training.launch.plan import (
     _VALUES,
+    INSTEAD,
     Plan,
     Request,
     Step,
@@ -41,7 +42,14 @@ from hpc_toolkit.training.launch.plan import (
     make_plan,
     task_plan,
 )
-from hpc_toolkit.training.launch.ranks import Ranks, _File, _Terminal, cpus_near_gpu, make_next
+from hpc_toolkit.training.launch.ranks import (
+    Ranks,
+    _File,
+    _Terminal,
+    cpus_near_gpu,
+    make_next,
+    streams_of,
+)
 from hpc_toolkit.training.launch.rendezvous import Ending, Place
 from tests.integration.realrun import wait_until
 from tests.manualclock import ManualClock
@@ -82,7 +90,7 @@ def test_every_option_has_the_spellings_of_torchrun() -> None:
     for name, option in by_name(PANELS).items():
         if name in own | newer:
             continue
-        assert name in _VALUES
+        assert name in {*_VALUES, *INSTEAD}
         *spellings, is_flag = torchruns[name]
         assert {option.spelling, option.short or option.spelling} <= {*spellings}
         assert is_flag == (not option.metavar)
@@ -224,6 +232,10 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
         ("master_port", 65536, "65536 is not a port from 1 to 65535"),
         ("numa_binding", "socket", "'socket' is not node"),
         ("tee", "4", "'4' is not 0 for none, 1 for stdout"),
+        ("redirects", "0:3,1", "'0:3,1' is not 0 for none"),
+        ("rdzv_backend", "etcd", "'etcd' is not c10d or static"),
+        ("rdzv_endpoint", "n1:port", "'n1:port' is not HOST or HOST:PORT"),
+        ("rdzv_endpoint", "n1:65536", "65536 is not a port"),
     ):
         with pytest.raises(ConfigError, match=told):
             check_request(replace(good, options={name: value}))
@@ -329,6 +341,36 @@ def test_nodes_meet_where_the_user_says() -> None:
     assert (named.meeting, named.launch) == ("directory", "first_.._..")
 
 
+def translated(run_dir: str | None = None, **options: Any) -> Plan:
+    checked = check_request(Request(script=__file__, options=options)).options
+    return plan_of(None, run_dir, **checked)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"rdzv_endpoint": "n1", "node_rank": 1}, ("address", "n1", 29500)),
+        ({"rdzv_endpoint": "n1:29400", "node_rank": 0}, ("address", "n1", 29400)),
+        ({"rdzv_endpoint": "[fd::1]:7", "node_rank": 0}, ("address", "fd::1", 7)),
+        ({"rdzv_endpoint": "localhost:0", "nnodes": "1"}, ("alone", "", 0)),
+        ({"rdzv_endpoint": "n1:29400", "nnodes": "1:1"}, ("alone", "n1", 29400)),
+    ],
+)
+def test_an_endpoint_of_torchrun_is_the_address_of_node_0(
+    options: dict[str, Any], found: tuple[str, str, int]
+) -> None:
+    plan = translated(**{"nnodes": "2", "rdzv_backend": "c10d", **options})
+
+    assert (plan.meeting, plan.host, plan.port) == found
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_an_option_that_only_torchrun_has_is_refused_with_what_to_write(name: str) -> None:
+    with pytest.raises(ConfigError, match="no such option of torchrun") as caught:
+        translated(**{name: "x"})
+    assert re.match("write --|leave it out: ", caught.value.hint)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -339,23 +381,31 @@ def test_nodes_meet_where_the_user_says() -> None:
             "--node-rank 2 is not one of the 2 nodes",
         ),
         ({"nnodes": 2, "standalone": True}, "--standalone works on one node"),
+        ({"nnodes": 2, "rdzv_endpoint": "n"}, "--rdzv-endpoint: 2 nodes need numbers"),
+        (
+            {"nnodes": 2, "rdzv_endpoint": "n", "master_addr": "n"},
+            "--rdzv-endpoint and --master-addr exclude each other",
+        ),
+        ({"nnodes": "1:2"}, "--nnodes 1:2: the number of nodes cannot change here"),
         ({"local_ranks_filter": "0:1"}, "'0:1' is not a list of numbers from 0"),
     ],
     ids=str,
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        plan_of(**options)
+        translated(**options)
 
 
 def test_output_goes_to_files_and_here_unless_somebody_says_where() -> None:
-    def streams(**options: Any) -> tuple[int, int]:
+    def streams(local: int = 0, **options: Any) -> tuple[int, int]:
         plan = plan_of(**options)
-        return plan.tee, plan.redirects
+        return streams_of(plan.tee, local), streams_of(plan.redirects, local)
 
     assert streams() == (3, 0)
     assert streams(tee="1") == (1, 0)
     assert streams(redirects="3") == (0, 3)
+    by_rank = [streams(local, tee="0:3,11:2", redirects="1:1") for local in (0, 1, 11)]
+    assert by_rank == [(3, 0), (0, 1), (2, 0)]
     assert plan_of(local_ranks_filter="0, 2").shown == (0, 2)
 
 
@@ -500,6 +550,7 @@ def test_a_failure_names_rank_host_signal_and_log(tmp_path: Path) -> None:
     [
         ("ModuleNotFoundError: No module named 'x'", "install it"),
         ("python: can't open file 'x'", "on every node"),
+        ("terminate called without an active exception", "sleep 0.05 s after destroy_process"),
         ("RuntimeError: The server socket ... Address already in use", "leave the choice of ports"),
         ("torch.OutOfMemoryError: CUDA out of memory.", "a smaller batch"),
         ("RuntimeError: Distributed package doesn't have NCCL built in", "--backend gloo"),
@@ -509,7 +560,8 @@ def test_a_common_failure_has_a_hint(said: str, hint: str, tmp_path: Path) -> No
     log = tmp_path / "rank-0.restart-0.err"
     log.write_text(said)
 
-    assert hint in failure_error(failure(0, 1, log=log), host="n", restarts=0).hint
+    code = -signal.SIGABRT if said.startswith("terminate") else 1
+    assert hint in failure_error(failure(0, code, log=log), host="n", restarts=0).hint
 
 
 @pytest.mark.parametrize(

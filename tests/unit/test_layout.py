@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner, Result
 
+from hpc_toolkit.cli import runs
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import layout
 from hpc_toolkit.rundir.layout import (
@@ -19,10 +23,10 @@ from hpc_toolkit.rundir.layout import (
     StageSpec,
     WorkloadSpec,
     all_runs,
-    check_trust,
     find_run,
     read_manifest,
 )
+from hpc_toolkit.rundir.trust import check_trust, trusted_file
 
 FULL = Manifest(
     run="r",
@@ -196,8 +200,75 @@ def test_check_trust_refuses_the_run_of_another_user(
         os.chown(tmp_path, owner, -1)
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
 
-    with pytest.raises(RunError, match=f"belongs to user {owner}"):
+    with pytest.raises(RunError, match=f"belongs to user {owner}") as caught:
         check_trust(tmp_path)
+    assert f"hpctk trust {str(tmp_path)!r}" in caught.value.hint
+
+
+def trust(*words: str) -> Result:
+    app = typer.Typer()
+    app.command()(runs.trust)
+    return CliRunner().invoke(app, words)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of another user, below a directory of runs; the settings are those of this user."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    root = tmp_path / "group" / "runs" / "a"
+    root.mkdir(parents=True)
+    written(root, FULL.to_bytes())
+    if os.getuid() != 0:
+        pytest.skip("giving a run away needs root")
+    os.chown(root, pwd.getpwnam("nobody").pw_uid, -1)
+    return root
+
+
+@pytest.mark.parametrize("words", [("{run}",), ("{run}/../..",), ("--owner", "nobody")])
+def test_a_trusted_run_is_accepted_until_it_is_removed(
+    foreign: Path, words: tuple[str, ...]
+) -> None:
+    words = tuple(word.format(run=foreign) for word in words)
+
+    said = trust(*words)
+
+    assert (said.exit_code, len(said.stdout.splitlines())) == (0, 1)
+    assert check_trust(foreign) == ""
+    assert trust(*words, "--remove").stdout == ""
+    with pytest.raises(RunError, match="belongs to user"):
+        check_trust(foreign)
+
+
+def test_a_trusted_directory_trusts_no_other_one(foreign: Path, tmp_path: Path) -> None:
+    (tmp_path / "gro").mkdir()
+    for words in (("gro",), ("--owner", "nobod"), ("config",)):
+        trust(*(word if word[0] == "-" else str(tmp_path / word) for word in words))
+
+    with pytest.raises(RunError, match="belongs to user"):
+        check_trust(foreign)
+    foreign.chmod(0o777)
+    trust(str(foreign.parent))
+    # Trust in its owner is no trust in everybody.
+    with pytest.raises(RunError, match="world-writable"):
+        check_trust(foreign)
+
+
+def test_a_directory_that_everybody_can_write_to_is_not_trusted(foreign: Path) -> None:
+    foreign.parent.chmod(0o1777)
+
+    error = trust(str(foreign.parent)).exception
+
+    assert isinstance(error, ConfigError)
+    assert "world-writable" in error.message
+    assert not trusted_file().exists()
+
+
+def test_a_list_of_the_trusted_that_others_can_change_is_refused(foreign: Path) -> None:
+    trust(str(foreign))
+    trusted_file().chmod(0o664)
+
+    with pytest.raises(ConfigError, match="can be changed by other users"):
+        check_trust(foreign)
 
 
 def test_find_run_prefers_the_argument_then_the_variable_then_the_only_one(

@@ -390,6 +390,19 @@ def test_what_was_taken_before_a_refusal_is_named(
     )
 
 
+def test_jobs_whose_answer_was_lost_are_found_and_not_submitted_again(
+    folder: Path, sbatch: KeptJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setenv("LOSES", "1")
+    executor: Any = notebook.executor(replace(SITE, max_array_size=2), folder=folder)
+
+    found = executor.map_array(abs, range(5))
+
+    assert [job.job_id for job in found] == ["100_0", "100_1", "101_0", "101_1", "102"]
+    assert len(sbatch.options()) == 3
+
+
 def test_this_machine_is_one_node(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"nodes: .*this machine is one node"):
         notebook.executor(LOCAL, folder=folder, nodes=2)

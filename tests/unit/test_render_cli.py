@@ -53,6 +53,31 @@ def refused(*arguments: str) -> HpcToolkitError:
     return error
 
 
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("--env", "X=$SCRATCH/a"), "--env 'X=$SCRATCH/a'"),
+        (("--env", "X=${A}b"), "--env 'X=${A}b'"),
+        (("--output", "$HOME/%j.out"), "--output '$HOME/%j.out'"),
+        (("--sbatch", "chdir=$HOME"), "--sbatch chdir='$HOME'"),
+        (("--", "echo", "$HOME"), "-- '$HOME'"),
+        (("--", "echo", "$(date)"), "-- '$(date)'"),
+        (("--env", "X=a$", "--", "echo", "$1", "5$"), ""),
+        (("--", "bash", "-c", "echo $HOME"), ""),
+        (("--", "/bin/awk", "{print $NF}"), ""),
+        (("--node-cache", "$SLURM_TMPDIR"), ""),
+    ],
+)
+def test_a_variable_that_nothing_expands_is_a_warning(words: tuple[str, ...], where: str) -> None:
+    said = call("render", "command", "-o", "-", *words, *(() if "--" in words else ("--", "true")))
+
+    assert said.exit_code == 0, said.output
+    warnings = [line for line in said.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == bool(where)
+    expected = f"warning: {where}: the variable is not expanded; double quotes expand it now, and "
+    assert all(line.startswith(expected) for line in warnings)
+
+
 def test_render_writes_the_script_and_prints_its_path_alone(elsewhere: Path) -> None:
     result = call("render", "--nodes", "8", "--gpus-per-node", "4")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import pytest
 
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm import controller
-from hpc_toolkit.slurm.client import Accepted, SlurmError, SlurmSilentError
+from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError
 from hpc_toolkit.slurm.records import (
     UNKNOWN,
     JobRecord,
@@ -25,11 +26,18 @@ from hpc_toolkit.slurm.records import (
     parse_state,
     parse_time,
 )
+from hpc_toolkit.slurm.sbatch import Accepted, sbatch, sbatch_argv
 from tests.fakeslurm import Programs, squeue_line
 from tests.integration.realrun import lives, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait milliseconds between the first tries."""
+    monkeypatch.setattr(slurm, "_FIRST_PAUSE_S", 0.001)
 
 
 PENDING = squeue_line(
@@ -293,11 +301,12 @@ def test_a_site_without_accounting_is_normal(programs: Programs) -> None:
     assert slurm.job_states(["7"])["7"].state == UNKNOWN
 
 
+@pytest.mark.usefixtures("hasty")
 def test_an_accounting_that_fails_is_not_one_that_knows_nothing(programs: Programs) -> None:
     programs.answer("squeue", "")
     programs.answer("sacct", "", code=1, stderr="sacct: error: Problem talking to the database")
 
-    reason = slurm.job_states(["7"])["7"].reason
+    reason = slurm.job_states(["7"], timeout_s=1.0)["7"].reason
 
     assert reason.startswith("the queue does not know it, and sacct: sacct: error: Problem talking")
 
@@ -351,7 +360,7 @@ def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs)
 def test_what_a_wrapper_leaves_behind_does_not_delay_an_answer(programs: Programs) -> None:
     programs.add("sbatch", "sleep 3600 & echo $! > $0.child; echo 7")
 
-    accepted = slurm.sbatch(slurm.sbatch_argv(programs.root / "x.sbatch"))
+    accepted = sbatch(sbatch_argv(programs.root / "x.sbatch"))
 
     child = int((programs.root / "sbatch.child").read_text())
     assert accepted.job == "7"
@@ -435,7 +444,7 @@ def test_a_job_gets_neither_the_locale_nor_the_times_in_which_slurm_is_asked(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     programs.add("sbatch", f"env > {tmp_path}/env; echo 5")
 
-    assert slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch")) == Accepted("5", "")
+    assert sbatch(sbatch_argv(tmp_path / "x.sbatch")) == Accepted("5", "")
     said = (tmp_path / "env").read_text().splitlines()
     assert "LC_ALL=de_DE.UTF-8" in said
     assert not [line for line in said if line.startswith("SLURM_TIME_FORMAT")]
@@ -446,8 +455,8 @@ def test_a_refusal_of_sbatch_is_told_in_its_words(programs: Programs, tmp_path: 
     programs.answer("sbatch", "", code=1, stderr=said)
 
     with pytest.raises(SlurmError, match="submission failed: Invalid account") as caught:
-        slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"]))
-    assert f"sbatch --parsable --exclude=n1 {tmp_path}/x.sbatch 'a b'" in caught.value.hint
+        sbatch(sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"]))
+    assert f" --exclude=n1 {tmp_path}/x.sbatch 'a b'" in caught.value.hint
 
 
 def test_an_id_that_sbatch_printed_before_it_failed_is_told(
@@ -456,8 +465,8 @@ def test_an_id_that_sbatch_printed_before_it_failed_is_told(
     programs.answer("sbatch", "102", code=1, stderr="sbatch: error: cannot write the journal")
 
     with pytest.raises(SlurmError, match="cannot write the journal") as caught:
-        slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch"))
-    assert caught.value.hint.startswith("it printed the job id 102")
+        sbatch(sbatch_argv(tmp_path / "x.sbatch"))
+    assert "; it printed the job id 102; " in caught.value.hint
 
 
 def test_a_submission_without_an_id_is_not_taken_for_one(
@@ -466,7 +475,133 @@ def test_a_submission_without_an_id_is_not_taken_for_one(
     programs.answer("sbatch", "Your job is important to us")
 
     with pytest.raises(SlurmError, match="printed no job id, but 'Your job"):
-        slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch"))
+        sbatch(sbatch_argv(tmp_path / "x.sbatch"))
+
+
+BUSY = (
+    "Socket timed out on send/recv operation",
+    "Unable to contact slurm controller (connect failure)",
+    "Unable to contact slurm controller (receive failure)",
+    "Unexpected message received",
+    "Zero Bytes were transmitted or received",
+    "Resource temporarily unavailable",
+    "Unable to create job record, try again",
+    "Slurm backup controller in standby mode",
+)
+# Each word of TRIES is a call: refused, lost after the job was queued, or accepted. The queue is a
+# file with the numbers and comments of jobs.
+QUEUE = """\
+n=$(( $(cat "$0.count" 2>/dev/null || echo 0) + 1 )); echo $n > "$0.count"
+echo "$*" >> "$0.calls"
+how=$(echo "$TRIES" | { read -r line; set -- $line; shift $((n - 1)); echo "${1:-refused}"; })
+for word in "$@"; do case $word in --comment=*) comment=${word#--comment=} ;; esac; done
+[ $how = refused ] || echo "10$n $comment" >> "${0%/*}/queue"
+[ $how = accepted ] && { echo "10$n"; exit; }
+echo "sbatch: error: Batch job submission failed: $SAID" >&2; exit 1
+"""
+LIST = 'echo "ARRAY_JOB_ID COMMENT"; cat "${0%/*}/queue" 2>/dev/null || true'
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("said", BUSY)
+@pytest.mark.parametrize(
+    ("tries", "job", "calls"),
+    [("refused refused accepted", "103", 3), ("lost", "101", 1), ("refused lost", "102", 2)],
+)
+def test_a_job_is_submitted_once_while_slurm_is_busy(
+    programs: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    tries: str,
+    job: str,
+    calls: int,
+) -> None:
+    programs.add("sbatch", QUEUE)
+    programs.add("squeue", LIST)
+    monkeypatch.setenv("TRIES", tries)
+    monkeypatch.setenv("SAID", said)
+
+    accepted = sbatch(sbatch_argv(tmp_path / "x.sbatch"), comment="of project 7")
+
+    assert (accepted.job, len(programs.calls("sbatch"))) == (job, calls)
+    (line,) = (programs.root / "queue").read_text().splitlines()
+    assert re.fullmatch(rf"{job} of project 7 hpctk:[0-9a-f]{{12}}", line)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_try_that_slurm_accepts_late_is_cancelled(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs.add("sbatch", QUEUE)
+    # The controller answers squeue before it has processed the first try.
+    programs.add("squeue", f'echo >> "$0.n"; [ $(wc -l < "$0.n") -gt 2 ] || exit 0; {LIST}')
+    programs.answer("scancel", "")
+    monkeypatch.setenv("TRIES", "lost accepted")
+    monkeypatch.setenv("SAID", BUSY[0])
+
+    assert sbatch(sbatch_argv(tmp_path / "x.sbatch")).job == "102"
+    assert programs.calls("scancel") == ["101"]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("squeue", "most", "hint"),
+    [
+        (f"echo 'squeue: error: {BUSY[0]}' >&2; exit 1", 1, "'squeue --me --states=all"),
+        ("true", 99, "it is not in the queue; 'squeue --me --states=all"),
+    ],
+)
+def test_a_job_that_slurm_never_answers_for_is_left_to_the_named_command(
+    programs: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    squeue: str,
+    most: int,
+    hint: str,
+) -> None:
+    programs.add("sbatch", QUEUE)
+    programs.add("squeue", squeue)
+    monkeypatch.setenv("SAID", BUSY[0])
+    for limit in ("PATIENCE_S", "ASK_S"):
+        monkeypatch.setattr(f"hpc_toolkit.slurm.sbatch.{limit}", 1.0)
+
+    with pytest.raises(SlurmSilentError, match="Socket timed out") as caught:
+        sbatch(sbatch_argv(tmp_path / "x.sbatch"))
+
+    assert caught.value.exit_code == 75
+    assert caught.value.hint.startswith(hint)
+    assert re.search(r"--format=%F %k' \| grep hpctk:[0-9a-f]{12}' shows", caught.value.hint)
+    # Nothing is sent again without an answer of squeue.
+    assert min(2, most) <= len(programs.calls("sbatch")) <= most
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("said", BUSY)
+def test_a_query_and_a_cancellation_wait_until_slurm_answers(programs: Programs, said: str) -> None:
+    late = f'[ -e "$0.asked" ] || {{ : > "$0.asked"; echo "x: error: {said}" >&2; exit 1; }}; '
+    programs.add("squeue", f"{late} echo '{squeue_line(JobID='7')}'")
+    programs.add("sacct", f"{late} echo '{SACCT}'")
+    programs.add("scancel", f'{late} echo "$*" >> "$0.calls"')
+    programs.add("scontrol", f"{late} echo 'ClusterName   = x'")
+
+    assert slurm.squeue(["7"])["7"].state == "RUNNING"
+    assert slurm.sacct(["10"])
+    assert controller.slurm_config() == {"ClusterName": "x"}
+    slurm.scancel(["7"])
+    assert programs.calls("scancel") == ["7"]
+
+
+def test_a_cancellation_without_an_answer_names_the_command_that_shows_its_outcome(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "PATIENCE_S", 0.1)
+    programs.answer("scancel", "", code=1, stderr=f"scancel: error: {BUSY[0]}")
+
+    with pytest.raises(SlurmSilentError, match="Socket timed out") as caught:
+        slurm.scancel(["7"], cluster="c")
+    shown = "'squeue --clusters=c --jobs=7' shows which jobs are not cancelled; "
+    assert caught.value.hint.startswith(shown)
 
 
 INSIDE = {

@@ -15,11 +15,12 @@ from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm import sbatch as slurm_sbatch
 from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.submit import send
 from hpc_toolkit.submit.jobs import RunJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun, empty_campaign
@@ -76,9 +77,10 @@ def refused(*arguments: str) -> HpcToolkitError:
 
 
 def sent(programs: Programs) -> list[list[str]]:
-    """The words of each call, less the name, which every submission gives."""
+    """The words of each call, less the name and the comment, which every submission gives."""
     calls = [shlex.split(line) for line in programs.calls("sbatch")]
-    return [[word for word in words if not word.startswith("--job-name=")] for words in calls]
+    common = ("--job-name=", "--comment=")
+    return [[word for word in words if not word.startswith(common)] for words in calls]
 
 
 def test_submit_prints_the_id_alone_and_notes_the_job(run: ToyRun, programs: Programs) -> None:
@@ -349,7 +351,7 @@ def test_a_script_that_names_no_job_is_noted_as_slurm_names_it(
 
     assert call("own.sbatch", "--run", "runs/a").stdout == "101\n"
 
-    assert "--parsable --job-name=own.sbatch " in programs.calls("sbatch")[0]
+    assert " --job-name=own.sbatch " in programs.calls("sbatch")[0]
     (job,) = read_jobs(run.paths)
     assert job.name == "own.sbatch"
 
@@ -384,14 +386,14 @@ def test_a_chain_that_breaks_off_tells_what_is_in_the_queue(
     run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs.add("sbatch", SBATCH.replace('echo "$n"', '[ $n -lt 103 ] || sleep 3600; echo "$n"'))
-    sbatch = slurm.sbatch
+    sbatch = slurm_sbatch.sbatch
 
     def impatient(*words: Any, **options: Any) -> Any:
         if len(programs.calls("sbatch")) == 2:
-            monkeypatch.setattr(slurm, "SUBMIT_S", 0.3)
+            monkeypatch.setattr("hpc_toolkit.slurm.sbatch.PATIENCE_S", 0.3)
         return sbatch(*words, **options)
 
-    monkeypatch.setattr(slurm, "sbatch", impatient)
+    monkeypatch.setattr(send, "sbatch", impatient)
 
     result = call("--jobs", "5", "--dependency", "afterany")
 
@@ -428,7 +430,7 @@ def test_an_interrupted_submission_tells_what_is_in_the_queue(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(slurm, "run", interrupted)
+    monkeypatch.setattr("hpc_toolkit.slurm.sbatch.run", interrupted)
 
     result = call()
 

@@ -16,7 +16,7 @@ from hpc_toolkit.engines.ray.rank import Order
 from hpc_toolkit.engines.ray.settings import check_room, demand_of, room
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import MAX_WORKERS
-from hpc_toolkit.system.processes import handling
+from hpc_toolkit.system.processes import describe_exit, handling
 from hpc_toolkit.worker.pool import finished_items, overall_code, reported_error
 from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE
 
@@ -186,7 +186,7 @@ class Engine:
     def _replace(self, rank: int, code: int, reason: str, *, fruitful: bool) -> None:
         self._barren[rank] = 0 if fruitful else self._barren[rank] + 1
         barren = self._barren[rank]
-        what = reason or f"its worker was killed by {signal.Signals(-code).name}"
+        what = reason or f"its worker was {describe_exit(code)}"
         if barren >= _BARREN_LIVES:
             sys.stderr.write(f"note: rank {rank} is given up after {barren} deaths: {what}\n")
             return

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.ranks import in_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +62,7 @@ class RaySettings:
         if address == LOCAL:
             # Each task of the step would start a cluster.
             tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-            if environ.get("SLURM_STEP_ID", "").isdigit() and tasks not in ("", "1"):
+            if in_step(environ) and tasks not in ("", "1"):
                 message = f"each of the {tasks} tasks of this step would start its own Ray"
                 raise ConfigError(message, hint="'hpctk render ray' starts one, with one driver")
             return ""

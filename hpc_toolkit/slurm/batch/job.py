@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
+from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer, ask
 from hpc_toolkit.slurm.controller import host_names
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system.ranks import host_name, without_rank
@@ -73,7 +73,7 @@ class Job:
 
     def facts(self) -> str:
         try:
-            version = ask(["srun", "--version"], timeout_s=SUBMIT_S).strip()
+            version = ask(["srun", "--version"], timeout_s=PATIENCE_S).strip()
         except SlurmError:
             version = "unknown"
         end = self.deadline or "unknown"
@@ -145,7 +145,7 @@ def _row(raw: str) -> dict[str, str]:
     names = ("id", "index", "start", "end", "directory")
     argv = ["squeue", "--noheader", f"--jobs={raw}", "--format=%A|%K|%S|%e|%Z"]
     try:
-        done = run(argv, timeout_s=SUBMIT_S)
+        done = answer(argv, timeout_s=PATIENCE_S)
     except SlurmError:
         return {}
     # A directory's name may be in any encoding.
@@ -189,7 +189,7 @@ def _enter(directory: str) -> None:
 
 
 def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
-    names = host_names(environ.get("SLURM_JOB_NODELIST", ""), timeout_s=SUBMIT_S)
+    names = host_names(environ.get("SLURM_JOB_NODELIST", ""), timeout_s=PATIENCE_S)
     expected = environ.get("SLURM_JOB_NUM_NODES")
     if str(len(names)) != expected:
         msg = f"the job has {expected} nodes, but scontrol names {len(names)}"

@@ -22,7 +22,7 @@ from hpc_toolkit.slurm.batch.step import (
     JobEnd,
     cpus_per_task,
 )
-from hpc_toolkit.slurm.client import SUBMIT_S, ask
+from hpc_toolkit.slurm.client import PATIENCE_S, ask
 from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _head(job: Job) -> str:
     """The address of the first node, which is not always its name."""
     if len(job.nodes) == 1:
         return "127.0.0.1"
-    shown = ask(["scontrol", "show", "node", "--oneliner", job.nodes[0]], timeout_s=SUBMIT_S)
+    shown = ask(["scontrol", "show", "node", "--oneliner", job.nodes[0]], timeout_s=PATIENCE_S)
     found = re.search(r" NodeAddr=(\S+)", shown)
     if found is None:
         msg = f"Slurm does not report the address of {job.nodes[0]}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.batch.job import JobError, show, this_job
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Signals, as_command, lost_nodes
-from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
+from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer, ask
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.quantities import counted
 
@@ -47,9 +47,12 @@ class Restarts:
             raise JobEnd(TRY_AGAIN)
         # The count is the scheduler's: a job that this one submits inherits SLURM_RESTART_COUNT.
         state, restarts, preempted = self._scheduled()
+        again = f"'scontrol requeue {self._job.id}' starts it again"
+        if not state:
+            self.end_without_requeue(f"Slurm does not report its state; {again}")
         if state != "RUNNING":
             # A cancelled job must stay cancelled, and scontrol would requeue it too.
-            self.end_without_requeue(f"the job is {state or 'unknown to Slurm'}")
+            self.end_without_requeue(f"the job is {state}")
         if preempted and slurm_requeues():
             # Slurm 24.11 would requeue the job twice: now, and again when the next start ends.
             self.end_without_requeue("Slurm itself requeues a preempted job")
@@ -63,7 +66,7 @@ class Restarts:
         # Requeueing ends this process by SIGTERM, and may end scontrol before it has answered.
         if done or self._batch.ended:
             raise JobEnd(0)
-        self.end_without_requeue("Slurm refused")
+        self.end_without_requeue(f"Slurm refused or did not answer; {again}")
 
     def end_without_requeue(self, reason: str) -> NoReturn:
         self._job.log(f"not requeued: {reason}")
@@ -105,7 +108,7 @@ class Restarts:
         argv = ["squeue", "--noheader", f"--jobs={self._job.id}"]
         try:
             answer = ask(
-                [*argv, "--Format=State:20,RestartCnt:10,PreemptTime:30"], timeout_s=SUBMIT_S
+                [*argv, "--Format=State:20,RestartCnt:10,PreemptTime:30"], timeout_s=PATIENCE_S
             )
         except SlurmError:
             return "", 0, False
@@ -119,7 +122,7 @@ class Restarts:
     def _shrunk(self) -> bool:
         argv = ["squeue", "--noheader", f"--jobs={self._job.id}", "--format=%D"]
         try:
-            nodes = ask(argv, timeout_s=SUBMIT_S).split()
+            nodes = ask(argv, timeout_s=PATIENCE_S).split()
         except SlurmError:
             return False
         return bool(nodes) and nodes[0] != str(len(self._job.nodes))
@@ -128,11 +131,12 @@ class Restarts:
 def slurm_requeues() -> bool:
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
     try:
-        config = slurm_config(timeout_s=SUBMIT_S)
+        config = slurm_config(timeout_s=PATIENCE_S)
         version = re.match(r"([0-9]+)\.([0-9]+)", config.get("SLURM_VERSION", ""))
         if version is None or (int(version[1]), int(version[2])) < _REQUEUES_PREEMPTED:
             return False
-        shown = ask(["scontrol", "--oneliner", "show", "partition", partition], timeout_s=SUBMIT_S)
+        argv = ["scontrol", "--oneliner", "show", "partition", partition]
+        shown = ask(argv, timeout_s=PATIENCE_S)
     except SlurmError:
         return False
     return re.search(r" PreemptMode=[A-Z,]*REQUEUE", shown) is not None
@@ -141,7 +145,7 @@ def slurm_requeues() -> bool:
 def _scontrol(*words: str) -> bool:
     argv: Sequence[str] = ["scontrol", *words]
     try:
-        done = run(argv, timeout_s=SUBMIT_S)
+        done = answer(argv, timeout_s=PATIENCE_S)
     except SlurmError as error:
         show(f"{error.message}\n")
         return False

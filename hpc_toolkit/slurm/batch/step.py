@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.slurm.batch.job import JobError
-from hpc_toolkit.slurm.client import ASK_S, SUBMIT_S, SlurmError, ask
+from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, ask
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.processes import readable
 
@@ -145,7 +145,7 @@ class Batch:
 
     def warn_ranks(self) -> None:
         try:
-            ask(["scancel", "--signal=USR1", self.job.id], timeout_s=SUBMIT_S)
+            ask(["scancel", "--signal=USR1", self.job.id], timeout_s=PATIENCE_S)
         except SlurmError as error:
             self.job.log(f"scancel could not reach the ranks: {error.message}")
 
@@ -172,7 +172,7 @@ def as_command(words: Sequence[str]) -> list[str]:
     return ["bash", "-c", '"$@"', "bash", *words]
 
 
-def lost_nodes(job: Job, *, timeout_s: float = SUBMIT_S) -> bool:
+def lost_nodes(job: Job, *, timeout_s: float = PATIENCE_S) -> bool:
     argv = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(job.nodes)}"]
     try:
         return bool(ask([*argv, "--states=down,no_respond"], timeout_s=timeout_s).strip())

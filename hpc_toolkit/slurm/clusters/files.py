@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.system.installation import config_directory
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -65,13 +66,8 @@ def site_directory() -> Path:
 
 def user_directory() -> Path | None:
     """Return the directory of the user's files; it need not exist. None if there is no home."""
-    config = os.environ.get("XDG_CONFIG_HOME", "")
-    try:
-        # The XDG base directory specification says to ignore a relative path.
-        base = Path(config) if config.startswith("/") else Path.home() / ".config"
-    except RuntimeError:
-        return None
-    return base / "hpctk" / "clusters"
+    config = config_directory()
+    return config / "clusters" if config is not None else None
 
 
 def files_called(name: str) -> list[ClusterFile]:

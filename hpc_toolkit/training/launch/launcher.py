@@ -55,7 +55,7 @@ def planned(request: Request) -> Plan:
     Raises:
         HpcToolkitError: as in :func:`launch`.
     """
-    plans.check_request(request)
+    request = plans.check_request(request)
     step = plans.Step.from_environ()
     gpus = usable_gpus(os.environ)
     backend = request.backend or ("nccl" if gpus and _has_driver() else "gloo")

@@ -30,6 +30,10 @@ _HINTS = (
     (r"(?i)address already in use|EADDRINUSE", "leave the choice of ports to hpctk"),
     (r"(?i)out of memory", "a smaller batch, gradient checkpointing, or more GPUs"),
     (r"No space left on device|Disk quota exceeded", "free space there, and start it again"),
+    (
+        r"terminate called without an active exception",
+        "a thread outlived Python: sleep 0.05 s after destroy_process_group, as process_group does",
+    ),
     (r"NCCL built in|NCCL is not", "--backend gloo where there is no NVIDIA GPU"),
 )
 _SIGNAL_HINTS = {

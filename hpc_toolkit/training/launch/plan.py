@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,6 +78,8 @@ START_TIMEOUT_S = 600.0
 _LONGEST_S = 366 * 86400.0
 _SHUTDOWN_TIMEOUT_S = 30.0
 _PORT = 29500
+_STREAMS = "[0-3]|[0-9]+:[0-3](,[0-9]+:[0-3])*"
+_ENDPOINT = r"(?P<host>\[[^\]]+\]|[^:\s]+)(:(?P<port>[0-9]{1,5}))?"
 _MOST_RANKS = 999_999
 _OF_RANKS = {"module", "no_python"}
 """Options that still apply if srun started every rank."""
@@ -134,10 +136,12 @@ class Plan:
     run_dir: Path | None = None
     log_dir: Path | None = None
     """Directory of the ranks' output files; None for a temporary one."""
-    tee: int = 3
-    """Streams that go to files and to the terminal: 1 stdout, 2 stderr, 3 both."""
-    redirects: int = 0
+    tee: int | str = 3
+    """Streams that go to files and to the terminal: 1 stdout, 2 stderr, 3 both; or such as
+    ``0:3,1:2`` by local rank."""
+    redirects: int | str = 0
     """Streams that go to files only."""
+    role: str = "default"
     shown: tuple[int, ...] = ()
     """Local ranks whose output appears on the terminal; empty for all."""
 
@@ -154,16 +158,41 @@ def _is_text(value: object) -> bool:
 
 _text = kept(_is_text, "a text or a number")
 _streams = kept(
-    lambda value: _is_text(value) and str(value) in ("0", "1", "2", "3"),
-    "0 for none, 1 for stdout, 2 for stderr or 3 for both",
+    lambda value: _is_text(value) and re.fullmatch(_STREAMS, str(value)) is not None,
+    "0 for none, 1 for stdout, 2 for stderr or 3 for both; or such as 0:3,1:2 by local rank",
 )
+INSTEAD = {
+    "rdzv_conf": "write --start-timeout DURATION for its timeouts; other keys have no meaning here",
+    "start_method": "leave it out: every rank is a new process",
+    "monitor_interval": "leave it out: the end of a rank is noticed at once",
+    "run_path": "leave it out: every rank is a new Python",
+    "virtual_local_rank": "leave it out: choose the device by LOCAL_RANK, or use torchrun",
+}
+"""Options of torchrun that are refused, and what to do instead."""
+
+
+def _nodes(value: Any, where: str) -> int:
+    least, _, most = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if most not in ("", least):
+        message = f"{where} {value}: the number of nodes cannot change here"
+        raise ConfigError(message, hint=f"write {where} {most}, or use torchrun")
+    return int(tomltable.count(int(least) if least.isdecimal() else value, where))
+
+
 _VALUES: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("nproc_per_node", "master_addr", "local_addr", "rdzv_id"), _text),
-    **dict.fromkeys(("log_dir", "local_ranks_filter"), _text),
+    **dict.fromkeys(("log_dir", "local_ranks_filter", "role"), _text),
+    "nnodes": _nodes,
+    "rdzv_endpoint": kept(
+        lambda value: isinstance(value, str) and re.fullmatch(_ENDPOINT, value) is not None,
+        "HOST or HOST:PORT",
+    ),
+    "rdzv_backend": kept(
+        lambda value: value in ("c10d", "static"), "c10d or static: no other server is needed"
+    ),
     **dict.fromkeys(("module", "no_python", "standalone"), tomltable.flag),
     **dict.fromkeys(("redirects", "tee"), _streams),
     **dict.fromkeys(("node_rank", "max_restarts"), tomltable.count_or_zero),
-    "nnodes": tomltable.count,
     "master_port": number_from(1, 65535, "a port from 1 to 65535", whole=True),
     "numa_binding": kept(lambda value: value == "node", "node (srun's --cpu-bind has others)"),
     "shutdown_timeout": number_from(0, _LONGEST_S, "a number of seconds"),
@@ -173,20 +202,40 @@ _VALUES: dict[str, Callable[[Any, str], Any]] = {
 """A check of the value of each option; a call from Python can give values of any type."""
 
 
-def check_request(request: Request) -> None:
+def check_request(request: Request) -> Request:
     """Reject a request that cannot start, before anything is started.
 
-    Raises ConfigError if the script is missing, or an option or a value is invalid.
+    Returns it with the number of nodes and the address of node 0 as the plan needs them. Raises
+    ConfigError if the script is missing, or an option or a value is invalid.
     """
     given = {"start_timeout": request.start_timeout_s, **request.options}
     if request.backend is not None:
         given["backend"] = request.backend
     for name, value in given.items():
+        if name in INSTEAD:
+            message = f"{spelled(name)}: hpctk launch has no such option of torchrun"
+            raise ConfigError(message, hint=INSTEAD[name])
         if name not in _VALUES:
             message = f"launch: unknown option {name!r}"
             raise ConfigError(message, hint=near_miss(name, list(_VALUES)))
         _VALUES[name](value, spelled(name))
     _check_script(request)
+    return replace(request, options=_translated(request.options))
+
+
+def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(given)
+    if "nnodes" in found:
+        found["nnodes"] = _nodes(found["nnodes"], "--nnodes")
+    match = re.fullmatch(_ENDPOINT, found.get("rdzv_endpoint", ""))
+    # Port 0 is any free one, which is for a single node.
+    if match is not None and match["port"] != "0":
+        if found.keys() & {"master_addr", "master_port"}:
+            message = "--rdzv-endpoint and --master-addr exclude each other"
+            raise ConfigError(message, hint="leave one of them out")
+        port = _VALUES["master_port"](int(match["port"] or _PORT), "--rdzv-endpoint")
+        found |= {"master_addr": match["host"].strip("[]"), "master_port": port}
+    return found
 
 
 def _check_script(request: Request) -> None:
@@ -243,8 +292,9 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         near_gpus="numa_binding" in given,
         run_dir=request.run_dir,
         log_dir=log_dir / launch if log_dir is not None else None,
-        redirects=int(given.get("redirects", 0)),
-        tee=int(given.get("tee", 0 if "redirects" in given else 3)),
+        redirects=given.get("redirects", 0),
+        tee=given.get("tee", 0 if "redirects" in given else 3),
+        role=str(given.get("role", "default")),
         shown=parse_counts(shown, "--local-ranks-filter", least=0, most=_MOST_RANKS)
         if shown
         else (),
@@ -325,6 +375,9 @@ def _meeting(
     if nodes == 1:
         return "alone"
     if given.keys() & {"master_addr", "master_port"}:
+        if "rdzv_endpoint" in given and step is None and "node_rank" not in given:
+            message = f"--rdzv-endpoint: {nodes} nodes need numbers"
+            raise ConfigError(message, hint="add --node-rank N on each node, from 0; or use srun")
         return "address"
     if request.run_dir is None:
         raise _no_run_dir(nodes, "nodes")

@@ -55,7 +55,7 @@ def rank_variables(
         "GROUP_WORLD_SIZE": str(plan.nodes),
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,
-        "ROLE_NAME": "default",
+        "ROLE_NAME": plan.role,
         "MASTER_ADDR": place.address.host,
         "MASTER_PORT": str(place.address.port),
         # Rank 0 does not open a store: the launch serves the one at this address.
@@ -65,6 +65,12 @@ def rank_variables(
         "TORCHELASTIC_RUN_ID": plan.launch,
         "TORCHELASTIC_ERROR_FILE": str(error_file),
     }
+
+
+def streams_of(streams: int | str, local: int) -> int:
+    """The streams of one local rank: ``3`` is for all, ``0:3,1:2`` for those that it names."""
+    by_rank = dict(re.findall("([0-9]+):([0-3])", str(streams)))
+    return int(by_rank.get(str(local), 0) if by_rank else streams)
 
 
 class Ranks:
@@ -129,11 +135,12 @@ class Ranks:
         """Return where stdout (1) or stderr (2) of a rank goes; None is this process's own."""
         plan = self._plan
         shown = not plan.shown or local in plan.shown
-        if not (plan.tee | plan.redirects) & stream:
+        tee = streams_of(plan.tee, local)
+        if not (tee | streams_of(plan.redirects, local)) & stream:
             return None if shown else subprocess.DEVNULL
         path = self._log(local, "out" if stream == 1 else "err")
         file = opened.enter_context(path.open("wb"))
-        if shown and plan.tee & stream:
+        if shown and tee & stream:
             to = sys.stdout if stream == 1 else sys.stderr
             if to is not None:  # closed by the caller: >&-
                 self._terminal.follow(path, f"[rank {self._place.first + local}] ", to)

@@ -67,7 +67,7 @@ PANELS: Panels = {
         Option("master_port", "Port of node 0. [default: 29500 with an address]", "N"),
         Option("local_addr", "Address of this node.", "HOST", hidden=True),
         flag("standalone", "Run on this node only; the default.", hidden=True),
-        Option("rdzv_endpoint", "Like --master-addr and --master-port.", "HOST[:PORT]"),
+        Option("rdzv_endpoint", "Address and port of node 0, in one.", "HOST[:PORT]"),
         Option("rdzv_backend", "c10d or static.", "BACKEND", hidden=True),
         Option("rdzv_id", "Unique name of this launch; the same on all nodes.", "ID"),
     ),

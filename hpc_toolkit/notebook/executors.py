@@ -18,7 +18,6 @@ from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import Cluster
-from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.grammar import PASSED
 from hpc_toolkit.slurm.render.spec import read_spec
@@ -278,9 +277,8 @@ def _executor_class() -> type[Any]:
 
 def _submit_once(_: Any, script: Path) -> list[str]:
     """Submit for submitit, which reads the id from the output of the returned command."""
-    options = script_options(script.read_text(encoding="utf-8"))
-    own = {"comment": options.get("comment", ""), "cluster": options.get("clusters", "")}
-    return ["echo", f"Submitted batch job {sbatch(sbatch_argv(script), **own).job}"]
+    accepted = sbatch(sbatch_argv(script), script.read_text(encoding="utf-8"))
+    return ["echo", f"Submitted batch job {accepted.job}"]
 
 
 @contextmanager

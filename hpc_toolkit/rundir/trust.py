@@ -93,7 +93,7 @@ def shared(fd: int, path: Path | str) -> int:
 
 def share(path: Path | str, fd: int | None = None) -> None:
     """Give a new file or directory the group's permissions that the umask may have withheld."""
-    for root, granted in _granted.items():
+    for root, granted in list(_granted.items()):  # another thread may open a run
         if granted and os.path.abspath(path).startswith(root):
             mode = os.stat(path).st_mode if fd is None else os.fstat(fd).st_mode
             missing = granted & (0o070 if stat.S_ISDIR(mode) else 0o060) & ~mode

@@ -25,7 +25,7 @@ from hpc_toolkit.slurm.client import (
     run,
     scancel,
 )
-from hpc_toolkit.slurm.records import parse_job_id
+from hpc_toolkit.slurm.records import parse_job_id, script_options
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -48,21 +48,25 @@ class Accepted:
     """Non-empty lines that sbatch and the site's filters wrote to stderr."""
 
 
-def sbatch(argv: Sequence[str], *, comment: str = "", cluster: str = "") -> Accepted:
+def sbatch(argv: Sequence[str], script: str) -> Accepted:
     """Submit one job with a command of :func:`sbatch_argv`, in :func:`clean_environment`.
 
     While Slurm is busy or out of reach, sbatch is tried again for up to two minutes. The job's
-    comment, ``comment`` and a unique word, shows whether an earlier try was accepted although its
-    answer was lost: nothing is sent again before squeue has answered twice that it was not.
+    comment, that of ``script`` and a unique word, shows whether an earlier try was accepted
+    although its answer was lost: nothing is sent again before squeue has answered twice that it
+    was not.
 
     Raises:
         SlurmUnsureError: sbatch did not answer, or printed no usable answer: the job may be queued.
         SlurmError: sbatch refused the job.
     """
     mark = f"hpctk:{os.urandom(6).hex()}"
-    argv = [*argv[:2], f"--comment={' '.join(filter(None, (comment, mark)))}", *argv[2:]]
+    options = script_options(script)
+    comment = " ".join(filter(None, (options.get("comment"), mark)))
+    argv = [*argv[:2], f"--comment={comment}", *argv[2:]]
     # As sbatch reads them: a variable overrides the script.
-    cluster = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS") or cluster
+    variables = (os.environ.get(f"{of}_CLUSTERS") for of in ("SBATCH", "SLURM"))
+    cluster = next(filter(None, (*variables, options.get("clusters"))), "")
     accepted, failed = _until_accepted(argv, mark, cluster)
     if failed:
         # A slow controller may accept an earlier try after squeue has answered.

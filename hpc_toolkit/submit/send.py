@@ -21,7 +21,7 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm.records import NODE_FAILURES, script_options
+from hpc_toolkit.slurm.records import NODE_FAILURES
 from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
 from hpc_toolkit.slurm.sbatch import sbatch
@@ -147,9 +147,7 @@ def _make_log_directory(submission: Submission) -> None:
 def _send_one(submission: Submission, script: Script, before: str) -> RunJob:
     _write(submission, script)
     argv = submission.argv(script, before)
-    options = script_options(script.text)
-    own = {"comment": options.get("comment", ""), "cluster": options.get("clusters", "")}
-    accepted = sbatch(argv, **own)
+    accepted = sbatch(argv, script.text)
     job = RunJob(
         job=accepted.job,
         cluster=accepted.cluster,

@@ -360,7 +360,7 @@ def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs)
 def test_what_a_wrapper_leaves_behind_does_not_delay_an_answer(programs: Programs) -> None:
     programs.add("sbatch", "sleep 3600 & echo $! > $0.child; echo 7")
 
-    accepted = sbatch(sbatch_argv(programs.root / "x.sbatch"))
+    accepted = sbatch(sbatch_argv(programs.root / "x.sbatch"), "")
 
     child = int((programs.root / "sbatch.child").read_text())
     assert accepted.job == "7"
@@ -444,7 +444,7 @@ def test_a_job_gets_neither_the_locale_nor_the_times_in_which_slurm_is_asked(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     programs.add("sbatch", f"env > {tmp_path}/env; echo 5")
 
-    assert sbatch(sbatch_argv(tmp_path / "x.sbatch")) == Accepted("5", "")
+    assert sbatch(sbatch_argv(tmp_path / "x.sbatch"), "") == Accepted("5", "")
     said = (tmp_path / "env").read_text().splitlines()
     assert "LC_ALL=de_DE.UTF-8" in said
     assert not [line for line in said if line.startswith("SLURM_TIME_FORMAT")]
@@ -455,7 +455,7 @@ def test_a_refusal_of_sbatch_is_told_in_its_words(programs: Programs, tmp_path: 
     programs.answer("sbatch", "", code=1, stderr=said)
 
     with pytest.raises(SlurmError, match="submission failed: Invalid account") as caught:
-        sbatch(sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"]))
+        sbatch(sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"]), "")
     assert f" --exclude=n1 {tmp_path}/x.sbatch 'a b'" in caught.value.hint
 
 
@@ -465,7 +465,7 @@ def test_an_id_that_sbatch_printed_before_it_failed_is_told(
     programs.answer("sbatch", "102", code=1, stderr="sbatch: error: cannot write the journal")
 
     with pytest.raises(SlurmError, match="cannot write the journal") as caught:
-        sbatch(sbatch_argv(tmp_path / "x.sbatch"))
+        sbatch(sbatch_argv(tmp_path / "x.sbatch"), "")
     assert "; it printed the job id 102; " in caught.value.hint
 
 
@@ -475,7 +475,7 @@ def test_a_submission_without_an_id_is_not_taken_for_one(
     programs.answer("sbatch", "Your job is important to us")
 
     with pytest.raises(SlurmError, match="printed no job id, but 'Your job"):
-        sbatch(sbatch_argv(tmp_path / "x.sbatch"))
+        sbatch(sbatch_argv(tmp_path / "x.sbatch"), "")
 
 
 BUSY = (
@@ -522,11 +522,41 @@ def test_a_job_is_submitted_once_while_slurm_is_busy(
     monkeypatch.setenv("TRIES", tries)
     monkeypatch.setenv("SAID", said)
 
-    accepted = sbatch(sbatch_argv(tmp_path / "x.sbatch"), comment="of project 7")
+    accepted = sbatch(sbatch_argv(tmp_path / "x.sbatch"), "#SBATCH --comment='of project 7'\n")
 
     assert (accepted.job, len(programs.calls("sbatch"))) == (job, calls)
     (line,) = (programs.root / "queue").read_text().splitlines()
     assert re.fullmatch(rf"{job} of project 7 hpctk:[0-9a-f]{{12}}", line)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("variable", "script", "cluster"),
+    [
+        ("SBATCH_CLUSTERS", "#SBATCH --clusters=b\n", "a"),
+        ("SLURM_CLUSTERS", "", "a"),
+        ("", "#SBATCH -M b\n", "b"),
+    ],
+)
+def test_a_job_whose_answer_was_lost_is_looked_for_on_its_cluster(
+    programs: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    script: str,
+    cluster: str,
+) -> None:
+    programs.add("sbatch", QUEUE)
+    programs.add("squeue", f'echo "$*" >> "$0.calls"; echo "CLUSTER: {cluster}"; {LIST}')
+    monkeypatch.setenv("TRIES", "lost")
+    monkeypatch.setenv("SAID", BUSY[0])
+    if variable:
+        monkeypatch.setenv(variable, "a")
+
+    accepted = sbatch(sbatch_argv(tmp_path / "x.sbatch"), script)
+
+    assert (accepted.job, accepted.cluster) == ("101", cluster)
+    assert f"--clusters={cluster} " in programs.calls("squeue")[0]
 
 
 @pytest.mark.usefixtures("hasty")
@@ -540,7 +570,7 @@ def test_a_try_that_slurm_accepts_late_is_cancelled(
     monkeypatch.setenv("TRIES", "lost accepted")
     monkeypatch.setenv("SAID", BUSY[0])
 
-    assert sbatch(sbatch_argv(tmp_path / "x.sbatch")).job == "102"
+    assert sbatch(sbatch_argv(tmp_path / "x.sbatch"), "").job == "102"
     assert programs.calls("scancel") == ["101"]
 
 
@@ -567,7 +597,7 @@ def test_a_job_that_slurm_never_answers_for_is_left_to_the_named_command(
         monkeypatch.setattr(f"hpc_toolkit.slurm.sbatch.{limit}", 1.0)
 
     with pytest.raises(SlurmSilentError, match="Socket timed out") as caught:
-        sbatch(sbatch_argv(tmp_path / "x.sbatch"))
+        sbatch(sbatch_argv(tmp_path / "x.sbatch"), "")
 
     assert caught.value.exit_code == 75
     assert caught.value.hint.startswith(hint)

@@ -231,7 +231,7 @@ def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
     # Port 0 is any free one, which is for a single node.
     if match is not None and match["port"] != "0":
         if found.keys() & {"master_addr", "master_port"}:
-            message = "--rdzv-endpoint and --master-addr exclude each other"
+            message = f"--rdzv-endpoint and {spelled('master_addr')} exclude each other"
             raise ConfigError(message, hint="leave one of them out")
         port = _VALUES["master_port"](int(match["port"] or _PORT), "--rdzv-endpoint")
         found |= {"master_addr": match["host"].strip("[]"), "master_port": port}

@@ -22,6 +22,7 @@ from hpc_toolkit.rundir.layout import (
     list_stage,
     read_manifest,
 )
+from hpc_toolkit.rundir.valuefiles import Values
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.record import replace
 
@@ -61,6 +62,8 @@ class Run:
         self.root = root
         self.paths = RunPaths(root)
         self.manifest = manifest
+        self.values = Values(self.paths)
+        """Reads results as Python had them, from rows of :meth:`table`."""
         self._view: RunView | None = None
         self._countdown: Countdown | None = None
         self._search: Seldom[SearchState] | None = None
@@ -269,10 +272,11 @@ class Run:
         """One row per item, in the items' order; publishes the table of a complete stage.
 
         A row has ``item``, ``state`` (``done`` or ``failed``), ``value`` or ``error``,
-        ``attempts``, ``seconds`` and ``worker``. Raises NotCompleteError if items are pending, and
-        ``partial`` is not set; partial rows may still change.
+        ``attempts``, ``seconds`` and ``worker``. A value is what the code returned; a tensor is on
+        the CPU. Raises NotCompleteError if items are pending, and ``partial`` is not set; partial
+        rows may still change. RunError: as :meth:`hpc_toolkit.rundir.valuefiles.Values.restored`.
         """
-        return self.table(stage=stage, partial=partial).rows
+        return list(map(self.values.restored, self.table(stage=stage, partial=partial)))
 
     def columns(self, *, stage: str | None = None, partial: bool = False) -> dict[str, list[Any]]:
         """The rows of :meth:`results` as columns, named as in the files of ``hpctk gather``.
@@ -285,7 +289,10 @@ class Run:
         return columns_of(self.table(stage=stage, partial=partial))
 
     def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
-        """Like :meth:`results`, and whether the rows are published."""
+        """Like :meth:`results`, but values in the JSON form that ``hpctk gather`` writes.
+
+        ``types`` of a row, if it is there, says what the JSON form replaces.
+        """
         from hpc_toolkit.results.gather import gather
 
         spec = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
@@ -302,7 +309,7 @@ class Run:
         if self.manifest.campaign is not None:
             message = f"{self.root} is a campaign, and campaigns have no snapshots"
             raise RunError(message, hint=f"'hpctk gather {self.root} --stage NAME' writes its rows")
-        rows = self.results(partial=True)
+        rows = self.table(partial=True).rows
         log = self.view.stages[self.manifest.stages[0].name].log
         return make_snapshot(self.manifest, log, rows)
 

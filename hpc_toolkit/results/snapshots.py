@@ -22,8 +22,10 @@ from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
 from hpc_toolkit.rundir.layout import Manifest, parse_manifest
+from hpc_toolkit.rundir.values import is_stored
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.jsonlines import encode
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
@@ -248,6 +250,11 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
     JSON.
     """
     done = {canonical(row["item"]): row for row in rows if row["state"] == "done"}
+    complete = {key: row for key, row in done.items() if not is_stored(row.get("types", {}))}
+    if apart := len(done) - len(complete):
+        what = f"{counted(apart, 'result')} of the snapshot {'is' if apart == 1 else 'are'}"
+        sys.stderr.write(f"warning: {what} in value files, which it lacks; those items run again\n")
+    done = complete
     if not done:
         return
     name = f"import-{os.getpid()}-{os.urandom(3).hex()}"
@@ -301,6 +308,7 @@ def _unit_run(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
             "at": at,
             "seconds": row["seconds"],
             "from": {"worker": row["worker"], "attempts": row["attempts"]},
+            **({"types": row["types"]} if row.get("types") else {}),
             "value": row["value"],
         }
         for position, row in found.items()

@@ -51,6 +51,19 @@ def is_kept(value: Any) -> bool:
     return _PLAIN.issuperset(map(type, value)) or all(map(is_kept, value))
 
 
+def is_plain(value: Any) -> bool:
+    """Whether JSON keeps a value as it is, if its numbers are finite. RecursionError: too deep."""
+    kind = type(value)
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+        value = value.values()
+    elif kind is not list:
+        return kind in _PLAIN
+    return _PLAIN.issuperset(map(type, value)) or all(map(is_plain, value))
+
+
 def decode_each(texts: Sequence[bytes]) -> list[Any]:
     """Decode texts that are one JSON value each.
 

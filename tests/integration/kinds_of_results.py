@@ -315,6 +315,14 @@ def give(item: dict[str, Any]) -> Any:
     return named(item["kind"])
 
 
+def give_large(item: dict[str, Any]) -> Any:
+    if "text" in item:
+        return "x" * item["text"]
+    array = np.zeros(item["bytes"], np.uint8)
+    array[-1] = 7
+    return array
+
+
 class Giver:
     def load(self, group: object) -> None:
         pass

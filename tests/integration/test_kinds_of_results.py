@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from copy import deepcopy
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.jsonlines import decode
@@ -141,3 +143,83 @@ def test_an_object_that_cannot_be_stored_fails_at_once_by_its_name(made: Made) -
     start, end = line["log"]
     printed = made.run.paths.worker_log(row["worker"]).read_bytes()[start:end].decode()
     assert f"makes {NOT_STORED}" in printed
+
+
+BOMB = """
+import os
+class Bomb:
+    def __reduce__(self):
+        return os.open, ("exploded", os.O_CREAT)
+def give(item):
+    return {"score": 1, "bomb": Bomb()}
+"""
+
+
+def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    Path("bomb.py").write_text(BOMB)
+    Path("items.jsonl").write_text('{"n": 1}\n')
+    _hpctk("init", "run", "--workload", "bomb:give", "--items", "items.jsonl")
+    _hpctk("work", "run")
+
+    for words in (
+        ("status", "run", "--json"),
+        ("report", "run"),
+        ("explain", "run", "--item", "0"),
+        ("events", "run"),
+        ("logs", "run", "--item", "0"),
+        ("snapshot", "run", "-o", "s.json"),
+        ("gather", "run", "--check"),
+        ("doctor", "run"),
+        *(("gather", "run", "-o", f"rows.{s}") for s in ("jsonl", "json", "csv", "npz", "parquet")),
+    ):
+        _hpctk(*words)
+    run = Run.open("run")
+    assert run.columns()["value.bomb"] == ["<bomb.Bomb, 46 B>"]
+    Path("run").chmod(0o777)
+    with pytest.raises(RunError, match="run is world-writable, and its code would run as you"):
+        run.results()
+    assert not Path("exploded").exists()
+    Path("run").chmod(0o755)
+    os.close(run.results()[0]["value"]["bomb"])
+    assert Path("exploded").exists()
+
+
+def test_a_value_file_that_is_damaged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+    Path("items.jsonl").write_text('{"kind": "object"}\n{"kind": "large array"}\n')
+    _hpctk("init", "run", "--workload", "kinds_of_results:give", "--items", "items.jsonl")
+    _hpctk("work", "run", "--workers", "1")
+    (path,) = Path("run/journals").glob("*.values")
+    data = path.read_bytes()
+
+    for damage, said in ((data[:-1], "cut off"), (b"x" + data[1:], "checksum is wrong"), (b"", "")):
+        path.write_bytes(damage)
+        with pytest.raises(RunError, match=rf"values does not have bytes \d+ to \d+ .*{said}"):
+            Run.open("run").results()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_results_of_2_gb_and_of_30_mb_of_text_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+    Path("items.jsonl").write_text('{"bytes": 2147483648}\n{"text": 31457280}\n')
+    _hpctk("init", "run", "--workload", "kinds_of_results:give_large", "--items", "items.jsonl")
+    _hpctk("work", "run", "--workers", "1")
+
+    array, text = (row["value"] for row in Run.open("run").results())
+
+    assert (array.dtype, array.shape, int(array[-1])) == (np.uint8, (2**31,), 7)
+    assert len(text) == 31457280
+    _hpctk("gather", "run", "-o", "rows.csv")
+    assert Path("rows.csv").stat().st_size > 31457280

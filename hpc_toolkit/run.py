@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +22,6 @@ from hpc_toolkit.rundir.layout import (
     list_stage,
     read_manifest,
 )
-from hpc_toolkit.rundir.valuefiles import Values
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.record import replace
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.results.tables import Row, Table
+    from hpc_toolkit.rundir.valuefiles import Values
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.seldom import Seldom
     from hpc_toolkit.worker.worker import WorkerOptions
@@ -62,8 +62,6 @@ class Run:
         self.root = root
         self.paths = RunPaths(root)
         self.manifest = manifest
-        self.values = Values(self.paths)
-        """Reads results as Python had them, from rows of :meth:`table`."""
         self._view: RunView | None = None
         self._countdown: Countdown | None = None
         self._search: Seldom[SearchState] | None = None
@@ -346,6 +344,13 @@ class Run:
         if self._view is None:
             self._view = RunView(self.paths, self.manifest)
         return self._view
+
+    @cached_property
+    def values(self) -> Values:
+        """Reads results as Python had them, from rows of :meth:`table`."""
+        from hpc_toolkit.rundir.valuefiles import Values
+
+        return Values(self.paths)
 
     def _refuse_campaign(self) -> None:
         # A seal cannot be undone: the coordinator could add no more items.

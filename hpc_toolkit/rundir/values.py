@@ -8,13 +8,12 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
+from base64 import b64decode, b64encode
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.system.quantities import format_size
 
@@ -48,20 +47,14 @@ _BY_TEXT = {
 _NOT_FINITE = frozenset(("nan", "inf", "-inf"))
 
 
-class Store(Protocol):
-    """Keeps what has no natural form, and notes its type."""
-
-    def part(self, place: str, kind: str, content: Any, *more: Any) -> None:
-        """Keep bytes (``bytes``) or an array (``npy``, or ``torch`` and the name of its dtype)."""
-
-    def pickle(self, place: str, value: Any) -> int:
-        """Keep an object; return its size in bytes."""
-
-
 class Forms:
-    """Makes natural forms and notes their types; without a ``store``, only to show values."""
+    """Makes natural forms and notes their types; without a ``store``, only to show values.
 
-    def __init__(self, types: Types, store: Store | None) -> None:
+    A store keeps parts of a value: by ``part(place, kind, content, ...)`` bytes, or an array for
+    ``npy`` or ``torch``; by ``pickle(place, value)`` an object, which returns its size.
+    """
+
+    def __init__(self, types: Types, store: Any) -> None:
         self._types, self._store = types, store
 
     def form(self, value: Any, place: str = "", depth: int = 0) -> Any:
@@ -112,8 +105,6 @@ class Forms:
             if self._store is not None:
                 self._store.part(place, "bytes", value)
             return described(value, len(value))
-        from base64 import b64encode
-
         self._types[place] = "bytes"
         return b64encode(value).decode()
 
@@ -211,30 +202,22 @@ def natural(value: Any) -> Any:
         return described(value, None)
 
 
-_SIMPLE: tuple[Any, ...] = (int, float, dict, list, tuple, set, frozenset)
-
-
 def _simpler(value: Any) -> Any:
     """A value of simpler types that shows an object; None if there is none."""
     with suppress(Exception):  # of methods of the user
-        if is_dataclass(value) and not isinstance(value, type):
-            return {one.name: getattr(value, one.name) for one in fields(value)}
-        if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        kind = type(value)
+        if hasattr(kind, "__dataclass_fields__"):
+            return {one: getattr(value, one) for one in kind.__dataclass_fields__}
+        if hasattr(kind, "_asdict"):  # a named tuple
             return value._asdict()
-        for kind in _SIMPLE:
-            if isinstance(value, kind):
-                return kind(value)
-        return _word(value)
+        if isinstance(value, Enum | str):
+            return value.value if isinstance(value, Enum) else str.__str__(value)
+        for simple in (int, float, dict, list, tuple, set, frozenset):
+            if issubclass(kind, simple):
+                return simple(value)
+        if hasattr(kind, "__fspath__") or hasattr(kind, "isoformat"):
+            return str(value)
     return None
-
-
-def _word(value: Any) -> Any:
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, Enum):
-        return value.value
-    is_text = isinstance(value, os.PathLike) or hasattr(value, "isoformat")
-    return str(value) if is_text else None
 
 
 def described(value: Any, size: int | None) -> str:
@@ -287,8 +270,6 @@ def made(tag: Any, form: Any) -> Any:
 
 
 def _made_by_name(tag: str, form: Any) -> Any:
-    if tag in _NOT_FINITE:
-        return float(tag)
     if tag in _BY_TEXT:
         return _from_text(tag, form)
     import numpy as np
@@ -297,16 +278,11 @@ def _made_by_name(tag: str, form: Any) -> Any:
     return np.dtype(name).type(number or form)
 
 
-def _from_bytes(text: str) -> bytes:
-    from base64 import b64decode
-
-    return b64decode(text)
-
-
 _MADE: dict[str, Callable[[Any], Any]] = {
     **_SEQUENCES,
+    **{word: lambda _, word=word: float(word) for word in _NOT_FINITE},  # type: ignore[misc]
     "int": lambda text: int(text, 16),
-    "bytes": _from_bytes,
+    "bytes": b64decode,
     "timedelta": lambda seconds: import_module("datetime").timedelta(seconds=seconds),
 }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import CallError, ConfigError, RunError
 from hpc_toolkit.rundir.layout import WorkloadSpec
-from hpc_toolkit.rundir.values import Forms, steps
+from hpc_toolkit.rundir.values import Forms
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.worker.code import CALLS, code_file
 from hpc_toolkit.worker.loading import load_object
@@ -72,46 +72,36 @@ def item_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ite
 
 
 class _Noted(dict[str, Any]):
-    """The types of an argument, and the places that only a value file could hold."""
+    """The types of an argument, and of its parts that only a value file could hold."""
 
-    def part(self, place: str, kind: str, _content: Any, *_more: Any) -> None:
-        self[place] = kind
+    def part(self, place: str, kind: str, *_more: Any) -> None:
+        self[place] = {"npy": "array", "torch": "tensor"}.get(kind, kind)
 
     def pickle(self, place: str, value: Any) -> int:
         if not isinstance(value, str | int | float):  # of a subclass, which becomes plain
-            self[place] = "pickle"
+            self[place] = type(value).__name__
         return 0
 
 
 def _argument(where: str, value: Any) -> Any:
     """An argument as JSON. ConfigError: the function would get something else."""
-    types = _Noted()
-    hint = "pass numbers, text, lists and dicts; for anything else, the name of a file"
+    types, form = _Noted(), None
     try:
         form = Forms(types, types).form(value)
     except RecursionError:
-        message = f"{where} is nested too deeply, or contains itself"
-        raise ConfigError(message, hint=hint) from None
-    for place in sorted(types, key=len):
-        if not _is_close(types[place]):
-            for key in steps(place):
-                where, value = (
-                    f"{where}[{key}]",
-                    value[key if isinstance(value, dict) else int(key)],
-                )
-            what = repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
-            if types[place][0] == "dict":
-                what += " with keys that are not text"
-            message = f"{where} is {what}, which JSON does not have"
+        types = _Noted({"": f"{type(value).__name__} that is nested too deeply"})
+    for place, tag in types.items():
+        if isinstance(tag, str):  # JSON has nearly the same as a tuple, and as a number of numpy
+            is_close = tag == "tuple" or (tag.startswith("numpy.") and " " not in tag)
+        else:
+            is_close = tag[0] in ("array", "tensor") and not tag[2]
+        if not is_close:
+            keys = " with keys that are not text" if tag[0] == "dict" else ""
+            what = tag if isinstance(tag, str) else tag[0]
+            message = f"{where}{place} is of type {what!r}{keys}, which JSON does not have"
+            hint = "pass numbers, text, lists and dicts; for anything else, the name of a file"
             raise ConfigError(message, hint=hint)
     return form
-
-
-def _is_close(tag: Any) -> bool:
-    """Whether JSON has nearly the same: a list for a tuple, a number for one of numpy."""
-    if isinstance(tag, str):
-        return tag == "tuple" or (tag.startswith("numpy.") and " " not in tag)
-    return tag[0] in ("array", "tensor") and not tag[2]
 
 
 def settle(future: Future[Any], row: dict[str, Any], values: Values) -> None:

@@ -367,14 +367,14 @@ def test_functions_of_a_script_are_named_by_its_module(
 @pytest.mark.parametrize(
     ("args", "kwargs", "problem"),
     [
-        ((1, {2}), {}, "m:f: argument 2 is a set, which JSON does not have"),
-        ((), {"rate": math.nan}, "m:f: rate is nan, which JSON does not have"),
+        ((1, {2}), {}, "m:f: argument 2 is of type 'set', which JSON does not have"),
+        ((), {"rate": math.nan}, "m:f: rate is of type 'nan', which JSON does not have"),
         (
             ([{1: 2}],),
             {},
-            "m:f: argument 1[0] is a dict with keys that are not text, which JSON does not have",
+            "m:f: argument 1/0 is of type 'dict' with keys that are not text",
         ),
-        ((np.zeros(2),), {}, "m:f: argument 1 is a ndarray, which JSON does not have"),
+        ((np.zeros(2),), {}, "m:f: argument 1 is of type 'array', which JSON does not have"),
     ],
 )
 def test_arguments_that_are_not_json_are_named(

@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 from zlib import crc32
 
@@ -49,7 +50,7 @@ class Encoded:
         try:
             self.natural = Forms(self.types, self).form(value)
             fits = len(self.types) <= _MOST_TYPES
-        except UnstorableError:
+        except (UnstorableError, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - of methods of the user, or too deep
             fits = False
@@ -133,20 +134,22 @@ def _pickled(value: Any, place: str) -> bytes:
     """Raises UnstorableError: a part of the value cannot be pickled; the message names it."""
     try:
         return _dumps(value)
+    except MemoryError:  # which another attempt may have
+        raise
     except Exception:  # noqa: BLE001 - of methods of the user
         where = "value" + "".join(f"[{int(s) if s.isdecimal() else s!r}]" for s in steps(place))
         raise _refusal(value, where) from None
 
 
-def _dumps(value: Any) -> bytes:
+@cache
+def _pickler() -> Any:
     import cloudpickle
-
-    torch = sys.modules.get("torch")
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without types
         """Moves tensors to the CPU: the process that reads them may have no GPU."""
 
         def reducer_override(self, part: Any) -> Any:
+            torch = sys.modules.get("torch")
             if torch is not None and isinstance(part, torch.Tensor) and part.device.type != "cpu":
                 there = part.detach().cpu()
                 if isinstance(part, torch.nn.Parameter):
@@ -154,8 +157,12 @@ def _dumps(value: Any) -> bytes:
                 return there.__reduce_ex__(4)
             return super().reducer_override(part)
 
+    return Pickler
+
+
+def _dumps(value: Any) -> bytes:
     out = io.BytesIO()
-    Pickler(out).dump(value)
+    _pickler()(out).dump(value)
     return out.getvalue()
 
 
@@ -245,15 +252,21 @@ class Values:
         path = self._paths.values(row["worker"])
         try:
             with path.open("rb") as file:
-                return _read(file, kind, (start, length, total), "" if plain else "".join(dtype))
+                _check(file, start, length, total)
+                file.seek(start)
+                content = _array(file) if kind in ("npy", "torch") else file.read(length)
         except (OSError, EOFError) as error:
             message = f"{path} does not have bytes {start} to {start + length} of a result: {error}"
             raise RunError(message, hint="try again in a minute; else restore the file") from error
+        if kind == "pickle":
+            import pickle  # noqa: TID251 - of a run that is trusted
+
+            return pickle.loads(content)  # noqa: S301 - see above
+        return _tensor(content, dtype[0], plain=plain) if dtype else content
 
 
-def _read(file: BinaryIO, kind: str, part: tuple[int, int, str], dtype: str) -> Any:
-    """Read a part of a value file; EOFError if it is not what was written."""
-    start, length, total = part
+def _check(file: BinaryIO, start: int, length: int, total: str) -> None:
+    """EOFError: a part of a value file is not what was written."""
     file.seek(start)
     found, left = 0, length
     while left and (data := file.read(min(left, _CHUNK))):
@@ -261,22 +274,23 @@ def _read(file: BinaryIO, kind: str, part: tuple[int, int, str], dtype: str) -> 
     if left or f"{found:08x}" != total:
         message = "they are cut off" if left else "their checksum is wrong"
         raise EOFError(message)
-    file.seek(start)
-    if kind == "pickle":
-        import pickle  # noqa: TID251 - the caller has checked that the run is trusted
 
-        return pickle.loads(file.read(length))  # noqa: S301 - see above
-    if kind == "bytes":
-        return file.read(length)
+
+def _array(file: BinaryIO) -> Any:
     import numpy as np
 
-    array = np.lib.format.read_array(file, allow_pickle=False)
-    if not dtype:
-        return array
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _tensor(array: Any, dtype: str, *, plain: bool) -> Any:
+    """A tensor from its numbers, or ``plain`` an array, which has float32 for bfloat16."""
+    narrow = dtype == "bfloat16"
+    if plain:
+        return (array.view("u2").astype("u4") << 16).view("f4") if narrow else array
     import torch
 
     tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+    return tensor.view(torch.bfloat16) if narrow else tensor
 
 
 WHOLE = object()

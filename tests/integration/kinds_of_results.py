@@ -290,6 +290,14 @@ KINDS: dict[str, Kind] = {
         "list<element: list<element: int64>>",
         "torch",
     ),
+    "large tensor of bfloat16": Kind(
+        _tensor([1.5] * 1000, dtype="bfloat16"),
+        "<torch.Tensor torch.bfloat16 (1000,), 2.0 KiB>",
+        "<torch.Tensor torch.bfloat16 (1000,), 2.0 KiB>",
+        "f4",
+        "list<element: float>",
+        "torch",
+    ),
     "pandas frame": Kind(_pandas, "<pandas.DataFrame (2, 2)", "<pandas", "U", "string", "pandas"),
     "pandas series": Kind(
         _series, "<pandas.Series float64 (2,)", "<pandas", "U", "string", "pandas"

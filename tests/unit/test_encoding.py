@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import json
 import math
@@ -131,6 +132,13 @@ def test_a_line_names_the_bytes_of_its_results_in_a_file_that_grows(tmp_path: Pa
     (a, b) = (line["types"][place] for place in ("/a", "/b"))
     assert (a[0], b[:1], a[1] + a[2]) == ("pickle", ["bytes"], b[1])
     assert b[1] + b[2] == values.stat().st_size
+
+
+def test_an_object_is_shown_by_its_parts_unless_they_are_long() -> None:
+    short, long = collections.OrderedDict(a=[1]), collections.OrderedDict(a=[1] * 40_000)
+
+    assert report(short)[1]["value"] == {"a": [1]}
+    assert report(long)[1]["value"] == "<collections.OrderedDict, 78.3 KiB>"
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ class Run:
         lines = {stage.name: _checked(snapshot.items, stage)}
         note_origin(manifest, snapshot)
         sealed = snapshot.sealed if open_end is None else not open_end
-        fill = partial(import_results, stage=stage, rows=snapshot.rows)
+        fill = partial(import_results, stage=stage, rows=snapshot.kept)
         return create_run(Path(root), manifest, lines, sealed=sealed, fill=fill)
 
     def add(self, items: Iterable[Item], *, stage: str = "items") -> None:

@@ -58,10 +58,12 @@ def _with_executor() -> None:
     subprocess.run([sys.executable, "script.py", *KINDS, NOT_STORED], check=True)
 
 
-def _hpctk(*words: str, code: int = 0) -> None:
+def _hpctk(*words: str, code: int = 0) -> str:
+    """Call the command line; what it says on stderr."""
     argv = [sys.executable, "-m", "hpc_toolkit", *words]
     ended = subprocess.run(argv, capture_output=True, check=False)
     assert ended.returncode == code, ended.stderr.decode()
+    return ended.stderr.decode()
 
 
 WAYS = {
@@ -188,7 +190,7 @@ def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
     assert Path("exploded").exists()
 
 
-def test_a_value_file_that_is_damaged_is_named(
+def test_a_value_file_that_is_damaged_is_named_and_a_snapshot_does_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -200,6 +202,9 @@ def test_a_value_file_that_is_damaged_is_named(
     (path,) = Path("run/journals").glob("*.values")
     data = path.read_bytes()
 
+    again = _hpctk("snapshot", "run", "-o", "s.json"), _hpctk("init", "again", "--from", "s.json")
+    assert "2 results of the snapshot are in value files" in again[1]
+    assert Run.open("again").status().stages["items"].pending == 2
     for damage, said in ((data[:-1], "cut off"), (b"x" + data[1:], "checksum is wrong"), (b"", "")):
         path.write_bytes(damage)
         with pytest.raises(RunError, match=rf"values does not have bytes \d+ to \d+ .*{said}"):

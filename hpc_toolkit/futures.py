@@ -63,8 +63,8 @@ class Executor(futures.Executor):
     ...     list(executor.map(fmean, [[1, 2], [3, 5]]))
     [1.5, 4.0]
 
-    Functions must be importable by name, arguments must be JSON, and results are returned as JSON
-    gives them: a tuple as a list. The nth of several equal calls gets the nth result.
+    Functions must be importable by name, and arguments must be JSON; results are anything that
+    pickle takes, and come back as they were. The nth of several equal calls gets the nth result.
 
     Not promised: that a changed function runs again (use another directory), an order of calls,
     that a call runs only once (one result counts), and latency: a second on a shared filesystem.
@@ -116,7 +116,7 @@ class Executor(futures.Executor):
         self._view, self._seal = own.view, seal
         self._stage = self._view.stages[own.manifest.stages[0].name]
         self._path = self._stage.spec.workload.path
-        self._recorded = {canonical(row["item"]): row for row in own.results(partial=True)}
+        self._recorded = {canonical(row["item"]): row for row in own.table(partial=True)}
         self._places: dict[bytes, tuple[str, int]] = {}
         self._entries = 0
         self._find_places(only=self._stage.state.open)
@@ -170,7 +170,7 @@ class Executor(futures.Executor):
                 self._buffer.append(call)
                 self._wake()
         if row is not None:
-            calls.settle(future, row, self.run.root)
+            calls.settle(future, row, self.run.values)
         return future
 
     def map(
@@ -315,7 +315,7 @@ class Executor(futures.Executor):
                 continue
             for position, row in rows_of_unit(self._view, self._stage, unit, left):
                 if position in left:
-                    calls.settle(left.pop(position).future, row, self.run.root)
+                    calls.settle(left.pop(position).future, row, self.run.values)
                     self._since = time.monotonic()
             if not left:
                 del self._waiting[name]

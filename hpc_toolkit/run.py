@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.results.tables import Row, Table
+    from hpc_toolkit.rundir.valuefiles import Values
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.seldom import Seldom
     from hpc_toolkit.worker.worker import WorkerOptions
@@ -165,7 +166,7 @@ class Run:
         lines = {stage.name: _checked(snapshot.items, stage)}
         note_origin(manifest, snapshot)
         sealed = snapshot.sealed if open_end is None else not open_end
-        fill = partial(import_results, stage=stage, rows=snapshot.rows)
+        fill = partial(import_results, stage=stage, rows=snapshot.kept)
         return create_run(Path(root), manifest, lines, sealed=sealed, fill=fill)
 
     def add(self, items: Iterable[Item], *, stage: str = "items") -> None:
@@ -263,10 +264,11 @@ class Run:
         """One row per item, in the items' order; publishes the table of a complete stage.
 
         A row has ``item``, ``state`` (``done`` or ``failed``), ``value`` or ``error``,
-        ``attempts``, ``seconds`` and ``worker``. Raises NotCompleteError if items are pending, and
-        ``partial`` is not set; partial rows may still change.
+        ``attempts``, ``seconds`` and ``worker``. A value is what the code returned; a tensor is on
+        the CPU. Raises NotCompleteError if items are pending, and ``partial`` is not set; partial
+        rows may still change. RunError: as :meth:`hpc_toolkit.rundir.valuefiles.Values.restored`.
         """
-        return self.table(stage=stage, partial=partial).rows
+        return list(map(self.values.restored, self.table(stage=stage, partial=partial)))
 
     def columns(self, *, stage: str | None = None, partial: bool = False) -> dict[str, list[Any]]:
         """The rows of :meth:`results` as columns, named as in the files of ``hpctk gather``.
@@ -279,7 +281,10 @@ class Run:
         return columns_of(self.table(stage=stage, partial=partial))
 
     def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
-        """Like :meth:`results`, and whether the rows are published."""
+        """Like :meth:`results`, but values in the JSON form that ``hpctk gather`` writes.
+
+        ``types`` of a row, if it is there, says what the JSON form replaces.
+        """
         from hpc_toolkit.results.gather import gather
 
         spec = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
@@ -296,7 +301,7 @@ class Run:
         if self.manifest.campaign is not None:
             message = f"{self.root} is a campaign, and campaigns have no snapshots"
             raise RunError(message, hint=f"'hpctk gather {self.root} --stage NAME' writes its rows")
-        rows = self.results(partial=True)
+        rows = self.table(partial=True).rows
         log = self.view.stages[self.manifest.stages[0].name].log
         return make_snapshot(self.manifest, log, rows)
 
@@ -333,6 +338,13 @@ class Run:
         if self._view is None:
             self._view = RunView(self.paths, self.manifest)
         return self._view
+
+    @cached_property
+    def values(self) -> Values:
+        """Reads results as Python had them, from rows of :meth:`table`."""
+        from hpc_toolkit.rundir.valuefiles import Values
+
+        return Values(self.paths)
 
     def _refuse_campaign(self) -> None:
         # A seal cannot be undone: the coordinator could add no more items.

@@ -58,6 +58,22 @@ MUTANTS = (
     ),
     Mutant(
         "I1",
+        "a line names bytes of a value file that are not synced",
+        "worker/unitruns.py",
+        "                self._values.sync()\n",
+        "",
+        ("test_unitruns.py",),
+    ),
+    Mutant(
+        "I1",
+        "the name of a value file is not synced",
+        "rundir/valuefiles.py",
+        "            sync_directory(self.path.parent)\n",
+        "",
+        ("test_unitruns.py",),
+    ),
+    Mutant(
+        "I1",
         "a sync that failed counts as done",
         "rundir/journal.py",
         "            os.fdatasync(self._fd)\n            self.synced = self.size",

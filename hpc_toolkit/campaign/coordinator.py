@@ -14,6 +14,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decision
 from hpc_toolkit.campaign.search import (
@@ -36,6 +37,7 @@ from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.results.gather import gather, unit_rows
 from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.rundir.files import is_local, replace_file
+from hpc_toolkit.rundir.values import not_finite
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -293,18 +295,20 @@ class Coordinator:
         for entry, names in units.items():
             for _, row in unit_rows(self._view, self._stage, entry, names):
                 rows.setdefault((entry, arm_of(row["item"])), []).append(row)
-        self._refuse_scoreless([row["value"] for some in rows.values() for row in some])
+        done = [row for some in rows.values() for row in some if row["state"] == "done"]
+        self._refuse_scoreless(done)
         return [observe(pull.arm, rows.get((entry, pull.arm), [])) for pull, entry in places]
 
-    def _refuse_scoreless(self, found: list[dict[str, Any] | None]) -> None:
+    def _refuse_scoreless(self, rows: list[dict[str, Any]]) -> None:
         """Raise RunError if the first results have no score: the next ones would have none."""
-        told, values = self._search.decisions.told, [one for one in found if one is not None]
-        known = any(one.scores for one in (*self._search.known, *told))
-        if known or not values or any("score" in value for value in values):
+        known = any(one.scores for one in (*self._search.known, *self._search.decisions.told))
+        if known or not rows or any(map(_may_score, rows)):
             return
-        keys = ", ".join(sorted({key for value in values for key in value})) or "no key"
-        message = f"the first results of stage {TASKS!r} have no key 'score', but {keys[:200]}"
-        hint = "return {'score': NUMBER} from the code of [tasks], and make a new run"
+        values = [row["value"] for row in rows]
+        keys = {key for value in values if isinstance(value, dict) for key in value}
+        have = ", ".join(sorted(keys))[:200] or f"only {json.dumps(values[0])[:200]}"
+        message = f"the first results of stage {TASKS!r} have no key 'score', but {have}"
+        hint = "return {'score': NUMBER}, or the number, from the code of [tasks]; make a new run"
         raise RunError(message, hint=hint)
 
     def _units_of(self, entry: int) -> dict[str, set[str]]:
@@ -328,6 +332,14 @@ class Coordinator:
         self._untold = False
         path = self._view.paths.trials
         replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
+
+
+def _may_score(row: dict[str, Any]) -> bool:
+    """Whether the code gives scores; one that is NaN is a failed evaluation."""
+    value = row["value"]
+    if isinstance(value, dict):
+        return "score" in value
+    return number(value) is not None or "" in not_finite(row.get("types", {}))
 
 
 def _said(pulls: Sequence[Pull]) -> str:

@@ -113,7 +113,10 @@ def _of_table(path: Path, keys: Sequence[str]) -> Iterator[Row]:
             # Empty cells are keys of other arms.
             "item": {key: cells[key] for key in keys if cells.get(key, "") != ""},
             "state": _own(cells, "state", "done"),
-            "value": {key.removeprefix(_VALUE): one for key, one in own.items() if one != ""},
+            # A number alone is the score, and its column is called value.
+            "value": own["value"]
+            if "value" in own and "score" not in own
+            else {key.removeprefix(_VALUE): one for key, one in own.items() if one != ""},
             "seconds": seconds
             if isinstance(seconds := _own(cells, "seconds", 0.0), int | float)
             else 0.0,

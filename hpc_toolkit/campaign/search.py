@@ -116,7 +116,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
     found: dict[str, dict[str, float | None]] = {arm: {} for arm in table.ids}
     for row in rows:
         arm = arm_id(row["item"])
-        if arm in found and row["value"] is not None:
+        if arm in found and isinstance(row["value"], dict):
             found[arm].update((name, number(value)) for name, value in row["value"].items())
     fix = "fix search.metrics, then run 'hpctk campaign run FILE --update'"
     try:
@@ -355,15 +355,16 @@ def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
             failed.append(task)
             continue
         scores[task] = score
-        stderr = number(row["value"].get("stderr"))
+        stderr = number(row["value"].get("stderr")) if isinstance(row["value"], dict) else None
         if stderr is not None and stderr >= 0:
             stderrs[task] = stderr
     return Observation(arm, scores, stderrs, seconds, tuple(failed))
 
 
 def score_of(row: dict[str, Any]) -> float | None:
-    """The score of a row of the tasks stage; None if it is not a number.
+    """The score of a row of the tasks stage, or the value itself; None if it is not finite.
 
     A done item is never run again, so an unreadable score must not end the search.
     """
-    return number(row["value"].get("score")) if row["state"] == "done" else None
+    value = row["value"]
+    return number(value.get("score") if isinstance(value, dict) else value)

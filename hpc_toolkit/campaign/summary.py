@@ -14,6 +14,7 @@ from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.evaluations import Found, searched_of, why_ended
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.results.gather import gather
+from hpc_toolkit.rundir.values import not_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -154,6 +155,8 @@ def _seconds(rows: Iterable[Iterable[dict[str, Any]]]) -> float:
 def _said(row: dict[str, Any]) -> str:
     """Describe for people what an evaluation returned instead of a score."""
     gave = row["error"] if row["state"] != "done" else json.dumps(row["value"])
+    for place, number in not_finite(row.get("types", {})).items():
+        gave = f"{place[1:] or 'value'} is {number}"
     return f"{arm_of(row['item'])} on {row['item']['task']}: {str(gave)[:120]}"
 
 
@@ -163,10 +166,12 @@ def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
         return []
     layers: dict[str, dict[int, list[tuple[str, float]]]] = {}
     for row in gather(view, METRICS, partial=True).rows:
+        if not isinstance(row["value"], dict):
+            continue
         # Whole numbers, such as counts, may agree by chance.
         numbers = sorted(
             (name, value)
-            for name, value in (row["value"] or {}).items()
+            for name, value in row["value"].items()
             if isinstance(value, float) and not value.is_integer()
         )
         if numbers:

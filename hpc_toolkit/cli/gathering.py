@@ -124,7 +124,7 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
         sys.stdout.buffer.writelines(json_lines(rows))
         return
     with writing(out):
-        write_table(Path(out), rows)
+        write_table(Path(out), rows, opened.values)
     more = len(rows) - len(table)
     if given["json"]:
         failed = table.failed + sum(row["state"] == "failed" for row in islice(rows, more))

@@ -76,11 +76,12 @@ def _write_rows(run: Run, out: str | None) -> None:
     from hpc_toolkit.results.tables import write_table
     from hpc_toolkit.results.verification import verify
 
-    rows = run.results()
-    problems = verify(rows, run.snapshot().items)
+    rows = run.table()
+    problems = verify(rows.rows, run.snapshot().items)
+    problems = [one for one in problems if one.kind != "not finite"]
     if out is not None:
         with writing(out):
-            write_table(Path(out), rows)
+            write_table(Path(out), rows, run.values)
         print(f"{counted(len(rows), 'row')} in {out}", file=sys.stderr)
     if problems:
         counts = Counter(problem.kind for problem in problems)

@@ -158,7 +158,7 @@ def _init_from(
         before = found.manifest.stages[0].workload
         changes["workload"] = replace(before, options={**before.options, **options})
     made = Run.restore(run, found, changes=changes, **how)
-    done = found.counts["done"]
+    done = len(found.kept)
     print(f"{done} of {len(found.items)} items are done already", file=sys.stderr)
     _show_made(made)
 

@@ -136,7 +136,13 @@ def _refuse(
 ) -> NoReturn:
     """Raise the ItemsError of the first of these items that is not valid; its number, from 0."""
     for number, item in enumerate(items, first):
-        if not (isinstance(item, dict) and is_kept(item)):
+        try:
+            kept = isinstance(item, dict) and is_kept(item)
+            is_new = kept and distinct.add([item], encode_each([item]))
+        except (TypeError, ValueError) as error:
+            message = f"item {number} is not plain JSON: {error}"
+            raise ItemsError(message, hint="use text, finite numbers, lists and dicts") from error
+        if not kept:
             message = f"item {number} is not a dict with text as its keys: {item!r:.200}"
             raise ItemsError(message, hint="such as {'seed': 1}; convert other keys by str()")
         for key in (group_by, *needs):
@@ -144,12 +150,6 @@ def _refuse(
                 what = "--group-by" if key == group_by else "the command"
                 message = f"item {number} has no key {key!r}, which {what} needs"
                 raise ItemsError(message, hint=near_miss(key, list(item)))
-        try:
-            is_new = distinct.add([item], encode_each([item]))
-        except (TypeError, ValueError) as error:
-            message = f"item {number} is not plain JSON: {error}"
-            hint = "use only strings, finite numbers, booleans, lists and objects"
-            raise ItemsError(message, hint=hint) from error
         if not is_new:
             message = f"item {number} is a duplicate: {canonical(item).decode()[:200]}"
             raise ItemsError(message, hint="remove it, or add a key that differs")

@@ -394,7 +394,7 @@ class Follower:
     def _read_others(self, count: int) -> int:
         if not self._others:
             names = files.list_names(self._view.paths.journals)
-            self._others = sorted(names, reverse=True)
+            self._others = sorted((one for one in names if one.endswith(".jsonl")), reverse=True)
         for _ in range(min(count, len(self._others))):
             self._view.poll_journal(self._others.pop().removesuffix(".jsonl"))
         return count

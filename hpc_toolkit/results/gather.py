@@ -230,8 +230,8 @@ def encode_rows(
         records: list[dict[str, Any]] = decode_each(lines)
         positions = [record["item"] for record in records]
         found = [record["value" if record["type"] == "done" else "error"] for record in records]
-        units, kinds = {record["unit"] for record in records}, set(map(type, found))
-        once = sorted(positions) == list(unit.items) and kinds == {dict} and len(units) == 1
+        units, kinds = ({record[key] for record in records} for key in ("unit", "type"))
+        once = sorted(positions) == list(unit.items) and kinds == {"done"} and len(units) == 1
     except (ValueError, RecursionError, LookupError, TypeError):
         once, records, positions, found = False, [], [], []
     if state.clean is not None and not once:  # its release counts what is not there
@@ -245,7 +245,12 @@ def encode_rows(
         encode_each([record["seconds"] for record in records]),
         strict=True,
     )
-    return dict(zip(positions, map(mod, forms, columns), strict=True))
+    rows = dict(zip(positions, map(mod, forms, columns), strict=True))
+    for record in records:
+        if isinstance(types := record.get("types"), dict):
+            row = rows[record["item"]][:-2]  # without the brace
+            rows[record["item"]] = b'%b,"types":%b}\n' % (row, encode(types).encode())
+    return rows
 
 
 def _form(entry: int, worker: str, attempts: int, *, done: bool) -> bytes:

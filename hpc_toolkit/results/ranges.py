@@ -35,7 +35,8 @@ def ranges_of(rows: Iterable[Row], *, most: int) -> dict[str, Range]:
     """The range of each number, by its name; of very many names, of the first ``most``."""
     found: dict[str, Range] = {}
     for row in rows:
-        for name, value in _numbers(row["value"] or {}):
+        whole = row["value"]
+        for name, value in _numbers(whole if isinstance(whole, dict) else {"value": whole}):
             if name not in found and len(found) < most:
                 found[name] = Range()
             if name in found:

@@ -22,8 +22,10 @@ from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
 from hpc_toolkit.rundir.layout import Manifest, parse_manifest
+from hpc_toolkit.rundir.values import is_stored
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.jsonlines import encode
+from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
@@ -64,6 +66,12 @@ class Snapshot:
             "failed": states["failed"],
             "pending": len(self.items) - len(self.rows),
         }
+
+    @property
+    def kept(self) -> list[Row]:
+        """Rows of done items whose values are complete here, and not in value files of the run."""
+        done = (row for row in self.rows if row["state"] == "done")
+        return [row for row in done if not is_stored(row.get("types", {}))]
 
     def to_lines(self) -> Iterator[bytes]:
         """One JSON object, with an item or a row on each line."""
@@ -229,6 +237,9 @@ def _warned() -> Iterator[None]:
 def note_origin(manifest: Manifest, snapshot: Snapshot) -> None:
     """Record the snapshot in the new run's provenance; warn if other code made its results."""
     stage = manifest.stages[0].name
+    if apart := snapshot.counts["done"] - len(snapshot.kept):
+        what = f"{counted(apart, 'result')} of the snapshot {'is' if apart == 1 else 'are'}"
+        sys.stderr.write(f"warning: {what} in value files, which it lacks; those items run again\n")
     code = snapshot.manifest.provenance.get("code")
     before = code.get(stage) if isinstance(code, dict) else None
     if snapshot.counts["done"] and before not in (None, manifest.provenance["code"][stage]):
@@ -247,7 +258,7 @@ def import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
     No other process may know the run's directory yet. Raises RunError: a value cannot be stored as
     JSON.
     """
-    done = {canonical(row["item"]): row for row in rows if row["state"] == "done"}
+    done = {canonical(row["item"]): row for row in rows}
     if not done:
         return
     name = f"import-{os.getpid()}-{os.urandom(3).hex()}"
@@ -301,6 +312,7 @@ def _unit_run(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
             "at": at,
             "seconds": row["seconds"],
             "from": {"worker": row["worker"], "attempts": row["attempts"]},
+            **({"types": row["types"]} if row.get("types") else {}),
             "value": row["value"],
         }
         for position, row in found.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.rundir.files import replace_file
-from hpc_toolkit.system.installation import how_to_add
+from hpc_toolkit.rundir.valuefiles import WHOLE, Values, value_columns
 from hpc_toolkit.system.jsonlines import (
     AT_ONCE,
     batches,
@@ -23,7 +23,7 @@ from hpc_toolkit.system.jsonlines import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Container, Iterable
     from pathlib import Path
 
 
@@ -66,7 +66,7 @@ INHERITED = "inherited_from"
 _KINDS: dict[str, tuple[type, ...]] = {
     "item": (dict,),
     "state": (str,),
-    "value": (dict, type(None)),
+    "value": (object,),
     "error": (str, type(None)),
     "attempts": (int,),
     "seconds": (int, float),
@@ -83,10 +83,10 @@ def row_fault(row: object) -> str:
             return f"it has no {key!r}"
         if not isinstance(row[key], kinds):
             return f"its {key!r} is {type(row[key]).__name__}"
-    if row["state"] not in ("done", "failed") or (row["state"] == "done") != (
-        row["value"] is not None
+    if row["state"] not in ("done", "failed") or (
+        row["state"] == "failed" and row["value"] is not None
     ):
-        return "its 'state' is neither 'done' with a value nor 'failed' without one"
+        return "its 'state' is neither 'done' nor 'failed' without a value"
     return ""
 
 
@@ -99,7 +99,7 @@ def check_rows(rows: Iterable[Row]) -> None:
             raise RunError(message, hint=hint)
 
 
-def json_lines(rows: Iterable[Row]) -> Iterator[bytes]:
+def json_lines(rows: Iterable[Row], _values: Values | None = None) -> Iterator[bytes]:
     """Each row as a line of JSON, one or more lines at once."""
     if isinstance(rows, Table):
         yield from rows.lines()
@@ -109,24 +109,28 @@ def json_lines(rows: Iterable[Row]) -> Iterator[bytes]:
 
 
 @without_collections()
-def write_table(path: Path, rows: list[Row] | Table) -> None:
+def write_table(path: Path, rows: list[Row] | Table, values: Values | None = None) -> None:
     """Write rows in the format of the file's suffix; the file is replaced atomically.
 
     CSV, npz and Parquet have a column per key: first the items' keys, then :data:`OWN`, then
     :data:`INHERITED` if any row has it, then the values' keys with the prefix ``value.``. A column
-    after the items' keys gets the prefix ``hpctk.`` if any item has a key of the same name. Values
-    that are neither numbers nor text are written as JSON. An npz holds one array per column: int64,
-    uint64, bool, float64 (NaN if a row lacks it), or text where these would change a number; it
-    is read without pickle. Raises ConfigError: the suffix is unknown, or a package that the format
-    needs is not installed.
+    after the items' keys gets the prefix ``hpctk.`` if any item has a key of the same name. A value
+    that is not a dict is the column ``value``. CSV has JSON for what is neither number nor text.
+    An npz holds one array per column, of the numbers' type, else int64, uint64, bool, float64 (NaN
+    if a row lacks it), or text where these would change a number. Arrays of equal shape are
+    stacked; of other arrays each is a member with the number of its row, ``value[3]``. It is read
+    without pickle. Parquet has lists, dates and numbers of their types, and objects as JSON.
+    ``values`` reads arrays that are in value files; without it they stay as they are shown.
+
+    Raises ConfigError: the suffix is unknown, or a package that the format needs is not installed.
     """
     try:
-        replace_file(path, writer_for(path)(rows))
+        replace_file(path, writer_for(path)(rows, values))
     except _NewColumnError:
-        replace_file(path, _csv(rows, rows))
+        replace_file(path, _csv(rows, known=rows))
 
 
-def writer_for(path: Path) -> Callable[[list[Row] | Table], Iterator[bytes]]:
+def writer_for(path: Path) -> _Writer:
     """The writer for a file's suffix. Raises ConfigError: the suffix is unknown."""
     writer = _WRITERS.get(path.suffix)
     if writer is None:
@@ -145,10 +149,19 @@ def cell(value: Any) -> Any:
 
 def columns_of(rows: list[Row] | Table) -> dict[str, list[Any]]:
     """A list of cells per column, as :func:`write_table` names them. RunError for damaged rows."""
+    return _columns_by(rows)
+
+
+def _columns_by(rows: list[Row] | Table, *forms: Any) -> dict[str, list[Any]]:
     try:
-        return _columns(*_cells(rows, islice(rows, AT_ONCE)))
+        return _columns(*_cells(rows, islice(rows, AT_ONCE), *forms))
     except _NewColumnError:
-        return _columns(*_cells(rows, rows))
+        return _columns(*_cells(rows, rows, *forms))
+
+
+def _typed_columns(rows: list[Row] | Table, values: Values | None) -> dict[str, list[Any]]:
+    """Like :func:`columns_of`, with lists, and with numbers, arrays and dates of their types."""
+    return _columns_by(rows, value_columns if values is None else values.columns, lambda row: row)
 
 
 def _columns(names: list[str], cells: Iterator[list[Any]]) -> dict[str, list[Any]]:
@@ -159,17 +172,27 @@ def _columns(names: list[str], cells: Iterator[list[Any]]) -> dict[str, list[Any
     return columns
 
 
-def _cells(rows: Iterable[Row], known: Iterable[Row]) -> tuple[list[str], Iterator[list[Any]]]:
+def _as_cells(found: list[Any]) -> list[Any]:
+    # One look at all types takes less time than one at each cell.
+    return found if _PLAIN.issuperset(map(type, found)) else [*map(cell, found)]
+
+
+def _cells(
+    rows: Iterable[Row],
+    known: Iterable[Row],
+    read: Callable[[Row], dict[Any, Any]] = value_columns,
+    form: Callable[[list[Any]], list[Any]] = _as_cells,
+) -> tuple[list[str], Iterator[list[Any]]]:
     """The columns' names, as the ``known`` rows have them, and the cells of each row.
 
     Raises RunError: damaged rows; _NewColumnError: a row has a key that the known ones do not have.
     """
     items: dict[str, None] = {}
-    values: dict[str, None] = {}
+    values: dict[Any, None] = {}
     own = list(OWN)
     with _named_damage(rows):
         for row in known:
-            for keys, given in ((items, row["item"]), (values, row["value"] or {})):
+            for keys, given in ((items, row["item"]), (values, value_columns(row))):
                 if not given.keys() <= keys.keys():
                     keys.update(dict.fromkeys(given))
             if INHERITED in row:
@@ -178,7 +201,9 @@ def _cells(rows: Iterable[Row], known: Iterable[Row]) -> tuple[list[str], Iterat
     def cells() -> Iterator[list[Any]]:
         with _named_damage(rows):
             for row in rows:
-                item, value = row["item"], row["value"] or {}
+                item, value = row["item"], row["value"]
+                if type(value) is not dict or "types" in row:
+                    value = read(row)
                 if not (item.keys() <= items.keys() and value.keys() <= values.keys()):
                     raise _NewColumnError
                 found = [
@@ -187,10 +212,9 @@ def _cells(rows: Iterable[Row], known: Iterable[Row]) -> tuple[list[str], Iterat
                     *map(row.get, own[len(OWN) :]),
                     *map(value.get, values),
                 ]
-                # One look at all types takes less time than one at each cell.
-                yield found if _PLAIN.issuperset(map(type, found)) else [*map(cell, found)]
+                yield form(found)
 
-    after = [*own, *(f"value.{key}" for key in values)]
+    after = [*own, *("value" if key is WHOLE else f"value.{key}" for key in values)]
     return [*items, *(beside(name, items) for name in after)], cells()
 
 
@@ -215,7 +239,7 @@ def beside(name: str, keys: Container[str]) -> str:
     return name
 
 
-def _json(rows: list[Row] | Table) -> Iterator[bytes]:
+def _json(rows: list[Row] | Table, _values: Values | None = None) -> Iterator[bytes]:
     """One array, with one row on each line."""
     before = b"[\n"
     for lines in json_lines(rows):
@@ -224,7 +248,9 @@ def _json(rows: list[Row] | Table) -> Iterator[bytes]:
     yield b"[]\n" if before == b"[\n" else b"\n]\n"
 
 
-def _csv(rows: list[Row] | Table, known: Iterable[Row] | None = None) -> Iterator[bytes]:
+def _csv(
+    rows: list[Row] | Table, _values: Values | None = None, known: Iterable[Row] | None = None
+) -> Iterator[bytes]:
     # The first rows have every key nearly always; if not, all rows are read twice.
     names, cells = _cells(rows, islice(rows, AT_ONCE) if known is None else known)
     yield csv_lines([names])
@@ -238,70 +264,20 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-def _array(values: list[Any]) -> Any:
-    """An array that keeps all of these cells: of a type of numbers if one does, else of text."""
-    import numpy as np
+def _npz(rows: list[Row] | Table, values: Values | None) -> Iterator[bytes]:
+    from hpc_toolkit.results.columnfiles import npz_of
 
-    kinds = set(map(type, values))
-    for integer in (np.int64, np.uint64):
-        limits = np.iinfo(integer)
-        if kinds == {int} and limits.min <= min(values) and max(values) <= limits.max:
-            return np.array(values, dtype=integer)
-    if kinds == {bool}:
-        return np.array(values)
-    exact = all(type(value) is not int or abs(value) <= 2**53 for value in values)
-    if exact and kinds <= {bool, int, float, type(None)}:
-        return np.array(values, dtype=np.float64)
-    return np.array(["" if value is None else str(value) for value in values])
+    yield npz_of(_typed_columns(rows, values))
 
 
-def _npz(rows: list[Row] | Table) -> Iterator[bytes]:
-    import numpy as np
+def _parquet(rows: list[Row] | Table, values: Values | None) -> Iterator[bytes]:
+    from hpc_toolkit.results.columnfiles import parquet_of
 
-    arrays = {name: _array(values) for name, values in columns_of(rows).items()}
-    buffer = io.BytesIO()
-    # np.savez takes names as keyword arguments, so a column could not be called "file".
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-    yield buffer.getvalue()
+    yield parquet_of(_typed_columns(rows, values))
 
 
-def _parquet(rows: list[Row] | Table) -> Iterator[bytes]:
-    yield parquet_of(columns_of(rows))
-
-
-def parquet_of(columns: dict[str, list[Any]]) -> bytes:
-    """Parquet with these columns; one whose values have no common type becomes text.
-
-    Raises ConfigError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        message = "writing Parquet needs pyarrow, which is not installed"
-        raise ConfigError(message, hint=how_to_add(extra="parquet")) from error
-
-    def array(values: list[Any]) -> Any:
-        try:
-            return pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError):
-            texts = [value if isinstance(value, str | None) else str(value) for value in values]
-            return pa.array([text if text is None else _utf8(text) for text in texts])
-
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({_utf8(name): array(some) for name, some in columns.items()}), buffer)
-    return buffer.getvalue()
-
-
-def _utf8(text: str) -> str:
-    """Text that UTF-8 can encode: JSON may contain one half of a surrogate pair."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-_WRITERS: dict[str, Callable[[list[Row] | Table], Iterator[bytes]]] = {
+_Writer = Callable[[list[Row] | Table, Values | None], Iterator[bytes]]
+_WRITERS: dict[str, _Writer] = {
     ".jsonl": json_lines,
     ".json": _json,
     ".csv": _csv,

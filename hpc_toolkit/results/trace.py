@@ -8,8 +8,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.results.columnfiles import parquet_of
 from hpc_toolkit.results.records import Attempt, Release
-from hpc_toolkit.results.tables import beside, cell, csv_lines, json_lines, parquet_of
+from hpc_toolkit.results.tables import beside, cell, csv_lines, json_lines
 from hpc_toolkit.rundir.files import replace_file
 
 if TYPE_CHECKING:

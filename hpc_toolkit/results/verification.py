@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, describe
+from hpc_toolkit.rundir.values import natural, not_finite, steps
 from hpc_toolkit.worker.loading import load_workload
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.tables import Row
     from hpc_toolkit.rundir.layout import StageSpec
+    from hpc_toolkit.rundir.values import Types
 
 KINDS = (
     *("missing", "unexpected", "duplicate", "failed"),
@@ -80,7 +82,7 @@ def verify(
             continue
         problems += [
             Problem("not finite", f"{path} is {number}", row["item"])
-            for path, number in _numbers(row["value"])
+            for path, number in (*_numbers(row["value"]), *_replaced(row.get("types", {})))
             if not math.isfinite(number)
         ]
         problems += [found for one in ranges if (found := _outside(row, one)) is not None]
@@ -119,6 +121,15 @@ def _numbers(value: Any, path: str = "value") -> Iterator[tuple[str, float]]:
             yield from _numbers(inner, f"{path}[{index}]")
 
 
+def _replaced(types: Types) -> Iterator[tuple[str, float]]:
+    """The numbers that JSON does not have, each with its path."""
+    for place, number in not_finite(types).items():
+        yield (
+            "value" + "".join(f"[{s}]" if s.isdecimal() else f".{s}" for s in steps(place)),
+            number,
+        )
+
+
 def _get(record: Any, name: str) -> Any:
     """The value under a key, or under a path of keys with dots; None if there is none."""
     if not isinstance(record, dict):
@@ -127,8 +138,13 @@ def _get(record: Any, name: str) -> Any:
     return record[name] if name in record else _get(record.get(first), rest)
 
 
+def _named(row: Row) -> Any:
+    """The value, under the name of its column if it is not a dict."""
+    return row["value"] if isinstance(row["value"], dict) else {"value": row["value"]}
+
+
 def _outside(row: Row, wanted: Range) -> Problem | None:
-    number = _get(row["value"], wanted.name)
+    number = _get(_named(row), wanted.name)
     if isinstance(number, bool) or not isinstance(number, int | float):
         return Problem("out of range", f"{wanted.name} is {json.dumps(number)}", row["item"])
     if not wanted.least <= number <= wanted.most:
@@ -141,7 +157,7 @@ def _repeated(rows: list[Row], name: str) -> Iterator[Problem]:
     seen: dict[str, Item] = {}
     for row in rows:
         found = _get(row["item"], name)
-        found = _get(row["value"], name) if found is None else found
+        found = _get(_named(row), name) if found is None else found
         if found is None:
             if row["state"] == "done":
                 yield Problem("not unique", f"there is no {name}", row["item"])
@@ -184,7 +200,7 @@ class Recomputation:
                     loaded = (item[by] if by is not None else None,)
                     context = workload.load(loaded[0])
                 value = next(iter(workload.run(context, iter([dict(item)]))))
-                now = json.loads(json.dumps(value))
+                now = natural(value)
             # Workload code that calls sys.exit must not end this check.
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of users' code
                 what = f"fails now: {describe(error)}"

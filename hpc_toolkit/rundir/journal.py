@@ -33,20 +33,21 @@ _CHUNK = 1 << 20
 _COUNT, _NUMBER, _TEXT = ((int,), True), ((float, int), True), ((str,), False)
 _MOST = 1e11
 """More than any count or number of seconds in a line; as a time, the year 5138."""
+_JSON = (dict, list, str, int, float, bool, NoneType)
 _RUN = {"unit": _TEXT, "generation": _COUNT, "at": _NUMBER}
 _ATTEMPT = {**_RUN, "item": _COUNT, "seconds": _NUMBER, "log": ((list, NoneType), False)}
 _FAILURE = {**_ATTEMPT, "error": _TEXT, "traceback": ((str, NoneType), False)}
 _TEXTS = dict.fromkeys(("worker", "host", "evidence", "explained"), _TEXT)
 _COUNTS = dict.fromkeys(("lines", "done", "failed", "start"), _COUNT)
 _FIELDS: dict[str, dict[str, tuple[tuple[type, ...], bool]]] = {
-    "done": {**_ATTEMPT, "value": ((dict,), False)},
+    "done": {**_ATTEMPT, "types": ((dict, NoneType), False), "value": (_JSON, False)},
     "failed": _FAILURE,
     "permanent": _FAILURE,
     "release": {**_RUN, "seconds": _NUMBER, "sum": _TEXT, **_COUNTS},
     "death": {**_RUN, "item": _COUNT, "alone": ((bool,), False), **_TEXTS},
 }
 """The fields that readers need, by type of line: types, and whether there is a range. A field of
-NoneType may be missing."""
+NoneType may be missing, except ``value``."""
 
 
 def seal_line(body: bytes) -> bytes:
@@ -77,6 +78,8 @@ def line_fault(record: dict[str, Any]) -> str:
         value = record.get(name)
         if type(value) not in types or (is_number and not 0 <= value < _MOST):  # type: ignore[operator]
             return f"{name!r} is {json.dumps(value):.40}"
+        if value is None and name == "value" and name not in record:
+            return "it has no 'value'"
     return ""
 
 

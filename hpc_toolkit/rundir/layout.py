@@ -75,6 +75,10 @@ class RunPaths:
     def journal(self, name: str) -> Path:
         return self.journals / f"{name}.jsonl"
 
+    def values(self, name: str) -> Path:
+        """A worker's value file; absent until a result needs it."""
+        return self.journals / f"{name}.values"
+
     def worker_log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 

@@ -7,6 +7,7 @@ import json
 import os
 from contextlib import contextmanager
 from itertools import islice
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _MARK = int.from_bytes(os.urandom(7)) + 10**17
 """Stands between two values. Nobody can know it, so no text can contain it, whatever it says."""
 _SEPARATOR = b",%d," % _MARK
 
+_TOO_DEEP = "it is nested too deeply, or contains itself"
 _PLAIN = frozenset([str, int, float, bool, type(None)])
 
 
@@ -35,12 +37,33 @@ decode = _DECODER.decode
 """Like ``json.loads`` of text, but reject constants that JSON does not have, such as NaN."""
 raw_decode = _DECODER.raw_decode
 """As :data:`decode` of text that begins with JSON; also returns where that ends."""
-encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""Encode a value as compact ASCII. ValueError: a number is not finite; TypeError: not JSON."""
+
+
+def _refuse(value: object) -> object:
+    message = f"Object of type {type(value).__name__} is not JSON serializable"
+    raise TypeError(message)
+
+
+# json.JSONEncoder makes one for each call, which takes as long as to encode a small result.
+_CHUNKS = c_make_encoder(
+    None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, False
+)
+
+
+def encode(value: Any) -> str:
+    """Encode a value as compact ASCII.
+
+    Raises ValueError: a number is not finite, or the value is too deep or contains itself;
+    TypeError: not JSON.
+    """
+    try:
+        return "".join(_CHUNKS(value, 0))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
 
 
 def is_kept(value: Any) -> bool:
-    """Whether all keys of a value are text. RecursionError: it is too deep for its readers."""
+    """Whether all keys of a value are text. ValueError: it is too deep, or contains itself."""
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
@@ -48,7 +71,23 @@ def is_kept(value: Any) -> bool:
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return True
-    return _PLAIN.issuperset(map(type, value)) or all(map(is_kept, value))
+    try:
+        return _PLAIN.issuperset(map(type, value)) or all(map(is_kept, value))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def is_plain(value: Any) -> bool:
+    """Whether JSON keeps a value as it is, if its numbers are finite. RecursionError: too deep."""
+    kind = type(value)
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+        value = value.values()
+    elif kind is not list:
+        return kind in _PLAIN
+    return _PLAIN.issuperset(map(type, value)) or all(map(is_plain, value))
 
 
 def decode_each(texts: Sequence[bytes]) -> list[Any]:

@@ -10,12 +10,11 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpc_toolkit.errors import LONGEST_TEXT, PermanentError, describe, shortened
+from hpc_toolkit.errors import LONGEST_TEXT, TRY_AGAIN, PermanentError, describe, shortened
 from hpc_toolkit.rundir.files import write_all
-from hpc_toolkit.system.jsonlines import is_kept
+from hpc_toolkit.system.jsonlines import encode, is_plain
 from hpc_toolkit.system.memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 # Messages to the worker: one line each; the first byte is the kind.
 DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a journal line
+KEPT = b"k"  # as DONE; the line names bytes of the value file, which must be synced before it
+UNWRITABLE = b"x"  # the value file cannot be written; the rest is the number of the error
 LOADING, LOADED = b"l", b"L"  # a load began, or ended: the item's clock starts again
 END = b"e"  # the request is over; the rest says why: "" (all items), "stopped", "interrupted"
 INTERRUPTED = b"i"  # an item failed after a signal came to all processes; the rest is as in FAILED
@@ -103,6 +104,7 @@ class Report:
         self._where = where(request)
         self._positions = request["positions"]
         self._send, self._stop, self._log = send, stop, log or Log(1)
+        self._values: str | None = request.get("values")
         self._deadline: float | None = request["deadline"]
         self._expected_s: float = request["expected_s"]
         self._log_end = self._log.reopen()
@@ -134,15 +136,30 @@ class Report:
 
     def result(self, value: Any) -> None:
         try:
-            if type(value) is not dict:
-                message = f"a result must be a dict, not {type(value).__name__}"
-                raise TypeError(message)
-            text = strict_json(value, "value")
-        except (TypeError, ValueError) as error:
-            self.failure(error)
-        else:
+            text = encode(value) if is_plain(value) else ""
+        except (ValueError, RecursionError):  # a number that is not finite, or too deep
+            text = ""
+        if text:
             self.failures_left = self._failures_in_a_row
             self._report(DONE, "done", f'"value":{text}')
+        else:
+            self._other_result(value)
+
+    def _other_result(self, value: Any) -> None:
+        """Report a result that JSON alone does not keep."""
+        from hpc_toolkit.rundir.valuefiles import Encoded, UnstorableError
+
+        try:
+            fields, grown = Encoded(value).line(self._values)
+        except UnstorableError as error:
+            self.failure(error)
+        except OSError as error:
+            # The item is not the cause, so the worker must end, as if its journal were full.
+            self._send(UNWRITABLE, str(error.errno).encode())
+            os._exit(TRY_AGAIN)
+        else:
+            self.failures_left = self._failures_in_a_row
+            self._report(KEPT if grown else DONE, "done", fields)
 
     def failure(self, error: BaseException, signalled_at: float = -math.inf) -> None:
         """Report a failure; ``signalled_at``: when a signal came to all processes of the step."""
@@ -228,61 +245,3 @@ def trace_of(error: BaseException) -> str:
         return "".join(traceback.format_exception(error))
     except BaseException as another:  # noqa: BLE001 - code of the user
         return f"{describe(error)}\n(without a traceback, which raised {describe(another)})\n"
-
-
-def strict_json(value: Any, path: str) -> str:
-    """Encode a value as strict JSON. ValueError: the path of a part that JSON would not keep."""
-    problem = None
-    try:
-        text = encode(value)
-        if is_kept(value):
-            return text
-    except (TypeError, ValueError, RecursionError):
-        text = ""
-    with suppress(RecursionError):
-        problem = _problem(value, path)
-    raise ValueError(problem or f"{path} is nested too deeply, or contains itself")
-
-
-def _plain(value: Any) -> Any:
-    # A masked value would become 0.0, and a time an integer without its unit.
-    is_time = getattr(getattr(value, "dtype", None), "kind", None) in ("m", "M")
-    if getattr(value, "ndim", None) == 0 and not is_time and not hasattr(value, "mask"):
-        made = value.item() if hasattr(value, "item") else None
-        if type(made) in (bool, int, float, str):
-            return made
-    message = f"{type(value).__name__} is not JSON"
-    raise TypeError(message)
-
-
-# json.JSONEncoder makes one for each call, which takes as long as to encode a small result.
-_CHUNKS = c_make_encoder(None, _plain, encode_basestring_ascii, None, ":", ",", False, False, False)
-
-
-def encode(value: Any) -> str:
-    """Encode a value as strict JSON; 0-dimensional arrays of numpy and torch become plain values.
-
-    Raises TypeError or ValueError: it is not JSON; RecursionError: too deep, or contains itself.
-    """
-    return "".join(_CHUNKS(value, 0))
-
-
-def _problem(value: Any, path: str) -> str | None:
-    if isinstance(value, dict | list | tuple):
-        pairs = [(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
-        if isinstance(value, dict):
-            for key in value:
-                if not isinstance(key, str):
-                    return f"{path} has the key {key!r}, which is not text; use str() for its keys"
-            pairs = [(inner, f"{path}.{key}") for key, inner in value.items()]
-        return next(filter(None, (_problem(*pair) for pair in pairs)), None)
-    try:
-        encode(value)
-    except TypeError:
-        how = ".tolist()" if getattr(value, "ndim", 1) else "float() or str()"
-        advice = f"; convert it with {how}" if hasattr(value, "tolist") else ""
-        return f"{path} is a {type(value).__name__}, which JSON does not have{advice}"
-    except ValueError as error:
-        is_int = isinstance(value, int)  # one of thousands of digits, which str() refuses
-        return f"{path}: {error}" if is_int else f"{path} is {value}, which JSON does not have"
-    return None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import CallError, ConfigError
+from hpc_toolkit.errors import CallError, ConfigError, RunError
 from hpc_toolkit.rundir.layout import WorkloadSpec
+from hpc_toolkit.rundir.values import Forms
 from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.worker.attempts import encode, strict_json
 from hpc_toolkit.worker.code import CALLS, code_file
 from hpc_toolkit.worker.loading import load_object
 from hpc_toolkit.worker.world import WORLD
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.rundir.valuefiles import Values
 
 WORKLOAD = CALLS
-_RESULT = {"result"}
 _SHOWN = 200
 
 
@@ -39,10 +38,10 @@ class Calls:
     def load(self, group: Any) -> None:
         """Nothing to prepare."""
 
-    def run(self, context: None, items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+    def run(self, context: None, items: Iterable[Item]) -> Iterator[Any]:
         for item in items:
             function = self._function(item["function"])
-            yield as_value(function(*item["args"], **item.get("kwargs", {})))
+            yield function(*item["args"], **item.get("kwargs", {}))
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:
@@ -53,17 +52,6 @@ class Calls:
                 Calls.importing = False
             WORLD.keep()  # a script may change the directory when it is imported
         return self._functions[name]
-
-
-def as_value(returned: Any) -> dict[str, Any]:
-    """A dict for the journal: what was returned if it is one, so that its keys become columns."""
-    is_plain = type(returned) is dict and returned.keys() != _RESULT
-    return returned if is_plain else {"result": returned}
-
-
-def returned_by(value: dict[str, Any]) -> Any:
-    """What :func:`as_value` was given."""
-    return value["result"] if value.keys() == _RESULT else value
 
 
 def unfold(function: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -77,28 +65,58 @@ def unfold(function: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...],
 def item_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item:
     """The item of a call. Raises ConfigError: an argument is not JSON; the message names it."""
     given = {**{f"argument {at}": one for at, one in enumerate(args, 1)}, **kwargs}
-    for name, value in given.items():
-        try:
-            strict_json(value, name)
-        except ValueError as error:
-            message = f"{function}: {error}"
-            hint = "pass numbers, text, lists and dicts; for anything else, the name of a file"
-            raise ConfigError(message, hint=hint) from None
-    item: Item = {"function": function, "args": args}
-    item |= {"kwargs": kwargs} if kwargs else {}
     # What the worker gets: a tuple becomes a list here already, and numpy's numbers plain ones.
-    made: Item = json.loads(encode(item))
-    return made
+    made = {name: _argument(f"{function}: {name}", value) for name, value in given.items()}
+    item: Item = {"function": function, "args": [*made.values()][: len(args)]}
+    return item | ({"kwargs": {name: made[name] for name in kwargs}} if kwargs else {})
 
 
-def settle(future: Future[Any], row: dict[str, Any], root: Path) -> None:
+class _Noted(dict[str, Any]):
+    """The types of an argument, and of its parts that only a value file could hold."""
+
+    def part(self, place: str, kind: str, *_more: Any) -> None:
+        self[place] = {"npy": "array", "torch": "tensor"}.get(kind, kind)
+
+    def pickle(self, place: str, value: Any) -> int:
+        if not isinstance(value, str | int | float):  # of a subclass, which becomes plain
+            self[place] = type(value).__name__
+        return 0
+
+
+def _argument(where: str, value: Any) -> Any:
+    """An argument as JSON. ConfigError: the function would get something else."""
+    types, form = _Noted(), None
+    try:
+        form = Forms(types, types).form(value)
+    except RecursionError:
+        types = _Noted({"": f"{type(value).__name__} that is nested too deeply"})
+    for place, tag in types.items():
+        if isinstance(tag, str):  # JSON has nearly the same as a tuple, and as a number of numpy
+            is_close = tag == "tuple" or (tag.startswith("numpy.") and " " not in tag)
+        else:
+            is_close = tag[0] in ("array", "tensor") and not tag[2]
+        if not is_close:
+            keys = " with keys that are not text" if tag[0] == "dict" else ""
+            what = tag if isinstance(tag, str) else tag[0]
+            message = f"{where}{place} is of type {what!r}{keys}, which JSON does not have"
+            hint = "pass numbers, text, lists and dicts; for anything else, the name of a file"
+            raise ConfigError(message, hint=hint)
+    return form
+
+
+def settle(future: Future[Any], row: dict[str, Any], values: Values) -> None:
     """End a call's future as its row says."""
     if row["state"] == "done":
-        future.set_result(returned_by(row["value"]))
+        try:
+            result = values.restored({**row})["value"]
+        except RunError as refusal:
+            future.set_exception(refusal)
+        else:
+            future.set_result(result)
         return
     item, error, attempts = row["item"], row["error"], row["attempts"]
     message = f"{shown(item)} failed after {counted(attempts, 'attempt')}: {error}"
-    hint = f"'hpctk status {root}' shows where; fix the cause, 'hpctk retry {root}', "
+    hint = f"'hpctk status {values.root}' shows where; fix the cause, 'hpctk retry {values.root}', "
     hint += "and start the script again"
     future.set_exception(CallError(message, hint=hint, item=item, error=error, attempts=attempts))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker.unitlines import UnitLines
 
 _STATES = {
+    wire.KEPT: "done",
     wire.DONE: "done",
     wire.FAILED: "failed",
     wire.INTERRUPTED: "failed",
@@ -52,6 +54,8 @@ class Stream:
     """Whether results are ignored, because the item's time was up before they came."""
     ready: list[bytes] = field(default_factory=list)
     """Journal lines that were received and not yet written."""
+    grown: bool = False
+    """Whether lines in ``ready`` name bytes of the value file that are not synced."""
     failed: bool | None = None
     """Whether the last item failed; None: no item ended."""
     _heads: dict[bytes, bytes] = field(init=False)
@@ -83,7 +87,7 @@ class Stream:
             if (kind := line[:1]) not in _STATES:
                 self._take_note(kind, line[1:].decode(errors="replace"))
             elif not self.deaf:
-                self._take_failure(kind, line)
+                self._take_other(kind, line)
             if self.wrong:
                 return
             index = self.index
@@ -96,7 +100,7 @@ class Stream:
             self.index, self.failed = index, False
             self.failures.note_done()
 
-    def _take_failure(self, kind: bytes, line: bytes) -> None:
+    def _take_other(self, kind: bytes, line: bytes) -> None:
         head = self._heads[kind]
         # Any process that inherits the pipe can write to it.
         if not (line.startswith(head) and line.startswith(self._items[self.index], len(head))):
@@ -107,6 +111,11 @@ class Stream:
             return
         self.index += 1
         self.ready.append(seal_line(line[1:]))
+        if kind == wire.KEPT:
+            self.grown, self.failed = True, False
+            self.lines.tally.done += 1
+            self.failures.note_done()
+            return
         self.lines.tally.failed += 1
         if kind != wire.PERMANENT:  # the process is not the cause of those
             self.failures.note_failure(self.weight)
@@ -121,5 +130,7 @@ class Stream:
             self.can_prefetch = text == "yes"
         elif kind == wire.BROKEN:
             self.broken = text
+        elif kind == wire.UNWRITABLE:
+            raise OSError(int(text), os.strerror(int(text)))
         else:
             self.wrong = "it sent a message that is not known"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.queue.items import UnitReader
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, is_killer
+from hpc_toolkit.rundir.valuefiles import ValueFile
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import attempts as wire
 from hpc_toolkit.worker.executor import Executor
@@ -82,6 +83,7 @@ class UnitRunner:
     def __post_init__(self) -> None:
         self._executor: Executor | None = None
         self._units = UnitReader()
+        self._values = ValueFile(self.view.paths.values(self.worker))
         self._synced_at = self._looked_at = self.clock.monotonic()
         self._overtaken = False
         self._tally = Tally()
@@ -265,6 +267,7 @@ class UnitRunner:
             "unit": assignment.unit.name,
             "generation": assignment.generation,
             "positions": left,
+            "values": str(self._values.path),
             "deadline": self.drain.deadline,
             "failures_left": self.failures.left(weight),
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
@@ -378,6 +381,9 @@ class UnitRunner:
             return False
         stream.take(data)
         if stream.ready and not self._overtaken:
+            if stream.grown:
+                self._values.sync()
+                stream.grown = False
             stream.lines.append(b"".join(stream.ready))
         stream.ready.clear()
         stream.since = self.clock.monotonic()

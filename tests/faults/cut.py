@@ -50,7 +50,7 @@ _PATHS = ("symlink", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", 
 _FDS = ("write", "pwrite", "fsync", "fdatasync", "ftruncate")
 _LIMIT_S = 400.0
 _KEPT = 8
-_SEEN = struct.Struct("=qqq64s")
+_SEEN = struct.Struct("=qqqq64s")
 
 # What the commands import on their way: once here instead of in every child.
 _NEEDED = (
@@ -70,7 +70,7 @@ class Cut:
         self._pid = os.getpid()
         self._count = 0
         self._fired = ""
-        self._synced = 0
+        self._synced = {".jsonl": 0, ".values": 0}
         self._real: dict[str, Any] = {}
 
     @contextmanager
@@ -117,7 +117,8 @@ class Cut:
             if self._way == ENTRIES or self._count < self._at or not self._fits(name):
                 found = real(*args, **kwargs)
                 if name == "fdatasync":
-                    self._synced = os.fstat(args[0]).st_size
+                    suffix = os.path.splitext(self._path(name, args))[1]
+                    self._synced[suffix] = os.fstat(args[0]).st_size
                 self._note()
                 return found
             self._fired = name
@@ -147,7 +148,9 @@ class Cut:
 
     def _note(self) -> None:
         fired = self._fired.encode()
-        self._seen[:] = _SEEN.pack(self._count, bool(fired), self._synced, fired)
+        self._seen[:] = _SEEN.pack(
+            self._count, bool(fired), *list(self._synced.values())[:2], fired
+        )
 
     def _strike(self, real: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._way == FREEZE:
@@ -186,6 +189,8 @@ class Struck:
     """Calls that changed something."""
     synced: int
     """Bytes of a journal that were committed before the cut."""
+    kept: int
+    """Bytes of a value file that were committed before the cut."""
     fired: str
     """The call that was cut; "" if none was."""
 
@@ -227,11 +232,11 @@ class Going:
         """Wait for its end, and say how it was."""
         self._wait(lambda: False)
         assert self._status is not None
-        count, fired, synced, name = _SEEN.unpack(self._seen[:])
+        count, fired, synced, kept, name = _SEEN.unpack(self._seen[:])
         call = name.rstrip(b"\0").decode() if fired else ""
         out, err = (self._said.with_suffix(f".{one}").read_text() for one in ("out", "err"))
         err = CLOSING.sub("", err)
-        return Struck(os.waitstatus_to_exitcode(self._status), out, err, count, synced, call)
+        return Struck(os.waitstatus_to_exitcode(self._status), out, err, count, synced, kept, call)
 
     def _wait(self, enough: Callable[[], bool]) -> None:
         end = time.monotonic() + _LIMIT_S

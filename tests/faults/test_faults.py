@@ -13,19 +13,20 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import JournalReader, UnitRun, read_lines
-from hpc_toolkit.rundir.layout import RunPaths
-from tests.faults import tally
+from hpc_toolkit.rundir.layout import RunPaths, WorkloadSpec
+from tests.faults import loud, tally
 from tests.faults.cut import WAYS, Commands, Cut, Struck, copy_of
 from tests.toyrun import NOOP, ToyRun, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 ITEMS = 4
 EVERY = 23
@@ -95,6 +96,10 @@ def make_new(root: Path) -> None:
     ToyRun(root, ITEMS, unit=2)
 
 
+def make_holding(root: Path) -> None:
+    ToyRun(root, ITEMS, unit=2, workload=WorkloadSpec(function="tests.faults.loud:hold"))
+
+
 def make_finished(root: Path) -> None:
     toy = ToyRun(root, ITEMS, unit=4, max_attempts=1)
     toy.worker("w").work(toy.unit_name(0), i0="done", i1="failed", i2="done", i3="permanent")
@@ -115,6 +120,16 @@ def done_lines(run: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
+def check_parts(run: Path, found: Iterable[dict[str, Any]], where: str) -> None:
+    """Whether the bytes that lines or rows name are there."""
+    for one in found:
+        for place, tag in one.get("types", {}).items():
+            if isinstance(tag, list):
+                _, start, length, total = tag
+                data = RunPaths(run).values(one["worker"]).read_bytes()[start : start + length]
+                assert (len(data), f"{crc32(data):08x}") == (length, total), f"{place}, {where}"
+
+
 def first_item(line: dict[str, Any]) -> int:
     assert line["unit"].startswith("items/000001-")
     return 0
@@ -132,10 +147,12 @@ def check_work(place: Place, every: int) -> None:
     for struck, way, where in place.sweep(every):
         journals = {path: path.read_bytes() for path in (place.run / "journals").iterdir()}
         if way == "kill and power loss":
-            journals = {path: data[: struck.synced] for path, data in journals.items()}
+            sizes = {".jsonl": struck.synced, ".values": struck.kept}
+            journals = {path: data[: sizes[path.suffix]] for path, data in journals.items()}
             for path, data in journals.items():
                 path.write_bytes(data)
         before = done_lines(place.run)
+        check_parts(place.run, before.values(), where)
         Run.open(place.run).status()
         if struck.code == 0:
             assert len(before) == ITEMS, where
@@ -144,7 +161,8 @@ def check_work(place: Place, every: int) -> None:
         again = place.call("work", "run", "--lease", "1s", root=place.run)
 
         assert (again.code, again.err) == (0, ""), f"{where}\nthen: {again}"
-        rows = Run.open(place.run).results()
+        rows = Run.open(place.run).table().rows
+        check_parts(place.run, rows, where)
         assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), where
         assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, where
         for path, data in journals.items():
@@ -286,6 +304,25 @@ def test_a_command_that_is_cut_anywhere_loses_nothing_and_can_be_repeated(
     fast_dir: Path, command: str
 ) -> None:
     CHECKS[command][1](place_of(command, fast_dir), 1)
+
+
+def check_holding(home: Path, every: int) -> None:
+    place = Place(home, make_holding, "work", "run")
+    check_work(place, every)
+    rows = Run.open(place.run).results()
+    assert [row["value"] for row in rows] == [loud.hold({"id": n}) for n in range(ITEMS)]
+
+
+def test_a_line_of_a_worker_that_is_cut_names_no_byte_that_is_not_there(fast_dir: Path) -> None:
+    check_holding(fast_dir, EVERY)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_line_of_a_worker_that_is_cut_anywhere_names_no_byte_that_is_not_there(
+    fast_dir: Path,
+) -> None:
+    check_holding(fast_dir, 1)
 
 
 @pytest.mark.parametrize("command", CHECKS)

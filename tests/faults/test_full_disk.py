@@ -13,7 +13,7 @@ from hpc_toolkit.rundir.layout import WorkloadSpec
 from tests.faults import tally
 from tests.faults.cut import Commands, copy_of
 from tests.faults.smalldisk import fill, on_disk
-from tests.faults.test_faults import done_lines
+from tests.faults.test_faults import check_parts, done_lines
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ LEASE = ("--lease", "300ms")
 SIZES = "size=1m,nr_inodes=200"
 
 
-def make_long(root: Path) -> None:
-    ToyRun(root, ITEMS, unit=3, workload=WorkloadSpec(function="tests.faults.loud:long"))
+def make_long(root: Path, function: str) -> None:
+    workload = WorkloadSpec(function=f"tests.faults.loud:{function}")
+    ToyRun(root, ITEMS, unit=3, workload=workload)
 
 
 def check_told(ended: Struck, where: str) -> None:
@@ -67,15 +68,16 @@ def check_full(disk: Path, template: Path, rooms: Iterable[dict[str, int]]) -> N
 
 def check_rows(run: Path, kept: dict[int, dict[str, Any]], room: object) -> None:
     rows = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
-    assert rows == Run.open(run).results(), room
+    assert rows == Run.open(run).table().rows, room
+    check_parts(run, rows, str(room))
     assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), room
     assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, room
     for item, line in kept.items():
         assert (rows[item]["worker"], rows[item]["value"]) == (line["worker"], line["value"]), room
 
 
-def check_disk(home: Path, pages: range, inodes: range) -> None:
-    make_long(home / "template")
+def check_disk(home: Path, function: str, pages: range, inodes: range) -> None:
+    make_long(home / "template", function)
     disk = home / "disk"
     disk.mkdir()
     rooms = [{"pages": n} for n in pages] + [{"inodes": n} for n in inodes]
@@ -83,13 +85,15 @@ def check_disk(home: Path, pages: range, inodes: range) -> None:
     tally.count("a full disk", changes=0, cuts=2 * len(rooms))
 
 
-def test_a_disk_that_gets_space_again_has_the_whole_run(fast_dir: Path) -> None:
-    check_disk(fast_dir, range(7, 8), range(9, 10))
+@pytest.mark.parametrize("function", ["long", "held"])
+def test_a_disk_that_gets_space_again_has_the_whole_run(fast_dir: Path, function: str) -> None:
+    check_disk(fast_dir, function, range(7, 8), range(9, 10))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("function", ["long", "held"])
 def test_a_disk_that_is_full_anywhere_and_gets_space_again_has_the_whole_run(
-    fast_dir: Path,
+    fast_dir: Path, function: str
 ) -> None:
-    check_disk(fast_dir, range(36), range(24))
+    check_disk(fast_dir, function, range(36), range(24))

@@ -13,8 +13,9 @@ import pytest
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
 from hpc_toolkit.worker import attempts, executor, pool
+from tests.faults import loud
 from tests.faults.cut import WAYS
-from tests.faults.test_faults import EVERY, ITEMS, Place, make_new
+from tests.faults.test_faults import EVERY, ITEMS, Place, check_parts, make_new
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def begin_pool(cut: Cut) -> None:
 
 
 def begin_executor(cut: Cut) -> None:
-    """Count what the first executor writes: its log, and its messages to the worker."""
+    """Count what the first executor writes: its log, values, and messages to the worker."""
     cut.leave_out()
     real = executor._take_signals
 
@@ -56,7 +57,7 @@ def begin_executor(cut: Cut) -> None:
 
 
 def make_loud(root: Path) -> None:
-    ToyRun(root, ITEMS, unit=2, workload=WorkloadSpec(function="tests.faults.loud:work"))
+    ToyRun(root, ITEMS, unit=2, workload=WorkloadSpec(function="tests.faults.loud:hold"))
 
 
 def check_rows(root: Path, where: str) -> list[dict[str, Any]]:
@@ -97,7 +98,8 @@ def check_executor(home: Path, every: int) -> None:
     for struck, _, where in place.points(every, ways=DEATHS, name="an executor"):
         assert (struck.code, struck.err) == (0, ""), where
         rows = check_rows(place.run, where)
-        assert [row["value"] for row in rows] == [{"twice": 2 * n} for n in range(ITEMS)], where
+        assert [row["value"] for row in rows] == [loud.hold({"id": n}) for n in range(ITEMS)], where
+        check_parts(place.run, Run.open(place.run).table(), where)
         assert Run.open(place.run).status().deaths <= 1, where
         said = place.call("logs", "run", "--item", "3", root=place.run)
         assert said.code == 0, f"{where}\nthen: {said}"

@@ -191,40 +191,6 @@ def test_permanent_failure_is_not_tried_again(hpctk: Hpctk) -> None:
     assert len(hpctk.noted("start", "1")) == 3
 
 
-@pytest.mark.parametrize(
-    ("give", "message"),
-    [
-        ("{'a': [1, {'b': float('nan')}]}", "value.a[1].b is nan"),
-        ("{'a': -float('inf')}", "value.a is -inf"),
-        ("{'a': {1, 2}}", "value.a is a set"),
-        ("{('a', 1): 1}", "value has the key ('a', 1), which is not text"),
-        ("[1]", "a result must be a dict, not list"),
-        ("None", "a result must be a dict, not NoneType"),
-        ("{'a': __import__('numpy').zeros(2)}", "value.a is a ndarray"),
-        ("{'a': __import__('numpy').float32('nan')}", "value.a is nan"),
-    ],
-)
-def test_result_that_json_does_not_have_fails_the_item_with_its_path(
-    hpctk: Hpctk, give: str, message: str
-) -> None:
-    run = hpctk.make([{"give": give}], "sample_workloads:give", max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
-
-    row = rows_by_id(run)[0]
-    assert (row["state"], row["value"]) == ("failed", None)
-    assert message in row["error"]
-
-
-def test_result_of_numpy_scalars_is_kept_as_numbers(hpctk: Hpctk) -> None:
-    give = "{'a': __import__('numpy').float32(0.5), 'b': [__import__('numpy').int64(7)]}"
-    run = hpctk.make([{"give": give}], "sample_workloads:give")
-
-    assert hpctk("work", "run").code == 0
-
-    assert rows_by_id(run)[0]["value"] == {"a": 0.5, "b": [7]}
-
-
 def test_class_loads_once_per_group_and_executor(hpctk: Hpctk) -> None:
     # The third item ends the executor, whose successor must load the group again.
     items: list[dict[str, Any]] = [{"g": "ab"[i // 3]} for i in range(6)]

@@ -15,6 +15,7 @@ from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.valuefiles import Encoded
 from tests.toyrun import ToyWorker
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 SECONDS = {"a": 1.0, "b": 2.0, "c": 30.0}
 """The tasks, and what each takes."""
 
-Value = dict[str, Any] | None
+Value = dict[str, Any] | float | None
 """What an item gives; None: it fails."""
 
 
@@ -90,7 +91,9 @@ def work(root: Path, value: Callable[[dict[str, Any]], Value] = value_of) -> Non
                 if found is None:
                     worker.attempt(position, "permanent", seconds=seconds)
                 else:
-                    worker.attempt(position, value=found, seconds=seconds)
+                    encoded = Encoded(found)
+                    fields: dict[str, Any] = {"types": encoded.types} if encoded.types else {}
+                    worker.attempt(position, seconds=seconds, **fields, value=encoded.natural)
             worker.release()
     worker.finish()
 

@@ -39,7 +39,7 @@ ROOMS = [
 
 # Packages that are not everywhere, or are slow to import: who may use them.
 FENCES: dict[str, set[str]] = {
-    "torch": {"doctor", "science", "training"},
+    "torch": {"doctor", "rundir.valuefiles", "rundir.values", "science", "training"},
     "transformers": {"science.workloads", "training.scaling"},
     "peft": {"training.scaling"},
     "psutil": {"training.monitor"},
@@ -55,9 +55,10 @@ FENCES: dict[str, set[str]] = {
     "scipy": {"bandit", "science.workloads"},
     "numpy": {
         *("bandit", "campaign.recorded", "notebook.jobs", "planning", "results", "science"),
-        "training.scaling",
+        *("rundir.valuefiles", "rundir.values", "training.scaling"),
     },
-    "pyarrow": {"queue.lists", "results.tables"},
+    "pyarrow": {"queue.lists", "results.columnfiles"},
+    "cloudpickle": {"rundir.valuefiles"},
     "optuna": {"bandit"},
     "mteb": {"science.workloads"},
     "datasets": {"science.workloads"},
@@ -82,17 +83,17 @@ STANDARD_FENCES: dict[str, set[str]] = {
     },
     "fcntl": {"doctor", "queue"},
     "multiprocessing": set(),
-    "pickle": set(),
+    "pickle": {"rundir.valuefiles"},
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
     "socket": {"engines.ray", "lab", "slurm.batch", "training.launch"},
 }
 
-# What makes a name or makes it last: two modules know how, and tests fail them there.
+# What makes a name or makes it last: three modules know how, and tests fail them there.
 DOORS = {"symlink", "link", "fsync", "fdatasync", "rename", "replace", "sync", "sendfile"}
 PATH_DOORS = {"symlink_to", "hardlink_to", "rename", "replace"}
-DOOR_KEEPERS = {"rundir.files", "rundir.journal"}
+DOOR_KEEPERS = {"rundir.files", "rundir.journal", "rundir.valuefiles"}
 
 MAX_LINES = 400
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc", "core", "base"}

@@ -352,10 +352,13 @@ def test_metrics_of_an_earlier_run_or_table_are_features(
 def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
     tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More arms, another task and a larger budget: nothing that is known is evaluated again."""
+    """More arms, another task and a larger budget: nothing that is known is evaluated again.
+
+    The code of the first returns the score alone.
+    """
     one = "workload = '" + NOOP + "'\nnames = ['a']"
     first = Played(
-        fast_dir / "first", campaign(tmp_path, GRID, "budget = 6", tasks=one), monkeypatch, value_of
+        fast_dir / "first", campaign(tmp_path, GRID, "budget = 6", tasks=one), monkeypatch, score
     )
     first.coordinate()
     known = gather(Run.open(first.root).view, "tasks").rows

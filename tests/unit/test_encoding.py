@@ -1,17 +1,20 @@
-"""Results as JSON: what is kept exactly, and what fails the item with its path."""
+"""Results and arguments as JSON: what a line and an item contain, and what is refused."""
 
 from __future__ import annotations
 
+import collections
 import enum
 import json
-import re
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpc_toolkit.worker.attempts import DONE, FAILED, Report
-from hpc_toolkit.worker.calls import as_value, item_of
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.worker.attempts import DONE, KEPT, PERMANENT, Report
+from hpc_toolkit.worker.calls import item_of
 
 
 class Colour(enum.IntEnum):
@@ -23,7 +26,17 @@ class Loud(float):
         return "loud"
 
 
-def report(value: Any) -> tuple[bytes, dict[str, Any]]:
+class Rude:
+    """Everything that an encoder may call raises."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__reduce_ex__":
+            return super().__getattribute__(name)
+        message = "rude"
+        raise RuntimeError(message)
+
+
+def report(value: Any, values: Path | None = None) -> tuple[bytes, dict[str, Any]]:
     """The kind of the message about a result, and its journal line."""
     sent: list[tuple[bytes, bytes]] = []
     request = {
@@ -34,13 +47,17 @@ def report(value: Any) -> tuple[bytes, dict[str, Any]]:
         "deadline": None,
         "expected_s": 0.0,
         "failures_left": 8,
+        "values": None if values is None else str(values),
     }
     Report(request, lambda kind, text: sent.append((kind, text))).result(value)
     ((kind, text),) = sent
     return kind, json.loads(text + b"}")
 
 
-KEPT = [
+DEEP: list[Any] = []
+for _ in range(2000):
+    DEEP = [DEEP]
+CLOSE = [
     (np.int64(-(2**63)), -(2**63)),
     (np.uint64(2**64 - 1), 2**64 - 1),
     (np.float16(0.1), 0.0999755859375),
@@ -51,67 +68,84 @@ KEPT = [
     (np.str_("x"), "x"),
     (Colour.RED, 3),
     (Loud(0.5), 0.5),
-    ({np.str_("k"): [(1, 2)]}, {"k": [[1, 2]]}),
+    ((1, (2,)), [1, [2]]),
 ]
-DEEP: list[Any] = []
-for _ in range(2000):
-    DEEP = [DEEP]
-CIRCLE: list[Any] = []
-CIRCLE.append(CIRCLE)
-REFUSED = [
-    (1 + 2j, "is a complex"),
-    (np.complex64(1), "is a complex64"),
-    (np.longdouble(1) / 3, "is a longdouble"),
-    (np.longdouble(0.5), "is a longdouble"),
-    (np.ma.masked, "is a MaskedConstant"),
-    (np.ma.array(3, mask=True), "is a MaskedArray"),
-    (np.datetime64("2020-01-01T00:00:00.000000001"), "is a datetime64"),
-    (np.datetime64("2020-01-01"), "is a datetime64"),
-    (np.datetime64("NaT", "s"), "is a datetime64"),
-    (np.timedelta64(5, "ns"), "is a timedelta64"),
-    (np.bytes_(b"3"), "is a bytes_"),
-    (np.array((1, 2.0), dtype=[("a", int), ("b", float)]), "is a ndarray"),
-    (np.array({"a": 1}, dtype=object), "is a ndarray"),
-    (10**5000, "4300 digits"),
-    (DEEP, "nested too deeply"),
-    (CIRCLE, "nested too deeply, or contains itself"),
-    ({1: "a", "1": "b"}, "has the key 1, which is not text; use str()"),
-    ({None: 1}, "has the key None"),
-    ({True: 1}, "has the key True"),
-    ({0.5: 1}, "has the key 0.5"),
-    ({Colour.RED: 1}, "has the key <Colour.RED: 3>"),
+FAR = [
+    (math.nan, "x/0 is of type 'nan'"),
+    (1 + 2j, "'complex'"),
+    (np.float64("inf"), "'numpy.float64 inf'"),
+    (np.longdouble(1) / 3, "'longdouble'"),
+    (np.ma.masked, "'MaskedConstant'"),
+    (np.ma.array(3, mask=True), "'MaskedArray'"),
+    (np.datetime64("2020-01-01"), "'datetime64'"),
+    (np.timedelta64(5, "ns"), "'timedelta64'"),
+    (np.bytes_(b"3"), "'bytes_'"),
+    (np.zeros(2), "'array'"),
+    (np.zeros(2000), "'array'"),
+    (np.array({"a": 1}, dtype=object), "'ndarray'"),
+    (10**5000, "'int'"),
+    ({2}, "'set'"),
+    (Path("a"), "'PosixPath'"),
+    (b"a", "'bytes'"),
+    (Rude(), "'Rude'"),
+    (DEEP, "x is of type 'list that is nested too deeply'"),
+    ({1: "a"}, "'dict' with keys that are not text"),
+    ({1: "a", "1": "b"}, "'dict'"),
 ]
 
 
-@pytest.mark.parametrize(("value", "kept"), KEPT, ids=[type(value).__name__ for value, _ in KEPT])
-def test_a_number_or_text_of_another_type_is_kept_exactly(value: Any, kept: Any) -> None:
-    kind, line = report({"x": [value]})
+@pytest.mark.parametrize(("value", "kept"), CLOSE, ids=[type(value).__name__ for value, _ in CLOSE])
+def test_an_argument_that_json_nearly_has_becomes_plain(value: Any, kept: Any) -> None:
+    (found,) = item_of("m:f", (value,), {})["args"]
 
-    assert (kind, line["value"]) == (DONE, {"x": [kept]})
-    assert type(line["value"]["x"][0]) is type(kept)
-    assert item_of("m:f", (value,), {})["args"] == [kept]
+    assert (type(found), found) == (type(kept), kept)
+    assert report({"x": [value]})[1]["value"] == {"x": [kept]}
 
 
-@pytest.mark.parametrize(("value", "problem"), REFUSED, ids=[problem for _, problem in REFUSED])
-def test_a_value_that_json_would_change_fails_with_its_path(value: Any, problem: str) -> None:
-    kind, line = report(as_value([{"x": value}]))
+@pytest.mark.parametrize(("value", "problem"), FAR, ids=[problem for _, problem in FAR])
+def test_an_argument_that_json_would_change_is_refused_with_its_place(
+    value: Any, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^m:f: .*{problem}.*"):
+        item_of("m:f", (), {"x": [value]})
 
-    assert kind == FAILED
-    assert problem in line["error"]
-    assert line["error"].startswith(
-        ("ValueError: value.result[0].x", "ValueError: value is nested")
+
+def test_a_plain_result_has_no_types_and_no_file(tmp_path: Path) -> None:
+    kind, line = report({"a": [1, 0.5, None, {"b": "c"}]}, tmp_path / "values")
+
+    assert (kind, line["value"], "types" in line) == (
+        DONE,
+        {"a": [1, 0.5, None, {"b": "c"}]},
+        False,
     )
-    with pytest.raises(ValueError, match=re.escape(problem)):
-        item_of("m:f", (), {"x": value})
+    assert not (tmp_path / "values").exists()
 
 
-@pytest.mark.torch
-def test_a_tensor_without_dimensions_is_kept_exactly_or_refused() -> None:
-    torch = pytest.importorskip("torch")
-    numbers = [torch.tensor(0.1, dtype=torch.bfloat16), torch.tensor(True), torch.tensor(2**62)]
+def test_a_line_names_the_bytes_of_its_results_in_a_file_that_grows(tmp_path: Path) -> None:
+    values = tmp_path / "values"
+    values.write_bytes(b"cut off")  # by the death of an executor
 
-    kind, line = report({"x": numbers})
-    assert (kind, line["value"]) == (DONE, {"x": [0.10009765625, True, 2**62]})
-    kind, line = report({"x": torch.tensor(1 + 2j)})
-    assert kind == FAILED
-    assert "value.x is a Tensor, which JSON does not have" in line["error"]
+    report(Colour.RED, values)
+    kind, line = report({"a": Colour.RED, "b": bytes(70000)}, values)
+
+    assert (kind, line["value"]) == (KEPT, {"a": 3, "b": "<bytes, 68.4 KiB>"})
+    (a, b) = (line["types"][place] for place in ("/a", "/b"))
+    assert (a[0], b[:1], a[1] + a[2]) == ("pickle", ["bytes"], b[1])
+    assert b[1] + b[2] == values.stat().st_size
+
+
+def test_an_object_is_shown_by_its_parts_unless_they_are_long() -> None:
+    short, long = collections.OrderedDict(a=[1]), collections.OrderedDict(a=[1] * 40_000)
+
+    assert report(short)[1]["value"] == {"a": [1]}
+    assert report(long)[1]["value"] == "<collections.OrderedDict, 78.3 KiB>"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [(Rude(), "rude"), (DEEP, "value is nested too deeply")]
+)
+def test_a_result_that_cannot_be_stored_fails_for_good(value: Any, problem: str) -> None:
+    kind, line = report(value)
+
+    assert (kind, line["error_type"]) == (PERMANENT, "UnstorableError")
+    assert problem in line["error"]

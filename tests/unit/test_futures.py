@@ -65,8 +65,8 @@ def test_results_and_failures_reach_their_futures(fast_dir: Path) -> None:
     with Executor(root) as executor:
         results = executor.map(statistics.fmean, [[1, 3], [5]])
         failing = executor.submit(math.sqrt, -1)
-        answer(root, [1, 3], value={"result": 2.0})
-        answer(root, [5], value={"result": 5.0})
+        answer(root, [1, 3], value=2.0)
+        answer(root, [5], value=5.0)
         assert list(results) == [2.0, 5.0]
         assert list(executor.map(math.sqrt, ())) == []
         answer(root, -1, "permanent", error="ValueError: math domain error")
@@ -86,8 +86,8 @@ def test_a_second_executor_returns_recorded_results_and_awaits_the_others(fast_d
     root = fast_dir / "r"
     first = Executor(root)
     done = [first.submit(math.sqrt, number) for number in (4, 4, 9, 16)][:3]
-    answer(root, 4, value={"result": 2.0})
-    answer(root, 4, repeat=1, value={"result": -2.0})
+    answer(root, 4, value=2.0)
+    answer(root, 4, repeat=1, value=-2.0)
     answer(root, 9, "permanent")
     wait(done)
     first.shutdown(cancel_futures=True)
@@ -97,8 +97,8 @@ def test_a_second_executor_returns_recorded_results_and_awaits_the_others(fast_d
         assert (one.result(timeout=0), other.result(timeout=0)) == (2.0, -2.0)
         assert isinstance(failed.exception(timeout=0), CallError)
         assert not left.done()
-        answer(root, 16, value={"result": 4.0})
-        answer(root, 25, value={"result": 5.0})
+        answer(root, 16, value=4.0)
+        answer(root, 25, value=5.0)
 
     assert (left.result(), new.result()) == (4.0, 5.0)
     assert [call.get("repeat") for call in written(root)] == [None, 1, None, None, None]
@@ -149,7 +149,7 @@ def test_a_sealed_run_still_has_the_calls_that_are_not_done(fast_dir: Path) -> N
 
     with Executor(fast_dir / "r") as again:
         future = again.submit(math.sqrt, 4)
-        answer(fast_dir / "r", 4, value={"result": 2.0})
+        answer(fast_dir / "r", 4, value=2.0)
         assert future.result() == 2.0
 
 
@@ -173,7 +173,7 @@ def test_a_sealed_run_refuses_other_calls(fast_dir: Path, seal: bool) -> None:
     root = fast_dir / "r"
     with Executor(root, seal=seal) as executor:
         executor.submit(math.sqrt, 4)
-        answer(root, 4, value={"result": 2.0})
+        answer(root, 4, value=2.0)
 
     again = Executor(root, seal=seal)
     assert again.submit(math.sqrt, 4).result() == 2.0
@@ -242,10 +242,10 @@ def test_a_dropped_executor_is_collected_once_its_calls_are_done(fast_dir: Path)
 
     del executor
 
-    answer(fast_dir / "r", 4, value={"result": 2.0})
+    answer(fast_dir / "r", 4, value=2.0)
     assert futures_[0].result() == 2.0
     assert dropped() is not None
-    answer(fast_dir / "r", 9, value={"result": 3.0})
+    answer(fast_dir / "r", 9, value=3.0)
     assert futures_[1].result() == 3.0
     thread.join(60)
     assert (dropped(), thread.is_alive()) == (None, False)
@@ -281,7 +281,7 @@ def test_calls_go_on_when_the_script_changes_its_directory(
     with Executor("r") as executor:
         monkeypatch.chdir("/")
         future = executor.submit(math.sqrt, 4)
-        answer(fast_dir / "r", 4, value={"result": 2.0})
+        answer(fast_dir / "r", 4, value=2.0)
         assert future.result(timeout=60) == 2.0
 
 
@@ -371,10 +371,14 @@ def test_functions_of_a_script_are_named_by_its_module(
 @pytest.mark.parametrize(
     ("args", "kwargs", "problem"),
     [
-        ((1, {2}), {}, "m:f: argument 2 is a set, which JSON does not have"),
-        ((), {"rate": math.nan}, "m:f: rate is nan, which JSON does not have"),
-        (([{1: 2}],), {}, "m:f: argument 1[0] has the key 1, which is not text"),
-        ((np.zeros(2),), {}, "m:f: argument 1 is a ndarray, .* with .tolist()"),
+        ((1, {2}), {}, "m:f: argument 2 is of type 'set', which JSON does not have"),
+        ((), {"rate": math.nan}, "m:f: rate is of type 'nan', which JSON does not have"),
+        (
+            ([{1: 2}],),
+            {},
+            "m:f: argument 1/0 is of type 'dict' with keys that are not text",
+        ),
+        ((np.zeros(2),), {}, "m:f: argument 1 is of type 'array', which JSON does not have"),
     ],
 )
 def test_arguments_that_are_not_json_are_named(
@@ -388,11 +392,6 @@ def test_an_item_has_what_the_function_will_get() -> None:
     item = calls.item_of("m:f", (np.int64(3), (1, 2)), {"x": None})
 
     assert item == {"function": "m:f", "args": [3, [1, 2]], "kwargs": {"x": None}}
-
-
-@pytest.mark.parametrize("value", [{"mean": 1.0}, 3, None, [1], {"result": 1}, {}])
-def test_what_a_function_returns_comes_back(value: Any) -> None:
-    assert calls.returned_by(calls.as_value(value)) == value
 
 
 def test_importing_the_package_imports_no_executor() -> None:
@@ -409,7 +408,7 @@ def test_a_lack_of_workers_is_reported_once(
     future = executor.submit(math.sqrt, 4)
     while not (printed := capsys.readouterr().err):
         time.sleep(0.005)
-    answer(fast_dir / "r", 4, value={"result": 2.0})
+    answer(fast_dir / "r", 4, value=2.0)
 
     assert future.result() == 2.0
     executor.shutdown()

@@ -101,7 +101,11 @@ def test_check_items_names_the_near_miss_of_a_group_key() -> None:
     assert caught.value.hint == "did you mean 'checkpoint'?"
 
 
-@pytest.mark.parametrize("value", [float("nan"), object()])
+_CIRCLE: list[object] = []
+_CIRCLE.append(_CIRCLE)
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), _CIRCLE])
 def test_check_items_refuses_values_that_are_not_json(value: object) -> None:
     with pytest.raises(ItemsError, match="item 0 is not plain JSON"):
         check_items([{"a": value}], group_by=None)

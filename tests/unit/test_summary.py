@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from hpc_toolkit.campaign.summary import Summary, summarize
@@ -17,8 +20,6 @@ from tests.unit.playedcampaign import SECONDS, Played, Value, score, toy, value_
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
     from hpc_toolkit.campaign.evaluations import Found
     from hpc_toolkit.campaign.settings import Campaign
@@ -253,6 +254,32 @@ def test_a_result_whose_score_is_no_number_is_a_failed_task(
 
     assert found.evaluations == 60
     assert found.failed_tasks == 5
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (math.nan, "value is nan"),
+        ({"score": math.nan}, "score is nan"),
+        ({"score": np.float32("-inf")}, "score is -inf"),
+    ],
+)
+def test_a_score_of_nan_fails_its_evaluation_and_the_search_goes_on(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, bad: Value, said: str
+) -> None:
+    def value(item: dict[str, Any]) -> Value:
+        if "task" not in item:
+            return value_of(item)
+        return bad if item["layer"] == 1 and item["task"] == "b" else score(item)
+
+    search = {"policy": "gp-ucb", "budget": 20, "pending": 5}
+
+    found = outcome(fast_dir / "r", toy(search), monkeypatch, value)
+
+    assert (found.evaluations, found.failed_tasks) == (60, 5)
+    assert found.failure is not None
+    assert found.failure.endswith(f"on b: {said}")
+    assert {row["attempts"] for row in Run.open(fast_dir / "r").table()} == {1}
 
 
 def test_a_standard_error_that_is_none_is_left_out(

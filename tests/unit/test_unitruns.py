@@ -63,8 +63,9 @@ class FakeExecutor:
     def act(self, what: str) -> None:
         assert self._report is not None
         match what:
-            case "done":
-                self._report.result({"n": self._report.index})
+            case "done" | "object":
+                plain = {"n": self._report.index}
+                self._report.result(plain if what == "done" else ValueError("an object"))
             case "failed":
                 self._report.failure(ValueError("wrong"))
             case "permanent":
@@ -231,6 +232,39 @@ def test_i1_long_passes_are_synced_on_the_way(
     stage.run("done", second, "done", second, "done", "done", "end")
 
     assert len(sizes) >= 3
+
+
+def test_i1_the_bytes_that_a_line_names_are_on_disk_before_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, int] = {}
+    directories: list[str] = []
+    real, real_of_directory = os.fdatasync, os.fsync
+
+    def sync(fd: int) -> None:
+        real(fd)
+        synced[os.readlink(f"/proc/self/fd/{fd}")] = os.fstat(fd).st_size
+
+    def sync_directory(fd: int) -> None:
+        real_of_directory(fd)
+        directories.append(os.readlink(f"/proc/self/fd/{fd}"))
+
+    def append(data: bytes) -> None:
+        seen.append((synced.get(str(path)), path.exists() and path.stat().st_size, [*directories]))
+        written(data)
+
+    path, seen = stage.toy.paths.values("me"), list[tuple[Any, Any, list[str]]]()
+    written = stage.worker.journal.append
+    monkeypatch.setattr(stage.worker.journal, "append", append)
+    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr(os, "fsync", sync_directory)
+
+    stage.run("object", "done", "object", "object", "end")
+
+    assert [(size == there, names) for size, there, names in seen if there] == [
+        (True, [str(path.parent)])
+    ] * len(seen)
+    assert len(seen) == 5
 
 
 @pytest.mark.parametrize("call", ["fdatasync", "write"])

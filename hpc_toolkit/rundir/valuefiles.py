@@ -1,0 +1,309 @@
+"""Value files: what is large or has no JSON form, one file for each worker beside its journal.
+
+A worker's executor appends, and the worker syncs the file before it writes the line that names
+the bytes by offset, length and CRC-32. So every line in a journal names bytes that are there.
+
+Only :meth:`Values.restored` unpickles, and only in a run whose code this user may execute.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, BinaryIO
+from zlib import crc32
+
+from hpc_toolkit.errors import PermanentError, RunError, describe
+from hpc_toolkit.rundir.files import sync_directory, write_all
+from hpc_toolkit.rundir.trust import refuse_untrusted, shared
+from hpc_toolkit.rundir.values import Forms, Types, described, made, not_finite, restore, steps
+from hpc_toolkit.system.jsonlines import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.rundir.layout import RunPaths
+
+_MOST_TYPES = 1000
+"""Most typed places of one value; with more, a pickle of the whole value takes less room."""
+_MOST_PARTS = 8
+"""Levels of attributes that are searched for a part that cannot be pickled."""
+_CHUNK = 1 << 20
+
+
+class UnstorableError(PermanentError):
+    """A result cannot be stored in any form; its item fails and is not retried."""
+
+
+class Encoded:
+    """A value as the fields of a journal line, and what its value file gets."""
+
+    def __init__(self, value: Any) -> None:
+        """Raises UnstorableError: a part of the value has no form and cannot be pickled."""
+        self.types: Types = {}
+        self._parts: list[tuple[str, Any]] = []
+        self.natural, fits = None, False
+        try:
+            self.natural = Forms(self.types, self).form(value)
+            fits = len(self.types) <= _MOST_TYPES
+        except (UnstorableError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - of methods of the user, or too deep
+            fits = False
+        if not fits:
+            self.types.clear()
+            self._parts.clear()
+            size = self.pickle("", value)
+            self.natural = described(value, size) if self.natural is None else self.natural
+
+    def part(self, place: str, kind: str, content: Any, *more: Any) -> None:
+        self._parts.append((place, content))
+        self.types[place] = [kind, 0, 0, "", *more]
+
+    def pickle(self, place: str, value: Any) -> int:
+        data = _pickled(value, place)
+        self.part(place, "pickle", data)
+        return len(data)
+
+    def line(self, path: str | None) -> tuple[str, bool]:
+        """The fields of a journal line, and whether the value file ``path`` has grown.
+
+        The file must be synced before the line is written; without a path none is written. Raises
+        OSError: the file cannot be written.
+        """
+        if self._parts and path is not None:
+            fd = shared(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), path)
+            try:
+                for place, content in self._parts:
+                    self.types[place][1:4] = _append(fd, content)
+            finally:
+                os.close(fd)
+        types = f'"types":{encode(self.types)},' if self.types else ""
+        return f'{types}"value":{encode(self.natural)}', bool(self._parts)
+
+
+class _Output:
+    """A file for numpy, which writes an array in pieces."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self.size, self.sum = fd, 0, 0
+
+    def write(self, data: bytes) -> None:
+        write_all(self._fd, data)
+        self.size += len(data)
+        self.sum = crc32(data, self.sum)
+
+
+def _append(fd: int, content: Any) -> tuple[int, int, str]:
+    """Append bytes or an array; return offset, length and checksum."""
+    start, out = os.fstat(fd).st_size, _Output(fd)
+    if isinstance(content, bytes):
+        out.write(content)
+    else:
+        import numpy as np
+
+        np.lib.format.write_array(out, content, allow_pickle=False)
+    return start, out.size, f"{out.sum:08x}"
+
+
+class ValueFile:
+    """A worker's value file, which its executor writes and this process syncs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._named = False
+        """Whether the name of the file survives a power loss."""
+
+    def sync(self) -> None:
+        """Commit what the executor has appended. Raises OSError: it may be lost."""
+        fd = os.open(self.path, os.O_WRONLY)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        if not self._named:
+            sync_directory(self.path.parent)
+            self._named = True
+
+
+def _pickled(value: Any, place: str) -> bytes:
+    """Raises UnstorableError: a part of the value cannot be pickled; the message names it."""
+    try:
+        return _dumps(value)
+    except MemoryError:  # which another attempt may have
+        raise
+    except Exception:  # noqa: BLE001 - of methods of the user
+        where = "value" + "".join(f"[{int(s) if s.isdecimal() else s!r}]" for s in steps(place))
+        raise _refusal(value, where) from None
+
+
+@cache
+def _pickler() -> Any:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without types
+        """Moves tensors to the CPU: the process that reads them may have no GPU."""
+
+        def reducer_override(self, part: Any) -> Any:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(part, torch.Tensor) and part.device.type != "cpu":
+                there = part.detach().cpu()
+                if isinstance(part, torch.nn.Parameter):
+                    there = torch.nn.Parameter(there, part.requires_grad)
+                return there.__reduce_ex__(4)
+            return super().reducer_override(part)
+
+    return Pickler
+
+
+def _dumps(value: Any) -> bytes:
+    out = io.BytesIO()
+    _pickler()(out).dump(value)
+    return out.getvalue()
+
+
+def _refusal(value: Any, where: str, depth: int = 0) -> UnstorableError:
+    """The error that names the innermost part of an object that cannot be pickled."""
+    try:
+        _dumps(value)
+        what = "could not be stored at first, and then it could"
+    except Exception as error:  # noqa: BLE001 - of methods of the user
+        what = f"cannot be stored: {describe(error)}"
+    if "recursion" in what:
+        return UnstorableError(f"{where} is nested too deeply to be stored")
+    with suppress(Exception):  # of methods of the user
+        for name, part in _parts_of(value, where) if depth < _MOST_PARTS else ():
+            try:
+                _dumps(part)
+            except Exception:  # noqa: BLE001 - of methods of the user
+                return _refusal(part, name, depth + 1)
+    hint = "leave it out of the result, or give its class a __getstate__ that does"
+    return UnstorableError(f"{where} is a {type(value).__name__}, which {what}", hint=hint)
+
+
+def _parts_of(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{where}[{key!r:.40}]", one) for key, one in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{where}[{at}]", one) for at, one in enumerate(value))
+    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
+        yield from ((f"{where}.{name}", one) for name, one in vars(value).items())
+
+
+class Values:
+    """Reads results of one run back as Python had them."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths, self.root = paths, paths.root
+        self._trusted = False
+
+    def restored(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The row, with its value as it was returned.
+
+        Raises RunError: a value file is damaged, a class cannot be imported here, or other users
+        could have written a pickle, which would run their code.
+        """
+        if types := row.pop("types", None):
+            try:
+                row["value"] = restore(row["value"], types, lambda tag: self._stored(row, tag))
+            except RunError:
+                raise
+            except Exception as error:  # also of code that unpickling runs
+                message = f"the result of {encode(row['item'])[:200]} cannot be restored: "
+                hint = "Python must find the classes of the result: add the directory of its code"
+                hint = f"{hint} to PYTHONPATH; 'hpctk gather' needs none of them"
+                raise RunError(message + describe(error), hint=hint) from error
+        return row
+
+    def columns(self, row: dict[str, Any]) -> dict[Any, Any]:
+        """The columns of a row's value; numbers, arrays and dates have their types.
+
+        This never unpickles: a pickled object stays as it is shown.
+        """
+        found = value_columns(row)
+        for place, tag in row.get("types", {}).items():
+            if place.count("/") == (type(row["value"]) is dict):
+                key = steps(place)[0] if place else WHOLE
+                found = {**found, key: self._typed(row, tag, found[key])}
+        return found
+
+    def _typed(self, row: dict[str, Any], tag: Any, form: Any) -> Any:
+        if isinstance(tag, str):
+            is_typed = tag in _TYPED or tag.startswith("numpy.")
+            return made(tag, form) if is_typed else form
+        if tag[0] in ("npy", "torch"):
+            return self._stored(row, tag, plain=True)
+        if tag[0] in ("array", "tensor"):
+            dtype = tag[1] if tag[1] != "bfloat16" else "float32"
+            return made(["array", dtype, tag[2]], form)
+        return form
+
+    def _stored(self, row: dict[str, Any], tag: Any, *, plain: bool = False) -> Any:
+        """What a value file has; ``plain``: tensors as arrays."""
+        kind, start, length, total, *dtype = tag
+        if kind == "pickle" and not self._trusted:
+            refuse_untrusted(self._paths.root)
+            self._trusted = True
+        path = self._paths.values(row["worker"])
+        try:
+            with path.open("rb") as file:
+                _check(file, start, length, total)
+                file.seek(start)
+                content = _array(file) if kind in ("npy", "torch") else file.read(length)
+        except (OSError, EOFError) as error:
+            message = f"{path} does not have bytes {start} to {start + length} of a result: {error}"
+            raise RunError(message, hint="try again in a minute; else restore the file") from error
+        if kind == "pickle":
+            import pickle  # noqa: TID251 - of a run that is trusted
+
+            return pickle.loads(content)  # noqa: S301 - see above
+        return _tensor(content, dtype[0], plain=plain) if dtype else content
+
+
+def _check(file: BinaryIO, start: int, length: int, total: str) -> None:
+    """EOFError: a part of a value file is not what was written."""
+    file.seek(start)
+    found, left = 0, length
+    while left and (data := file.read(min(left, _CHUNK))):
+        found, left = crc32(data, found), left - len(data)
+    if left or f"{found:08x}" != total:
+        message = "they are cut off" if left else "their checksum is wrong"
+        raise EOFError(message)
+
+
+def _array(file: BinaryIO) -> Any:
+    import numpy as np
+
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _tensor(array: Any, dtype: str, *, plain: bool) -> Any:
+    """A tensor from its numbers, or ``plain`` an array, which has float32 for bfloat16."""
+    narrow = dtype == "bfloat16"
+    if plain:
+        return (array.view("u2").astype("u4") << 16).view("f4") if narrow else array
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if narrow else tensor
+
+
+WHOLE = object()
+"""The column of a value that is not a dict, whatever keys other values have."""
+_TYPED = frozenset(
+    ("datetime", "date", "time", "timedelta", "Decimal", "bytes", "nan", "inf", "-inf")
+)
+
+
+def value_columns(row: dict[str, Any]) -> dict[Any, Any]:
+    """The columns of a row's value in its natural form, but with NaN and infinities."""
+    value = row["value"]
+    found = value if type(value) is dict else {WHOLE: value} if row["state"] == "done" else {}
+    for place, number in not_finite(row.get("types", {})).items():
+        if place.count("/") == (type(value) is dict):
+            found = {**found, steps(place)[0] if place else WHOLE: number}
+    return found

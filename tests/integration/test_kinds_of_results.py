@@ -1,0 +1,230 @@
+"""Whatever a function returns: its item is done after one attempt, and readers get it back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.results.tables import write_table
+from hpc_toolkit.run import Run
+from hpc_toolkit.system.jsonlines import decode
+from tests.integration.kinds_of_results import KINDS, NOT_STORED, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent
+ITEMS = [{"kind": name} for name in (*KINDS, NOT_STORED)]
+EXECUTOR = """
+import sys
+from hpc_toolkit import Executor
+from kinds_of_results import named
+if __name__ == "__main__":
+    with Executor("run", workers=1) as executor:
+        calls = {name: executor.submit(named, name) for name in sys.argv[1:]}
+    for name, call in calls.items():
+        assert call.exception() is not None or name == "none" or call.result() is not None
+"""
+
+
+def _with_list(work: str) -> Callable[[], None]:
+    def make() -> None:
+        Path("items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
+        _hpctk("init", "run", "--workload", f"kinds_of_results:{work}", "--items", "items.jsonl")
+        _hpctk("work", "run")
+
+    return make
+
+
+def _with_map() -> None:
+    Path("items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
+    words = ("--items", "items.jsonl", "--workers", "1", "--run", "run")
+    _hpctk("map", "kinds_of_results:give", *words, code=1)
+
+
+def _with_executor() -> None:
+    Path("script.py").write_text(EXECUTOR)
+    subprocess.run([sys.executable, "script.py", *KINDS, NOT_STORED], check=True)
+
+
+def _hpctk(*words: str, code: int = 0) -> str:
+    """Call the command line; what it says on stderr."""
+    argv = [sys.executable, "-m", "hpc_toolkit", *words]
+    ended = subprocess.run(argv, capture_output=True, check=False)
+    assert ended.returncode == code, ended.stderr.decode()
+    return ended.stderr.decode()
+
+
+WAYS = {
+    "function": _with_list("give"),
+    "class": _with_list("Giver"),
+    "map": _with_map,
+    "executor": _with_executor,
+}
+
+
+class Made(NamedTuple):
+    """A run whose results have every kind, and its rows by kind, not restored."""
+
+    run: Run
+    rows: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp(request.param))
+        patch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+        WAYS[request.param]()
+        run = Run.open(Path("run").absolute())
+        rows = [(row["item"], row) for row in run.table()]
+        return Made(run, {(item.get("kind") or item["args"][0]): row for item, row in rows})
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_result_of_any_kind_is_done_at_once_and_comes_back(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    kinds = import_module("kinds_of_results")  # by the name that workers have for it
+    kind: Kind = kinds.KINDS[name]
+    row = made.rows[name]
+
+    assert (row["state"], row["attempts"], row["error"]) == ("done", 1, None)
+    _is_shown(row["value"], kind.json)
+    _is_written(row, kind, tmp_path, made.run)
+    assert kinds.same(made.run.values.restored(deepcopy(row))["value"], kind.make())
+
+
+def _is_shown(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, str) and not isinstance(found, dict | list):
+        assert str(found).startswith(wanted)
+    else:
+        assert (type(found), found) == (type(wanted), wanted)
+
+
+def _is_written(row: dict[str, Any], kind: Kind, home: Path, run: Run) -> None:
+    import pyarrow.parquet as pq
+
+    paths = {suffix: home / f"row.{suffix}" for suffix in ("jsonl", "csv", "npz", "parquet")}
+    for path in paths.values():
+        write_table(path, [row], run.values)
+
+    assert decode(paths["jsonl"].read_text()) == row
+    (cells,) = csv.DictReader(paths["csv"].read_text().splitlines(keepends=True))
+    columns = [name for name in cells if name.startswith("value")]
+    found = pq.read_schema(paths["parquet"])
+    assert str(found.field("error").type) == "string"
+    if not columns:
+        assert kind.json == {}
+        return
+    assert cells[columns[0]].startswith(str(kind.csv))
+    with np.load(paths["npz"]) as arrays:
+        assert arrays[columns[0]].dtype.str[1:].startswith(kind.npz)
+    assert str(found.field(columns[0]).type) == kind.parquet
+
+
+def test_an_object_that_cannot_be_stored_fails_at_once_by_its_name(made: Made) -> None:
+    row = made.rows[NOT_STORED]
+
+    assert (row["state"], row["attempts"], row["value"]) == ("failed", 1, None)
+    assert row["error"].startswith("value.model['lock'] is a lock, which cannot be stored: ")
+    journal = made.run.paths.journal(row["worker"]).read_text().splitlines()
+    line = next(record for record in map(json.loads, journal) if record["type"] == "permanent")
+    start, end = line["log"]
+    printed = made.run.paths.worker_log(row["worker"]).read_bytes()[start:end].decode()
+    assert f"makes {NOT_STORED}" in printed
+
+
+BOMB = """
+import os
+class Bomb:
+    def __reduce__(self):
+        return os.open, ("exploded", os.O_CREAT)
+def give(item):
+    return {"score": 1, "bomb": Bomb()}
+"""
+
+
+def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    Path("bomb.py").write_text(BOMB)
+    Path("items.jsonl").write_text('{"n": 1}\n')
+    _hpctk("init", "run", "--workload", "bomb:give", "--items", "items.jsonl")
+    _hpctk("work", "run")
+
+    for words in (
+        ("status", "run", "--json"),
+        ("report", "run"),
+        ("explain", "run", "--item", "0"),
+        ("events", "run"),
+        ("logs", "run", "--item", "0"),
+        ("snapshot", "run", "-o", "s.json"),
+        ("gather", "run", "--check"),
+        ("doctor", "run"),
+        *(("gather", "run", "-o", f"rows.{s}") for s in ("jsonl", "json", "csv", "npz", "parquet")),
+    ):
+        _hpctk(*words)
+    run = Run.open("run")
+    assert run.columns()["value.bomb"] == ["<bomb.Bomb, 46 B>"]
+    Path("run").chmod(0o777)
+    with pytest.raises(RunError, match="run is world-writable, and its code would run as you"):
+        run.results()
+    assert not Path("exploded").exists()
+    Path("run").chmod(0o755)
+    os.close(run.results()[0]["value"]["bomb"])
+    assert Path("exploded").exists()
+
+
+def test_a_value_file_that_is_damaged_is_named_and_a_snapshot_does_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+    Path("items.jsonl").write_text('{"kind": "object"}\n{"kind": "large array"}\n')
+    _hpctk("init", "run", "--workload", "kinds_of_results:give", "--items", "items.jsonl")
+    _hpctk("work", "run", "--workers", "1")
+    (path,) = Path("run/journals").glob("*.values")
+    data = path.read_bytes()
+
+    again = _hpctk("snapshot", "run", "-o", "s.json"), _hpctk("init", "again", "--from", "s.json")
+    assert "2 results of the snapshot are in value files" in again[1]
+    assert Run.open("again").status().stages["items"].pending == 2
+    for damage, said in ((data[:-1], "cut off"), (b"x" + data[1:], "checksum is wrong"), (b"", "")):
+        path.write_bytes(damage)
+        with pytest.raises(RunError, match=rf"values does not have bytes \d+ to \d+ .*{said}"):
+            Run.open("run").results()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_results_of_2_gb_and_of_30_mb_of_text_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+    Path("items.jsonl").write_text('{"bytes": 2147483648}\n{"text": 31457280}\n')
+    _hpctk("init", "run", "--workload", "kinds_of_results:give_large", "--items", "items.jsonl")
+    _hpctk("work", "run", "--workers", "1")
+
+    array, text = (row["value"] for row in Run.open("run").results())
+
+    assert (array.dtype, array.shape, int(array[-1])) == (np.uint8, (2**31,), 7)
+    assert len(text) == 31457280
+    _hpctk("gather", "run", "-o", "rows.csv")
+    assert Path("rows.csv").stat().st_size > 31457280

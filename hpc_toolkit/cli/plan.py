@@ -29,9 +29,8 @@ from hpc_toolkit.system.quantities import format_duration as shown
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.forecast import Interval
-    from hpc_toolkit.planning.lengths import Guess
     from hpc_toolkit.planning.plan import Comparison, Plan
-    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.system.options import Panels
 
 _MOST_ITEMS = 10_000_000
@@ -139,7 +138,7 @@ def _time_left(run: str | None) -> Interval | None:
 
 
 def _guess(seconds: str | None, load: str) -> Guess | None:
-    from hpc_toolkit.planning.lengths import Guess
+    from hpc_toolkit.planning.work import Guess
 
     if seconds is None:
         return None

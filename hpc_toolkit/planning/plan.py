@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.planning.choices import Choice, Node, Way
     from hpc_toolkit.planning.forecast import Forecast
-    from hpc_toolkit.planning.lengths import Guess
-    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.system.clock import Clock

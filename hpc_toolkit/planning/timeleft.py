@@ -67,7 +67,7 @@ def forecast_now(work: Work) -> TimeLeft | None:
         return None
     if not known.left:
         return TimeLeft(low_s=0.0, eta_s=None, high_s=None, coming=coming, assumed=work.assumed)
-    found = Forecaster(known, draws=_DRAWS, anew=False).forecast(None).time_s
+    found = Forecaster(known, draws=_DRAWS).forecast(None).time_s
     if known.left < work.left:
         return TimeLeft(
             low_s=found.low, eta_s=None, high_s=None, coming=coming, assumed=work.assumed
@@ -75,11 +75,7 @@ def forecast_now(work: Work) -> TimeLeft | None:
     low_s = found.low / _WIDER
     if work.may_stop:
         asked = replace(known, stages=tuple(stage for stage in known.stages if not stage.coming))
-        low_s = (
-            Forecaster(asked, draws=_DRAWS, anew=False).forecast(None).time_s.low
-            if asked.left
-            else 0.0
-        )
+        low_s = Forecaster(asked, draws=_DRAWS).forecast(None).time_s.low if asked.left else 0.0
     return TimeLeft(
         low_s=low_s,
         eta_s=found.median,

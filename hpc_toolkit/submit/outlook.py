@@ -17,9 +17,8 @@ from hpc_toolkit.system.quantities import counted, format_duration, format_wallt
 if TYPE_CHECKING:
     from hpc_toolkit.planning.choices import Choice
     from hpc_toolkit.planning.forecast import Forecaster
-    from hpc_toolkit.planning.lengths import Guess
     from hpc_toolkit.planning.request import Ask
-    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.run import Run
 
 _MANY = 10_000
@@ -135,7 +134,7 @@ def _stated(run: Run) -> Guess | None:
     if run.manifest.campaign is None:
         return None
     from hpc_toolkit.campaign.settings import read_settings
-    from hpc_toolkit.planning.lengths import Guess
+    from hpc_toolkit.planning.work import Guess
 
     tasks = read_settings(run.view.paths, run.manifest.campaign).tasks
     if not tasks.seconds:

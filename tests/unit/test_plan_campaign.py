@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.choices import Worker, node_of
 from hpc_toolkit.planning.forecast import Forecaster
-from hpc_toolkit.planning.lengths import Guess, Lengths
 from hpc_toolkit.planning.page import as_lines
 from hpc_toolkit.planning.plan import make_plan
 from hpc_toolkit.planning.reading import read_work
-from hpc_toolkit.planning.schedule import phases_of, schedule
+from hpc_toolkit.planning.work import Guess, Work
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.manualclock import ManualClock
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.planning.plan import Plan
-    from hpc_toolkit.planning.work import Work
 
 SITE = load_cluster("generic")
 NODE = node_of(SITE, Worker(per_node=16))
@@ -121,9 +118,16 @@ def test_a_round_waits_for_the_round_before_and_for_the_decision(
 
     rounds = [batch.round for batch in tasks.batches if batch.round]
     assert [rounds.count(number) for number in sorted(set(rounds))] == [6] * (len(rounds) // 6)
-    lengths = Lengths.of_items(np.full(len(tasks.left), 10.0), tasks, {})
-    phases = phases_of(replace(tasks, between_s=2.0), lengths, going_on=False)
-    assert schedule(phases[1:], 100).makespan_s == pytest.approx(len(phases[1:]) * 12.0)
+    coming = tuple(batch for batch in tasks.batches if batch.round)
+    count = len({batch.round for batch in coming})
+    times = []
+    for between_s in (0.0, 500.0):
+        stage = replace(tasks, between_s=between_s)
+        work = Work(run="r", at=0.0, stages=(stage,))
+        times.append(Forecaster(work, draws=40).forecast(100).time_s.median)
+    assert times[1] - times[0] == pytest.approx(
+        500.0 * (count - (len(coming) == len(tasks.batches)))
+    )
 
 
 def test_all_other_arms_follow_the_rounds_of_the_search(

@@ -15,11 +15,10 @@ from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.choices import Worker, choose, node_of, recommended, ways
 from hpc_toolkit.planning.forecast import Forecaster, Interval
-from hpc_toolkit.planning.lengths import Guess
 from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
 from hpc_toolkit.planning.plan import Kept, compare, make_plan, read_plan
 from hpc_toolkit.planning.reading import read_work
-from hpc_toolkit.planning.work import Work, typed_work
+from hpc_toolkit.planning.work import Guess, Work, typed_work
 from hpc_toolkit.slurm.clusters.facts import load_cluster, parse_cluster
 from hpc_toolkit.system.ranks import boot_id, host_name
 from tests.manualclock import ManualClock

@@ -213,13 +213,13 @@ def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
     """Compare a plan of this run with the actual progress.
 
     Of the plan's forecasts it takes the one whose number of workers is nearest to the number that
-    worked since. Times are by workers' clocks. Raises ConfigError: the plan was made from typed
-    numbers, or has no forecast.
+    worked since. Times are corrected for the clocks of hosts. Raises ConfigError: the plan was made
+    from typed numbers, or has no forecast.
     """
     if not plan.run or not plan.forecasts:
         message = "the plan was made without a run, or has no forecast"
         raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
-    ends, began = work_since(view, plan.at)
+    ends, began = work_since(view, clock, plan.at)
     if plan.working:
         began = plan.at
     workers = sum(end > plan.at for end in ends)

@@ -1,4 +1,4 @@
-"""Forecast when the living workers of a run will have finished, for every view of its progress.
+"""The time that the living workers of a run still need, for every view of its progress.
 
 Nothing is written, and no process is asked.
 """
@@ -52,51 +52,45 @@ def time_left(
     # Only here, because numpy costs more than the rest of a status.
     from hpc_toolkit.planning.reading import read_work
 
-    return forecast_now(read_work(view, clock, given=given, campaign=campaign, alive=alive))
+    return _forecast(read_work(view, clock, given=given, campaign=campaign, alive=alive))
 
 
-def forecast_now(work: Work) -> TimeLeft | None:
-    """Forecast the rest of a run on its living workers from what was read of it."""
+def _forecast(work: Work) -> TimeLeft | None:
     from dataclasses import replace  # only here, because it imports much
 
-    from hpc_toolkit.planning.forecast import Forecaster
+    from hpc_toolkit.planning.forecast import Forecaster, Interval
 
+    def forecast(stages: list[Any]) -> Interval:
+        if not stages:
+            return Interval(0.0, 0.0, 0.0)
+        rest = replace(work, stages=tuple(stages))
+        return Forecaster(rest, draws=_DRAWS).forecast(None).time_s
+
+    known = [stage for stage in work.stages if stage.seen]
     coming = {stage.name: stage.coming for stage in work.stages if stage.coming}
-    known = replace(work, stages=tuple(stage for stage in work.stages if stage.seen))
     if not work.workers:
         return None
-    if not known.left:
-        return TimeLeft(low_s=0.0, eta_s=None, high_s=None, coming=coming, assumed=work.assumed)
-    found = Forecaster(known, draws=_DRAWS).forecast(None).time_s
-    if known.left < work.left:
-        return TimeLeft(
-            low_s=found.low, eta_s=None, high_s=None, coming=coming, assumed=work.assumed
-        )
+    found = forecast(known)
+    facts: dict[str, Any] = {"coming": coming, "assumed": work.assumed}
+    if not known or len(known) < len(work.stages):
+        # How long the other stages take is not known, so only the lower end is.
+        return TimeLeft(low_s=found.low, eta_s=None, high_s=None, **facts)
     low_s = found.low / _WIDER
     if work.may_stop:
-        asked = replace(known, stages=tuple(stage for stage in known.stages if not stage.coming))
-        low_s = Forecaster(asked, draws=_DRAWS).forecast(None).time_s.low if asked.left else 0.0
-    return TimeLeft(
-        low_s=low_s,
-        eta_s=found.median,
-        high_s=found.high * _WIDER,
-        coming=coming,
-        assumed=work.assumed,
-    )
+        low_s = forecast([stage for stage in known if not stage.coming]).low
+    return TimeLeft(low_s=low_s, eta_s=found.median, high_s=found.high * _WIDER, **facts)
 
 
 def _by_groups(view: RunView, workers: int) -> TimeLeft | None:
     """Forecast a large run from the mean seconds per item of each group, or of its siblings."""
-    work_s, largest_s = 0.0, 0.0
+    units_s = []
     for stage in view.stages.values():
         if stage.state.open and not stage.durations.known:
             return None
         for name in stage.state.open:
-            unit = stage.unit(name)
-            seconds = len(stage.state.pending(name)) * stage.durations.seconds_of(
-                stage.group_of(unit)
-            )
-            work_s, largest_s = work_s + seconds, max(largest_s, seconds)
+            item_s = stage.durations.seconds_of(stage.group_of(stage.unit(name)))
+            units_s.append(len(stage.state.pending(name)) * item_s)
+    work_s, largest_s = sum(units_s), max(units_s, default=0.0)
     if not work_s:
         return None
     per_item = [
@@ -110,9 +104,8 @@ def _by_groups(view: RunView, workers: int) -> TimeLeft | None:
     factor = math.exp(_SIGMAS * math.sqrt(_DRIFT**2 + variance))
     # At the end, most workers wait for the last units.
     eta_s = work_s / workers + largest_s / 2
-    return TimeLeft(
-        low_s=work_s / workers / factor, eta_s=eta_s, high_s=eta_s * factor + largest_s / 2
-    )
+    low_s, high_s = work_s / workers / factor, eta_s * factor + largest_s / 2
+    return TimeLeft(low_s=low_s, eta_s=eta_s, high_s=high_s)
 
 
 class Countdown:
@@ -128,7 +121,8 @@ class Countdown:
         given: str,
         clock: Clock | None = None,
     ) -> None:
-        self._view, self._campaign, self._given = view, campaign, given
+        self._view = view
+        self._facts: dict[str, Any] = {"campaign": campaign, "given": given}
         self._clock = clock or SystemClock()
         self._forecasts: Seldom[tuple[TimeLeft | None]] = Seldom(self._clock)
 
@@ -137,17 +131,10 @@ class Countdown:
 
         def make() -> tuple[TimeLeft | None]:
             try:
-                left = time_left(
-                    self._view,
-                    self._clock,
-                    given=self._given,
-                    alive=alive,
-                    campaign=self._campaign,
-                )
+                return (time_left(self._view, self._clock, alive=alive, **self._facts),)
             except RunError:
                 # Damaged settings of a campaign: the counts are true, and the search reports it.
-                left = None
-            return (left,)
+                return (None,)
 
         (found,), age_s = self._forecasts.read(make, (frozenset(alive), self._view.complete))
         return None if found is None else found.after(age_s)

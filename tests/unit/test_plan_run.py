@@ -366,6 +366,24 @@ def test_the_time_before_the_first_claim_is_no_work(tmp_path: Path) -> None:
     assert (found.waited_s, found.real_s, found.inside) == (59_001.0, 100.0, True)
 
 
+@pytest.mark.parametrize("off", [86_400.0, -86_400.0], ids=["ahead", "behind"])
+def test_a_comparison_is_corrected_for_the_clocks_of_hosts(tmp_path: Path, off: float) -> None:
+    toy, now = ToyRun(tmp_path / "run", 4, unit=2), time.time()
+    plan = Kept("run", now, ((2, Interval(90.0, 100.0, 110.0)),), working=True)
+    for number, late in enumerate((0.0, off)):
+        place = {"host": f"n{number}", "boot": "b", "started": now + late}
+        worker = toy.worker(f"w{number}", **place, at=now + 50 + late)
+        worker.claim(toy.unit_name(2 * number))
+        for item in (2 * number, 2 * number + 1):
+            worker.attempt(item, at=now + 50 * (number + 1) + late)
+        worker.release(at=now + 50 * (number + 1) + late)
+
+    found = compare(toy.view(), ManualClock(now + 200), plan)
+
+    assert found.workers == 2
+    assert found.real_s == pytest.approx(100.0, abs=60.0)
+
+
 FORECAST: dict[str, Any] = {"workers": 1, "time_s": {"low": 1, "median": 1.5, "high": 2}}
 KEPT: dict[str, Any] = {"format": 1, "run": "r", "at": 0.0, "choices": [{"forecast": FORECAST}]}
 DAMAGED: list[dict[str, Any]] = [

@@ -1,23 +1,30 @@
-"""The time that the living workers of a run still need, for every view of its progress.
+"""The time that the living workers of a run still need, and whether an earlier plan was right.
 
 Nothing is written, and no process is asked.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import RunError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.results.status import TimeLeft
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.record import Record
 from hpc_toolkit.system.seldom import Seldom
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.planning.forecast import Interval
     from hpc_toolkit.planning.work import Work
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
 
+FORMAT = 1
+"""Of plans in files."""
 _MOST_ITEMS = 20_000
 """A larger run is forecast from the mean durations of its groups, because reading every item takes
 longer than a status should."""
@@ -138,3 +145,115 @@ class Countdown:
 
         (found,), age_s = self._forecasts.read(make, (frozenset(alive), self._view.complete))
         return None if found is None else found.after(age_s)
+
+
+class Kept(Record):
+    """A plan that was written to a file."""
+
+    run: str
+    at: float
+    """When the plan was made: epoch seconds."""
+    forecasts: tuple[tuple[int, Interval], ...]
+    """Numbers of workers, and the seconds until the last result.
+
+    If workers were running, it is the forecast for them alone.
+    """
+    working: bool
+    """Whether workers were running."""
+
+
+def read_plan(path: Path) -> Kept:
+    """Read a plan that was written to a file as JSON.
+
+    Raises ConfigError: the file cannot be read, or is not a plan.
+    """
+    from hpc_toolkit.planning.forecast import Interval
+
+    hint = "name a file written by 'hpctk plan RUN -o FILE.json'"
+    try:
+        found = json.loads(path.read_bytes())
+        if found["format"] != FORMAT:
+            raise ValueError(found["format"])
+        now = found.get("now")
+        forecasts = [now] if now else [one["forecast"] for one in found["choices"]]
+        return Kept(
+            run=str(found["run"]),
+            at=float(found["at"]),
+            forecasts=tuple(
+                (int(one["workers"]), Interval(**{k: float(s) for k, s in one["time_s"].items()}))
+                for one in forecasts
+            ),
+            working=bool(now),
+        )
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(message, hint=hint) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        message = f"{path}: not a plan of format {FORMAT}"
+        raise ConfigError(message, hint=hint) from error
+
+
+class Comparison(Record, kw_only=True):
+    workers_predicted: int
+    workers: int
+    """Number of workers that ended an attempt since the plan."""
+    low_s: float
+    predicted_s: float
+    high_s: float
+    real_s: float
+    """Seconds of work until the last attempt that ended, or until now while the run goes on.
+
+    They count from the plan if workers were running then, else from the first claim after it.
+    """
+    waited_s: float
+    """Seconds from the plan to the first claim, for example in Slurm's queue."""
+    complete: bool
+    left: int
+    error: float | None
+    """Predicted minus real time, as a share of the real time; None while the run goes on."""
+    inside: bool | None
+    """Whether the real time is within the interval; None while it still may be."""
+
+
+def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
+    """Compare a plan of this run with the actual progress.
+
+    Of the plan's forecasts it takes the one whose number of workers is nearest to the number that
+    worked since. Times are corrected for the clocks of hosts. Raises ConfigError: the plan was made
+    from typed numbers, or has no forecast.
+    """
+    if not plan.run or not plan.forecasts:
+        message = "the plan was made without a run, or has no forecast"
+        raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
+    from hpc_toolkit.planning.reading import work_since
+
+    ends, began = work_since(view, clock, plan.at)
+    if plan.working:
+        began = plan.at
+    workers = sum(end > plan.at for end in ends)
+    predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - workers))
+    end = max(ends, default=0.0) if view.complete else clock.wall()
+    real_s = 0.0 if began is None else max(0.0, end - began)
+    error, inside = None, None
+    if view.complete:
+        error = (time.median - real_s) / real_s if real_s > 0 else 0.0
+        inside = time.low <= real_s <= time.high
+    elif real_s > time.high:
+        inside = False
+    return Comparison(
+        workers_predicted=predicted,
+        workers=workers,
+        low_s=time.low,
+        predicted_s=time.median,
+        high_s=time.high,
+        real_s=real_s,
+        waited_s=max(0.0, (clock.wall() if began is None else began) - plan.at),
+        complete=view.complete,
+        left=sum(
+            len(stage.state.pending(unit))
+            for stage in view.stages.values()
+            for unit in stage.state.open
+        ),
+        error=error,
+        inside=inside,
+    )

@@ -255,20 +255,18 @@ def _on_time(
     early = sorted({one.host for one in lives if one.at > clock.wall() + _OFF_S})
     if early and not ahead:
         return early, []
-    if ahead:
-        from hpc_toolkit.results.workerlives import corrected
+    if not ahead:
+        return [], lives
+    from hpc_toolkit.results.workerlives import corrected
 
-        lives = [corrected(one, ahead) for one in lives]
-    return sorted(ahead), lives
+    return sorted(ahead), [corrected(one, ahead) for one in lives]
 
 
 def clocks_off(view: RunView, seen: dict[str, Presence | None], clock: Clock) -> dict[str, float]:
-    """Return the seconds by which the clocks of hosts are ahead, if presences show one that is off;
-    negative: behind.
-    """
+    """Return the seconds by which clocks of hosts are ahead, if a presence shows that one is."""
+    lives = [one for one in seen.values() if one is not None]
     with suppress(OSError):
         first, last = view.paths.manifest.stat().st_mtime - _OFF_S, clock.wall() + _OFF_S
-        lives = [one for one in seen.values() if one is not None]
         if any(one.started and (one.started < first or one.at > last) for one in lives):
             from hpc_toolkit.results.history import History
             from hpc_toolkit.results.workerlives import clocks_ahead

@@ -7,17 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.choices import choose
-from hpc_toolkit.planning.page import span
-from hpc_toolkit.planning.request import costs
+from hpc_toolkit.planning.nodes import choose, costs, span
 from hpc_toolkit.planning.work import SURE
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.choices import Choice
     from hpc_toolkit.planning.forecast import Forecaster
-    from hpc_toolkit.planning.request import Ask
+    from hpc_toolkit.planning.nodes import Ask, Choice
     from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.run import Run
 

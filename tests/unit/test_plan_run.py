@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.planning.choices import Worker, choose, node_of, recommended, ways
 from hpc_toolkit.planning.forecast import Forecaster, Interval
-from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
-from hpc_toolkit.planning.plan import Kept, compare, make_plan, read_plan
+from hpc_toolkit.planning.nodes import Worker, choose, node_of, recommended, ways
+from hpc_toolkit.planning.plan import as_lines, as_markdown, make_plan, plan_svg
 from hpc_toolkit.planning.reading import read_work
+from hpc_toolkit.planning.timeleft import Kept, compare, read_plan
 from hpc_toolkit.planning.work import Guess, Work, typed_work
 from hpc_toolkit.slurm.clusters.facts import load_cluster, parse_cluster
 from hpc_toolkit.system.ranks import boot_id, host_name

@@ -115,7 +115,7 @@ class LearnedDurations:
         self._running = np.array([seen + one.first for one in running], dtype=np.int64)
         self._ages = np.log([max(one.age_s, _LEAST_S) for one in running])
         self._starts = [batch.first for batch in stage.batches]
-        overhead_s = float(np.mean(stage.overheads_s)) if stage.overheads_s else 0.0
+        overhead_s = np.mean(stage.overheads_s) if stage.overheads_s else 0.0
         self._overhead_s = overhead_s * np.array([batch.units for batch in stage.batches])
         self._load_s = np.array([load.seconds for load in stage.loads])
         self._loads = np.array([batch.loads for batch in stage.batches])
@@ -128,8 +128,8 @@ class LearnedDurations:
         middle, rest = self._fit(of, z, weight, chance)
         longer = self._longer(middle, rest, weight, chance)
         if len(longer):
-            # Long items are still running while short ones have ended, so these count as well.
-            of, z = np.concatenate([of, self._running]), np.concatenate([z, longer])
+            # Long items still run while short ones have ended: fit again, with the running ones.
+            of, z = np.append(of, self._running), np.append(z, longer)
             weight = np.append(weight, chance.exponential(size=len(longer)))
             middle, rest = self._fit(of, z, weight, chance)
             longer = self._longer(middle, rest, weight, chance)

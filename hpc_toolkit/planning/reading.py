@@ -89,21 +89,6 @@ class _Course:
     attempts: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _ToCome:
-    """What the rest of a campaign will request."""
-
-    rounds: dict[str, list[list[Item]]]
-    """Items by stage, in the rounds in which they will come."""
-    most_workers: int | None = None
-    """The most workers that the search keeps busy; None: not limited."""
-    all_arms: bool = False
-    """Whether every arm is evaluated in the end, so that no choice of the search matters."""
-    ends_s: float | None = None
-    may_stop: bool = False
-    assumed: tuple[str, ...] = ()
-
-
 def read_work(
     view: RunView,
     clock: Clock,
@@ -129,33 +114,19 @@ def read_work(
         for worker in sorted(view.readers)
     }
     ages = {worker: _age_s(view, clock, worker, courses.get(worker)) for worker in alive}
-    coming = _ToCome({}) if campaign is None else _to_come(view, campaign)
-    work = tuple(
-        _work(stage, courses, ages).with_rounds(coming.rounds.get(name, []))
-        for name, stage in stages.items()
-    )
-    if TASKS in coming.rounds:
-        tasks = stages[TASKS]
-        search = replace(
-            work[-1],
-            most_workers=coming.most_workers,
-            between_s=tasks.between_s(),
-            rounds=0 if coming.all_arms else len(tasks.entries),
-        )
-        work = (*work[:-1], search)
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
-    left = sum(len(stage.left) - stage.coming for stage in work)
-    return Work(
+    known = tuple(_work(stage, courses, ages) for stage in stages.values())
+    work = Work(
         run=given,
         at=clock.wall(),
-        stages=tuple(stage for stage in work if stage.left),
+        stages=known,
         workers={name: courses[name].loaded if name in courses else "" for name in sorted(alive)},
-        done=total - left,
+        done=total - sum(len(stage.left) for stage in known),
         sealed=campaign is not None or all(stage.log.sealed for stage in view.stages.values()),
-        ends_s=coming.ends_s,
-        may_stop=coming.may_stop,
-        assumed=coming.assumed,
     )
+    if campaign is not None:
+        work = _with_rest(work, view, campaign, stages[TASKS])
+    return replace(work, stages=tuple(stage for stage in work.stages if stage.left))
 
 
 def _ahead(view: RunView, clock: Clock) -> dict[str, float]:
@@ -307,8 +278,8 @@ def work_since(view: RunView, clock: Clock, at: float) -> tuple[list[float], flo
     return ends, min((begin for begin in begins if begin >= at), default=None)
 
 
-def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
-    """Return the items that the rest of a campaign will request.
+def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stage) -> Work:
+    """Add the items that the rest of a campaign will request.
 
     The log of the view must have been read. ``settings`` are those of the campaign in run.json.
     """
@@ -316,38 +287,37 @@ def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
     decisions = read_decisions(view.stages[TASKS].log.segments.values())
     campaign = as_decided(campaign, decisions)
     search, names = campaign.search, campaign.tasks.names
-    rounds: dict[str, list[list[Item]]] = {}
     whole: dict[str, list[Item]] = {}
     if METRICS in view.stages:
         whole[METRICS] = [arm.item() for arm in campaign.arms()]
     if campaign.prepare is not None:
         whole[PREPARE] = list(campaign.prepare.items)
-    for name, all_items in whole.items():
-        stage = view.stages[name]
-        if not stage.log.sealed and not stage.state.units:
-            rounds[name] = [all_items]
-    if view.stages[TASKS].log.sealed or any(one.why == EXHAUSTIVE for one in decisions):
-        return _ToCome(rounds)
-    found, rest, said = _pulls(campaign, decisions)
-    facts = {arm.id: arm for arm in campaign.arms()}
-    size = search.most_pending if search.in_rounds else len(found) or 1
-    parts = [found[first : first + size] for first in range(0, len(found), size)]
-    rounds[TASKS] = [
-        [{**facts[pull.arm].item(), "task": task} for pull in part for task in pull.tasks or names]
-        for part in (*parts, rest)
-        if part
-    ]
-    wall_s = decisions[-1].wall_s if decisions else 0.0
-    return _ToCome(
-        rounds,
-        most_workers=None if search.exhaustive else search.most_pending * len(names),
-        all_arms=search.exhaustive,
-        ends_s=None
-        if search.wall_hours is None or search.exhaustive
-        else max(0.0, search.wall_hours * HOUR_S - wall_s),
-        may_stop=search.win_probability is not None and not search.exhaustive,
-        assumed=(said,),
-    )
+    rounds = {
+        name: [items]
+        for name, items in whole.items()
+        if not view.stages[name].log.sealed and not view.stages[name].state.units
+    }
+    facts: dict[str, Any] = {}
+    if not view.stages[TASKS].log.sealed and all(one.why != EXHAUSTIVE for one in decisions):
+        found, rest, said = _pulls(campaign, decisions)
+        arms = {arm.id: arm for arm in campaign.arms()}
+        size = search.most_pending if search.in_rounds else len(found) or 1
+        parts = [found[first : first + size] for first in range(0, len(found), size)]
+        rounds[TASKS] = [
+            [{**arms[one.arm].item(), "task": task} for one in part for task in one.tasks or names]
+            for part in (*parts, rest)
+            if part
+        ]
+        work = replace(work, assumed=(said,))
+        facts = {"between_s": tasks.between_s()}
+        if not search.exhaustive:  # else every arm is evaluated, whatever the search chooses
+            wall_s = decisions[-1].wall_s if decisions else 0.0
+            ends_s = search.wall_hours and max(0.0, search.wall_hours * HOUR_S - wall_s)
+            work = replace(work, ends_s=ends_s, may_stop=search.win_probability is not None)
+            facts["most_workers"] = search.most_pending * len(names)
+            facts["rounds"] = len(tasks.entries)
+    stages = [stage.with_rounds(rounds.get(stage.name, [])) for stage in work.stages]
+    return replace(work, stages=(*stages[:-1], replace(stages[-1], **facts)))
 
 
 def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], list[Pull], str]:

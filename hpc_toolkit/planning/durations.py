@@ -68,6 +68,8 @@ class Draw:
     """Seconds to load the groups of each batch."""
     longest_s: float
     """Seconds of the longest item."""
+    items_s: float
+    """Sum of the seconds of the items, without failed attempts and without what units add."""
     squares: float
     """Sum of the squared seconds of the items."""
 
@@ -98,7 +100,8 @@ class GuessedDurations:
             longest_s = max(longest_s, middle_s * math.exp(guess.spread * sigmas))
         squares = batches**2 * (1.0 + variance * (1.0 - 1.0 / counts)) / counts
         load_s = self._loads * guess.load_s * off[1]
-        return Draw(batches, load_s, longest_s, float(np.sum(squares)))
+        items_s = float(batches.sum())
+        return Draw(batches, load_s, longest_s, items_s, float(np.sum(squares)))
 
 
 class LearnedDurations:
@@ -139,13 +142,14 @@ class LearnedDurations:
         seconds = drift * np.exp(np.minimum(logs, most))
         if stage.coming and stage.rounds:
             seconds[-stage.coming :] *= self._preference(seconds[-stage.coming :], chance)
-        longest_s, squares = float(seconds.max()), float(np.sum(seconds**2))
+        longest_s, items_s, squares = seconds.max(), seconds.sum(), np.sum(seconds**2)
         if stage.retried:
             # A failed item runs again, each time with the failure rate so far.
             rate = chance.beta(stage.retried + 0.5, stage.attempts - stage.retried + 0.5)
             seconds *= chance.geometric(1.0 - min(rate, 0.9), size=len(seconds))
         batches = np.add.reduceat(seconds, self._starts) + drift * self._overhead_s
-        return Draw(batches, drift * self._loading(chance), longest_s, squares)
+        load_s = drift * self._loading(chance)
+        return Draw(batches, load_s, float(longest_s), float(items_s), float(squares))
 
     def _fit(self, of: Ints, z: Floats, weight: Floats, chance: Chance) -> tuple[Floats, Floats]:
         """Return the expected logarithm of every item, and the residuals of the items ``of``."""

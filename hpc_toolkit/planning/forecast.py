@@ -193,17 +193,18 @@ def _facts(items: int, draw: dict[str, Draw], units: dict[str, Floats]) -> tuple
     loses when its job ends; seconds of the largest unit, the workers beyond which it alone
     determines the time, and mean seconds to load a batch.
     """
-    work_s = sum(float(one.batches.sum()) for one in draw.values())
-    load_s = np.concatenate([one.load_s for one in draw.values()])
-    largest_s = max(float((draw[name].batches / of).max()) for name, of in units.items())
+    drawn = draw.values()
+    items_s = sum(one.items_s for one in drawn)
+    work_s = sum(one.batches.sum() for one in drawn)
+    largest_s = max((draw[name].batches / of).max() for name, of in units.items())
     return (
-        work_s / items,
-        max(one.longest_s for one in draw.values()),
+        items_s / items,
+        max(one.longest_s for one in drawn),
         # At a random moment, a worker is more likely to be in a long item than in a short one.
-        sum(one.squares for one in draw.values()) / (2 * work_s),
+        sum(one.squares for one in drawn) / (2 * items_s),
         largest_s,
         work_s / max(largest_s, 1e-9),
-        float(load_s.mean()),
+        float(np.concatenate([one.load_s for one in drawn]).mean()),
     )
 
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _KINDS_SD, _GROUPS_SD, _PARTS_SD = 0.7, 0.15, 0.2
 """How much kinds and sets of sibling groups, sibling groups, and parts of a list are expected to
-differ, as standard deviations of a logarithm. The prior counts as much as one that was seen."""
+differ, as standard deviations of a logarithm."""
+_FREE = 2
+"""Number of classes that this expectation counts for, where the spread of classes is drawn."""
 _FAR_SD = 1.0
 """How much items at one end of a list may differ from items at the other end, likewise."""
 _LONGER = 0.5
@@ -234,8 +236,9 @@ class _Factor:
         within *= len(of) / max(len(of) - known, 1)
         noise = within / np.maximum(number, 1)
         between = float(np.sum(means[seen] ** 2 - noise[seen])) if known > 1 else 0.0
-        # As uncertain as it is by the number of classes that were seen.
-        variance = (max(between, 0.0) + self.sd**2) / chance.chisquare(known)
+        # How much classes differ is uncertain itself, the more so the fewer were seen.
+        variance = (max(between, 0.0) + self.sd**2) / known
+        variance *= (known + _FREE) / chance.chisquare(known + _FREE)
         belief = variance / (variance + noise)
         mean = np.where(seen, means * belief, 0.0)
         # The seen classes may happen to be short, and then all others are longer together.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,9 @@ from hpc_toolkit.system.quantities import format_duration as shown
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.forecast import Interval
-    from hpc_toolkit.planning.lengths import Guess
-    from hpc_toolkit.planning.plan import Comparison, Plan
-    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.planning.plan import Plan
+    from hpc_toolkit.planning.timeleft import Comparison
+    from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.system.options import Panels
 
 _MOST_ITEMS = 10_000_000
@@ -89,7 +88,7 @@ def plan(
         hpctk plan --items 10000 --item-time 30s -o plan.json
         hpctk plan runs/eval --check plan.json
     """
-    from hpc_toolkit.planning.choices import Worker, node_of
+    from hpc_toolkit.planning.nodes import Worker, node_of
     from hpc_toolkit.planning.plan import make_plan
 
     out, as_json = outputs(given["out"], (".md", ".svg", ".json")), bool(given["json"])
@@ -139,7 +138,7 @@ def _time_left(run: str | None) -> Interval | None:
 
 
 def _guess(seconds: str | None, load: str) -> Guess | None:
-    from hpc_toolkit.planning.lengths import Guess
+    from hpc_toolkit.planning.work import Guess
 
     if seconds is None:
         return None
@@ -170,7 +169,8 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
 
 
 def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
-    from hpc_toolkit.planning.plan import compare, read_plan
+    from hpc_toolkit.planning.timeleft import compare, read_plan
+    from hpc_toolkit.system.record import asdict
 
     kept = read_plan(path)
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
@@ -199,7 +199,7 @@ def _said(found: Comparison) -> list[str]:
 
 
 def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
-    from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
+    from hpc_toolkit.planning.plan import as_lines, as_markdown, plan_svg
 
     record = found.to_json()
     show(record, as_lines(found), as_json=as_json)

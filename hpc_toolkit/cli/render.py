@@ -158,7 +158,7 @@ def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
 
 def _show_request(spec: ScriptSpec, site: Cluster) -> None:
     """Print the request of a job on stderr, with its cost, as 'hpctk submit' does."""
-    from hpc_toolkit.planning.request import ask_of, asked_line
+    from hpc_toolkit.planning.nodes import ask_of, asked_line
 
     print(printable(asked_line(ask_of(spec, site))), file=sys.stderr)
 

@@ -132,7 +132,7 @@ def _size_for_s(template: str | None, text: str, given: dict[str, Any]) -> float
 
 def _show_request(submission: Submission) -> None:
     """Print on stderr the request, and a forecast of the items that are left."""
-    from hpc_toolkit.planning.request import ask_of, asked_line
+    from hpc_toolkit.planning.nodes import ask_of, asked_line
     from hpc_toolkit.submit.outlook import left_lines
 
     if submission.request is None:
@@ -215,7 +215,7 @@ def _of_request(
 
 
 def _sized(spec: ScriptSpec, site: Cluster, run: Run, within_s: float) -> ScriptSpec:
-    from hpc_toolkit.planning.request import ask_of
+    from hpc_toolkit.planning.nodes import ask_of
     from hpc_toolkit.submit.outlook import sized
 
     if run.manifest.campaign is not None:

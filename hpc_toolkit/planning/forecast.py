@@ -1,7 +1,14 @@
-"""Forecast the time of the rest of a run on N workers, as a distribution over drawn durations."""
+"""Forecast the time of the rest of a run on N workers.
+
+The durations of the items left are drawn many times (:mod:`hpc_toolkit.planning.durations`). Each
+draw is scheduled as the queue hands out units: a free worker takes the next unit of the group that
+it has loaded, else of the longest group that no worker has begun, else of the group with most work
+left. The intervals are those of the draws.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,28 +16,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.lengths import GuessedLengths, LearnedLengths
-from hpc_toolkit.planning.schedule import phases_of, schedule
-from hpc_toolkit.planning.work import SURE
+from hpc_toolkit.planning.durations import GuessedDurations, LearnedDurations
+from hpc_toolkit.planning.work import SURE, context
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from hpc_toolkit.planning.lengths import Guess, Lengths
-    from hpc_toolkit.planning.repeats import Floats
-    from hpc_toolkit.planning.schedule import Course, Phase
-    from hpc_toolkit.planning.work import StageWork, Work
+    from hpc_toolkit.planning.durations import Draw, Floats
+    from hpc_toolkit.planning.work import Guess, StageWork, Work
 
-
-DRAWS = 200
+DRAWS = 100
 """Draws of each forecast; fewer for a run with very many units."""
-_FEWEST_DRAWS = 50
+_FEWEST_DRAWS = 40
 _MOST_JOBS = 400_000
 """The most units times draws to schedule for one number of workers."""
 START_S = 120.0
 """Seconds until the ranks of a job work: its prologue, imports, the first claims."""
-_ENDS = 1_000
-"""Ends of jobs that are drawn; more jobs in a row repeat them."""
 _MOST_LOST = 0.9
 """Largest share of a job that is lost at its end. Without this bound, a draw in which items are
 longer than jobs would never finish."""
@@ -39,9 +40,7 @@ _DRIFT = 0.05
 warmer node, and effects that the model does not know. Standard deviation of a logarithm."""
 _LEFT_OUT = 0.03
 """Share of the draws below an interval, and above it. Intervals are to hold in 9 of 10 cases, which
-are not all as the model assumes. With 0.05 they held in 129 of 140 simulated runs in which a few
-items took 8 times as long, with 0.03 in 135."""
-_SHARES = (_LEFT_OUT, 0.5, 1 - _LEFT_OUT)
+are not all as the model assumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,8 @@ class Interval:
 
     @classmethod
     def of(cls, values: Floats | Sequence[float]) -> Interval:
-        return cls(*(float(value) for value in np.quantile(values, _SHARES)))
+        found = np.quantile(values, (_LEFT_OUT, 0.5, 1 - _LEFT_OUT))
+        return cls(*(float(value) for value in found))
 
     def times(self, factor: float) -> Interval:
         return Interval(self.low * factor, self.median * factor, self.high * factor)
@@ -92,57 +92,41 @@ class Forecaster:
     """
 
     def __init__(
-        self,
-        work: Work,
-        guess: Guess | None = None,
-        *,
-        draws: int = DRAWS,
-        seed: int = 0,
-        anew: bool = True,
+        self, work: Work, guess: Guess | None = None, *, draws: int = DRAWS, seed: int = 0
     ) -> None:
-        """Draw the durations of the work left.
-
-        Without ``anew``, only forecasts for the living workers can be made, in half the time.
-        """
         chance = np.random.default_rng(seed)
         models = [_model(stage, guess) for stage in work.stages]
         jobs = sum(len(stage.batches) for stage in work.stages)
-        self._seed = seed
-        self._facts: list[_Facts] = []
-        self._draws = max(min(draws, _FEWEST_DRAWS), min(draws, _MOST_JOBS // max(jobs, 1)))
+        draws = max(min(draws, _FEWEST_DRAWS), min(draws, _MOST_JOBS // jobs))
         self._work = work
         self.keys = sorted({key for model in models for key in model.keys})
         """Keys of items that were found to predict how long the items take."""
         self.guessed = [stage.name for stage in work.stages if not stage.seen]
         """Stages for which nothing but the guess is known."""
         self.stages = [stage.name for stage in work.stages]
-        self._known: dict[int | None, list[Course]] = {}
-        self._anew: list[list[Phase]] = []
-        for _ in range(self._draws):
+        self._courses: dict[int | None, list[_Course]] = {}
+        # Durations of single items are not kept: those of a million would fill the memory.
+        self._draws: list[dict[str, Draw]] = []
+        for _ in range(draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
-            lengths = [model.draw(chance).times(drift) for model in models]
-            again = [_again(stage, chance) for stage in work.stages]
-            # The durations themselves are not kept: those of a million items would fill the memory.
-            phases: list[Phase] = []
-            if work.workers:
-                phases = _phases(work, lengths, again, going_on=True)
-                self._known.setdefault(None, []).append(schedule(phases, work.workers))
-            if anew:
-                phases = _phases(work, lengths, again, going_on=False)
-                self._anew.append(phases)
-            self._facts.append(_facts(work.left, lengths, phases))
-        self.item_s = Interval.of(self._each("mean_s"))
+            drawn = (model.draw(chance, drift) for model in models)
+            self._draws.append(dict(zip(self.stages, drawn, strict=True)))
+        self._going_on, self._anew = (
+            [phase for stage in work.stages for phase in _phases(stage, self._draws, living)]
+            for living in (work.workers, ())
+        )
+        units = {one.name: np.array([batch.units for batch in one.batches]) for one in work.stages}
+        facts = np.array([_facts(work.left, draw, units) for draw in self._draws]).T
+        mean_s, self._longest_s, self._cut_s, largest_s, useful, self._load_s = facts
+        self.item_s = Interval.of(mean_s)
         """Mean seconds of the items left."""
-        self.longest_s = float(np.quantile(self._each("longest_s"), SURE))
+        self.longest_s = float(np.quantile(self._longest_s, SURE))
         """Seconds that the longest item left exceeds in 1 of 20 cases."""
-        self.largest_s = float(np.median(self._each("largest_s")))
+        self.largest_s = float(np.median(largest_s))
         """Seconds that one worker takes for the largest unit: no number of workers is faster."""
-        self.useful_workers = max(1, round(float(np.median(self._each("useful_workers")))))
+        self.useful_workers = max(1, round(float(np.median(useful))))
         """With more workers than this, the largest unit alone determines the time."""
-        self.load_s = float(np.mean(self._each("load_s")))
-
-    def _each(self, name: str) -> list[float]:
-        return [getattr(one, name) for one in self._facts]
+        self.load_s = float(self._load_s.mean())
 
     def forecast(
         self, workers: int | None, *, within_s: float | None = None, limit_s: float | None = None
@@ -152,27 +136,31 @@ class Forecaster:
         Without a number, the living workers go on with their batches. ``limit_s`` is the time limit
         of one job: further jobs follow until all is done.
         """
-        count = len(self._work.workers) if workers is None else workers
-        busy = min(count, self._work.most_workers or count)
-        if workers not in self._known:
-            self._known[workers] = [schedule(phases, count) for phases in self._anew]
-        courses = self._known[workers]
+        phases, hands = self._going_on, self._work.workers
+        if workers is not None:
+            phases, hands = self._anew, dict.fromkeys(map(str, range(workers)), "")
+        if workers not in self._courses:
+            self._courses[workers] = [_Course(phases, draw, hands) for draw in self._draws]
+        courses = self._courses[workers]
         whole = np.array([course.makespan_s for course in courses])
         if self._work.ends_s is not None:
             # The evaluations that run when the time is up are still finished.
             whole = np.minimum(whole, self._work.ends_s + self.item_s.median)
-        times, jobs, sure_jobs = whole, None, 0
+        times, jobs = whole, None
         if limit_s is not None and self.fits(limit_s):
-            times, row = self._in_a_row(whole, busy, limit_s)
-            jobs, sure_jobs = Interval.of(row), math.ceil(np.quantile(row, SURE))
+            # Each job but the last ends while its workers are in the middle of items, and the next
+            # one must start and load again.
+            lost_s = np.minimum(self._cut_s + self._load_s + START_S, _MOST_LOST * limit_s)
+            ends = np.ceil(np.maximum(whole - limit_s, 0.0) / (limit_s - lost_s))
+            times, jobs = whole + ends * lost_s, ends + 1
         found = Forecast(
-            workers=count,
+            workers=len(hands),
             time_s=Interval.of(times),
             sure_s=float(np.quantile(times, SURE)),
             worker_s=Interval.of([course.busy_s for course in courses]),
-            draws=self._draws,
-            jobs=jobs,
-            sure_jobs=sure_jobs,
+            draws=len(courses),
+            jobs=None if jobs is None else Interval.of(jobs),
+            sure_jobs=0 if jobs is None else math.ceil(np.quantile(jobs, SURE)),
             lost_s=float(np.mean(times - whole)),
         )
         if within_s is None:
@@ -186,79 +174,172 @@ class Forecaster:
         """Return whether a job of this limit probably has room for the longest item, and for more
         than it loses at its end.
         """
-        needed = [max(one.longest_s, one.cut_s + one.load_s + START_S) for one in self._facts]
+        needed = np.maximum(self._longest_s, self._cut_s + self._load_s + START_S)
         return float(np.median(needed)) <= limit_s
 
-    def _in_a_row(self, whole: Floats, workers: int, limit_s: float) -> tuple[Floats, Floats]:
-        """Return the time and the number of jobs for each draw. Each job but the last ends while
-        its workers are in the middle of items, and the next job must start and load again.
-        """
-        chance = np.random.default_rng(self._seed)
-        times, jobs = whole.copy(), np.ones(len(whole))
-        for number, facts in enumerate(self._facts):
-            # Mean over workers of the work that each loses, by where in an item it was cut.
-            cut_s = facts.cut_s * chance.gamma(workers, size=_ENDS) / workers
-            lost_s = np.minimum(cut_s + facts.load_s + START_S, _MOST_LOST * limit_s)
-            lost_s = np.concatenate([[0.0], np.cumsum(lost_s)])
-            done_s = limit_s * np.arange(_ENDS + 1) - lost_s
-            again, left_s = divmod(max(whole[number] - limit_s, 0.0), done_s[-1])
-            ends = int(np.searchsorted(done_s, left_s))
-            times[number] += again * lost_s[-1] + lost_s[ends]
-            jobs[number] += again * _ENDS + ends
-        return times, jobs
 
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    mean_s: float
-    longest_s: float
-    cut_s: float
-    """Mean seconds that a worker loses when its job ends in the middle of an item."""
-    largest_s: float
-    """Seconds of one worker for the largest unit."""
-    useful_workers: float
-    load_s: float
-
-
-def _facts(items: int, lengths: Sequence[Lengths], phases: Sequence[Phase]) -> _Facts:
-    jobs = [job for phase in phases for job in phase.jobs]
-    work_s = float(sum(one.batches.sum() for one in lengths))
-    largest_s = max(job.seconds / job.units for job in jobs)
-    return _Facts(
-        mean_s=work_s / items,
-        longest_s=max(one.longest_s for one in lengths),
-        # At a random moment, a worker is more likely to be in a long item than in a short one.
-        cut_s=sum(one.squares for one in lengths) / (2 * work_s),
-        largest_s=largest_s,
-        useful_workers=sum(job.seconds for job in jobs) / max(largest_s, 1e-9),
-        load_s=float(np.mean([job.load_s for job in jobs])),
-    )
-
-
-def _phases(
-    work: Work, lengths: Sequence[Lengths], again: Sequence[Sequence[int]], *, going_on: bool
-) -> list[Phase]:
-    return [
-        phase
-        for stage, drawn, extra in zip(work.stages, lengths, again, strict=True)
-        for phase in phases_of(stage, drawn, going_on=going_on, extra=extra)
-    ]
-
-
-def _model(stage: StageWork, guess: Guess | None) -> LearnedLengths | GuessedLengths:
+def _model(stage: StageWork, guess: Guess | None) -> LearnedDurations | GuessedDurations:
     if stage.seen:
-        return LearnedLengths(stage)
+        return LearnedDurations(stage)
     if guess is None:
         message = f"no item of {stage.name} has ended yet, so durations are unknown"
         hint = "give an estimate such as --item-time 30s, or wait for the first results"
         raise ConfigError(message, hint=hint)
-    return GuessedLengths(stage, guess)
+    return GuessedDurations(stage, guess)
 
 
-def _again(stage: StageWork, chance: np.random.Generator) -> list[int]:
-    """Draw the items that run again, once per failure, from the failure rate so far."""
-    if not stage.retried:
-        return []
-    rate = chance.beta(stage.retried + 0.5, stage.attempts - stage.retried + 0.5)
-    failures = chance.geometric(1.0 - min(rate, 0.9), size=len(stage.left)) - 1
-    return [item for item, times in enumerate(failures) for _ in range(times)]
+def _facts(items: int, draw: dict[str, Draw], units: dict[str, Floats]) -> tuple[float, ...]:
+    """Return facts of one draw: mean seconds of an item, of the longest item, and what a worker
+    loses when its job ends; seconds of the largest unit, the workers beyond which it alone
+    determines the time, and mean seconds to load a batch.
+    """
+    drawn = draw.values()
+    items_s = sum(one.items_s for one in drawn)
+    work_s = sum(one.batches.sum() for one in drawn)
+    largest_s = max((draw[name].batches / of).max() for name, of in units.items())
+    return (
+        items_s / items,
+        max(one.longest_s for one in drawn),
+        # At a random moment, a worker is more likely to be in a long item than in a short one.
+        sum(one.squares for one in drawn) / (2 * items_s),
+        largest_s,
+        work_s / max(largest_s, 1e-9),
+        float(np.concatenate([one.load_s for one in drawn]).mean()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """Batches that begin when those of the phase before have ended: a stage or a round of it."""
+
+    stage: StageWork
+    wait_s: float
+    """Seconds from the end of the phase before to its first batch."""
+    held: dict[str, tuple[str, int]]
+    """The group and the number of the batch that each worker holds."""
+    waiting: dict[str, list[int]]
+    """The numbers of the waiting batches of each group, the last one first; the longest group is
+    last."""
+    left_s: dict[str, float]
+    """The expected seconds of these batches, by group."""
+
+
+def _phases(
+    stage: StageWork, draws: Sequence[dict[str, Draw]], living: Collection[str]
+) -> list[_Phase]:
+    """Return the phases of a stage, in which living workers keep the batches that they hold."""
+    expected_s = np.mean([draw[stage.name].batches for draw in draws], axis=0).tolist()
+    rounds: dict[int, list[int]] = {}
+    for number, batch in enumerate(stage.batches):
+        rounds.setdefault(batch.round, []).append(number)
+    found: list[_Phase] = []
+    for numbers in rounds.values():
+        held: dict[str, tuple[str, int]] = {}
+        waiting: dict[str, list[int]] = {}
+        left_s: dict[str, float] = {}
+        for number in numbers:
+            batch = stage.batches[number]
+            key = context(stage.name, batch.group)
+            if batch.holder in living and batch.holder not in held:
+                held[batch.holder] = key, number
+            else:
+                waiting.setdefault(key, []).append(number)
+                left_s[key] = left_s.get(key, 0.0) + expected_s[number]
+        order = {key: waiting[key][::-1] for key in sorted(waiting, key=left_s.__getitem__)}
+        found.append(_Phase(stage, stage.between_s if found else 0.0, held, order, left_s))
+    return found
+
+
+class _Course:
+    """One schedule: when each batch begins and ends, and how many items it has."""
+
+    def __init__(
+        self, phases: Sequence[_Phase], draw: dict[str, Draw], workers: dict[str, str]
+    ) -> None:
+        """Hand out the batches of each phase to workers, given with their loaded contexts."""
+        self._loaded = list(workers.values())
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        self._counts: list[int] = []
+        ended = 0.0
+        for phase in phases:
+            one, before = draw[phase.stage.name], len(self._ends)
+            # Lists, since reading single elements of arrays is slow.
+            seconds, load_s = one.batches.tolist(), one.load_s.tolist()
+            free = self._go_on(phase, seconds, load_s, list(workers), ended + phase.wait_s)
+            self._hand_out(phase, seconds, load_s, free)
+            ended = max(self._ends[before:], default=ended)
+        self.makespan_s = ended
+        """Seconds until the last item ends."""
+        self.busy_s = sum(self._ends) - sum(self._begins)
+        """Worker seconds spent on batches."""
+        self._spans = np.array([self._begins, self._ends, self._counts])
+        del self._begins, self._ends, self._counts
+
+    def share_by(self, limit_s: float) -> float:
+        """Return the share of items done by ``limit_s``; the items of a batch end evenly."""
+        begins, ends, counts = self._spans
+        part = np.clip((limit_s - begins) / np.maximum(ends - begins, 1e-9), 0.0, 1.0)
+        return float((part * counts).sum() / counts.sum())
+
+    def _go_on(
+        self,
+        phase: _Phase,
+        seconds: Sequence[float],
+        load_s: Sequence[float],
+        workers: Sequence[str],
+        begin: float,
+    ) -> list[tuple[float, int]]:
+        """Finish the batches that workers hold; return when each worker is free, and its number."""
+        free, idle = [], []
+        for hand, worker in enumerate(workers):
+            if worker not in phase.held:
+                idle.append((begin, hand))
+                continue
+            key, number = phase.held[worker]
+            batch = phase.stage.batches[number]
+            load = load_s[number] if self._loaded[hand] != key else 0.0
+            spent_s = min(batch.age_s, load if batch.loading else seconds[number])
+            free.append((begin + seconds[number] + load - spent_s, hand))
+            self._loaded[hand] = key
+            self._begins.append(begin)
+            self._ends.append(free[-1][0])
+            self._counts.append(batch.count)
+        # A worker finishes its batch even if the search keeps fewer workers busy from now on.
+        most = max(len(free), phase.stage.most_workers or len(workers))
+        return free + idle[: most - len(free)]
+
+    def _hand_out(
+        self,
+        phase: _Phase,
+        seconds: Sequence[float],
+        load_s: Sequence[float],
+        free: list[tuple[float, int]],
+    ) -> None:
+        """Give the worker that is free first the next batch, until all have run."""
+        batches, loaded = phase.stage.batches, self._loaded
+        waiting = {key: numbers.copy() for key, numbers in phase.waiting.items()}
+        left_s, fresh = phase.left_s.copy(), list(waiting)
+        begun = set(loaded)
+        heapq.heapify(free)
+        while free and waiting:
+            at, hand = free[0]
+            key = loaded[hand]
+            if key not in waiting:
+                while fresh and fresh[-1] in begun:
+                    fresh.pop()
+                key = fresh.pop() if fresh else max(waiting, key=left_s.__getitem__)
+                begun.add(key)
+            number = waiting[key].pop()
+            end = at + seconds[number]
+            if key != loaded[hand]:
+                end += load_s[number]
+                loaded[hand] = key
+            if waiting[key]:
+                left_s[key] -= seconds[number]
+            else:
+                del waiting[key]
+            heapq.heapreplace(free, (end, hand))
+            self._begins.append(at)
+            self._ends.append(end)
+            self._counts.append(batches[number].count)

@@ -1,31 +1,25 @@
-"""Make a complete plan, keep it in a file, and compare it with what came."""
+"""The plan of the rest of a run, and the same plan as text, as a Markdown page or as a picture."""
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.planning.choices import choose, ways
 from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
-from hpc_toolkit.planning.reading import work_since
+from hpc_toolkit.planning.nodes import choose, number, recommended, span, ways
+from hpc_toolkit.planning.timeleft import FORMAT
 from hpc_toolkit.planning.work import joined
+from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
-    from hpc_toolkit.planning.choices import Choice, Node, Way
     from hpc_toolkit.planning.forecast import Forecast
-    from hpc_toolkit.planning.lengths import Guess
-    from hpc_toolkit.planning.work import Work
-    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.planning.nodes import Choice, Node, Way
+    from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.system.clock import Clock
-
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,49 +62,6 @@ class Plan:
         return {"format": FORMAT, **asdict(self)}
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    run: str
-    at: float
-    """When the plan was made: epoch seconds."""
-    forecasts: tuple[tuple[int, Interval], ...]
-    """Numbers of workers, and the seconds until the last result.
-
-    If workers were running, it is the forecast for them alone.
-    """
-    working: bool
-    """Whether workers were running."""
-
-
-def read_plan(path: Path) -> Kept:
-    """Read a plan that was written to a file as JSON.
-
-    Raises ConfigError: the file cannot be read, or is not a plan.
-    """
-    hint = "name a file written by 'hpctk plan RUN -o FILE.json'"
-    try:
-        found = json.loads(path.read_bytes())
-        if found["format"] != FORMAT:
-            raise ValueError(found["format"])
-        now = found.get("now")
-        forecasts = [now] if now else [one["forecast"] for one in found["choices"]]
-        return Kept(
-            run=str(found["run"]),
-            at=float(found["at"]),
-            forecasts=tuple(
-                (int(one["workers"]), Interval(**{k: float(s) for k, s in one["time_s"].items()}))
-                for one in forecasts
-            ),
-            working=bool(now),
-        )
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise ConfigError(message, hint=hint) from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        message = f"{path}: not a plan of format {FORMAT}"
-        raise ConfigError(message, hint=hint) from error
-
-
 def make_plan(
     work: Work,
     guess: Guess | None,
@@ -135,7 +86,7 @@ def make_plan(
         hint = "'hpctk plan RUN --check FILE.json' compares a saved plan with what happened"
         raise RunError(message, hint=hint)
     whole = work.left
-    work, assumed = _known(work, guess)
+    work = _known(work, guess)
     most = max([*(count * node.workers for count in nodes), len(work.workers)], default=1)
     forecaster = Forecaster(joined(work, most), guess, draws=draws)
     limit_s = limit_s or cluster.max_walltime_s
@@ -162,7 +113,7 @@ def make_plan(
         ungrouped=any(stage.group_by is None for stage in work.stages),
         node=node,
         cluster=cluster.name,
-        assumed=assumed,
+        assumed=list(work.assumed),
         most_workers=work.most_workers,
         coming=work.coming,
         now=now,
@@ -174,79 +125,212 @@ def make_plan(
     )
 
 
-def _known(work: Work, guess: Guess | None) -> tuple[Work, list[str]]:
-    """Drop stages of which no item was requested and no duration is known.
-
-    Return the rest of the work and the plan's assumptions, which name the dropped stages.
-    """
+def _known(work: Work, guess: Guess | None) -> Work:
+    """Drop stages of which no item was requested and no duration is known, and name them."""
     known = [one for one in work.stages if guess or one.seen or len(one.left) > one.coming]
     if len(known) in (0, len(work.stages)):
-        return work, list(work.assumed)
-    without = [stage.name for stage in work.stages if stage not in known]
-    said = f"Left out, as nothing is known of how long their items take: {', '.join(without)}."
-    return replace(work, stages=tuple(known)), [said]
+        return work
+    without = ", ".join(stage.name for stage in work.stages if stage not in known)
+    said = f"Left out, as nothing is known of how long their items take: {without}."
+    return replace(work, stages=tuple(known), assumed=(said,))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    workers_predicted: int
-    workers: int
-    """Number of workers that ended an attempt since the plan."""
-    low_s: float
-    predicted_s: float
-    high_s: float
-    real_s: float
-    """Seconds of work until the last attempt that ended, or until now while the run goes on.
+def basis(plan: Plan) -> list[str]:
+    are, have = ("is" if plan.items == 1 else "are"), ("has" if plan.done == 1 else "have")
+    said = [f"{counted(plan.items, 'item')} {are} left, {plan.done:,} {have} a result."]
+    if plan.coming:
+        said.append(f"{plan.coming:,} of those left the campaign has not requested yet.")
+    said += plan.assumed
+    if not plan.sealed:
+        said.append("The list is open: items that come later are not in these numbers.")
+    length = f"{format_duration(plan.item_s.median)} ({span(plan.item_s)})"
+    if plan.guessed:
+        said.append(f"An item takes {length} by your guess alone: no item has ended yet.")
+    else:
+        said.append(f"An item left takes {length} on average, by {plan.seen:,} that ended.")
+    if plan.load_s >= 0.05:
+        said.append(f"To load what a worker needs takes {format_duration(plan.load_s)}.")
+    if plan.keys:
+        said.append(f"Their length follows {' and '.join(plan.keys)}.")
+    if plan.retried:
+        failed = counted(plan.retried, "attempt")
+        said.append(f"{failed} failed; the same share of later attempts is assumed to fail.")
+    node = plan.node
+    said.append(f"{counted(node.workers, 'worker')} on a node of {plan.cluster}: {node.why}.")
+    return said
 
-    They count from the plan if workers were running then, else from the first claim after it.
+
+def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and cells of the table, without columns of unknown values."""
+    some = plan.choices[0]
+    money = plan.node.currency or "price"
+    head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
+    costs = {"GPU-hours": some.gpu_hours, money: some.cost, "kWh": some.energy_kwh}
+    head += [*(name for name, cost in costs.items() if cost), "--time"]
+    head += ["done by then", "items by then"] if plan.within_s else []
+    rows = []
+    for one in plan.choices:
+        found = one.forecast
+        row = [str(one.nodes), str(found.workers), format_duration(found.time_s.median)]
+        row += [span(found.time_s), number(one.node_hours.median)]
+        row += [number(x.median) for x in (one.gpu_hours, one.cost, one.energy_kwh) if x]
+        row.append(_asked(one))
+        if found.within is not None and found.share is not None:
+            row += [f"{found.within:.0%}", span(found.share, lambda share: f"{share:.0%}")]
+        rows.append(row)
+    return head, rows
+
+
+def _asked(choice: Choice) -> str:
+    text = format_walltime(choice.ask_s)
+    if choice.in_a_row == 0:
+        return f"{text}: too short"
+    jobs = choice.forecast.jobs
+    if jobs is None:
+        return text
+    low, high = math.floor(jobs.low), choice.in_a_row
+    return f"{text}, {high if low == high else f'{low} to {high}'} in a row"
+
+
+def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
+    head = ["partition", "limit", "nodes", "time of work", "jobs in a row", "or one-node jobs"]
+    head += ["node-hours lost"]
+    rows = []
+    for way in ways:
+        limit = "none" if way.limit_s is None else format_walltime(way.limit_s)
+        nodes = f"{way.nodes}" + (f" of {way.most_nodes}" if way.most_nodes else "")
+        if way.in_a_row == 0:
+            rows.append([way.partition, limit, nodes, "too short for an item", "", "", ""])
+            continue
+        took = f"{format_duration(way.time_s.median)} ({span(way.time_s)})"
+        lost = number(way.lost_node_hours)
+        rows.append([way.partition, limit, nodes, took, str(way.in_a_row), str(way.jobs), lost])
+    return head, rows
+
+
+def _sentences(plan: Plan) -> list[str]:
+    between = any(one.in_a_row > 1 for one in plan.choices)
+    said = [f"Waiting for Slurm is in none of these times{', between jobs neither' * between}."]
+    if any(one.ask_s < plan.longest_s for one in plan.choices if one.in_a_row):
+        took = format_duration(plan.longest_s)
+        said.append(f"In 1 of 20 cases an item is longer than {took}: no such job has room for it.")
+    if plan.within_s:
+        said.insert(0, f"'By then' is within {format_duration(plan.within_s)}.")
+    most = plan.most_workers
+    if most and plan.choices and plan.choices[-1].forecast.workers > most:
+        said.append(
+            f"The search has work for {counted(most, 'worker')} at once: more do not speed it up."
+        )
+    if plan.choices and plan.choices[-1].forecast.workers > plan.useful_workers:
+        took = format_duration(plan.largest_s)
+        said.append(
+            f"One worker takes {took} for the largest unit, and no plan is shorter: more workers"
+            f" than about {plan.useful_workers:,} help little."
+        )
+        if plan.ungrouped:
+            said.append(
+                "With 'hpctk init --items-per-claim 1', a list without groups has no larger."
+            )
+    return said
+
+
+def advised(plan: Plan) -> list[str]:
+    """Return a recommendation of what to request, if a time to be done by is given."""
+    if not plan.within_s or not plan.choices:
+        return []
+    by = f"within {format_duration(plan.within_s)}"
+    best = recommended(plan.choices)
+    if best is None:
+        near = max(plan.choices, key=lambda one: (one.forecast.within or 0.0, one.nodes))
+        chance = f"{near.forecast.within or 0.0:.0%} on {counted(near.nodes, 'node')}"
+        return [f"No row is done {by} in 19 of 20 cases; the likeliest is {chance}."]
+    costs = [f"{number(best.node_hours.median)} node-hours"]
+    if best.gpu_hours:
+        costs.append(f"{number(best.gpu_hours.median)} GPU-hours")
+    if best.cost:
+        costs.append(f"{plan.node.currency or 'price'} {number(best.cost.median)}")
+    asked = f"{counted(best.nodes, 'node')} and --time={_asked(best)}"
+    return [
+        f"Request {asked}: done {by} in {best.forecast.within:.0%} of cases, {', '.join(costs)}."
+    ]
+
+
+def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in [head, *rows]:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
+def _piped(head: list[str], rows: list[list[str]]) -> Iterable[str]:
+    for row in [head, ["---"] * len(head), *rows]:
+        yield f"| {' | '.join(row)} |"
+
+
+def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list[str]:
+    """Format a plan for a terminal; ``table`` formats the head and the rows of a table."""
+    lines = [*advised(plan), *basis(plan)]
+    if plan.now is not None:
+        now = plan.now
+        text = f"{format_duration(now.time_s.median)} ({span(now.time_s)})"
+        if now.within is not None:
+            text += f"; {now.within:.0%} to be done within the limit"
+        lines += ["", f"As it goes on now, on {counted(now.workers, 'worker')}: {text}"]
+    if plan.choices:
+        lines += ["", *table(*_table_rows(plan)), "", *_sentences(plan)]
+    if plan.ways:
+        lines += ["", *table(*_ways_rows(plan.ways))]
+    return lines
+
+
+def as_markdown(plan: Plan) -> str:
+    lines = [f"# Plan of {plan.run or 'a run to come'}", "", *as_lines(plan, _piped)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plan_svg(plan: Plan) -> str:
+    """Draw time against nodes, with a band for 9 of 10 draws, and node-hours in figures below.
+
+    Raises ConfigError for a plan without numbers of nodes.
     """
-    waited_s: float
-    """Seconds from the plan to the first claim, for example in Slurm's queue."""
-    complete: bool
-    left: int
-    error: float | None
-    """Predicted minus real time, as a share of the real time; None while the run goes on."""
-    inside: bool | None
-    """Whether the real time is within the interval; None while it still may be."""
+    # Only here, because few plans are drawn.
+    from hpc_toolkit.report import figures
+    from hpc_toolkit.report.axes import Axis, log_span_ticks
 
-
-def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
-    """Compare a plan of this run with the actual progress.
-
-    Of the plan's forecasts it takes the one whose number of workers is nearest to the number that
-    worked since. Times are by workers' clocks. Raises ConfigError: the plan was made from typed
-    numbers, or has no forecast.
-    """
-    if not plan.run or not plan.forecasts:
-        message = "the plan was made without a run, or has no forecast"
-        raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
-    ends, began = work_since(view, plan.at)
-    if plan.working:
-        began = plan.at
-    workers = sum(end > plan.at for end in ends)
-    predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - workers))
-    end = max(ends, default=0.0) if view.complete else clock.wall()
-    real_s = 0.0 if began is None else max(0.0, end - began)
-    error, inside = None, None
-    if view.complete:
-        error = (time.median - real_s) / real_s if real_s > 0 else 0.0
-        inside = time.low <= real_s <= time.high
-    elif real_s > time.high:
-        inside = False
-    return Comparison(
-        workers_predicted=predicted,
-        workers=workers,
-        low_s=time.low,
-        predicted_s=time.median,
-        high_s=time.high,
-        real_s=real_s,
-        waited_s=max(0.0, (clock.wall() if began is None else began) - plan.at),
-        complete=view.complete,
-        left=sum(
-            len(stage.state.pending(unit))
-            for stage in view.stages.values()
-            for unit in stage.state.open
-        ),
-        error=error,
-        inside=inside,
+    if not plan.choices:
+        message = "without --nodes there is nothing to draw"
+        raise ConfigError(message, hint="add --nodes 1,2,4,8")
+    times = [(one.nodes, one.forecast.time_s) for one in plan.choices]
+    seconds = [edge for _, time in times for edge in (time.low, time.high)]
+    seconds += [plan.within_s] if plan.within_s else []
+    nodes = [float(one.nodes) for one in plan.choices]
+    panel = figures.Panel(
+        x=Axis(min(nodes), max(*nodes, min(nodes) + 1), log=True),
+        y=Axis(max(min(seconds), 1e-3) / 1.2, max(*seconds, 2e-3) * 1.2, log=True),
     )
+    columns = [(one.nodes, f"{one.nodes}\n{_node_time(one)}") for one in plan.choices]
+    rows = log_span_ticks(panel.y.low, panel.y.high)
+    lower, upper, median = (
+        [(float(n), getattr(time, edge)) for n, time in times] for edge in ("low", "high", "median")
+    )
+    parts = [
+        *panel.frame(columns, rows, "nodes, and their time added up", "time to finish"),
+        panel.band(lower, upper, figures.COLOURS[0]),
+        panel.line(median, figures.COLOURS[0]),
+        *panel.dots(median, figures.COLOURS[0]),
+    ]
+    if plan.within_s:
+        limit = [(edge, plan.within_s) for edge in (panel.x.low, panel.x.high)]
+        x, y = panel.at(*limit[1])
+        parts.append(panel.line(limit, figures.COLOURS[1], figures.DASHED))
+        parts.append(figures.text(x + 6, y + 4, "limit", colour=figures.COLOURS[1]))
+    title = f"Time to finish {counted(plan.items, 'item')}; 9 of 10 cases are in the band"
+    said = (f"{counted(one.nodes, 'node')}: {span(one.forecast.time_s)}" for one in plan.choices)
+    width, height = figures.LEFT + figures.STEP_X - 30, figures.TOP + figures.STEP_Y
+    return figures.figure(title, width, height, parts, alternative="; ".join(said))
+
+
+def _node_time(choice: Choice) -> str:
+    hours = choice.node_hours.median
+    from hpc_toolkit.report.axes import span_label
+
+    return f"{number(hours)} h" if hours >= 1 else span_label(3600 * hours)

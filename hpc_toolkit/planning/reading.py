@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -12,11 +11,11 @@ from zlib import crc32
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, left_over, read_decisions
 from hpc_toolkit.campaign.search import as_decided
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, read_settings
-from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, asked_more, context
+from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, context
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.explain import ATTEMPTS, records_of, unit_items
-from hpc_toolkit.results.status import living_workers
+from hpc_toolkit.results.status import clocks_off, living_workers
 from hpc_toolkit.system.quantities import HOUR_S, counted
 from hpc_toolkit.system.ranks import boot_id, host_name
 
@@ -39,18 +38,6 @@ _UNBOUNDED = "Nothing says how many arms the search will request: those to come 
 
 
 @dataclass(slots=True)
-class _Entry:
-    """The attempts at the items of one log entry."""
-
-    begin: float = math.inf
-    """When the first one began and the last one ended, in epoch seconds."""
-    end: float = 0.0
-
-    def take(self, at: float, seconds: float) -> None:
-        self.begin, self.end = min(self.begin, at - seconds), max(self.end, at)
-
-
-@dataclass(slots=True)
 class _Stage:
     """The data of one stage, collected while journals are read."""
 
@@ -61,7 +48,8 @@ class _Stage:
     overheads_s: list[float] = field(default_factory=list)
     attempts: int = 0
     retried: int = 0
-    entries: dict[int, _Entry] = field(default_factory=dict)
+    entries: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """When the first attempt at the items of each log entry began, and when the last one ended."""
 
     def place(self, position: int) -> int | None:
         """Return the place of an item in a list without groups to which nothing was added."""
@@ -80,7 +68,7 @@ class _Stage:
     def between_s(self) -> float:
         """Return the median seconds between the results of one entry and the work on the next."""
         last = [entry for _, entry in sorted(self.entries.items())][-_ROUNDS:]
-        gaps = [max(0.0, after.begin - before.end) for before, after in pairwise(last)]
+        gaps = [max(0.0, after[0] - before[1]) for before, after in pairwise(last)]
         return median(gaps) if gaps else 0.0
 
 
@@ -94,24 +82,11 @@ class _Course:
     loads: int = 0
     at: float = 0.0
     """Epoch seconds of its last line, by its own clock."""
+    ahead_s: float = 0.0
+    """Seconds by which this clock is ahead of the file server's."""
     unit: str = ""
     """The unit of its last line, unless that line released the unit."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _ToCome:
-    """What the rest of a campaign will request."""
-
-    rounds: dict[str, list[list[Item]]]
-    """Items by stage, in the rounds in which they will come."""
-    most_workers: int | None = None
-    """The most workers that the search keeps busy; None: not limited."""
-    all_arms: bool = False
-    """Whether every arm is evaluated in the end, so that no choice of the search matters."""
-    ends_s: float | None = None
-    may_stop: bool = False
-    assumed: tuple[str, ...] = ()
 
 
 def read_work(
@@ -132,41 +107,38 @@ def read_work(
     alive = living_workers(view, clock) if alive is None else alive
     view.poll()
     stages = {name: _Stage(stage) for name, stage in view.stages.items()}
-    courses = {worker: _follow(view, stages, worker) for worker in sorted(view.readers)}
+    # Only pauses between rounds compare times of several hosts.
+    ahead = {} if campaign is None else _ahead(view, clock)
+    courses = {
+        worker: _follow(view, stages, _Course(worker, ahead_s=ahead.get(worker, 0.0)))
+        for worker in sorted(view.readers)
+    }
     ages = {worker: _age_s(view, clock, worker, courses.get(worker)) for worker in alive}
-    coming = _ToCome({}) if campaign is None else _to_come(view, campaign)
-    work = tuple(
-        asked_more(_work(stage, courses, ages), coming.rounds.get(name, []))
-        for name, stage in stages.items()
-    )
-    if TASKS in coming.rounds:
-        tasks = stages[TASKS]
-        search = replace(
-            work[-1],
-            most_workers=coming.most_workers,
-            between_s=tasks.between_s(),
-            rounds=0 if coming.all_arms else len(tasks.entries),
-        )
-        work = (*work[:-1], search)
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
-    left = sum(len(stage.left) - stage.coming for stage in work)
-    return Work(
+    known = tuple(_work(stage, courses, ages) for stage in stages.values())
+    work = Work(
         run=given,
         at=clock.wall(),
-        stages=tuple(stage for stage in work if stage.left),
+        stages=known,
         workers={name: courses[name].loaded if name in courses else "" for name in sorted(alive)},
-        done=total - left,
+        done=total - sum(len(stage.left) for stage in known),
         sealed=campaign is not None or all(stage.log.sealed for stage in view.stages.values()),
-        ends_s=coming.ends_s,
-        may_stop=coming.may_stop,
-        assumed=coming.assumed,
     )
+    if campaign is not None:
+        work = _with_rest(work, view, campaign, stages[TASKS])
+    return replace(work, stages=tuple(stage for stage in work.stages if stage.left))
 
 
-def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
+def _ahead(view: RunView, clock: Clock) -> dict[str, float]:
+    """Return the seconds by which the clock of each worker is ahead, if presences show that."""
+    seen = view.presences()
+    off = clocks_off(view, seen, clock)
+    return {name: off[one.host] for name, one in seen.items() if one and one.host in off}
+
+
+def _follow(view: RunView, stages: dict[str, _Stage], course: _Course) -> _Course:
     """Read one worker's journal into the stages."""
-    course = _Course(worker)
-    for record in records_of(view, worker):
+    for record in records_of(view, course.worker):
         name, _, unit = record["unit"].partition("/")
         stage = stages.get(name)
         known = None if stage is None else stage.view.state.units.get(unit)
@@ -211,7 +183,9 @@ def _take_attempts(stage: _Stage, unit: Unit, course: _Course) -> None:
     items = stage.items(unit)
     for record in course.attempts:
         stage.attempts += 1
-        stage.entries.setdefault(unit.entry, _Entry()).take(record["at"], record["seconds"])
+        end = record["at"] - course.ahead_s
+        begun, ended = stage.entries.get(unit.entry, (end, end))
+        stage.entries[unit.entry] = min(begun, end - record["seconds"]), max(ended, end)
         stage.retried += record["type"] == "failed"
         if record["type"] == "done":
             item = items[record["item"] - unit.first]
@@ -247,12 +221,23 @@ def _work(stage: _Stage, courses: dict[str, _Course], ages: dict[str, float]) ->
         if not order:
             continue
         unit = view.unit(name)
-        items = stage.items(unit)
-        groups = len({stage.group_of(items[position - unit.first]) for position in order})
-        place = stage.place(order[0])
-        batch = Batch(view.group_of(unit) or "", len(left), len(order), groups, place=place)
-        batches.append(_held(stage, unit, batch, courses, ages))
-        left += [items[position - unit.first] for position in order]
+        items = [stage.items(unit)[position - unit.first] for position in order]
+        batch = Batch(
+            view.group_of(unit) or "",
+            len(left),
+            len(order),
+            loads=len({stage.group_of(item) for item in items}),
+            place=stage.place(order[0]),
+        )
+        generation = view.claims.generation(name)
+        holder = view.owner(name, generation) if generation else None
+        if holder in ages and not view.is_released(name):
+            course = courses.get(holder) or _Course()
+            begun = course.unit == f"{view.spec.name}/{name}"
+            loading = not begun and _context(stage, unit) != course.loaded
+            batch = replace(batch, holder=holder, age_s=ages[holder], loading=loading)
+        batches.append(batch)
+        left += items
     return StageWork(
         name=view.spec.name,
         group_by=view.spec.group_by,
@@ -266,35 +251,21 @@ def _work(stage: _Stage, courses: dict[str, _Course], ages: dict[str, float]) ->
     )
 
 
-def _held(
-    stage: _Stage, unit: Unit, batch: Batch, courses: dict[str, _Course], ages: dict[str, float]
-) -> Batch:
-    """Return the batch with its holder, if a living worker has claimed the unit."""
-    view, name = stage.view, unit.name
-    if not view.claims.generation(name) or view.is_released(name):
-        return batch
-    holder = view.owner(name, view.claims.generation(name))
-    if holder not in ages:
-        return batch
-    course = courses.get(holder) or _Course()
-    begun = course.unit == f"{view.spec.name}/{name}"
-    loading = not begun and _context(stage, unit) != course.loaded
-    return replace(batch, holder=holder, age_s=ages[holder], loading=loading)
-
-
-def work_since(view: RunView, at: float) -> tuple[list[float], float | None]:
+def work_since(view: RunView, clock: Clock, at: float) -> tuple[list[float], float | None]:
     """Return when each worker's last attempt ended, and when the first unit after ``at`` was begun.
 
-    None: no unit was claimed since. Times are epoch seconds by the workers' own clocks.
+    None: no unit was claimed since. Times are epoch seconds, corrected for the workers' clocks.
     """
     view.poll_claims()
     view.poll()
     stages = view.stages.values()
     holders = {worker for stage in stages for worker in stage.holders(stage.state.open)}
+    ahead = _ahead(view, clock)
     ends, begins = [], []
     for worker in {*view.readers, *holders}:
+        late_s = ahead.get(worker, 0.0)
         lines = [
-            (record["at"], record["seconds"], record["type"])
+            (record["at"] - late_s, record["seconds"], record["type"])
             for record in records_of(view, worker)
             if record["type"] in (*ATTEMPTS, "release")
         ]
@@ -303,12 +274,12 @@ def work_since(view: RunView, at: float) -> tuple[list[float], float | None]:
         begins += [max(at, end - seconds) for end, seconds, _ in lines if end > at]
         presence = read_presence(view.paths.worker(worker)) if worker in holders else None
         if presence is not None:  # it may load for long before its first line
-            begins.append(max([presence.started, *(end for end, _, _ in lines)]))
+            begins.append(max([presence.started - late_s, *(end for end, _, _ in lines)]))
     return ends, min((begin for begin in begins if begin >= at), default=None)
 
 
-def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
-    """Return the items that the rest of a campaign will request.
+def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stage) -> Work:
+    """Add the items that the rest of a campaign will request.
 
     The log of the view must have been read. ``settings`` are those of the campaign in run.json.
     """
@@ -316,38 +287,37 @@ def _to_come(view: RunView, settings: dict[str, Any]) -> _ToCome:
     decisions = read_decisions(view.stages[TASKS].log.segments.values())
     campaign = as_decided(campaign, decisions)
     search, names = campaign.search, campaign.tasks.names
-    rounds: dict[str, list[list[Item]]] = {}
     whole: dict[str, list[Item]] = {}
     if METRICS in view.stages:
         whole[METRICS] = [arm.item() for arm in campaign.arms()]
     if campaign.prepare is not None:
         whole[PREPARE] = list(campaign.prepare.items)
-    for name, all_items in whole.items():
-        stage = view.stages[name]
-        if not stage.log.sealed and not stage.state.units:
-            rounds[name] = [all_items]
-    if view.stages[TASKS].log.sealed or any(one.why == EXHAUSTIVE for one in decisions):
-        return _ToCome(rounds)
-    found, rest, said = _pulls(campaign, decisions)
-    facts = {arm.id: arm for arm in campaign.arms()}
-    size = search.most_pending if search.in_rounds else len(found) or 1
-    parts = [found[first : first + size] for first in range(0, len(found), size)]
-    rounds[TASKS] = [
-        [{**facts[pull.arm].item(), "task": task} for pull in part for task in pull.tasks or names]
-        for part in (*parts, rest)
-        if part
-    ]
-    wall_s = decisions[-1].wall_s if decisions else 0.0
-    return _ToCome(
-        rounds,
-        most_workers=None if search.exhaustive else search.most_pending * len(names),
-        all_arms=search.exhaustive,
-        ends_s=None
-        if search.wall_hours is None or search.exhaustive
-        else max(0.0, search.wall_hours * HOUR_S - wall_s),
-        may_stop=search.win_probability is not None and not search.exhaustive,
-        assumed=(said,),
-    )
+    rounds = {
+        name: [items]
+        for name, items in whole.items()
+        if not view.stages[name].log.sealed and not view.stages[name].state.units
+    }
+    facts: dict[str, Any] = {}
+    if not view.stages[TASKS].log.sealed and all(one.why != EXHAUSTIVE for one in decisions):
+        found, rest, said = _pulls(campaign, decisions)
+        arms = {arm.id: arm for arm in campaign.arms()}
+        size = search.most_pending if search.in_rounds else len(found) or 1
+        parts = [found[first : first + size] for first in range(0, len(found), size)]
+        rounds[TASKS] = [
+            [{**arms[one.arm].item(), "task": task} for one in part for task in one.tasks or names]
+            for part in (*parts, rest)
+            if part
+        ]
+        work = replace(work, assumed=(said,))
+        facts = {"between_s": tasks.between_s()}
+        if not search.exhaustive:  # else every arm is evaluated, whatever the search chooses
+            wall_s = decisions[-1].wall_s if decisions else 0.0
+            ends_s = search.wall_hours and max(0.0, search.wall_hours * HOUR_S - wall_s)
+            work = replace(work, ends_s=ends_s, may_stop=search.win_probability is not None)
+            facts["most_workers"] = search.most_pending * len(names)
+            facts["rounds"] = len(tasks.entries)
+    stages = [stage.with_rounds(rounds.get(stage.name, [])) for stage in work.stages]
+    return replace(work, stages=(*stages[:-1], replace(stages[-1], **facts)))
 
 
 def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], list[Pull], str]:

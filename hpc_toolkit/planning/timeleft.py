@@ -1,23 +1,30 @@
-"""Forecast when the living workers of a run will have finished, for every view of its progress.
+"""The time that the living workers of a run still need, and whether an earlier plan was right.
 
 Nothing is written, and no process is asked.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import RunError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.results.status import TimeLeft
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.record import Record
 from hpc_toolkit.system.seldom import Seldom
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.planning.forecast import Interval
     from hpc_toolkit.planning.work import Work
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
 
+FORMAT = 1
+"""Of plans in files."""
 _MOST_ITEMS = 20_000
 """A larger run is forecast from the mean durations of its groups, because reading every item takes
 longer than a status should."""
@@ -52,55 +59,45 @@ def time_left(
     # Only here, because numpy costs more than the rest of a status.
     from hpc_toolkit.planning.reading import read_work
 
-    return forecast_now(read_work(view, clock, given=given, campaign=campaign, alive=alive))
+    return _forecast(read_work(view, clock, given=given, campaign=campaign, alive=alive))
 
 
-def forecast_now(work: Work) -> TimeLeft | None:
-    """Forecast the rest of a run on its living workers from what was read of it."""
+def _forecast(work: Work) -> TimeLeft | None:
     from dataclasses import replace  # only here, because it imports much
 
-    from hpc_toolkit.planning.forecast import Forecaster
+    from hpc_toolkit.planning.forecast import Forecaster, Interval
 
+    def forecast(stages: list[Any]) -> Interval:
+        if not stages:
+            return Interval(0.0, 0.0, 0.0)
+        rest = replace(work, stages=tuple(stages))
+        return Forecaster(rest, draws=_DRAWS).forecast(None).time_s
+
+    known = [stage for stage in work.stages if stage.seen]
     coming = {stage.name: stage.coming for stage in work.stages if stage.coming}
-    known = replace(work, stages=tuple(stage for stage in work.stages if stage.seen))
     if not work.workers:
         return None
-    if not known.left:
-        return TimeLeft(low_s=0.0, eta_s=None, high_s=None, coming=coming, assumed=work.assumed)
-    found = Forecaster(known, draws=_DRAWS, anew=False).forecast(None).time_s
-    if known.left < work.left:
-        return TimeLeft(
-            low_s=found.low, eta_s=None, high_s=None, coming=coming, assumed=work.assumed
-        )
+    found = forecast(known)
+    facts: dict[str, Any] = {"coming": coming, "assumed": work.assumed}
+    if not known or len(known) < len(work.stages):
+        # How long the other stages take is not known, so only the lower end is.
+        return TimeLeft(low_s=found.low, eta_s=None, high_s=None, **facts)
     low_s = found.low / _WIDER
     if work.may_stop:
-        asked = replace(known, stages=tuple(stage for stage in known.stages if not stage.coming))
-        low_s = (
-            Forecaster(asked, draws=_DRAWS, anew=False).forecast(None).time_s.low
-            if asked.left
-            else 0.0
-        )
-    return TimeLeft(
-        low_s=low_s,
-        eta_s=found.median,
-        high_s=found.high * _WIDER,
-        coming=coming,
-        assumed=work.assumed,
-    )
+        low_s = forecast([stage for stage in known if not stage.coming]).low
+    return TimeLeft(low_s=low_s, eta_s=found.median, high_s=found.high * _WIDER, **facts)
 
 
 def _by_groups(view: RunView, workers: int) -> TimeLeft | None:
     """Forecast a large run from the mean seconds per item of each group, or of its siblings."""
-    work_s, largest_s = 0.0, 0.0
+    units_s = []
     for stage in view.stages.values():
         if stage.state.open and not stage.durations.known:
             return None
         for name in stage.state.open:
-            unit = stage.unit(name)
-            seconds = len(stage.state.pending(name)) * stage.durations.seconds_of(
-                stage.group_of(unit)
-            )
-            work_s, largest_s = work_s + seconds, max(largest_s, seconds)
+            item_s = stage.durations.seconds_of(stage.group_of(stage.unit(name)))
+            units_s.append(len(stage.state.pending(name)) * item_s)
+    work_s, largest_s = sum(units_s), max(units_s, default=0.0)
     if not work_s:
         return None
     per_item = [
@@ -114,9 +111,8 @@ def _by_groups(view: RunView, workers: int) -> TimeLeft | None:
     factor = math.exp(_SIGMAS * math.sqrt(_DRIFT**2 + variance))
     # At the end, most workers wait for the last units.
     eta_s = work_s / workers + largest_s / 2
-    return TimeLeft(
-        low_s=work_s / workers / factor, eta_s=eta_s, high_s=eta_s * factor + largest_s / 2
-    )
+    low_s, high_s = work_s / workers / factor, eta_s * factor + largest_s / 2
+    return TimeLeft(low_s=low_s, eta_s=eta_s, high_s=high_s)
 
 
 class Countdown:
@@ -132,7 +128,8 @@ class Countdown:
         given: str,
         clock: Clock | None = None,
     ) -> None:
-        self._view, self._campaign, self._given = view, campaign, given
+        self._view = view
+        self._facts: dict[str, Any] = {"campaign": campaign, "given": given}
         self._clock = clock or SystemClock()
         self._forecasts: Seldom[tuple[TimeLeft | None]] = Seldom(self._clock)
 
@@ -141,17 +138,122 @@ class Countdown:
 
         def make() -> tuple[TimeLeft | None]:
             try:
-                left = time_left(
-                    self._view,
-                    self._clock,
-                    given=self._given,
-                    alive=alive,
-                    campaign=self._campaign,
-                )
+                return (time_left(self._view, self._clock, alive=alive, **self._facts),)
             except RunError:
                 # Damaged settings of a campaign: the counts are true, and the search reports it.
-                left = None
-            return (left,)
+                return (None,)
 
         (found,), age_s = self._forecasts.read(make, (frozenset(alive), self._view.complete))
         return None if found is None else found.after(age_s)
+
+
+class Kept(Record):
+    """A plan that was written to a file."""
+
+    run: str
+    at: float
+    """When the plan was made: epoch seconds."""
+    forecasts: tuple[tuple[int, Interval], ...]
+    """Numbers of workers, and the seconds until the last result.
+
+    If workers were running, it is the forecast for them alone.
+    """
+    working: bool
+    """Whether workers were running."""
+
+
+def read_plan(path: Path) -> Kept:
+    """Read a plan that was written to a file as JSON.
+
+    Raises ConfigError: the file cannot be read, or is not a plan.
+    """
+    from hpc_toolkit.planning.forecast import Interval
+
+    hint = "name a file written by 'hpctk plan RUN -o FILE.json'"
+    try:
+        found = json.loads(path.read_bytes())
+        if found["format"] != FORMAT:
+            raise ValueError(found["format"])
+        now = found.get("now")
+        forecasts = [now] if now else [one["forecast"] for one in found["choices"]]
+        return Kept(
+            run=str(found["run"]),
+            at=float(found["at"]),
+            forecasts=tuple(
+                (int(one["workers"]), Interval(**{k: float(s) for k, s in one["time_s"].items()}))
+                for one in forecasts
+            ),
+            working=bool(now),
+        )
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(message, hint=hint) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        message = f"{path}: not a plan of format {FORMAT}"
+        raise ConfigError(message, hint=hint) from error
+
+
+class Comparison(Record, kw_only=True):
+    workers_predicted: int
+    workers: int
+    """Number of workers that ended an attempt since the plan."""
+    low_s: float
+    predicted_s: float
+    high_s: float
+    real_s: float
+    """Seconds of work until the last attempt that ended, or until now while the run goes on.
+
+    They count from the plan if workers were running then, else from the first claim after it.
+    """
+    waited_s: float
+    """Seconds from the plan to the first claim, for example in Slurm's queue."""
+    complete: bool
+    left: int
+    error: float | None
+    """Predicted minus real time, as a share of the real time; None while the run goes on."""
+    inside: bool | None
+    """Whether the real time is within the interval; None while it still may be."""
+
+
+def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
+    """Compare a plan of this run with the actual progress.
+
+    Of the plan's forecasts it takes the one whose number of workers is nearest to the number that
+    worked since. Times are corrected for the clocks of hosts. Raises ConfigError: the plan was made
+    from typed numbers, or has no forecast.
+    """
+    if not plan.run or not plan.forecasts:
+        message = "the plan was made without a run, or has no forecast"
+        raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
+    from hpc_toolkit.planning.reading import work_since
+
+    ends, began = work_since(view, clock, plan.at)
+    if plan.working:
+        began = plan.at
+    workers = sum(end > plan.at for end in ends)
+    predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - workers))
+    end = max(ends, default=0.0) if view.complete else clock.wall()
+    real_s = 0.0 if began is None else max(0.0, end - began)
+    error, inside = None, None
+    if view.complete:
+        error = (time.median - real_s) / real_s if real_s > 0 else 0.0
+        inside = time.low <= real_s <= time.high
+    elif real_s > time.high:
+        inside = False
+    return Comparison(
+        workers_predicted=predicted,
+        workers=workers,
+        low_s=time.low,
+        predicted_s=time.median,
+        high_s=time.high,
+        real_s=real_s,
+        waited_s=max(0.0, (clock.wall() if began is None else began) - plan.at),
+        complete=view.complete,
+        left=sum(
+            len(stage.state.pending(unit))
+            for stage in view.stages.values()
+            for unit in stage.state.open
+        ),
+        error=error,
+        inside=inside,
+    )

@@ -251,20 +251,30 @@ def _on_time(
     There are no presences if nothing shows by how much the clocks are off.
     """
     lives = [one for one in seen.values() if one is not None]
+    ahead = clocks_off(view, seen, clock)
+    early = sorted({one.host for one in lives if one.at > clock.wall() + _OFF_S})
+    if early and not ahead:
+        return early, []
+    if not ahead:
+        return [], lives
+    from hpc_toolkit.results.workerlives import corrected
+
+    return sorted(ahead), [corrected(one, ahead) for one in lives]
+
+
+def clocks_off(view: RunView, seen: dict[str, Presence | None], clock: Clock) -> dict[str, float]:
+    """Return the seconds by which clocks of hosts are ahead, if a presence shows that one is."""
+    lives = [one for one in seen.values() if one is not None]
     with suppress(OSError):
         first, last = view.paths.manifest.stat().st_mtime - _OFF_S, clock.wall() + _OFF_S
         if any(one.started and (one.started < first or one.at > last) for one in lives):
             from hpc_toolkit.results.history import History
-            from hpc_toolkit.results.workerlives import clocks_ahead, corrected
+            from hpc_toolkit.results.workerlives import clocks_ahead
 
             history = History(view)
             history.presences = seen
-            ahead = clocks_ahead(history)
-            early = sorted({one.host for one in lives if one.at > last})
-            if ahead or not early:
-                return sorted(ahead), [corrected(one, ahead) for one in lives]
-            return early, []
-    return [], lives
+            return clocks_ahead(history)
+    return {}
 
 
 def _spent(view: RunView, known: list[Presence], now: float, *, is_off: bool) -> dict[str, Any]:

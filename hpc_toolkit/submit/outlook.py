@@ -7,19 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.choices import choose
-from hpc_toolkit.planning.page import span
-from hpc_toolkit.planning.request import costs
+from hpc_toolkit.planning.nodes import choose, costs, span
 from hpc_toolkit.planning.work import SURE
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.choices import Choice
     from hpc_toolkit.planning.forecast import Forecaster
-    from hpc_toolkit.planning.lengths import Guess
-    from hpc_toolkit.planning.request import Ask
-    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.planning.nodes import Ask, Choice
+    from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.run import Run
 
 _MANY = 10_000
@@ -135,7 +131,7 @@ def _stated(run: Run) -> Guess | None:
     if run.manifest.campaign is None:
         return None
     from hpc_toolkit.campaign.settings import read_settings
-    from hpc_toolkit.planning.lengths import Guess
+    from hpc_toolkit.planning.work import Guess
 
     tasks = read_settings(run.view.paths, run.manifest.campaign).tasks
     if not tasks.seconds:

@@ -172,7 +172,7 @@ def _price(submission: Submission) -> dict[str, Any]:
     """The price of a worker for an hour, if the cluster's description has prices."""
     if submission.request is None:
         return {}
-    from hpc_toolkit.planning.request import ask_of
+    from hpc_toolkit.planning.nodes import ask_of
 
     node = ask_of(*submission.request).node
     if node.price_per_hour is None or not node.workers:

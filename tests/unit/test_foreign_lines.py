@@ -104,7 +104,7 @@ def read_all(run: Run, clock: ManualClock) -> None:
     list(trace_rows(history))
     list(EventReader(view, clock).poll())
     read_work(view, clock, given="run")
-    work_since(view, 0.0)
+    work_since(view, clock, 0.0)
     what_is_left(view, clock, job=None, watch_s=0.0, pause=lambda _: None)
     assert read_facts(run).problems == []
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.request import Ask, ask_of, asked_line
+from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.choices import Worker, node_of
 from hpc_toolkit.planning.forecast import Forecaster
-from hpc_toolkit.planning.lengths import Guess, Lengths
-from hpc_toolkit.planning.page import as_lines
-from hpc_toolkit.planning.plan import make_plan
+from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.planning.plan import as_lines, make_plan
 from hpc_toolkit.planning.reading import read_work
-from hpc_toolkit.planning.schedule import phases_of, schedule
+from hpc_toolkit.planning.work import Guess, Work
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.manualclock import ManualClock
+from tests.toyrun import ToyWorker
+from tests.unit import playedcampaign
 from tests.unit.playedcampaign import Played, toy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.planning.plan import Plan
-    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.rundir.layout import RunPaths
 
 SITE = load_cluster("generic")
 NODE = node_of(SITE, Worker(per_node=16))
 SEARCH = {"policy": "random", "budget": 8, "pending": 2}
 
 
-def played(root: Path, patch: pytest.MonkeyPatch, search: dict[str, Any], waits: int) -> Work:
+def played(
+    root: Path, patch: pytest.MonkeyPatch, search: dict[str, Any], waits: int, at: float = 9e9
+) -> Work:
     """A campaign of 20 arms and 3 tasks whose coordinator was killed after so many waits."""
     campaign = Played(root, toy(search), patch)
     assert campaign.killed(waits)
     run = Run.open(root)
-    return read_work(run.view, ManualClock(9e9), given="r", campaign=run.manifest.campaign)
+    return read_work(run.view, ManualClock(at), given="r", campaign=run.manifest.campaign)
 
 
 def plan_of(work: Work, guess: Guess | None = None) -> Plan:
@@ -121,9 +123,16 @@ def test_a_round_waits_for_the_round_before_and_for_the_decision(
 
     rounds = [batch.round for batch in tasks.batches if batch.round]
     assert [rounds.count(number) for number in sorted(set(rounds))] == [6] * (len(rounds) // 6)
-    lengths = Lengths.of_items(np.full(len(tasks.left), 10.0), tasks, {})
-    phases = phases_of(replace(tasks, between_s=2.0), lengths, going_on=False)
-    assert schedule(phases[1:], 100).makespan_s == pytest.approx(len(phases[1:]) * 12.0)
+    coming = tuple(batch for batch in tasks.batches if batch.round)
+    count = len({batch.round for batch in coming})
+    times = []
+    for between_s in (0.0, 500.0):
+        stage = replace(tasks, between_s=between_s)
+        work = Work(run="r", at=0.0, stages=(stage,))
+        times.append(Forecaster(work, draws=40).forecast(100).time_s.median)
+    assert times[1] - times[0] == pytest.approx(
+        500.0 * (count - (len(coming) == len(tasks.batches)))
+    )
 
 
 def test_all_other_arms_follow_the_rounds_of_the_search(
@@ -136,3 +145,30 @@ def test_all_other_arms_follow_the_rounds_of_the_search(
     assert search
     assert set(search) == {6}
     assert rest == 12 * 3
+
+
+DAY_S = 86_400.0
+
+
+class OffWorker(ToyWorker):
+    """Every second one is on a host whose clock is a day ahead."""
+
+    def __init__(self, paths: RunPaths, name: str) -> None:
+        number = len(list(paths.journals.iterdir()))
+        self.now = time.time() + DAY_S * (number % 2)
+        host = "n1" if number % 2 else "n0"
+        super().__init__(paths, name, host=host, started=self.now, at=self.now)
+
+    def attempt(self, item: int, kind: str = "done", **fields: Any) -> None:
+        super().attempt(item, kind, **{**fields, "at": self.now, "seconds": 0.0})
+
+
+def test_pauses_between_rounds_are_corrected_for_the_clocks_of_hosts(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playedcampaign, "ToyWorker", OffWorker)
+    search = {"policy": "random", "budget": 12, "pending": 2}
+
+    work = played(fast_dir / "r", monkeypatch, search, 4, at=time.time())
+
+    assert work.stages[-1].between_s == pytest.approx(0.0, abs=60.0)

@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.planning.choices import Worker, choose, node_of, recommended, ways
 from hpc_toolkit.planning.forecast import Forecaster, Interval
-from hpc_toolkit.planning.lengths import Guess
-from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
-from hpc_toolkit.planning.plan import Kept, compare, make_plan, read_plan
+from hpc_toolkit.planning.nodes import Worker, choose, node_of, recommended, ways
+from hpc_toolkit.planning.plan import as_lines, as_markdown, make_plan, plan_svg
 from hpc_toolkit.planning.reading import read_work
-from hpc_toolkit.planning.work import Work, typed_work
+from hpc_toolkit.planning.timeleft import Kept, compare, read_plan
+from hpc_toolkit.planning.work import Guess, Work, typed_work
 from hpc_toolkit.slurm.clusters.facts import load_cluster, parse_cluster
 from hpc_toolkit.system.ranks import boot_id, host_name
 from tests.manualclock import ManualClock
@@ -365,6 +364,24 @@ def test_the_time_before_the_first_claim_is_no_work(tmp_path: Path) -> None:
     assert (unclaimed.waited_s, unclaimed.real_s, unclaimed.inside) == (49_000.0, 0.0, None)
     assert (loading.waited_s, loading.real_s, loading.inside) == (59_000.0, 30.0, None)
     assert (found.waited_s, found.real_s, found.inside) == (59_001.0, 100.0, True)
+
+
+@pytest.mark.parametrize("off", [86_400.0, -86_400.0], ids=["ahead", "behind"])
+def test_a_comparison_is_corrected_for_the_clocks_of_hosts(tmp_path: Path, off: float) -> None:
+    toy, now = ToyRun(tmp_path / "run", 4, unit=2), time.time()
+    plan = Kept("run", now, ((2, Interval(90.0, 100.0, 110.0)),), working=True)
+    for number, late in enumerate((0.0, off)):
+        place = {"host": f"n{number}", "boot": "b", "started": now + late}
+        worker = toy.worker(f"w{number}", **place, at=now + 50 + late)
+        worker.claim(toy.unit_name(2 * number))
+        for item in (2 * number, 2 * number + 1):
+            worker.attempt(item, at=now + 50 * (number + 1) + late)
+        worker.release(at=now + 50 * (number + 1) + late)
+
+    found = compare(toy.view(), ManualClock(now + 200), plan)
+
+    assert found.workers == 2
+    assert found.real_s == pytest.approx(100.0, abs=60.0)
 
 
 FORECAST: dict[str, Any] = {"workers": 1, "time_s": {"low": 1, "median": 1.5, "high": 2}}

@@ -1,4 +1,4 @@
-"""Forecast time and cost for each number of nodes, and time on each partition."""
+"""Nodes, and what a number of them takes for the rest of a run: time, jobs, cost and energy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.work import SURE
-from hpc_toolkit.slurm.clusters.partitions import for_partition
-from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_mem
+from hpc_toolkit.slurm.clusters.partitions import Needs, for_partition, named_site
+from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_duration, format_mem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hpc_toolkit.planning.forecast import Forecast, Forecaster, Interval
     from hpc_toolkit.slurm.clusters.facts import Cluster
-
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 _MARGIN = 1.1
 """Factor from the time that is enough in 19 of 20 cases to the walltime to request."""
@@ -46,6 +46,20 @@ class Node:
     watts: float | None
     currency: str
 
+    @classmethod
+    def of(cls, site: Cluster, gpus: int, workers: int, why: str) -> Node:
+        """Return a node of a cluster with some of its GPUs, and workers on it."""
+        return cls(
+            gpus=gpus,
+            cpus=site.cpus_per_node,
+            mem_mib=site.mem_per_node_mib,
+            workers=workers,
+            why=why,
+            price_per_hour=_sum(site.price_per_node_hour, site.price_per_gpu_hour, gpus),
+            watts=_sum(site.watts_per_node, site.watts_per_gpu, gpus),
+            currency=site.currency,
+        )
+
 
 def node_of(
     site: Cluster,
@@ -69,22 +83,7 @@ def node_of(
             message = f"--price-per-gpu-hour: no GPUs are known on the nodes of {site.name}"
             raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
         site = replace(site, price_per_gpu_hour=price_per_gpu_hour, price_per_node_hour=None)
-    workers, why = _workers(site, worker, count)
-    return Node(
-        gpus=count,
-        cpus=site.cpus_per_node,
-        mem_mib=site.mem_per_node_mib,
-        workers=workers,
-        why=why,
-        price_per_hour=price_of(site, count),
-        watts=_sum(site.watts_per_node, site.watts_per_gpu, count),
-        currency=site.currency,
-    )
-
-
-def price_of(site: Cluster, gpus: int) -> float | None:
-    """Return the price of a node with this many GPUs for one hour; None: not known."""
-    return _sum(site.price_per_node_hour, site.price_per_gpu_hour, gpus)
+    return Node.of(site, count, *_workers(site, worker, count))
 
 
 def _sum(node: float | None, gpu: float | None, gpus: int) -> float | None:
@@ -94,6 +93,7 @@ def _sum(node: float | None, gpu: float | None, gpus: int) -> float | None:
 
 
 def _workers(site: Cluster, worker: Worker, gpus: int) -> tuple[int, str]:
+    """Return how many workers fit on a node, and what limits them."""
     bounds: list[tuple[int, str]] = []
     cpus, mem_mib = site.cpus_per_node, site.mem_per_node_mib
     if gpus:
@@ -146,9 +146,17 @@ def choose(
 ) -> Choice:
     """Forecast the work on a number of nodes that begin now.
 
-    If the time limit of one job is too short, several jobs follow each other.
+    If the time limit of one job is too short, several jobs follow each other. Their number is
+    enough in 19 of 20 cases.
     """
-    forecast, ask_s, in_a_row = _in_jobs(forecaster, nodes * node.workers, limit_s, within_s)
+    from hpc_toolkit.planning.forecast import START_S  # numpy is slow to import
+
+    workers = nodes * node.workers
+    forecast = forecaster.forecast(workers, within_s=within_s)
+    ask_s, in_a_row = _round_up(forecast.sure_s * _MARGIN + START_S), 1
+    if limit_s is not None and ask_s > limit_s:
+        forecast = forecaster.forecast(workers, limit_s=limit_s, within_s=within_s)
+        ask_s, in_a_row = limit_s, forecast.sure_jobs
     hours = forecast.time_s.times(nodes / HOUR_S)
     price, watts = node.price_per_hour, node.watts
     return Choice(
@@ -161,23 +169,6 @@ def choose(
         ask_s=ask_s,
         in_a_row=in_a_row,
     )
-
-
-def _in_jobs(
-    forecaster: Forecaster, workers: int, limit_s: int | None, within_s: float | None = None
-) -> tuple[Forecast, int, int]:
-    """Forecast under the time limit of one job: with the limit to request, and the jobs in a row.
-
-    The number of jobs is enough in 19 of 20 cases; it is 0 if no number is.
-    """
-    from hpc_toolkit.planning.forecast import START_S  # numpy is slow to import
-
-    forecast = forecaster.forecast(workers, within_s=within_s)
-    ask_s = _round_up(forecast.sure_s * _MARGIN + START_S)
-    if limit_s is None or ask_s <= limit_s:
-        return forecast, ask_s, 1
-    forecast = forecaster.forecast(workers, limit_s=limit_s, within_s=within_s)
-    return forecast, limit_s, forecast.sure_jobs
 
 
 def _round_up(seconds: float) -> int:
@@ -223,17 +214,108 @@ def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> li
         if partition.restricted or fewer or nodes < (site.min_nodes or 1):
             continue
         count = min(nodes, site.nodes or nodes)
-        forecast, _, row = _in_jobs(forecaster, count * node.workers, site.max_walltime_s)
+        choice = choose(forecaster, node, count, limit_s=site.max_walltime_s)
         found.append(
             Way(
                 partition=partition.name,
                 limit_s=site.max_walltime_s,
                 most_nodes=site.nodes,
                 nodes=count,
-                in_a_row=row,
-                jobs=row * count,
-                time_s=forecast.time_s,
-                lost_node_hours=forecast.lost_s * count / HOUR_S,
+                in_a_row=choice.in_a_row,
+                jobs=choice.in_a_row * count,
+                time_s=choice.forecast.time_s,
+                lost_node_hours=choice.forecast.lost_s * count / HOUR_S,
             )
         )
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What one submission requests from Slurm, without a look at a run."""
+
+    needs: Needs
+    """Of each job."""
+    node: Node
+    most_s: int | None
+    """The cluster's longest job."""
+    most_nodes: int | None
+    """The most nodes of one job there."""
+    jobs: int = 1
+    """Number of jobs; of an array, its elements."""
+    at_once: int = 1
+    """How many of these jobs may run at the same time."""
+    array: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that work at once."""
+        return self.needs.nodes * self.at_once
+
+    @property
+    def in_a_row(self) -> int:
+        """How often all of these nodes work for the complete time limit, one job after another."""
+        return max(1, self.jobs // self.at_once)
+
+    @property
+    def workers(self) -> int:
+        return self.nodes * self.node.workers
+
+
+def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = False) -> Ask:
+    from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks
+    from hpc_toolkit.slurm.render.grammar import parse_array
+
+    # Its indices may be more than one array can have; 'hpctk submit' sends several arrays then.
+    full = complete(replace(spec, array=None), cluster)
+    site = named_site(cluster, full.partition)
+    gpus = full.gpus_per_node
+    # Slurm starts jobs of one name one after another.
+    at_once = 1 if chain or "singleton" in (spec.dependency or "") else jobs
+    if spec.array is not None:
+        array = parse_array(spec.array, "--array")
+        jobs = len({index for part in array.ranges for index in part})
+        at_once = min(jobs, int(array.at_once or jobs))
+    needs = Needs(
+        nodes=full.nodes,
+        gpus_per_node=gpus,
+        cpus=cpus(full),
+        mem_mib=memory_mib(full),
+        time_s=full.time or 0,
+        gpu_type=full.gpu_type or (site.gpu_type if gpus else None),
+    )
+    return Ask(
+        needs=needs,
+        node=Node.of(site, gpus, ranks(full), "as the script says"),
+        most_s=site.max_walltime_s,
+        most_nodes=site.nodes,
+        jobs=jobs,
+        at_once=at_once,
+        array=spec.array is not None,
+    )
+
+
+def asked_line(ask: Ask) -> str:
+    """Return the request of a submission, with its cost if all of the time is used."""
+    each = f"each of {ask.jobs} jobs requests" if ask.jobs > 1 else "requests"
+    if ask.array:
+        some = f" ({ask.at_once} at once)" if ask.at_once < ask.jobs else ""
+        each = f"each of {counted(ask.jobs, 'job')} of the array{some} requests"
+    hours = ask.needs.nodes * ask.needs.time_s / HOUR_S
+    together = f"; together {costs(ask, hours * ask.jobs)}" if ask.jobs > 1 else ""
+    return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}"
+
+
+def costs(ask: Ask, node_hours: float) -> str:
+    """Return node-hours or GPU-hours, with their price if it is known."""
+    gpus, price = ask.node.gpus, ask.node.price_per_hour
+    text = f"{number(node_hours * (gpus or 1))} {'GPU' if gpus else 'node'}-hours"
+    return text if price is None else f"{text}, {number(node_hours * price)} {ask.node.currency}"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def span(interval: Interval, shown: Callable[[float], str] = format_duration) -> str:
+    return f"{shown(interval.low)} to {shown(interval.high)}"

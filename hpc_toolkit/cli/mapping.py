@@ -13,7 +13,7 @@ from typer.core import TyperArgument
 from hpc_toolkit.cli.arguments import writing
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.cli.hooks import at_end
-from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, read_settings
+from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, note_types, read_settings
 from hpc_toolkit.cli.working import ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option
@@ -96,13 +96,15 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
 
     Raises ConfigError: other items, code or settings; or a shell command whose run has no name.
     """
+    from hpc_toolkit.queue.lists import Types
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import list_stage
 
     if workload is not None:
         given["workload"] = workload
     sources, settings, options = read_settings(given)
-    items = list(make_items(sources))
+    types = Types()
+    items = list(types.note(make_items(sources, settings.get("command"))))
     settings.pop("open", None)
     workload = settings.pop("workload", None)
     if workload is None and "command" not in settings:
@@ -113,6 +115,7 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
         raise ConfigError(message, hint="add --run runs/NAME")
     path = Path(root or Path("runs", re.sub(r"[^\w.-]+", "-", workload or "")))
     if not path.exists():
+        note_types(types, sources)
         return Run.create(path, items, workload=workload, options=options, **settings)
     run = Run.open(path)
     wanted = list_stage(workload=workload, options=options, **settings)

@@ -21,8 +21,9 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import LIST, Commands, add_table_command
-from hpc_toolkit.cli.lists import PANELS, make_items, read_items, read_settings
+from hpc_toolkit.cli.lists import PANELS, make_items, note_types, read_items, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec, check_trust
@@ -95,9 +96,11 @@ def init(
         how = {"open_end": True if open_ else None, "copy_code": copy_code}
         _init_from(run, from_, settings, options, **how)
         return
-    items = make_items(sources)
+    types = Types()
+    items = types.note(make_items(sources, settings.get("command")))
     made = Run.create(run, items, options=options, open_end=open_, copy_code=copy_code, **settings)
     _show_made(made)
+    note_types(types, sources)
 
 
 def _init_from(

@@ -26,7 +26,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import WorkloadSpec, check_trust
+from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, WorkloadSpec, check_trust
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note
@@ -139,6 +139,10 @@ def _show_made(run: Run) -> None:
     each = str(min(sizes)) + (f" to {max(sizes)}" if min(sizes) < max(sizes) else "")
     items, units = counted(sum(sizes), "item"), counted(len(sizes), "unit")
     print(f"{items} in {units} of {each}; one claim takes a unit", file=sys.stderr)
+    work = run.manifest.stages[0].workload
+    if work.call:
+        given = "**item" if work.call == BY_NAME else BY_ITEM
+        print(f"calls {work.function}({given})", file=sys.stderr)
 
 
 def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:

@@ -102,8 +102,8 @@ ROWS = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*COLUMNS.values(), s
 WORK = """\
 import json, sys
 
-def same(item):
-    return item
+def same(**values):
+    return values
 
 if __name__ == "__main__":
     print(json.dumps(sys.argv[1:]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.arguments import writing
+from hpc_toolkit.cli.gathering import OUT, write_rows
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.cli.hooks import at_end
 from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, note_types, read_settings
@@ -20,6 +20,8 @@ from hpc_toolkit.system.options import Option
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import typer
 
     from hpc_toolkit.run import Run
@@ -29,7 +31,7 @@ PANELS: Panels = {
     "Options": (
         Option("run", "Run directory. [default: runs/MODULE-NAME]", "DIR"),
         Option("workers", "Local workers. [default: one per GPU, else 1]", "N", least=1),
-        Option("out", ".jsonl, .json, .csv, .npz or .parquet.", "FILE", short="-o"),
+        OUT,
         ON_END,
     ),
     **SOURCES,
@@ -49,8 +51,8 @@ def register(app: typer.Typer) -> None:
 def map_(workload: str | None, **given: Any) -> None:
     """Create a run, process its items here and write the results.
 
-    Prints the run's directory. The same command again continues where the last one stopped. Exits
-    with 1 if items failed, and with 75 if items are left.
+    Prints the run's directory; with '-o -', on stderr. The same command again continues where the
+    last one stopped. Exits with 1 if items failed, and with 75 if items are left.
 
     Examples:
         hpctk map mymodule:evaluate --items items.jsonl --workers 4 -o results.csv
@@ -59,29 +61,28 @@ def map_(workload: str | None, **given: Any) -> None:
     from hpc_toolkit.cli.arguments import check_out
     from hpc_toolkit.results.tables import writer_for
 
-    root, out, workers, on_end = (given.pop(name) for name in ("run", "out", "workers", "on_end"))
-    if out is not None:
-        writer_for(Path(out))
-        check_out(Path(out), (Path(out).suffix,))
+    root, outs, workers, on_end = (given.pop(name) for name in ("run", "out", "workers", "on_end"))
+    for out in outs:
+        if out != "-":
+            writer_for(Path(out))
+            check_out(Path(out), (Path(out).suffix,))
     run = _the_run(workload, root, given)
-    print(run.root, flush=True)
+    print(run.root, flush=True, file=sys.stderr if "-" in outs else sys.stdout)
     with at_end(run, on_end):
         if not run.status(forecast=False).complete:
             _work_here(run, workers)
-        _write_rows(run, out)
+        _write_rows(run, outs)
 
 
-def _write_rows(run: Run, out: str | None) -> None:
-    """Write the results to a file; raise HpcToolkitError if items failed."""
-    from hpc_toolkit.results.tables import write_table
+def _write_rows(run: Run, outs: Sequence[str]) -> None:
+    """Write the results to files; raise HpcToolkitError if items failed."""
     from hpc_toolkit.results.verification import verify
 
     rows = run.results()
     problems = verify(rows, run.snapshot().items)
-    if out is not None:
-        with writing(out):
-            write_table(Path(out), rows)
-        print(f"{counted(len(rows), 'row')} in {out}", file=sys.stderr)
+    write_rows(outs, rows)
+    if files := ", ".join(out for out in outs if out != "-"):
+        print(f"{counted(len(rows), 'row')} in {files}", file=sys.stderr)
     if problems:
         counts = Counter(problem.kind for problem in problems)
         found = ", ".join(f"{count} {kind}" for kind, count in counts.items())

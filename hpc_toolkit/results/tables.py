@@ -215,7 +215,7 @@ def beside(name: str, keys: Container[str]) -> str:
     return name
 
 
-def _json(rows: list[Row] | Table) -> Iterator[bytes]:
+def json_array(rows: Iterable[Row]) -> Iterator[bytes]:
     """One array, with one row on each line."""
     before = b"[\n"
     for lines in json_lines(rows):
@@ -303,7 +303,7 @@ def _utf8(text: str) -> str:
 
 _WRITERS: dict[str, Callable[[list[Row] | Table], Iterator[bytes]]] = {
     ".jsonl": json_lines,
-    ".json": _json,
+    ".json": json_array,
     ".csv": _csv,
     ".npz": _npz,
     ".parquet": _parquet,

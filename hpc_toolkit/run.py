@@ -114,7 +114,8 @@ class Run:
             group_by: key of the items whose value is their group.
             max_attempts: failures after which an item is failed.
             timeout_s: seconds that one item may take.
-            no_retry: ``timeout``: an item that exceeds ``timeout_s`` fails for good.
+            no_retry: failures after which an item is not tried again, separated by commas:
+                ``timeout``, or names of exceptions such as ``ValueError`` with its subclasses.
             max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
             items_per_claim: items that a worker claims at once; by default fewer towards the end.
             kill_after_s: seconds from SIGTERM to SIGKILL at a timeout; by default 5 for a command.

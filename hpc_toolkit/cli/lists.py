@@ -60,7 +60,7 @@ SETTINGS: Panels = {
         Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
         Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
-        Option("no_retry", "Fail items that exceed --timeout for good.", "timeout"),
+        Option("no_retry", "Fail at once: timeout, or exceptions: ValueError,KeyError.", "NAMES"),
         Option("kill_after", "SIGTERM to SIGKILL at a timeout. [default: 5s]", "DURATION"),
         Option("items_per_claim", "Items that a worker claims at once.", "N"),
         Option("max_items_per_process", "Start a fresh process after N items.", "N"),

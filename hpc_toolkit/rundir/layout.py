@@ -147,6 +147,11 @@ class StageSpec(Record, kw_only=True):
             message = f"{self.name!r} is not a valid stage name: use letters, digits, '_' and '-'"
             raise ValueError(message)
 
+    @property
+    def final(self) -> list[str]:
+        """Failures after which an item is not tried again: timeout, and names of exceptions."""
+        return [name.strip() for name in (self.no_retry or "").split(",") if name.strip()]
+
     def differences(self, other: StageSpec) -> list[str]:
         """Names, for people, of settings that differ; the code may be in another directory."""
         work = replace(other.workload, path=self.workload.path, call=self.workload.call)

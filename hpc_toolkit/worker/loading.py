@@ -160,10 +160,11 @@ def _check_limits(stage: StageSpec) -> None:
     if stage.pipefail and stage.workload.command is None:
         message = "pipefail is for shell commands"
         raise ConfigError(message, hint="leave it out, or name a --command")
-    if stage.no_retry not in (None, "timeout"):
-        message = f"no_retry must be 'timeout', got {stage.no_retry!r}"
-        raise ConfigError(message, hint="other failures: raise PermanentError in the workload")
-    if stage.no_retry is not None and stage.timeout_s is None:
+    for name in stage.final:
+        if name != "timeout" and not (name.isidentifier() and name[0].isupper()):
+            message = f"no_retry must be 'timeout' or names of exceptions, got {name!r}"
+            raise ConfigError(message, hint="such as --no-retry timeout,ValueError")
+    if "timeout" in stage.final and stage.timeout_s is None:
         message = f"no_retry = {stage.no_retry!r} needs a timeout"
         raise ConfigError(message, hint="set the time limit of one item, such as --timeout 5min")
     if stage.items_per_claim is not None and not 1 <= stage.items_per_claim <= MAX_UNIT:

@@ -203,7 +203,7 @@ class UnitRunner:
         outcome = None
         if how == "timeout" and left:
             spec = assignment.stage.spec
-            permanent = spec.no_retry == "timeout"
+            permanent = "timeout" in spec.final
             stream.lines.timed_out(left.pop(0), spec.timeout_s or 0.0, permanent=permanent)
             if not permanent:
                 self.failures.note_failure(stream.weight)
@@ -267,6 +267,7 @@ class UnitRunner:
             "positions": left,
             "deadline": self.drain.deadline,
             "failures_left": self.failures.left(weight),
+            "no_retry": stage.spec.final,
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
 

@@ -172,7 +172,7 @@ def _write_trace(run: str | None, outs: Sequence[str], stage: str | None, *, as_
             rows = write_trace(Path(out), history, stage)
     if "-" in outs:
         return
-    for worker, error in history.view.unreadable.items():
+    for worker, error in opened.view.unreadable.items():
         note(f"the journal of {worker} cannot be read ({error.strerror}); it is left out")
     if as_json:
         print(json.dumps({"file": outs[0], "rows": rows}))

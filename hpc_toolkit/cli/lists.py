@@ -54,13 +54,16 @@ SOURCES: Panels = {
 SETTINGS: Panels = {
     "Workload and limits": (
         Option("workload", "Function or class to call for each item.", "MODULE:NAME"),
-        Option("command", "Shell command to run for each item; {key} is its value, quoted."),
+        Option(
+            "command",
+            "Shell command for each item; {key} is its value, quoted, and {key:args} its words.",
+        ),
         Option("pipefail", "Fail if any program of a pipe fails.", "", default=None),
         many("option", "Keyword argument of a workload class", "KEY=JSON"),
         Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
         Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
-        Option("no_retry", "Fail at once: timeout, or exceptions: ValueError,KeyError.", "NAMES"),
+        Option("no_retry", "Do not retry timeout, or e.g. ValueError,KeyError.", "NAMES"),
         Option("kill_after", "SIGTERM to SIGKILL at a timeout. [default: 5s]", "DURATION"),
         Option("items_per_claim", "Items that a worker claims at once.", "N"),
         Option("max_items_per_process", "Start a fresh process after N items.", "N"),

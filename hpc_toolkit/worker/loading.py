@@ -144,6 +144,7 @@ def check_stage(stage: StageSpec) -> None:
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
     _check_limits(stage)
+    _check_no_retry(stage)
     with caller_path():
         load_workload(work)
     parse_manifest(json.loads(Manifest(run="", stages=(stage,)).to_bytes()))
@@ -160,13 +161,6 @@ def _check_limits(stage: StageSpec) -> None:
     if stage.pipefail and stage.workload.command is None:
         message = "pipefail is for shell commands"
         raise ConfigError(message, hint="leave it out, or name a --command")
-    for name in stage.final:
-        if name != "timeout" and not (name.isidentifier() and name[0].isupper()):
-            message = f"no_retry must be 'timeout' or names of exceptions, got {name!r}"
-            raise ConfigError(message, hint="such as --no-retry timeout,ValueError")
-    if "timeout" in stage.final and stage.timeout_s is None:
-        message = f"no_retry = {stage.no_retry!r} needs a timeout"
-        raise ConfigError(message, hint="set the time limit of one item, such as --timeout 5min")
     if stage.items_per_claim is not None and not 1 <= stage.items_per_claim <= MAX_UNIT:
         message = f"items_per_claim must be 1 to {MAX_UNIT}, got {stage.items_per_claim}"
         raise ConfigError(message, hint="long items: 1; leave it out for items of seconds")
@@ -175,6 +169,16 @@ def _check_limits(stage: StageSpec) -> None:
         raise ConfigError(message)
     if stage.max_failures is not None:
         parse_max_failures(stage.max_failures)
+
+
+def _check_no_retry(stage: StageSpec) -> None:
+    for name in stage.final:
+        if name != "timeout" and not (name.isidentifier() and name[0].isupper()):
+            message = f"no_retry must be 'timeout' or names of exceptions, got {name!r}"
+            raise ConfigError(message, hint="such as --no-retry timeout,ValueError")
+    if "timeout" in stage.final and stage.timeout_s is None:
+        message = f"no_retry = {stage.no_retry!r} needs a timeout"
+        raise ConfigError(message, hint="set the time limit of one item, such as --timeout 5min")
 
 
 def new_manifest(root: str | Path, stage: StageSpec, *, copy_code: bool = False) -> Manifest:

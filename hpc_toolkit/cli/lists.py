@@ -54,10 +54,7 @@ SOURCES: Panels = {
 SETTINGS: Panels = {
     "Workload and limits": (
         Option("workload", "Function or class to call for each item.", "MODULE:NAME"),
-        Option(
-            "command",
-            "Shell command for each item; {key} is its value, quoted, and {key:args} its words.",
-        ),
+        Option("command", "Shell command; {key} is the quoted value, {key:args} its words."),
         Option("pipefail", "Fail if any program of a pipe fails.", "", default=None),
         many("option", "Keyword argument of a workload class", "KEY=JSON"),
         Option("group_by", "Keep items with the same value of KEY together.", "KEY"),

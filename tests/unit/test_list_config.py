@@ -131,7 +131,10 @@ def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
     ("words", "message"),
     [
         (("--no-retry", "timeout"), "no_retry = 'timeout' needs a timeout"),
-        (("--no-retry", "oom", "--timeout", "1h"), "no_retry must be 'timeout' or names of exceptions, got 'oom'"),
+        (
+            ("--no-retry", "oom", "--timeout", "1h"),
+            "no_retry must be 'timeout' or names of exceptions, got 'oom'",
+        ),
     ],
 )
 def test_a_failure_that_cannot_happen_or_is_unknown_is_not_excluded_from_retries(

@@ -84,7 +84,7 @@ def _json(file: BinaryIO, source: str) -> list[Item]:
     try:
         found = parse_json(content)
     except UnicodeDecodeError as error:
-        raise not_utf8(content, source, source, error) from error
+        raise not_utf8(content, source, source) from error
     except (ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         message = f"{source}{line}: not JSON: {getattr(error, 'msg', error)}"
@@ -104,7 +104,7 @@ def _text(content: bytes, source: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise not_utf8(content, source, f"{source}, line {line}", error) from error
+        raise not_utf8(content, source, f"{source}, line {line}") from error
 
 
 def _csv(file: BinaryIO, source: str, delimiter: str = "") -> Iterator[Item]:
@@ -177,8 +177,9 @@ def _parquet(file: BinaryIO, source: str) -> Iterator[Item]:
         raise ConfigError(message, hint=how_to_add(extra="parquet")) from error
     try:
         table = pq.read_table(file if file.seekable() else io.BytesIO(file.read()))
-        # pandas calls an index without a name so.
-        names = [re.sub("^__index_level_0__$", "index", name) for name in table.column_names]
+        # pandas writes an index without a name in this way.
+        own = {} if "index" in table.column_names else {"__index_level_0__": "index"}
+        names = [own.get(name, name) for name in table.column_names]
         rows = table.rename_columns(names).to_pylist()
         for row in rows:
             yield {key: _plain(value) for key, value in row.items() if not _is_missing(value)}

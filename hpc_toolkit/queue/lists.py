@@ -61,9 +61,9 @@ def _parse_item(line: bytes, where: str) -> Item:
     try:
         # Without its newline, or an error at the end would be reported on the next line.
         item = parse_json(line.rstrip(b"\r\n"))
-    except UnicodeDecodeError as error:
-        raise not_utf8(line, where.partition(",")[0], where, error) from error
     except (ValueError, RecursionError) as error:
+        if isinstance(error, UnicodeDecodeError) or b"\0" in line:
+            raise not_utf8(line, where.partition(",")[0], where) from error
         at, what = "", str(error)
         if isinstance(error, json.JSONDecodeError):
             at, what = f", column {error.colno}", error.msg
@@ -80,11 +80,10 @@ def parse_json(line: bytes) -> Any:
     return _decode(line.decode(json.detect_encoding(line), "surrogatepass"))
 
 
-def not_utf8(start: bytes, source: str, where: str, error: UnicodeDecodeError) -> ItemsError:
+def not_utf8(start: bytes, source: str, where: str) -> ItemsError:
     """The error about text that is not UTF-8; ``start`` is the beginning of the text."""
-    is_utf16 = start[:2] in _UTF_16 or b"\0" in start[:2]
-    message = f"{where}: not UTF-8: {'it looks like UTF-16' if is_utf16 else error.reason}"
-    encoding = "UTF-16" if is_utf16 else "LATIN1"
+    encoding = "UTF-16" if start[:2] in _UTF_16 or b"\0" in start[:2] else "LATIN1"
+    message = f"{where}: not UTF-8 but maybe {encoding}"
     return ItemsError(message, hint=f"convert it: iconv -f {encoding} -t UTF-8 {source} > NEW_FILE")
 
 

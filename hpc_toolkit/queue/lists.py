@@ -212,19 +212,19 @@ class Types:
     """Notes the types of the values of items, for a line about them."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[Any, ...], None] = {}
+        self._shapes: dict[tuple[tuple[str, ...], tuple[type, ...]], None] = {}
 
     def note(self, items: Iterable[Item]) -> Iterator[Item]:
-        for item in items:
-            self._shapes[(*item, *map(type, item.values()))] = None
-            yield item
+        for some in batches(items):
+            types = map(map, itertools.repeat(type), map(dict.values, some))
+            self._shapes |= dict.fromkeys(zip(map(tuple, some), map(tuple, types), strict=True))
+            yield from some
 
     def __str__(self) -> str:
         """Such as "numbers: lr, depth; text: python"."""
         kinds: dict[str, dict[str, None]] = {}
         for shape in self._shapes:
-            half = len(shape) // 2
-            for key, kind in zip(shape[:half], shape[half:], strict=True):
+            for key, kind in zip(*shape, strict=True):
                 kinds.setdefault(key, {})[_NAMES.get(kind, "JSON")] = None
         keys: dict[str, list[str]] = {}
         for key, names in kinds.items():

@@ -85,6 +85,10 @@ def needed_keys(command: str | None) -> list[str]:
             if context == "$":
                 hint = f"a variable of the shell is written ${{{{{key}}}}}"
             raise WorkloadError(message, hint=hint)
+        if spec and (text or keys) and not re.search(r"(?<!\\)\s\Z", text):
+            # The second word of x={key:args} would be a command.
+            message = f"command {command!r}: {{{key}:args}} is not a word of its own"
+            raise WorkloadError(message, hint=f"write a blank before {{{key}:args}}")
         keys.append(key)
     return keys
 

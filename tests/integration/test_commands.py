@@ -76,6 +76,14 @@ def test_value_with_args_is_split_like_a_shell_and_never_code(hpctk: Hpctk) -> N
     assert not (hpctk.cwd / "canary").exists()
 
 
+@pytest.mark.parametrize(
+    "command", ["x={v:args}", "a --o={v:args}", "a {v}{v:args}", r"x=\ {v:args}", 'a "{v:args}"']
+)
+def test_placeholder_with_args_is_a_word_of_its_own(hpctk: Hpctk, command: str) -> None:
+    with pytest.raises(WorkloadError, match=r"is not a word of its own|stands inside quotes"):
+        hpctk.make([{"v": "1 touch"}], None, command=command)
+
+
 def test_lines_of_commands_run_as_they_are(hpctk: Hpctk) -> None:
     lines = ["echo a b | tr a-z A-Z >> out", "  # a comment", "", "-x; exit 3", "echo 2 >> out"]
     (hpctk.cwd / "work.txt").write_text("\n".join([*lines, lines[-1], 'x="a"; [ "$x" ]']))

@@ -177,12 +177,11 @@ def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@pytest.mark.parametrize("key", COLUMNS)
+@pytest.mark.parametrize("key", [key for key in COLUMNS if "," not in "".join(COLUMNS[key])])
 def test_a_grid_has_the_same_values_and_types_as_a_column(key: str) -> None:
+    # Commas separate the values of a grid.
     values = COLUMNS[key]
     as_text = key in AWKWARD or key == "empty"
-    if any("," in value for value in values):
-        pytest.skip("commas separate the values of a grid")
 
     found = [item["x"] for item in grid([f"x={','.join(values)}"], ["x"] if as_text else [])]
 

@@ -191,9 +191,10 @@ def check_results(results: str | None, given: dict[str, Any]) -> None:
     ranges = tuple(map(Range.parse, given["range"]))
     rows, known, stage = _read(results)
     if given["items"] is not None:
-        from hpc_toolkit.cli.lists import read_items
+        from hpc_toolkit.cli.lists import make_items
 
-        known = list(read_items(given["items"]))
+        command = stage.workload.command if stage is not None else None
+        known = list(make_items({"items": given["items"]}, command))
     problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))
     again = 0
     if recompute:

@@ -13,7 +13,7 @@ from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.files import writing
-from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, list_stage, read_manifest
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, list_stage, read_manifest
 from hpc_toolkit.rundir.trust import grant, refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.record import replace
@@ -102,14 +102,16 @@ class Run:
         Args:
             root: the directory, which must not exist.
             items: JSON objects, no two equal, read once; may be none if ``open_end`` is set.
-            workload: ``module:name`` of a function or class; the current directory is importable.
+            workload: ``module:name`` of a function or class; the current directory is importable. A
+                function gets an item's keys by name if they fit its parameters, else the item.
             command: a shell command with ``{key}`` placeholders, instead of ``workload``.
             pipefail: the command fails if any program of a pipe does.
             options: keyword arguments of a class workload.
             group_by: key of the items whose value is their group.
             max_attempts: failures after which an item is failed.
             timeout_s: seconds that one item may take.
-            no_retry: ``timeout``: an item that exceeds ``timeout_s`` fails for good.
+            no_retry: failures after which an item is not tried again, separated by commas:
+                ``timeout``, or names of exceptions such as ``ValueError`` with its subclasses.
             max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
             items_per_claim: items that a worker claims at once; by default fewer towards the end.
             kill_after_s: seconds from SIGTERM to SIGKILL at a timeout; by default 5 for a command.
@@ -140,7 +142,7 @@ class Run:
             log_limit_mib=log_limit_mib,
         )
         manifest = new_manifest(root, stage, copy_code=copy_code)
-        lines = _checked(items, stage, may_be_empty=open_end)
+        manifest, lines = _checked(items, manifest, may_be_empty=open_end)
         return create_run(Path(root), manifest, {"items": lines}, sealed=not open_end)
 
     @classmethod
@@ -163,11 +165,11 @@ class Run:
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
         manifest = new_manifest(root, stage, copy_code=copy_code)
-        lines = {stage.name: _checked(snapshot.items, stage)}
+        manifest, lines = _checked(snapshot.items, manifest, decide="workload" in (changes or {}))
         note_origin(manifest, snapshot)
         sealed = snapshot.sealed if open_end is None else not open_end
         fill = partial(import_results, stage=stage, rows=snapshot.kept)
-        return create_run(Path(root), manifest, lines, sealed=sealed, fill=fill)
+        return create_run(Path(root), manifest, {stage.name: lines}, sealed=sealed, fill=fill)
 
     def add(self, items: Iterable[Item], *, stage: str = "items") -> None:
         """Add items to an open stage; each must be new.
@@ -354,13 +356,22 @@ class Run:
             raise RunError(message, hint=hint)
 
 
-def _checked(items: Iterable[Item], stage: StageSpec, *, may_be_empty: bool = False) -> ItemLines:
-    """The items of a new run, encoded; refuse those that cannot work."""
-    from hpc_toolkit.worker.command import needed_keys
-    from hpc_toolkit.worker.loading import refuse_defaults
+def _checked(
+    items: Iterable[Item], manifest: Manifest, *, may_be_empty: bool = False, decide: bool = True
+) -> tuple[Manifest, ItemLines]:
+    """A new run's manifest, with how its function is called if that is not decided, and its items.
 
-    items, needs = refuse_defaults(items, stage.workload), needed_keys(stage.workload.command)
-    return check_items(items, group_by=stage.group_by, needs=needs, may_be_empty=may_be_empty)
+    Raises ItemsError, WorkloadError: items that cannot work.
+    """
+    from hpc_toolkit.worker.arguments import fit
+    from hpc_toolkit.worker.command import needed_keys
+
+    stage = manifest.stages[0]
+    if decide:
+        stage, items = fit(stage, items)
+    needs = needed_keys(stage.workload.command)
+    lines = check_items(items, group_by=stage.group_by, needs=needs, may_be_empty=may_be_empty)
+    return replace(manifest, stages=(stage,)), lines
 
 
 def create_run(

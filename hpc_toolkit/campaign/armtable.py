@@ -12,7 +12,8 @@ from hpc_toolkit.bandit.features import KINDS
 from hpc_toolkit.campaign.arms import MOST_ARMS, TASK, ArmRows, arm_id
 from hpc_toolkit.campaign.tables import a_list, a_table, read_table
 from hpc_toolkit.errors import ConfigError, ItemsError, describe, near_miss
-from hpc_toolkit.queue.lists import combinations, parse_values, read_list
+from hpc_toolkit.queue.listfiles import read_list
+from hpc_toolkit.queue.lists import combinations, parse_values
 from hpc_toolkit.system.tomltable import text, wrong
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _from_file(name: str, where: str, path: Sequence[str]) -> list[Any]:
         raise ConfigError(message, hint=error.hint) from error
     except OSError as error:
         message = f"{where}: cannot read {file}: {error.strerror}"
-        raise ConfigError(message, hint="name a .csv, .json, .jsonl or .parquet file") from error
+        raise ConfigError(message, hint="name a file that exists, such as arms.csv") from error
 
 
 def _from_grid(value: Any, where: str) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.bandit.features import NONE
 from hpc_toolkit.bandit.registry import TASK_RULES
 from hpc_toolkit.campaign.search import known_results, try_search
-from hpc_toolkit.worker.loading import check_stage
+from hpc_toolkit.campaign.settings import checked_stages
 
 if TYPE_CHECKING:
     from hpc_toolkit.campaign.settings import Campaign
@@ -65,8 +65,7 @@ def dry_run(campaign: Campaign, file: str) -> DryRun:
     """Check the campaign as its start would, and count. Raises what its start would raise."""
     campaign = campaign.with_pending()
     try_search(campaign, file)
-    for stage in campaign.stages(campaign.path):
-        check_stage(stage)
+    checked_stages(campaign, campaign.path)
     search, tasks = campaign.search, campaign.tasks
     arms = list(campaign.arms())
     known = sum(len(one.scores) + len(one.failed) for one in known_results(campaign))

@@ -9,7 +9,7 @@ from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
 from hpc_toolkit.errors import ConfigError, ItemsError
-from hpc_toolkit.queue.lists import read_list
+from hpc_toolkit.queue.listfiles import read_list
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import INHERITED, OWN, Row, check_rows

@@ -17,7 +17,7 @@ from hpc_toolkit.campaign.known import by_arm_and_task, known_rows
 from hpc_toolkit.campaign.search import make_arms, observe, score_of
 from hpc_toolkit.campaign.settings import TASKS, settings_of
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.queue.lists import read_list
+from hpc_toolkit.queue.listfiles import read_list
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.tables import INHERITED, OWN
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.campaign.arms import TASK
 from hpc_toolkit.campaign.armtable import arms_table, with_rows
 from hpc_toolkit.campaign.models import FROM_0, Model, models_list
 from hpc_toolkit.campaign.tables import (
+    ONE_TASK,
     ROUNDS,
     WINDOW,
     Search,
@@ -31,10 +34,11 @@ from hpc_toolkit.campaign.tables import (
 from hpc_toolkit.errors import ConfigError, RunError, near_path
 from hpc_toolkit.rundir.files import read_fresh
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.system.jsonlines import AT_ONCE
 from hpc_toolkit.system.tomltable import word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.campaign.arms import ArmRows, CampaignArm
     from hpc_toolkit.campaign.tables import Converter
@@ -258,6 +262,32 @@ _CAMPAIGN: dict[str, Converter | Key] = {
     "tasks": tasks_table,
     "search": search_table,
 }
+
+
+def checked_stages(campaign: Campaign, path: tuple[str, ...]) -> tuple[StageSpec, ...]:
+    """The stages, with how their functions are called; imports their code from ``path``.
+
+    Raises ConfigError, WorkloadError: a stage cannot work.
+    """
+    from hpc_toolkit.worker.arguments import fit
+    from hpc_toolkit.worker.loading import check_stage
+
+    arms = [arm.item() for arm in islice(campaign.arms(), AT_ONCE)]
+    names = campaign.tasks.names
+    items: dict[str, Sequence[dict[str, Any]]] = {
+        PREPARE: campaign.prepare.items if campaign.prepare else (),
+        METRICS: arms,
+        TASKS: [{**arm, TASK: names[0]} for arm in arms],
+    }
+    stages = []
+    for stage in campaign.stages(path):
+        check_stage(stage)
+        # A function that needs no task is called without the one that a campaign has by default.
+        plain = names == (ONE_TASK,) and stage.name == TASKS
+        made = fit(stage, items[stage.name], dropped=TASK if plain else "")
+        stages.append(made[0])
+        deque(made[1], 0)
+    return tuple(stages)
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
         """
     )
     add_table_command(group, bench, PANELS)
-    app.add_typer(group, name="bandit", rich_help_panel=SEARCH)
+    app.add_typer(group, name="bandit", rich_help_panel=SEARCH, hidden=True)
 
 
 def bench(**given: Any) -> None:

@@ -31,28 +31,24 @@ from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.results.verification import Problem
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import StageSpec
+    from hpc_toolkit.rundir.valuefiles import Values
     from hpc_toolkit.system.options import Panels
 
 _SHOWN = 20
 TOLERANCE = 1e-9
 
 
+OUT = many("out", ".jsonl, .json, .csv, .npz or .parquet; - is stdout", "FILE")._replace(short="-o")
 PANELS: Panels = {
     "Options": (
-        Option(
-            "out",
-            ".jsonl, .json, .csv, .npz, .parquet; - is stdout.",
-            "FILE",
-            short="-o",
-            default="-",
-        ),
+        OUT,
         Option("stage", "Stage of a campaign. [default: the last stage]"),
         flag("partial", "Skip unfinished items instead of exiting with an error."),
         flag("trace", "Write one row per attempt instead, also while workers run."),
@@ -81,7 +77,7 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
     Rows are in the order of the items, failed items included. The first complete gather publishes
     the rows; every later one writes the same rows.
 
-    --trace writes the times, worker and outcome of every attempt, as .csv, .jsonl or .parquet.
+    --trace writes the times, worker and outcome of every attempt; not as .npz.
 
     --check requires one row for each item, no failed item and finite numbers. It also takes a
     snapshot (.json) or rows (.jsonl, .json) instead of RUN.
@@ -102,14 +98,15 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
     if given["trace"]:
         why = "cannot be combined with --trace, which needs no results"
         refuse_given(context, {"run", "out", "stage", "trace", "json"}, why)
-        _write_trace(run, given["out"], given["stage"], as_json=bool(given["json"]))
+        _write_trace(run, given["out"] or ("-",), given["stage"], as_json=bool(given["json"]))
         return
     from hpc_toolkit.results.gather import NotCompleteError
-    from hpc_toolkit.results.tables import INHERITED, json_lines, write_table, writer_for
+    from hpc_toolkit.results.tables import INHERITED, writer_for
 
-    out = given["out"]
-    if out != "-":
-        writer_for(Path(out))
+    outs = given["out"] or ("-",)
+    for out in outs:
+        if out != "-":
+            writer_for(Path(out))
     opened = open_run(run)
     try:
         table = opened.table(stage=given["stage"], partial=bool(given["partial"]))
@@ -120,19 +117,29 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
             print(f"pending: and {len(error.pending) - 20} more", file=sys.stderr)
         raise
     rows = _with_inherited(opened, given["stage"], table)
-    if out == "-":
-        sys.stdout.buffer.writelines(json_lines(rows))
-        return
-    with writing(out):
-        write_table(Path(out), rows, opened.values)
+    write_rows(outs, rows, opened.values)
     more = len(rows) - len(table)
+    if "-" in outs:
+        return
     if given["json"]:
         failed = table.failed + sum(row["state"] == "failed" for row in islice(rows, more))
         counts = {"rows": len(rows), "failed": failed, "published": table.published}
-        print(json.dumps({"file": out, **counts}))
+        print(json.dumps({"file": outs[0], **({"files": outs} if outs[1:] else {}), **counts}))
         return
     inherited = f", {more} of them inherited from {next(iter(rows))[INHERITED]}" if more else ""
-    print(f"{counted(len(rows), 'row')} in {out}{inherited}", file=sys.stderr)
+    print(f"{counted(len(rows), 'row')} in {', '.join(outs)}{inherited}", file=sys.stderr)
+
+
+def write_rows(outs: Sequence[str], rows: list[Row] | Table, values: Values) -> None:
+    """Write rows to files, each in the format of its suffix, and to stdout for "-"."""
+    from hpc_toolkit.results.tables import json_lines, write_table
+
+    for out in outs:
+        if out == "-":
+            sys.stdout.buffer.writelines(json_lines(rows))
+            continue
+        with writing(out):
+            write_table(Path(out), rows, values)
 
 
 def _with_inherited(run: Run, stage: str | None, table: Table) -> list[Row] | Table:
@@ -144,29 +151,34 @@ def _with_inherited(run: Run, stage: str | None, table: Table) -> list[Row] | Ta
     return with_inherited(run.view, run.manifest, table.rows)
 
 
-def _write_trace(run: str | None, out: str, stage: str | None, *, as_json: bool) -> None:
+def _write_trace(run: str | None, outs: Sequence[str], stage: str | None, *, as_json: bool) -> None:
     from hpc_toolkit.results.history import History
     from hpc_toolkit.results.tables import json_lines
     from hpc_toolkit.results.trace import trace_rows, trace_writer, write_trace
 
-    if out != "-":
-        trace_writer(Path(out))
+    for out in outs:
+        if out != "-":
+            trace_writer(Path(out))
     opened = open_run(run)
     if stage is not None:
         opened.manifest.stage(stage)  # a name that is not known is refused
-    history = History(opened.view)
-    history.refresh()
-    if out == "-":
-        sys.stdout.buffer.writelines(json_lines(trace_rows(history, stage)))
+    rows = 0
+    for out in outs:
+        history = History(opened.view)  # writing it takes its rows
+        history.refresh()
+        if out == "-":
+            sys.stdout.buffer.writelines(json_lines(trace_rows(history, stage)))
+            continue
+        with writing(out):
+            rows = write_trace(Path(out), history, stage)
+    if "-" in outs:
         return
-    with writing(out):
-        rows = write_trace(Path(out), history, stage)
-    for worker, error in history.view.unreadable.items():
+    for worker, error in opened.view.unreadable.items():
         note(f"the journal of {worker} cannot be read ({error.strerror}); it is left out")
     if as_json:
-        print(json.dumps({"file": out, "rows": rows}))
+        print(json.dumps({"file": outs[0], "rows": rows}))
         return
-    print(f"{counted(rows, 'attempt')} in {out}", file=sys.stderr)
+    print(f"{counted(rows, 'attempt')} in {', '.join(outs)}", file=sys.stderr)
 
 
 def check_results(results: str | None, given: dict[str, Any]) -> None:
@@ -180,9 +192,10 @@ def check_results(results: str | None, given: dict[str, Any]) -> None:
     ranges = tuple(map(Range.parse, given["range"]))
     rows, known, stage = _read(results)
     if given["items"] is not None:
-        from hpc_toolkit.cli.lists import read_items
+        from hpc_toolkit.cli.lists import make_items
 
-        known = list(read_items(given["items"]))
+        command = stage.workload.command if stage is not None else None
+        known = list(make_items({"items": given["items"]}, command))
     problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))
     again = 0
     if recompute:

@@ -10,48 +10,57 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.cli.arguments import value
 from hpc_toolkit.errors import ConfigError, near_path
+from hpc_toolkit.queue.listfiles import COMMANDS, each_item, parse_file
 from hpc_toolkit.queue.lists import (
+    as_written,
     combinations,
     counted,
-    each_item,
+    forced,
     grid,
-    parse_items,
     parse_values,
+    read_float,
 )
 from hpc_toolkit.system import tomltable as t
 from hpc_toolkit.system.options import Option, many, only_given, spelled
 from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.lists import Types
     from hpc_toolkit.system.options import Panels
 
-ITEMS = value(
-    "FILE", "Items: .jsonl, .json, .csv or .parquet; - is JSON lines on stdin.", "--items"
-)
+_FILE = "File: .jsonl, .csv, .tsv, .txt, .json, .yaml, .parquet or .gz; - is stdin."
+_FORMAT = "Format of --items. [default: its suffix, else jsonl]"
+ITEMS = value("FILE", _FILE, "--items")
+FORMAT = value("FORMAT", _FORMAT, "--format")
 
 
 SOURCES: Panels = {
     "Items": (
-        Option("items", "File: .jsonl, .json, .csv or .parquet; - is stdin.", "FILE"),
+        Option("items", _FILE, "FILE"),
+        Option("format", _FORMAT, "FORMAT"),
         Option("count", "Instead of a file: the numbers 0 to N-1.", "N"),
         Option("key", "Key of the items of --count. [default: index]", "NAME"),
         many("grid", "Instead of a file: all combinations of values", "NAME=VALUES"),
+        Option("commands", "Instead of items and a command: run each line.", "FILE"),
+        many("text", "Keep the values of KEY as text", "KEY"),
+        many("number", "Read the values of KEY as numbers", "KEY"),
         Option("config", "Read these options from a file; others override it.", "FILE.toml"),
     ),
 }
 SETTINGS: Panels = {
     "Workload and limits": (
         Option("workload", "Function or class to call for each item.", "MODULE:NAME"),
-        Option("command", "Shell command to run for each item; {key} is its value, quoted."),
+        Option("command", "Shell command; {key} is the quoted value, {key:args} its words."),
         Option("pipefail", "Fail if any program of a pipe fails.", "", default=None),
         many("option", "Keyword argument of a workload class", "KEY=JSON"),
         Option("group_by", "Keep items with the same value of KEY together.", "KEY"),
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
         Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
-        Option("no_retry", "Fail items that exceed --timeout for good.", "timeout"),
+        Option("no_retry", "Do not retry timeout, or e.g. ValueError,KeyError.", "NAMES"),
         Option("kill_after", "SIGTERM to SIGKILL at a timeout. [default: 5s]", "DURATION"),
         Option("items_per_claim", "Items that a worker claims at once.", "N"),
         Option("max_items_per_process", "Start a fresh process after N items.", "N"),
@@ -64,42 +73,63 @@ PANELS: Panels = {**SOURCES, **SETTINGS}
 """The items of a run, its code and its settings: arguments of Run.create."""
 
 
-def read_items(source: str) -> Iterator[Item]:
-    if source == "-":
-        yield from parse_items(sys.stdin.buffer, source="stdin")
-        return
+def read_items(source: str, name: str | None = None) -> Iterator[Item]:
+    """The items of a file, or of stdin for "-", in the format ``name``; None: by the suffix."""
     try:
-        yield from each_item(Path(source))
+        if source == "-":
+            yield from parse_file(sys.stdin.buffer, name or "jsonl", "stdin")
+        else:
+            yield from each_item(Path(source), name)
     except OSError as error:
         message = f"cannot read items from {source}: {error.strerror}"
         hint = near_path(Path(source), "give a file of items, or - for JSON lines on stdin")
         raise ConfigError(message, hint=hint) from error
 
 
+_MODIFIERS = {"key": "count", "format": "items"}
+"""Options that need a source of items."""
+
+
 def _sources(given: dict[str, Any]) -> dict[str, Any]:
     """Take the options that name items out of ``given``; only those that were given."""
-    names = ("items", "count", "key", "grid")
+    names = ("items", "format", "count", "key", "grid", "commands", "text", "number")
     return only_given({name: given.pop(name, None) for name in names})
 
 
-def make_items(sources: dict[str, Any]) -> Iterator[Item]:
-    named = [name for name in sources if name != "key"]
+def make_items(sources: dict[str, Any], command: str | None) -> Iterable[Item]:
+    """The items that options name, for a command or a function."""
+    kinds = {key: kind for kind in ("text", "number") for key in sources.pop(kind, ())}
+    named = [name for name in sources if name not in _MODIFIERS]
     if len(named) > 1:
         message = f"{' and '.join(map(spelled, named))} exclude each other"
         raise ConfigError(message, hint="name one source of items")
-    if "key" in sources and named != ["count"]:
-        message = "--key needs --count"
-        raise ConfigError(message, hint="in a file or a grid, each item has its own keys")
-    if named == ["items"]:
-        return read_items(sources["items"])
-    if named == ["count"]:
-        return counted(sources["count"], sources.get("key", "index"))
-    if named == ["grid"]:
-        axes = sources["grid"]
-        return combinations(axes, "grid") if isinstance(axes, dict) else grid(axes)
-    message = "no items are named"
-    hint = "add --items FILE, --count N or --grid NAME=VALUES; init: or --from, or --campaign"
-    raise ConfigError(message, hint=hint)
+    for modifier in sources.keys() & _MODIFIERS:
+        if named != [_MODIFIERS[modifier]]:
+            message = f"{spelled(modifier)} needs {spelled(_MODIFIERS[modifier])}"
+            raise ConfigError(message, hint=f"leave {spelled(modifier)} out")
+    match named:
+        case ["items"]:
+            items: Iterable[Item] = read_items(sources["items"], sources.get("format"))
+        case ["commands"]:
+            items = read_items(sources["commands"], COMMANDS)
+        case ["count"]:
+            items = counted(sources["count"], sources.get("key", "index"))
+        case ["grid"]:
+            axes = sources["grid"]
+            texts = [key for key, kind in kinds.items() if kind == "text"]
+            items = combinations(axes, "grid") if isinstance(axes, dict) else grid(axes, texts)
+        case _:
+            message = "no items are named"
+            hint = "add --items FILE, --count N or --grid NAME=VALUES"
+            raise ConfigError(message, hint=f"{hint}; init: or --from, or --campaign")
+    items = forced(items, kinds) if kinds else items
+    return items if command is None else as_written(items)
+
+
+def note_types(types: Types, sources: dict[str, Any]) -> None:
+    """Print how the values of a list were read, in one line."""
+    if "count" not in sources and str(types):
+        print(printable(str(types)), file=sys.stderr)
 
 
 def read_settings(
@@ -108,6 +138,8 @@ def read_settings(
     """What names the items, the settings of the run, and the options of its workload."""
     config = given.pop("config")
     sources = _sources(given)
+    if "commands" in sources:
+        given["command"] = _of_commands(given)
     settings = only_given(given)
     for option in _QUANTITIES & settings.keys():
         name, read = _KEYS[option]
@@ -116,8 +148,10 @@ def read_settings(
     if config is None:
         return sources, settings, options
     file = _read_config(Path(config))
+    if "commands" in file:
+        file["command"] = _of_commands(file)
     in_file = _sources(file)
-    if sources.keys() - {"key"}:
+    if sources.keys() - {"key", "text", "number"}:
         # Other items than the file's; only the name of their key may be of use.
         in_file = {k: v for k, v in in_file.items() if k == "key" and "count" in sources}
     if settings.keys() & {"workload", "command"}:
@@ -125,6 +159,16 @@ def read_settings(
             file.pop(name, None)
     options = {**file.pop("options", {}), **options}
     return {**in_file, **sources}, {**only_given(file), **settings}, options
+
+
+def _of_commands(given: dict[str, Any]) -> str:
+    """The command that runs each line of --commands."""
+    for name in ("workload", "command"):
+        if given.get(name) is not None:
+            message = f"--commands and {spelled(name)} exclude each other"
+            hint = "for lines of arguments: --items FILE.txt --command '... {line:args}'"
+            raise ConfigError(message, hint=hint)
+    return "eval -- {line}"
 
 
 def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
@@ -183,6 +227,10 @@ _KEYS: dict[str, t.Key] = {
     "items": ("items", t.text),
     "count": ("count", t.number_from(1, float("inf"), "a whole number from 1", whole=True)),
     "key": ("key", t.text),
+    "format": ("format", t.text),
+    "commands": ("commands", t.text),
+    "text": ("text", t.texts),
+    "number": ("number", t.texts),
     "grid": ("grid", _grid),
     "workload": ("workload", t.text),
     "command": ("command", t.text),
@@ -209,7 +257,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     Raises ConfigError: the file cannot be read, or a key is unknown or has a wrong value.
     """
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = tomllib.loads(path.read_text("utf-8"), parse_float=read_float)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         hint = near_path(path, "name a TOML file with --config")
@@ -218,6 +266,6 @@ def _read_config(path: Path) -> dict[str, Any]:
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message, hint="docs/how-to/list-of-items.md shows a file") from error
     found = t.convert(table, _KEYS, str(path))
-    if "items" in found:
-        found["items"] = str(path.parent / found["items"])
+    for name in ("items", "commands") & found.keys():
+        found[name] = str(path.parent / found[name])
     return found

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.arguments import writing
+from hpc_toolkit.cli.gathering import OUT, write_rows
 from hpc_toolkit.cli.help import LIST, add_table_command
 from hpc_toolkit.cli.hooks import at_end
-from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, read_settings
+from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, note_types, read_settings
 from hpc_toolkit.cli.working import ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import typer
 
     from hpc_toolkit.run import Run
@@ -29,7 +31,7 @@ PANELS: Panels = {
     "Options": (
         Option("run", "Run directory. [default: runs/MODULE-NAME]", "DIR"),
         Option("workers", "Local workers. [default: one per GPU, else 1]", "N", least=1),
-        Option("out", ".jsonl, .json, .csv, .npz or .parquet.", "FILE", short="-o"),
+        OUT,
         ON_END,
     ),
     **SOURCES,
@@ -49,8 +51,8 @@ def register(app: typer.Typer) -> None:
 def map_(workload: str | None, **given: Any) -> None:
     """Create a run, process its items here and write the results.
 
-    Prints the run's directory. The same command again continues where the last one stopped. Exits
-    with 1 if items failed, and with 75 if items are left.
+    Prints the run's directory; with '-o -', on stderr. The same command again continues where the
+    last one stopped. Exits with 1 if items failed, and with 75 if items are left.
 
     Examples:
         hpctk map mymodule:evaluate --items items.jsonl --workers 4 -o results.csv
@@ -59,30 +61,29 @@ def map_(workload: str | None, **given: Any) -> None:
     from hpc_toolkit.cli.arguments import check_out
     from hpc_toolkit.results.tables import writer_for
 
-    root, out, workers, on_end = (given.pop(name) for name in ("run", "out", "workers", "on_end"))
-    if out is not None:
-        writer_for(Path(out))
-        check_out(Path(out), (Path(out).suffix,))
+    root, outs, workers, on_end = (given.pop(name) for name in ("run", "out", "workers", "on_end"))
+    for out in outs:
+        if out != "-":
+            writer_for(Path(out))
+            check_out(Path(out), (Path(out).suffix,))
     run = _the_run(workload, root, given)
-    print(run.root, flush=True)
+    print(run.root, flush=True, file=sys.stderr if "-" in outs else sys.stdout)
     with at_end(run, on_end):
         if not run.status(forecast=False).complete:
             _work_here(run, workers)
-        _write_rows(run, out)
+        _write_rows(run, outs)
 
 
-def _write_rows(run: Run, out: str | None) -> None:
-    """Write the results to a file; raise HpcToolkitError if items failed."""
-    from hpc_toolkit.results.tables import write_table
+def _write_rows(run: Run, outs: Sequence[str]) -> None:
+    """Write the results to files; raise HpcToolkitError if items failed."""
     from hpc_toolkit.results.verification import verify
 
     rows = run.table()
     problems = verify(rows.rows, run.snapshot().items)
     problems = [one for one in problems if one.kind != "not finite"]
-    if out is not None:
-        with writing(out):
-            write_table(Path(out), rows, run.values)
-        print(f"{counted(len(rows), 'row')} in {out}", file=sys.stderr)
+    write_rows(outs, rows, run.values)
+    if files := ", ".join(out for out in outs if out != "-"):
+        print(f"{counted(len(rows), 'row')} in {files}", file=sys.stderr)
     if problems:
         counts = Counter(problem.kind for problem in problems)
         found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
@@ -97,13 +98,15 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
 
     Raises ConfigError: other items, code or settings; or a shell command whose run has no name.
     """
+    from hpc_toolkit.queue.lists import Types
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import list_stage
 
     if workload is not None:
         given["workload"] = workload
     sources, settings, options = read_settings(given)
-    items = list(make_items(sources))
+    types = Types()
+    items = list(types.note(make_items(sources, settings.get("command"))))
     settings.pop("open", None)
     workload = settings.pop("workload", None)
     if workload is None and "command" not in settings:
@@ -114,6 +117,7 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
         raise ConfigError(message, hint="add --run runs/NAME")
     path = Path(root or Path("runs", re.sub(r"[^\w.-]+", "-", workload or "")))
     if not path.exists():
+        note_types(types, sources)
         return Run.create(path, items, workload=workload, options=options, **settings)
     run = Run.open(path)
     wanted = list_stage(workload=workload, options=options, **settings)

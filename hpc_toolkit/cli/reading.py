@@ -21,8 +21,9 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import LIST
-from hpc_toolkit.cli.lists import ITEMS, read_items
+from hpc_toolkit.cli.lists import FORMAT, ITEMS, make_items
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import note, printable
 
@@ -193,6 +194,9 @@ def _job_logs(run: RunPaths, job: str) -> Iterator[_LogPart]:
 def add(
     run: GivenRun,
     items: Annotated[str | None, ITEMS] = None,
+    format_: Annotated[str | None, FORMAT] = None,
+    text: Annotated[list[str] | None, value("KEY", "Keep its values as text.")] = None,
+    number: Annotated[list[str] | None, value("KEY", "Read its values as numbers.")] = None,
     seal: Annotated[
         bool, switch("--seal", "Allow no further items; workers exit when done.")
     ] = False,
@@ -210,7 +214,8 @@ def add(
         raise ConfigError(message, hint="--items - reads the items from stdin")
     found = open_run(run)
     if items is not None:
-        found.add(read_items(items))
+        sources = only_given({"items": items, "format": format_, "text": text, "number": number})
+        found.add(make_items(sources, found.manifest.stages[0].workload.command))
     if seal:
         found.seal()
 

@@ -23,12 +23,13 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import LIST, Commands, add_table_command
-from hpc_toolkit.cli.lists import PANELS, make_items, read_items, read_settings
+from hpc_toolkit.cli.lists import PANELS, make_items, note_types, read_items, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import replace_file
-from hpc_toolkit.rundir.layout import WorkloadSpec
+from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, WorkloadSpec
 from hpc_toolkit.rundir.trust import OWNER, check_trust, trusted, trusted_file
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import counted, format_size
@@ -137,9 +138,11 @@ def init(
         how = {"open_end": True if open_ else None, "copy_code": copy_code}
         _init_from(run, from_, settings, options, **how)
         return
-    items = make_items(sources)
+    types = Types()
+    items = types.note(make_items(sources, settings.get("command")))
     made = Run.create(run, items, options=options, open_end=open_, copy_code=copy_code, **settings)
     _show_made(made)
+    note_types(types, sources)
 
 
 def _init_from(
@@ -178,6 +181,10 @@ def _show_made(run: Run) -> None:
     each = str(min(sizes)) + (f" to {max(sizes)}" if min(sizes) < max(sizes) else "")
     items, units = counted(sum(sizes), "item"), counted(len(sizes), "unit")
     print(f"{items} in {units} of {each}; one claim takes a unit", file=sys.stderr)
+    work = run.manifest.stages[0].workload
+    if work.call:
+        given = "**item" if work.call == BY_NAME else BY_ITEM
+        print(f"calls {work.function}({given})", file=sys.stderr)
 
 
 def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:

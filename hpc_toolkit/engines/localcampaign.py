@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.search import as_decided, try_search
-from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, settings_of
+from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, checked_stages, settings_of
 from hpc_toolkit.campaign.tables import BUDGETS
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run, create_run
@@ -22,7 +22,6 @@ from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.worker.code import collect_provenance
-from hpc_toolkit.worker.loading import check_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,9 +46,7 @@ def make_campaign_run(
     """
     campaign = replace(campaign.with_pending(), path=path)
     try_search(campaign, file)
-    stages = campaign.stages(path)
-    for stage in stages:
-        check_stage(stage)
+    stages = checked_stages(campaign, path)
     manifest = Manifest(
         run=root.name,
         stages=stages,

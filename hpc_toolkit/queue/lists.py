@@ -1,23 +1,19 @@
-"""Lists of items as users give them: counts, grids, JSON lines, and files of other kinds."""
+"""Lists of items as users give them: counts, grids and JSON lines; the types of their values."""
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, ItemsError
-from hpc_toolkit.system.installation import how_to_add
-from hpc_toolkit.system.jsonlines import batches, decode, decode_each
+from hpc_toolkit.errors import ConfigError, ItemsError, near_miss
+from hpc_toolkit.system.jsonlines import batches, decode_each, decoder, encode
 from hpc_toolkit.system.quantities import parse_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-    from typing import BinaryIO
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from hpc_toolkit.queue.items import Item
 
@@ -26,6 +22,25 @@ MOST_ITEMS = 10_000_000
 
 
 _HINT = 'write one object a line, such as {"seed": 1}'
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+class Written(float):
+    """A number whose text differs from what Python writes, such as 3.10 or 1e5."""
+
+    text: str
+
+
+def read_float(text: str) -> float:
+    """The number, which keeps its text if Python would write it in another way."""
+    number = float(text)
+    if repr(number) != text:
+        number = Written(number)
+        number.text = text
+    return number
+
+
+_decode = decoder(parse_float=read_float).decode
 
 
 def parse_items(lines: Iterable[bytes], *, source: str) -> Iterator[Item]:
@@ -33,7 +48,7 @@ def parse_items(lines: Iterable[bytes], *, source: str) -> Iterator[Item]:
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     for some in batches(numbered):
         try:
-            items = decode_each([line for _, line in some])
+            items = decode_each([line for _, line in some], _decode)
         except (ValueError, RecursionError):
             items = []
         if len(items) == len(some) and all(isinstance(item, dict) for item in items):
@@ -47,6 +62,8 @@ def _parse_item(line: bytes, where: str) -> Item:
         # Without its newline, or an error at the end would be reported on the next line.
         item = parse_json(line.rstrip(b"\r\n"))
     except (ValueError, RecursionError) as error:
+        if isinstance(error, UnicodeDecodeError) or b"\0" in line:
+            raise not_utf8(line, where.partition(",")[0], where) from error
         at, what = "", str(error)
         if isinstance(error, json.JSONDecodeError):
             at, what = f", column {error.colno}", error.msg
@@ -59,8 +76,15 @@ def _parse_item(line: bytes, where: str) -> Item:
 
 
 def parse_json(line: bytes) -> Any:
-    """Like ``json.loads``, but reject constants that JSON does not have, such as NaN."""
-    return decode(line.decode(json.detect_encoding(line), "surrogatepass"))
+    """Like ``json.loads``, but reject constants that JSON does not have; keep a number's text."""
+    return _decode(line.decode(json.detect_encoding(line), "surrogatepass"))
+
+
+def not_utf8(start: bytes, source: str, where: str) -> ItemsError:
+    """The error about text that is not UTF-8; ``start`` is the beginning of the text."""
+    encoding = "UTF-16" if start[:2] in _UTF_16 or b"\0" in start[:2] else "LATIN1"
+    message = f"{where}: not UTF-8 but maybe {encoding}"
+    return ItemsError(message, hint=f"convert it: iconv -f {encoding} -t UTF-8 {source} > NEW_FILE")
 
 
 def counted(count: int, key: str) -> Iterator[Item]:
@@ -71,23 +95,25 @@ def counted(count: int, key: str) -> Iterator[Item]:
     return ({key: number} for number in range(count))
 
 
-def grid(axes: Iterable[str]) -> Iterator[Item]:
+def grid(axes: Iterable[str], text: Collection[str] = ()) -> Iterator[Item]:
     """Items for every combination of the values of ``NAME=VALUES``; the last name varies fastest.
 
-    VALUES are numbers, words and ranges FIRST:LAST[:STRIDE], separated by commas; a range includes
-    its last number. A value in JSON's notation of a number, true, false or null is that; any other
-    is text. Raises ConfigError: an axis has no name, no values or the name of another.
+    VALUES are words and ranges FIRST:LAST[:STRIDE] of whole numbers, separated by commas; a range
+    includes its last number. See :func:`typed` for the types of words; the values of names in
+    ``text`` are text as written. Raises ConfigError: an axis has no name, no values or the name of
+    another.
     """
     values: dict[str, list[Any]] = {}
     for axis in axes:
-        name, equals, text = axis.partition("=")
+        name, equals, given = axis.partition("=")
         if not name or not equals:
             message = f"--grid: {axis!r} is not NAME=VALUES"
             raise ConfigError(message, hint="such as --grid lr=0.1,0.01 --grid seed=0:9")
         if name in values:
             message = f"--grid: {name} is given twice"
             raise ConfigError(message, hint="list all values of a name in one --grid")
-        values[name] = parse_values(text, f"--grid {name}")
+        is_text = name in text
+        values[name] = given.split(",") if is_text else parse_values(given, f"--grid {name}")
     return combinations(values, "--grid")
 
 
@@ -101,8 +127,9 @@ def combinations(values: Mapping[str, Sequence[Any]], where: str) -> Iterator[It
 
 
 def parse_values(text: str, where: str) -> list[Any]:
-    """Parse numbers, words and ranges, separated by commas. Raises ConfigError."""
-    return list(itertools.chain(*(_values(part, where) for part in text.split(","))))
+    """Parse words and ranges, separated by commas, as one column. Raises ConfigError."""
+    values = list(itertools.chain(*(_values(part, where) for part in text.split(","))))
+    return values if all(type(one) is int for one in values) else typed(list(map(str, values)))
 
 
 def _values(text: str, where: str) -> Sequence[Any]:
@@ -111,101 +138,95 @@ def _values(text: str, where: str) -> Sequence[Any]:
         message = f"{where}: a value is empty"
         raise ConfigError(message, hint="separate values by single commas")
     words = text.split(":")
-    if len(words) > 1 and all(word.strip().lstrip("-").isdecimal() for word in words):
+    if len(words) > 1 and all(map(_is_whole, words)):
         numbers = parse_range(text, where=where)
         if len(numbers) > MOST_ITEMS:
             message = f"{where}: {text} has {len(numbers)} values"
             raise ConfigError(message, hint=f"use at most {MOST_ITEMS} values")
         return numbers
-    return [_scalar(text)]
+    return [text]
 
 
-def _scalar(text: str) -> Any:
-    """A number, true, false or null in JSON's notation; any other text stays text."""
-    try:
-        found = parse_json(text.encode())
-    except (ValueError, RecursionError):
-        return text
-    if isinstance(found, str | list | dict) or (isinstance(found, float) and math.isinf(found)):
-        return text
-    return found
+def _is_whole(word: str) -> bool:
+    """Whether a word is a whole number as Python writes it: 00:30 is a time and not a range."""
+    digits = word.strip().removeprefix("-")
+    return digits.isascii() and digits.isdecimal() and (digits == "0" or digits[0] != "0")
 
 
-def read_list(path: Path) -> list[Item]:
-    """As :func:`each_item`, all items at once."""
-    return list(each_item(path))
+def typed(cells: list[str]) -> list[Any]:
+    """The values of one column of texts.
 
-
-def each_item(path: Path) -> Iterator[Item]:
-    """Read a file of items: .csv, .json (an array), .parquet, or JSON lines in any other file.
-
-    Raises ItemsError: the file is malformed; the message names the line. OSError: unreadable.
+    They are numbers, or true and false, if JSON writes all of these values exactly as the texts;
+    otherwise all stay text, so that 1.10 and 007 are kept as written.
     """
-    read = _READERS.get(path.suffix)
-    with path.open("rb") as file:
-        yield from parse_items(file, source=str(path)) if read is None else read(file, str(path))
-
-
-def _json(file: BinaryIO, source: str) -> list[Item]:
+    written = f"[{','.join(cells)}]"
     try:
-        found = parse_json(file.read())
-    except (ValueError, RecursionError) as error:
-        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        message = f"{source}{line}: not JSON: {getattr(error, 'msg', error)}"
-        raise ItemsError(message, hint="a .json file is one array of objects") from error
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        message = f"{source}: not an array of objects"
-        raise ItemsError(
-            message, hint="write [{...}, {...}]; a .jsonl file has one object per line"
-        )
-    return found
+        values: list[Any] = _decode(written)
+        kept = encode(values) == written and len(values) == len(cells)
+    except (ValueError, RecursionError):
+        return cells
+    kinds = set(map(type, values))
+    return values if kept and (kinds <= {int, float} or kinds == {bool}) else cells
 
 
-def _csv(file: BinaryIO, source: str) -> list[Item]:
-    content = file.read()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        message = f"{source}, line {line}: not UTF-8: {error.reason}"
-        raise ItemsError(message, hint="save the file as UTF-8") from error
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    items: list[Item] = []
-    try:
-        header = next(rows, [])
-        if not header or "" in header or len(set(header)) < len(header):
-            message = f"{source}, line 1: column names must be unique and not empty"
-            raise ItemsError(message, hint="name each column once in the first line")
-        for row in rows:
-            if row and len(row) != len(header):
-                message = (
-                    f"{source}, line {rows.line_num}: {len(row)} cells for {len(header)} columns"
-                )
-                raise ItemsError(message, hint='quote cells that contain commas: "a, b"')
-            if row:
-                items.append(dict(zip(header, map(_scalar, row), strict=True)))
-    except csv.Error as error:
-        message = f"{source}, line {rows.line_num}: {error}"
-        raise ItemsError(message, hint="use CSV with commas, and quotes in pairs") from error
-    return items
+def as_written(items: Iterable[Item]) -> Iterator[Item]:
+    """Items for a command, with each number as it was written in the list."""
+    for item in items:
+        yield {key: getattr(value, "text", value) for key, value in item.items()}
 
 
-def _parquet(file: BinaryIO, source: str) -> list[Item]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        message = "reading Parquet needs pyarrow, which is not installed"
-        raise ConfigError(message, hint=how_to_add(extra="parquet")) from error
-    try:
-        return list(pq.read_table(file).to_pylist())
-    except (pa.ArrowException, OSError) as error:
-        message = f"{source}: not Parquet: {error}"
-        raise ItemsError(message, hint="write it with pandas' to_parquet, or use CSV") from error
+def forced(items: Iterable[Item], kinds: Mapping[str, str]) -> Iterator[Item]:
+    """Items whose values of these keys are ``text`` or ``number``.
+
+    Raises ItemsError: a value is not a number. ConfigError: no item has a key.
+    """
+    missing = set(kinds)
+    for number, item in enumerate(items):
+        for key in kinds.keys() & item.keys():
+            missing.discard(key)
+            item[key] = _forced(item[key], kinds[key], f"item {number}: {key}")
+        yield item
+    for key in missing:
+        message = f"no item has the key {key!r}, which --{kinds[key]} names"
+        raise ConfigError(message, hint=near_miss(key, list(item)))
 
 
-_READERS: dict[str, Callable[[BinaryIO, str], list[Item]]] = {
-    ".json": _json,
-    ".csv": _csv,
-    ".parquet": _parquet,
-}
+def _forced(value: Any, kind: str, where: str) -> Any:
+    if kind == "text":
+        return value if isinstance(value, str) else getattr(value, "text", None) or encode(value)
+    found = value
+    if isinstance(value, str) and value.isascii() and "_" not in value:
+        with suppress(ValueError):
+            found = read_float(value)
+            found = int(value)
+    if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
+        return found
+    message = f"{where} is {value!r:.80}, which is not a number"
+    raise ItemsError(message, hint="leave out --number for this key, or fix the value")
+
+
+_NAMES = {str: "text", **dict.fromkeys((int, float, Written), "numbers"), bool: "booleans"}
+
+
+class Types:
+    """Notes the types of the values of items, for a line about them."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[tuple[str, ...], tuple[type, ...]], None] = {}
+
+    def note(self, items: Iterable[Item]) -> Iterator[Item]:
+        for some in batches(items):
+            types = map(map, itertools.repeat(type), map(dict.values, some))
+            self._shapes |= dict.fromkeys(zip(map(tuple, some), map(tuple, types), strict=True))
+            yield from some
+
+    def __str__(self) -> str:
+        """Such as "numbers: lr, depth; text: python"."""
+        kinds: dict[str, dict[str, None]] = {}
+        for shape in self._shapes:
+            for key, kind in zip(*shape, strict=True):
+                kinds.setdefault(key, {})[_NAMES.get(kind, "JSON")] = None
+        keys: dict[str, list[str]] = {}
+        for key, names in kinds.items():
+            keys.setdefault(" or ".join(names), []).append(key)
+        return "; ".join(f"{names}: {', '.join(some)}" for names, some in keys.items())

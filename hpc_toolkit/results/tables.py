@@ -239,7 +239,7 @@ def beside(name: str, keys: Container[str]) -> str:
     return name
 
 
-def _json(rows: list[Row] | Table, _values: Values | None = None) -> Iterator[bytes]:
+def json_array(rows: Iterable[Row], _values: Values | None = None) -> Iterator[bytes]:
     """One array, with one row on each line."""
     before = b"[\n"
     for lines in json_lines(rows):
@@ -279,7 +279,7 @@ def _parquet(rows: list[Row] | Table, values: Values | None) -> Iterator[bytes]:
 _Writer = Callable[[list[Row] | Table, Values | None], Iterator[bytes]]
 _WRITERS: dict[str, _Writer] = {
     ".jsonl": json_lines,
-    ".json": _json,
+    ".json": json_array,
     ".csv": _csv,
     ".npz": _npz,
     ".parquet": _parquet,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.results.columnfiles import parquet_of
 from hpc_toolkit.results.records import Attempt, Release
-from hpc_toolkit.results.tables import beside, cell, csv_lines, json_lines
+from hpc_toolkit.results.tables import beside, cell, csv_lines, json_array, json_lines
 from hpc_toolkit.rundir.files import replace_file
 
 if TYPE_CHECKING:
@@ -134,6 +134,10 @@ def _json_lines(rows: Iterator[Row], _names: Iterator[str]) -> Iterator[bytes]:
     return json_lines(rows)
 
 
+def _json_array(rows: Iterator[Row], _names: Iterator[str]) -> Iterator[bytes]:
+    return json_array(rows)
+
+
 def _cells(row: Row, names: list[str]) -> list[Any]:
     return [*(cell(row["item"].get(name)) for name in names), *(row[key] for key in OWN)]
 
@@ -157,6 +161,7 @@ def _parquet(rows: Iterator[Row], names: Iterator[str]) -> Iterator[bytes]:
 
 _WRITERS: dict[str, Callable[[Iterator[Row], Iterator[str]], Iterator[bytes]]] = {
     ".jsonl": _json_lines,
+    ".json": _json_array,
     ".csv": _csv,
     ".parquet": _parquet,
 }

@@ -93,6 +93,10 @@ class RunPaths:
             self.stage(name).make()
 
 
+BY_NAME, BY_ITEM = "keys", "item"
+"""How a function is called: with the keys of the item by name, or with the item."""
+
+
 class WorkloadSpec(Record, kw_only=True):
     """The code that runs the items of a stage."""
 
@@ -104,6 +108,8 @@ class WorkloadSpec(Record, kw_only=True):
     """Keyword arguments for the constructor of a class workload."""
     path: tuple[str, ...] = ()
     """Directories put in front of ``sys.path`` before the import."""
+    call: str = ""
+    """:data:`BY_NAME`, "keys but KEY" or :data:`BY_ITEM`; "": a class, or an older run."""
     argv: tuple[str, ...] = ()
     """``sys.argv`` of the code; (): only the file of its module. Not in the stage of run.json."""
 
@@ -144,9 +150,14 @@ class StageSpec(Record, kw_only=True):
             message = f"{self.name!r} is not a valid stage name: use letters, digits, '_' and '-'"
             raise ValueError(message)
 
+    @property
+    def final(self) -> list[str]:
+        """Failures after which an item is not tried again: timeout, and names of exceptions."""
+        return [name.strip() for name in (self.no_retry or "").split(",") if name.strip()]
+
     def differences(self, other: StageSpec) -> list[str]:
         """Names, for people, of settings that differ; the code may be in another directory."""
-        work = replace(other.workload, path=self.workload.path)
+        work = replace(other.workload, path=self.workload.path, call=self.workload.call)
         same = replace(other, workload=work)
         names = [name for name in self.fields if getattr(self, name) != getattr(same, name)]
         return [name.removesuffix("_s").replace("_", " ") for name in names]
@@ -207,9 +218,10 @@ _RARE: dict[str, tuple[type, ...]] = {
 def _stage_record(stage: StageSpec) -> dict[str, Any]:
     work = stage.workload
     named = {"function": work.function} if work.function else {"command": work.command}
+    call = {"call": work.call} if work.call else {}
     return {
         "name": stage.name,
-        "workload": {**named, "options": work.options, "path": list(work.path)},
+        "workload": {**named, **call, "options": work.options, "path": list(work.path)},
         "pipefail": stage.pipefail,
         "group_by": stage.group_by,
         "max_attempts": stage.max_attempts,
@@ -274,6 +286,7 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
                 command=_expect(stage["workload"].get("command"), str, None),
                 options=_expect(stage["workload"]["options"], dict),
                 path=tuple(_expect(one, str) for one in stage["workload"]["path"]),
+                call=_expect(stage["workload"].get("call", ""), str),
             ),
             group_by=_expect(stage["group_by"], str, None),
             max_attempts=_expect(stage["max_attempts"], int),

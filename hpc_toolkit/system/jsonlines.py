@@ -6,12 +6,13 @@ import gc
 import json
 import os
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -32,7 +33,9 @@ def _refuse_constant(name: str) -> object:
 
 
 # Made once: with options, ``json.loads`` and ``json.dumps`` make a new coder for each call.
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+decoder = partial(json.JSONDecoder, parse_constant=_refuse_constant)
+"""Makes a decoder that rejects constants that JSON does not have."""
+_DECODER = decoder()
 decode = _DECODER.decode
 """Like ``json.loads`` of text, but reject constants that JSON does not have, such as NaN."""
 raw_decode = _DECODER.raw_decode
@@ -90,7 +93,7 @@ def is_plain(value: Any) -> bool:
     return _PLAIN.issuperset(map(type, value)) or all(map(is_plain, value))
 
 
-def decode_each(texts: Sequence[bytes]) -> list[Any]:
+def decode_each(texts: Sequence[bytes], decode: Callable[[str], Any] = decode) -> list[Any]:
     """Decode texts that are one JSON value each.
 
     Raises ValueError or RecursionError if one of them is not; which one, :func:`decode` tells.

@@ -106,6 +106,8 @@ class Report:
         self._send, self._stop, self._log = send, stop, log or Log(1)
         self._values: str | None = request.get("values")
         self._deadline: float | None = request["deadline"]
+        self._final = frozenset(request.get("no_retry", ()))
+        """Names of exceptions that fail an item for good."""
         self._expected_s: float = request["expected_s"]
         self._log_end = self._log.reopen()
         self.index = 0
@@ -163,7 +165,10 @@ class Report:
 
     def failure(self, error: BaseException, signalled_at: float = -math.inf) -> None:
         """Report a failure; ``signalled_at``: when a signal came to all processes of the step."""
+        interrupted = signalled_at >= self._since
         permanent = issubclass(type(error), PermanentError)
+        if self._final and not interrupted:
+            permanent |= any(one.__name__ in self._final for one in type(error).__mro__)
         trace = trace_of(error)
         if len(trace) > LONGEST_TEXT and trace != self._written:
             self._log.write(trace)
@@ -180,8 +185,7 @@ class Report:
             self._report(PERMANENT, "permanent", fields)
         else:
             self.failures_left -= 1
-            kind = INTERRUPTED if signalled_at >= self._since else FAILED
-            self._report(kind, "failed", fields)
+            self._report(INTERRUPTED if interrupted else FAILED, "failed", fields)
 
     def _report(self, kind: bytes, name: str, fields: str) -> None:
         now = time.monotonic()

@@ -76,7 +76,7 @@ def needed_keys(command: str | None) -> list[str]:
         context = _context_after(f"x{text}" if keys else text, context)
         if key is None:
             continue
-        if not key.isidentifier() or spec or conversion:
+        if not key.isidentifier() or spec not in ("", "args") or conversion:
             message = f"command {command!r}: {{{key}}} is not a plain {{key}} placeholder"
             raise WorkloadError(message, hint="write {{ and }} for braces of the shell")
         if context:
@@ -85,6 +85,10 @@ def needed_keys(command: str | None) -> list[str]:
             if context == "$":
                 hint = f"a variable of the shell is written ${{{{{key}}}}}"
             raise WorkloadError(message, hint=hint)
+        if spec and (text or keys) and not re.search(r"(?<!\\)\s\Z", text):
+            # The second word of x={key:args} would be a command.
+            message = f"command {command!r}: {{{key}:args}} is not a word of its own"
+            raise WorkloadError(message, hint=f"write a blank before {{{key}:args}}")
         keys.append(key)
     return keys
 
@@ -102,12 +106,13 @@ def _context_after(text: str, context: str) -> str:
 
 
 def fill(command: str, item: dict[str, Any]) -> bytes:
-    """Fill in the command; each value becomes one shell word.
+    """Fill in the command; each value becomes one shell word, or with ``:args`` a word for each
+    that the shell would find in it, and nothing of it is expanded or executed.
 
     Raises PermanentError: a key is missing, or a value cannot be part of a command.
     """
     parts = []
-    for text, key, _, _ in string.Formatter().parse(command):
+    for text, key, spec, _ in string.Formatter().parse(command):
         parts.append(text)
         if key is None:
             continue
@@ -119,7 +124,12 @@ def fill(command: str, item: dict[str, Any]) -> bytes:
         if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):  # others stand for bytes
             message = f"the value of {key!r} has a character that no command can take: {word!a:.80}"
             raise PermanentError(message, hint=_FROM_FILE)
-        parts.append(shlex.quote(word))
+        try:
+            parts.append(shlex.join(shlex.split(word) if spec == "args" else [word]))
+        except ValueError as error:
+            message = f"the value of {key!r} cannot be split into words: {error}: {word!a:.80}"
+            hint = f"close its quotes, or write {{{key}}} for one word"
+            raise PermanentError(message, hint=hint) from error
     filled = "".join(parts).encode(errors="surrogateescape")
     if len(filled) > _LONGEST_WORD:
         longest = max(needed_keys(command), key=lambda key: len(str(item[key])), default="")

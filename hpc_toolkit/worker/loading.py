@@ -10,12 +10,11 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT
-from hpc_toolkit.rundir.layout import Manifest, parse_manifest
+from hpc_toolkit.rundir.layout import BY_NAME, Manifest, parse_manifest
 from hpc_toolkit.system.imports import OF_USER
 from hpc_toolkit.worker.code import CALLS, code_file, collect_provenance
 from hpc_toolkit.worker.pausing import parse_max_failures
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 
-_VARARGS = 4
-"""The flag of a code object that takes ``*args``: ``inspect`` would slow the start."""
 _imported: dict[str, tuple[int, int] | None] = {}
 
 
@@ -56,10 +53,15 @@ class Workload(Protocol):
 
 
 class FunctionWorkload:
-    """A workload that calls a plain function for each item."""
+    """A workload that calls a function for each item, as :attr:`WorkloadSpec.call` says."""
 
-    def __init__(self, function: Callable[[Item], dict[str, Any]]) -> None:
+    def __init__(self, function: Callable[..., Any], call: str = "") -> None:
+        by_name, _, dropped = call.partition(" but ")
         self._function = function
+        if dropped:
+            self._function = lambda item: function(**{k: item[k] for k in item if k != dropped})
+        elif by_name == BY_NAME:
+            self._function = lambda item: function(**item)
 
     def load(self, group: Any) -> None:
         """Nothing to prepare."""
@@ -93,9 +95,11 @@ def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
         except BaseException as error:
             what = f"{spec.function}({spec.options})"
             raise _failed(what, error, "check the workload's options") from error
+        if is_callable_class(found):
+            return FunctionWorkload(workload, spec.call)
         if not (callable(load) and callable(run)):
             message = f"{spec.function} has no methods load(group) and run(context, items)"
-            raise WorkloadError(message)
+            raise WorkloadError(message, hint="or __call__, for a class that is a function")
         if not (on_oom is None or callable(on_oom)):
             message = f"{spec.function}.on_oom is not a method on_oom(context, items)"
             hint = "on_oom returns whether items can run again with less memory"
@@ -107,18 +111,11 @@ def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
     if not callable(found):
         message = f"{spec.function} is neither a function nor a class but {type(found).__name__}"
         raise WorkloadError(message)
-    if isinstance(found, FunctionType):
-        code, spare = found.__code__, len(found.__defaults__ or ())
-        takes = code.co_argcount or code.co_flags & _VARARGS
-        by_name = code.co_kwonlyargcount > len(found.__kwdefaults__ or ())
-        if not takes or code.co_argcount - spare > 1 or by_name:
-            message = f"{spec.function} cannot be called with the item as its only argument"
-            raise WorkloadError(message, hint=f"an item is a dict: def {found.__name__}(item): ...")
-    return FunctionWorkload(found)
+    return FunctionWorkload(found, spec.call)
 
 
 @contextmanager
-def _caller_path() -> Iterator[None]:
+def caller_path() -> Iterator[None]:
     """Keep ``sys.path``: the caller's own imports, made later, must not find the user's files."""
     path, argv = [*sys.path], sys.argv
     try:
@@ -127,23 +124,10 @@ def _caller_path() -> Iterator[None]:
         sys.path[:], sys.argv = path, argv
 
 
-def refuse_defaults(items: Iterable[Item], spec: WorkloadSpec) -> Iterable[Item]:
-    """The items; WorkloadError if the dict would replace the default of one of its keys."""
-    with _caller_path():
-        found: Any = load_object(spec.function, spec.path) if spec.function is not None else None
-    defaults = found.__defaults__ if isinstance(found, FunctionType) else None
-    if not defaults or found.__code__.co_argcount > len(defaults):
-        return items
-    first = found.__code__.co_varnames[0]
-
-    def fits(item: Item) -> bool:
-        if first not in item:
-            return True
-        message = f"{spec.function} would get the whole item as its parameter {first!r}"
-        hint = f"take the item and read its keys: def {found.__name__}(item): ..."
-        raise WorkloadError(message, hint=hint)
-
-    return filter(fits, items)
+def is_callable_class(kind: type) -> bool:
+    """Whether the objects of a class are functions: it has ``__call__`` and is not a workload."""
+    is_workload = hasattr(kind, "load") and hasattr(kind, "run")
+    return not is_workload and any("__call__" in vars(base) for base in kind.__mro__)
 
 
 def check_stage(stage: StageSpec) -> None:
@@ -160,7 +144,8 @@ def check_stage(stage: StageSpec) -> None:
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
     _check_limits(stage)
-    with _caller_path():
+    _check_no_retry(stage)
+    with caller_path():
         load_workload(work)
     parse_manifest(json.loads(Manifest(run="", stages=(stage,)).to_bytes()))
 
@@ -176,12 +161,6 @@ def _check_limits(stage: StageSpec) -> None:
     if stage.pipefail and stage.workload.command is None:
         message = "pipefail is for shell commands"
         raise ConfigError(message, hint="leave it out, or name a --command")
-    if stage.no_retry not in (None, "timeout"):
-        message = f"no_retry must be 'timeout', got {stage.no_retry!r}"
-        raise ConfigError(message, hint="other failures: raise PermanentError in the workload")
-    if stage.no_retry is not None and stage.timeout_s is None:
-        message = f"no_retry = {stage.no_retry!r} needs a timeout"
-        raise ConfigError(message, hint="set the time limit of one item, such as --timeout 5min")
     if stage.items_per_claim is not None and not 1 <= stage.items_per_claim <= MAX_UNIT:
         message = f"items_per_claim must be 1 to {MAX_UNIT}, got {stage.items_per_claim}"
         raise ConfigError(message, hint="long items: 1; leave it out for items of seconds")
@@ -190,6 +169,16 @@ def _check_limits(stage: StageSpec) -> None:
         raise ConfigError(message)
     if stage.max_failures is not None:
         parse_max_failures(stage.max_failures)
+
+
+def _check_no_retry(stage: StageSpec) -> None:
+    for name in stage.final:
+        if name != "timeout" and not (name.isidentifier() and name[0].isupper()):
+            message = f"no_retry must be 'timeout' or names of exceptions, got {name!r}"
+            raise ConfigError(message, hint="such as --no-retry timeout,ValueError")
+    if "timeout" in stage.final and stage.timeout_s is None:
+        message = f"no_retry = {stage.no_retry!r} needs a timeout"
+        raise ConfigError(message, hint="set the time limit of one item, such as --timeout 5min")
 
 
 def new_manifest(root: str | Path, stage: StageSpec, *, copy_code: bool = False) -> Manifest:

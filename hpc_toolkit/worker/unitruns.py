@@ -205,7 +205,7 @@ class UnitRunner:
         outcome = None
         if how == "timeout" and left:
             spec = assignment.stage.spec
-            permanent = spec.no_retry == "timeout"
+            permanent = "timeout" in spec.final
             stream.lines.timed_out(left.pop(0), spec.timeout_s or 0.0, permanent=permanent)
             if not permanent:
                 self.failures.note_failure(stream.weight)
@@ -270,6 +270,7 @@ class UnitRunner:
             "values": str(self._values.path),
             "deadline": self.drain.deadline,
             "failures_left": self.failures.left(weight),
+            "no_retry": stage.spec.final,
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
 

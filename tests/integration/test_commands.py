@@ -54,6 +54,51 @@ def test_value_of_a_placeholder_is_one_word_and_never_code(hpctk: Hpctk, tmp_pat
     assert not (tmp_path / "canary").exists()
 
 
+def test_value_with_args_is_split_like_a_shell_and_never_code(hpctk: Hpctk) -> None:
+    words = {
+        "--name 'a b'  \"c $HOME\" d\\ e": ["--name", "a b", "c $HOME", "d e"],
+        "$(touch canary) `touch canary` ; touch canary & * ~": [
+            *("$(touch", "canary)", "`touch", "canary`", ";", "touch", "canary", "&", "*", "~"),
+        ],
+        "": [],
+        "''": [""],
+        "#x": ["#x"],
+    }
+    items = [{"value": value} for value in [*words, "it's"]]
+    run = hpctk.make(items, None, command=f"{ARGV} {{value:args}} end", max_attempts=3)
+
+    assert hpctk("work", "run").code == 0
+
+    *good, bad = rows_by_id(run).values()
+    assert [row["value"]["argv"] for row in good] == [[*found, "end"] for found in words.values()]
+    assert "cannot be split into words: No closing quotation" in bad["error"]
+    assert bad["attempts"] == 1
+    assert not (hpctk.cwd / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["x={v:args}", "a --o={v:args}", "a {v}{v:args}", r"x=\ {v:args}", 'a "{v:args}"']
+)
+def test_placeholder_with_args_is_a_word_of_its_own(hpctk: Hpctk, command: str) -> None:
+    with pytest.raises(WorkloadError, match=r"is not a word of its own|stands inside quotes"):
+        hpctk.make([{"v": "1 touch"}], None, command=command)
+
+
+def test_lines_of_commands_run_as_they_are(hpctk: Hpctk) -> None:
+    lines = ["echo a b | tr a-z A-Z >> out", "  # a comment", "", "-x; exit 3", "echo 2 >> out"]
+    (hpctk.cwd / "work.txt").write_text("\n".join([*lines, lines[-1], 'x="a"; [ "$x" ]']))
+
+    ended = hpctk("map", "--run", "run", "--commands", "work.txt", "-o", "rows.json")
+
+    rows = json.loads((hpctk.cwd / "rows.json").read_text())
+    assert ended.code == 1, ended.err
+    assert [row["state"] for row in rows] == ["done", "failed", "done", "done", "done"]
+    assert [row["item"].get("repeat") for row in rows] == [None, None, None, 2, None]
+    assert sorted((hpctk.cwd / "out").read_text().split("\n")) == ["", "2", "2", "A B"]
+    both = hpctk("init", "other", "--commands", "work.txt", "--command", "true")
+    assert "--commands and --command exclude each other" in both.err
+
+
 def test_value_that_is_no_text_is_one_word_of_json(hpctk: Hpctk) -> None:
     values = [1, 0.5, True, None, [1, "a b"], {"k": "v w"}]
     run = hpctk.make([{"value": value} for value in values], None, command=f"{ARGV} {{value}}")

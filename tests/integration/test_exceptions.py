@@ -174,3 +174,21 @@ def test_try_shows_any_exception_of_an_item(hpctk: Hpctk, code: str) -> None:
     assert ended.code == 1
     assert code.partition("(")[0] in ended.err
     assert "\nerror: the item failed, and nothing was recorded: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("no_retry", "attempts"),
+    [("ValueError", 1), ("LookupError, KeyError", 3), ("ArithmeticError,Exception", 1), (None, 3)],
+)
+def test_item_that_raises_an_exception_without_retry_fails_at_once(
+    hpctk: Hpctk, no_retry: str | None, attempts: int
+) -> None:
+    items = [{"error": "SyntaxError('x')"}, {"error": "UnicodeError('x')"}]
+    run = hpctk.make(items, "sample_workloads:raise_strange", no_retry=no_retry)
+
+    assert hpctk("work", "run").code == 0
+
+    rows = rows_by_id(run)
+    assert rows[1]["attempts"] == attempts
+    assert rows[0]["attempts"] == (1 if no_retry and "Exception" in no_retry else 3)
+    assert rows[1]["error"] == "UnicodeError: x"

@@ -45,6 +45,27 @@ def test_map_makes_works_checks_and_writes(hpctk: Hpctk) -> None:
     assert hpctk(*MAP).out == "runs/work-square\n"
 
 
+def test_map_and_gather_write_several_files_and_stdout(hpctk: Hpctk) -> None:
+    Path("fixed").touch()
+
+    ended = hpctk(*MAP, "-o", "-", "-o", "a.csv", "-o", "a.json")
+    again = hpctk("gather", "-o", "-", "-o", "b.csv", "-o", "b.json", "-o", "b.jsonl")
+    trace = hpctk("gather", "--trace", "-o", "t.json", "-o", "t.jsonl", "-o", "t.csv")
+
+    assert (ended.code, again.code, trace.code) == (0, 0, 0)
+    assert "runs/work-square\n" in ended.err
+    assert "30 rows in a.csv, a.json" in ended.err
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+    assert [row["value"]["square"] for row in rows] == [n**2 for n in range(30)]
+    assert again.out == ended.out == Path("b.jsonl").read_text()
+    assert json.loads(Path("a.json").read_text()) == json.loads(Path("b.json").read_text()) == rows
+    assert Path("a.csv").read_text() == Path("b.csv").read_text()
+    attempts = json.loads(Path("t.json").read_text())
+    assert attempts == list(map(json.loads, Path("t.jsonl").read_text().splitlines()))
+    assert len(attempts) == 30
+    assert trace.err == "30 attempts in t.json, t.jsonl, t.csv\n"
+
+
 def test_map_goes_on_after_a_failure_that_was_fixed(hpctk: Hpctk) -> None:
     ended = hpctk(*MAP, "-o", "rows.csv")
 

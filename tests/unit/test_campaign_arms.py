@@ -22,10 +22,11 @@ from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.cli import gathering
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import read_rows, write_table
 from hpc_toolkit.run import Run
+from hpc_toolkit.worker.loading import load_workload
 from tests.unit.playedcampaign import NOOP, Played
 
 GRID = "grid = { lr = [0.001, 0.01, 0.1], depth = [2, 4, 6, 8], model = ['a', 'b'] }"
@@ -508,3 +509,35 @@ def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source
     assert scores_of_table(tmp_path / "second.csv").arms.arms[0].keys.keys() == {
         *("lr", "depth", "model"),
     }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names", "call"),
+    [
+        ("lr, depth, model", "", "keys but task"),
+        ("lr, depth, model, task", "", "keys"),
+        ("lr, task='x', **rest", "", "keys"),
+        ("item", "", "item"),
+        ("lr, depth, model, task", "names = ['a', 'b']", "keys"),
+        ("lr, depth, model", "names = ['a', 'b']", "item 0 has the key 'task', which"),
+        ("lr, steps", "", "item 0 has no key 'steps', which"),
+    ],
+)
+def test_a_campaign_calls_its_function_with_the_keys_of_the_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameters: str, names: str, call: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = f"called_{abs(hash((parameters, names)))}"
+    (tmp_path / f"{module}.py").write_text(f"def f({parameters}):\n    return locals()\n")
+    own = campaign(tmp_path, GRID, tasks=f"workload = '{module}:f'\n{names}")
+
+    if " " in call and "but" not in call:
+        with pytest.raises(WorkloadError, match=call):
+            make_campaign_run(tmp_path / "run", own, own.path)
+        return
+    run = make_campaign_run(tmp_path / "run", own, own.path)
+    spec = Run.open(run.root).manifest.stages[0].workload
+    assert spec.call == call
+    item = {**next(iter(own.arms())).item(), "task": "score"}
+    found = next(load_workload(spec).run(None, iter([item])))
+    assert ("task" in str(found)) == (call != "keys but task")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,10 @@ def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
     ("words", "message"),
     [
         (("--no-retry", "timeout"), "no_retry = 'timeout' needs a timeout"),
-        (("--no-retry", "oom", "--timeout", "1h"), "no_retry must be 'timeout', got 'oom'"),
+        (
+            ("--no-retry", "oom", "--timeout", "1h"),
+            "no_retry must be 'timeout' or names of exceptions, got 'oom'",
+        ),
     ],
 )
 def test_a_failure_that_cannot_happen_or_is_unknown_is_not_excluded_from_retries(
@@ -167,3 +171,60 @@ def test_a_file_that_cannot_be_meant_is_refused(text: str, message: str) -> None
     assert isinstance(error, ConfigError), json.dumps(str(error))
     assert message in error.message
     assert not Path("run").exists()
+
+
+NOOP = "hpc_toolkit.science.workloads.synthetic:Sleep"
+WRITTEN = '{"x": 3.10, "y": 1e5, "n": 9007199254740993.0}\n'
+
+
+@pytest.mark.parametrize(
+    ("words", "items"),
+    [
+        (("--command", "echo {x}"), [{"x": "3.10", "y": "1e5", "n": "9007199254740993.0"}]),
+        (("--workload", NOOP), [{"x": 3.1, "y": 1e5, "n": 9007199254740992.0}]),
+        (
+            ("--workload", NOOP, "--text", "x", "--text", "n"),
+            [{"x": "3.10", "y": 1e5, "n": "9007199254740993.0"}],
+        ),
+        (
+            ("--command", "echo {x}", "--number", "y"),
+            [{"x": "3.10", "y": "1e5", "n": "9007199254740993.0"}],
+        ),
+    ],
+)
+def test_a_number_of_a_list_reaches_a_command_as_written(
+    words: tuple[str, ...], items: list[Any]
+) -> None:
+    Path("l.jsonl").write_text(WRITTEN)
+    Path("b.toml").write_text("grid = { x = [3.10], y = [1e5], n = [9007199254740993.0] }")
+
+    for source in (("--items", "l.jsonl"), ("--config", "b.toml")):
+        assert made(init(*source, *words))[0] == items
+        shutil.rmtree("run")
+
+
+@pytest.mark.parametrize(
+    ("words", "items"),
+    [
+        (("--grid", "x=1,2", "--text", "x"), [{"x": "1"}, {"x": "2"}]),
+        (("--grid", "x= 1:2,1e5,", "--text", "x"), [{"x": " 1:2"}, {"x": "1e5"}, {"x": ""}]),
+        (("--grid", "x=1e-3,007,+5", "--number", "x"), [{"x": 0.001}, {"x": 7}, {"x": 5}]),
+        (("--items", "l.csv"), [{"x": "1"}, {"x": "02"}]),
+        (("--items", "l.csv", "--number", "x"), [{"x": 1}, {"x": 2}]),
+        (("--items", "l.csv", "--format", "txt"), [{"line": "x"}, {"line": "1"}, {"line": "02"}]),
+        (("--grid", "x=1,b", "--number", "x"), "item 1: x is 'b', which is not a number"),
+        (("--grid", "x=nan", "--number", "x"), "item 0: x is 'nan', which is not a number"),
+        (("--grid", "x=1", "--text", "y"), "no item has the key 'y', which --text names"),
+        (("--grid", "x=1", "--format", "csv"), "--format needs --items"),
+        (("--items", "l.csv", "--format", "xls"), "l.csv: unknown format 'xls'"),
+    ],
+)
+def test_the_type_of_a_key_can_be_named(words: tuple[str, ...], items: Any) -> None:
+    Path("l.csv").write_text("x\n1\n02\n")
+
+    found = init("--workload", NOOP, *words)
+
+    if isinstance(items, str):
+        assert items in str(found)
+    else:
+        assert made(found)[0] == items

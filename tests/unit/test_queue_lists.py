@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import gzip
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError
-from hpc_toolkit.queue.lists import MOST_ITEMS, counted, grid, read_list
+from hpc_toolkit.queue.listfiles import read_list
+from hpc_toolkit.queue.lists import MOST_ITEMS, counted, grid
 from hpc_toolkit.system.quantities import parse_range
 
 if TYPE_CHECKING:
@@ -21,7 +25,7 @@ def test_a_count_is_the_numbers_below_it() -> None:
 
 
 def test_a_grid_is_all_combinations_and_its_last_name_varies_fastest() -> None:
-    assert list(grid(["lr=0.1, 1e-3", "seed=0:4:2,9"])) == [
+    assert list(grid(["lr=0.1, 0.001", "seed=0:4:2,9"])) == [
         {"lr": lr, "seed": seed} for lr in (0.1, 0.001) for seed in (0, 2, 4, 9)
     ]
 
@@ -30,12 +34,18 @@ def test_a_grid_is_all_combinations_and_its_last_name_varies_fastest() -> None:
     ("text", "values"),
     [
         ("-1:1", [-1, 0, 1]),
-        ("true,null,-2.5", [True, None, -2.5]),
+        ("-1:1,8", [-1, 0, 1, 8]),
+        ("-2.5,1e-05,12345678901234567890", [-2.5, 1e-05, 12345678901234567890]),
+        ("true,false", [True, False]),
+        ("true,null,-2.5", ["true", "null", "-2.5"]),
+        ("3.9,3.10", ["3.9", "3.10"]),
+        ("0:2,x", ["0", "1", "2", "x"]),
+        ("00:30,\u0660:\u0669", ["00:30", "\u0660:\u0669"]),
         ("007,NaN,a:b,1:b,[1],7e12345", ["007", "NaN", "a:b", "1:b", "[1]", "7e12345"]),
         ('"quoted"', ['"quoted"']),
     ],
 )
-def test_a_value_is_a_number_only_in_the_notation_of_json(text: str, values: list[Any]) -> None:
+def test_values_are_numbers_only_if_json_writes_all_so(text: str, values: list[Any]) -> None:
     assert [item["x"] for item in grid([f"x={text}"])] == values
 
 
@@ -74,25 +84,49 @@ def test_a_list_that_cannot_be_meant_is_refused(make: Any, message: str) -> None
     ("name", "text"),
     [
         ("l.csv", '\ufeffx,y\r\n1,"a, b"\r\n\r\n2.5,007\r\n'),
+        ("l.CSV", 'x;y\n1;a, b\n2.5;"007"'),
+        ("l.csv.gz", "x\ty\n1\ta, b\n2.5\t007\n"),
+        ("l.tsv", 'x\ty\r1\t"a, b"\r2.5\t007'),
+        ("l.yaml", "- x: 1\n  y: a, b\n- {x: 2.5, y: 007}\n"),
         ("l.json", '[{"x": 1, "y": "a, b"},\n {"x": 2.5, "y": "007"}]'),
         ("l.jsonl", '{"x": 1, "y": "a, b"}\n\n{"x": 2.5, "y": "007"}\n'),
         ("list", '{"x": 1, "y": "a, b"}\n{"x": 2.5, "y": "007"}\n'),
     ],
 )
 def test_a_list_is_read_by_the_suffix_of_its_file(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text, encoding="utf-8")
+    if name.endswith(".yaml"):
+        pytest.importorskip("yaml")
+    content = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
 
     assert read_list(tmp_path / name) == [{"x": 1, "y": "a, b"}, {"x": 2.5, "y": "007"}]
 
 
-def test_a_list_in_parquet_is_read(tmp_path: Path) -> None:
+def test_the_lines_of_a_text_are_items(tmp_path: Path) -> None:
+    (tmp_path / "l.txt").write_bytes("a  b \r\n\n\u2028c\x0bd".encode())
+
+    assert read_list(tmp_path / "l.txt") == [{"line": "a  b "}, {"line": "\u2028c\x0bd"}]
+
+
+def test_a_list_in_parquet_has_dates_as_text_and_no_missing_values(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
-    pq.write_table(pa.table({"x": [1, 2], "y": ["a", None]}), tmp_path / "l.parquet")
+    columns = {
+        "x": pa.array([1, None]),
+        "day": pa.array([None, dt.date(2026, 1, 31)]),
+        "price": pa.array([Decimal("1.10"), None]),
+        "nan": pa.array([float("nan"), 0.5]),
+        "nested": pa.array([[dt.datetime(2026, 1, 31, 8)], None]),
+        "__index_level_0__": pa.array(["a", "b"]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "l.parquet")
 
-    assert read_list(tmp_path / "l.parquet") == [{"x": 1, "y": "a"}, {"x": 2, "y": None}]
+    assert read_list(tmp_path / "l.parquet") == [
+        {"x": 1, "price": "1.10", "nested": ["2026-01-31T08:00:00"], "index": "a"},
+        {"day": "2026-01-31", "nan": 0.5, "index": "b"},
+    ]
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ItemsError, match=r"bad.parquet: not Parquet"):
+    with pytest.raises(ItemsError, match=r"bad.parquet: not a list in Parquet"):
         read_list(tmp_path / "bad.parquet")
 
 
@@ -103,8 +137,17 @@ def test_a_list_in_parquet_is_read(tmp_path: Path) -> None:
         ("l.csv", b"x,\n1,2\n", "line 1: column names must be unique"),
         ("l.csv", b"", "line 1: column names must be unique"),
         ("l.csv", b"x,y\n1,2\n1,2,3\n", "line 3: 3 cells for 2 columns"),
-        ("l.csv", b'x\n"a\n', "line 2: unexpected end of data"),
-        ("l.csv", b"x\n\xff\n", "line 2: not UTF-8: invalid start byte"),
+        ("l.csv", b'x\n"a\n', "line 2: a quote is not closed"),
+        ("l.csv", b'x,y\n1,"a"b\n', "line 2: a quote is not closed, or text follows"),
+        ("l.csv", b"x\n\xff\n", "line 2: not UTF-8 but maybe LATIN1"),
+        ("l.tsv", "x\ty\n1\t2".encode("utf-16"), "line 1: not UTF-8 but maybe UTF-16"),
+        ("l.json", '[{"x": "é"}]'.encode("latin1"), ": not UTF-8 but maybe LATIN1"),
+        ("l.jsonl", b'{"x": 1}\n{"x": "\xe9"}', "line 2: not UTF-8 but maybe LATIN1"),
+        ("l.jsonl", '{"x": 1}\n{"x": 2}'.encode("utf-16"), "line 2: not UTF-8 but maybe UTF-16"),
+        ("l.csv.gz", gzip.compress(b"x\n1\n")[:-4], ": damaged gzip data"),
+        ("l.yaml", b"x: [1", ": not YAML"),
+        ("l.yaml", b"x: 1", ": not an array of objects"),
+        ("l.dat", b"x", ": unknown format 'dat'"),
         ("l.json", b'[{"x": 1},\n{"x" 2}]', "line 2: not JSON: Expecting ':' delimiter"),
         ("l.json", b'{"x": 1}\n{"x": 2}', "line 2: not JSON: Extra data"),
         ("l.json", b"[1]", "not an array of objects"),

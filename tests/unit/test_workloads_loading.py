@@ -72,33 +72,57 @@ def test_what_has_no_name_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "problem"),
+    ("parameters", "items", "result"),
     [
-        ("lr=0.1, steps=3", "would get the whole item as its parameter 'lr'"),
-        ("lr=0.1, *rest", "would get the whole item as its parameter 'lr'"),
-        ("lr, steps", "cannot be called with the item as its only argument"),
-        ("", "cannot be called with the item as its only argument"),
-        ("item, *, steps", "cannot be called with the item as its only argument"),
-        ("*, lr=0.1", "cannot be called with the item as its only argument"),
-        ("item", ""),
-        ("item=None", ""),
-        ("lr", ""),
-        ("item, lr=0.1, *, steps=3", ""),
-        ("*args, **kwargs", ""),
+        ("lr, depth", [{"lr": 1, "depth": 2}], {"lr": 1, "depth": 2}),
+        ("seed, lr=0.1", [{"seed": 1}, {"seed": 2, "lr": 3}], {"seed": 1, "lr": 0.1}),
+        ("lr, **rest", [{"lr": 1, "x": 2}], {"lr": 1, "rest": {"x": 2}}),
+        ("*, lr", [{"lr": 1}], {"lr": 1}),
+        ("**rest", [{"x": 2}], {"rest": {"x": 2}}),
+        ("item", [{"item": 3}], {"item": 3}),
+        ("", [{}], {}),
+        ("item", [{"seed": 1}, {"lr": 5}], {"item": {"seed": 1}}),
+        ("item=None", [{"seed": 1}], {"item": {"seed": 1}}),
+        ("item, lr=0.1, *, steps=3", [{"lr": 1}], {"item": {"lr": 1}, "lr": 0.1, "steps": 3}),
+        ("item, /", [{"seed": 1}], {"item": {"seed": 1}}),
+        ("*args, **kwargs", [{"x": 2}], {"args": ({"x": 2},), "kwargs": {}}),
+        ("lr, depth", [{"lr": 1}], "item 0 has no key 'depth', which M:run needs"),
+        ("lr", [{"lr": 1, "x": 2}], "item 0 has the key 'x', which M:run does not take"),
+        ("lr", [{"lr": 1}] * 300 + [{"sed": 1}], "item 300 has no key 'lr', which M:run needs"),
+        ("", [{"x": 1}], "item 0 has the key 'x', which M:run does not take"),
+        ("lr=0.1, steps=3", [{"seed": 1}, {"lr": 5}], "item 0 has the key 'seed', which M:run"),
+        (
+            "item",
+            [{"x": n} for n in range(300)] + [{"item": 1}],
+            "item 300 has the key 'item', but",
+        ),
+        ("a, b, /", [{"a": 1, "b": 2}], "item 0 cannot be given to M:run, which takes 'a' by"),
     ],
 )
-def test_a_function_that_the_item_does_not_fit_is_refused_by_init(
-    source: Path, parameters: str, problem: str
+@pytest.mark.parametrize("kind", ["function", "class"])
+def test_a_function_gets_the_keys_of_the_items_that_fit_it_or_the_item(
+    source: Path, parameters: str, items: list[dict[str, Any]], result: Any, kind: str
 ) -> None:
-    source.write_text(f"def run({parameters}):\n    return {{}}\n")
-    items: list[dict[str, Any]] = [{"seed": 1}, {"lr": 0.5}]
+    unique = [{**item, "lr": n} if item == {"lr": 1} else item for n, item in enumerate(items, 1)]
+    text = f"def run({parameters}):\n    return locals()\n"
+    if kind == "class":
+        inside = f"({parameters})".replace("()", "(self)").replace("(", "(self, ", 1)
+        inside = inside.replace("(self, self)", "(self)")
+        text = f"class run:\n    def __call__{inside}:\n        self = locals().pop('self')\n"
+        text += "        found = dict(locals())\n        found.pop('self')\n        return found\n"
+    source.write_text(text)
+    name = f"{source.stem}:run"
 
-    if not problem:
-        Run.create(source.parent / "run", items, workload=f"{source.stem}:run")
+    if isinstance(result, str):
+        with pytest.raises(WorkloadError) as caught:
+            Run.create(source.parent / "run", unique, workload=name)
+        assert result.replace("M:run", name) in caught.value.message
+        assert caught.value.hint
+        assert not (source.parent / "run").exists()
         return
-    with pytest.raises(WorkloadError, match=problem):
-        Run.create(source.parent / "run", items, workload=f"{source.stem}:run")
-    assert not (source.parent / "run").exists()
+    made = Run.create(source.parent / "run", unique, workload=name)
+    work = Run.open(made.root).manifest.stages[0].workload
+    assert next(load_workload(work).run(None, iter(unique[:1]))) == result
 
 
 def test_a_file_that_was_written_again_is_read_again(source: Path) -> None:

@@ -4,9 +4,9 @@ import random
 import time
 
 
-def estimate(item):
+def estimate(points, seed):
     """Estimate pi from random points: the share of them inside a quarter of a circle."""
-    draw = random.Random(item["seed"])
-    inside = sum(draw.random() ** 2 + draw.random() ** 2 < 1 for _ in range(item["points"]))
+    draw = random.Random(seed)
+    inside = sum(draw.random() ** 2 + draw.random() ** 2 < 1 for _ in range(points))
     time.sleep(1 + draw.random())  # stands for a longer computation
-    return {"pi": 4 * inside / item["points"]}
+    return {"pi": 4 * inside / points}

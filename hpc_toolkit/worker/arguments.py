@@ -1,0 +1,117 @@
+"""How the function of a run is called: with the item, or with its keys as arguments."""
+
+from __future__ import annotations
+
+import inspect
+from inspect import Parameter
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import WorkloadError, near_miss
+from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME
+from hpc_toolkit.system.jsonlines import AT_ONCE
+from hpc_toolkit.system.record import replace
+from hpc_toolkit.worker.loading import caller_path, is_callable_class, load_object
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from hpc_toolkit.rundir.layout import StageSpec
+
+_REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def fit(
+    stage: StageSpec, items: Iterable[Any], *, dropped: str = ""
+) -> tuple[StageSpec, Iterator[Any]]:
+    """The stage with how its function is called, and the items, which are checked against it.
+
+    The first items decide: the function gets their keys by name if all fit its parameters, else the
+    item itself; the key ``dropped`` only if it is a parameter. Raises WorkloadError: an item fits
+    neither; the message names the key.
+    """
+    work, rest = stage.workload, iter(items)
+    found = _parameters(work.function, work.path) if work.function is not None else None
+    if found is None:
+        return stage, rest
+    first, name = list(islice(rest, AT_ONCE)), str(work.function)
+    keys = {key for item in first if isinstance(item, dict) for key in item}
+    # A wrapper that takes anything does not say how the function inside of it is called.
+    is_wrapper = {one.kind for one in found} >= {_REST[0]} and not _names(found)
+    by_name = bool(first) and not is_wrapper and not any(_misfit(name, found, i) for i in first)
+    if not by_name and dropped and dropped not in _names(found):
+        own = [{key: item[key] for key in item if key != dropped} for item in first]
+        if not any(_misfit(name, found, item) for item in own):
+            call = f"{BY_NAME} but {dropped}"
+            return replace(stage, workload=replace(work, call=call)), iter(own)
+    by_name = by_name or not _takes_item(found, keys)
+    stage = replace(stage, workload=replace(work, call=BY_NAME if by_name else BY_ITEM))
+    return stage, _checked(name, found, chain(first, rest), by_name=by_name)
+
+
+def _parameters(name: str, path: tuple[str, ...]) -> list[Parameter] | None:
+    """The parameters of a function; None for a class with ``run``, and if they are not known."""
+    with caller_path():
+        found: Any = load_object(name, path)
+    is_class = isinstance(found, type)
+    if is_class and not is_callable_class(found):
+        return None
+    try:
+        signature = inspect.signature(found.__call__ if is_class else found)
+    except (TypeError, ValueError):
+        return None
+    return [*signature.parameters.values()][is_class:]
+
+
+def _names(parameters: list[Parameter]) -> list[str]:
+    return [one.name for one in parameters if one.kind in _NAMED]
+
+
+def _takes_item(parameters: list[Parameter], keys: Collection[str]) -> bool:
+    """Whether a function can be called with the item alone, and its parameter is not a key."""
+    if not parameters or parameters[0].kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD):
+        return False
+    first, *others = parameters
+    more = any(one.default is one.empty and one.kind not in _REST for one in others)
+    return not more and (first.kind in _REST or first.name not in keys)
+
+
+def _misfit(function: str, parameters: list[Parameter], item: Any) -> tuple[str, str] | None:
+    """Why the keys of an item cannot be the arguments of a function, and a hint; None: they can."""
+    names = _names(parameters)
+    if not isinstance(item, dict) or not all(isinstance(key, str) for key in item):
+        return None  # check_items() refuses it
+    for one in parameters:
+        if one.kind is Parameter.POSITIONAL_ONLY:
+            why = f"cannot be given to {function}, which takes {one.name!r} by position only"
+            return why, "remove the / from its parameters"
+        if one.default is one.empty and one.kind not in _REST and one.name not in item:
+            return f"has no key {one.name!r}, which {function} needs", near_miss(
+                one.name, list(item)
+            )
+    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in parameters)
+    for key in item:
+        if key not in names and not takes_any:
+            hint = f"define it as ({', '.join(item)}), or (item) for the whole item"
+            why = f"has the key {key!r}, which {function} does not take"
+            return why, near_miss(key, names) if names else hint
+    return None
+
+
+def _checked(
+    function: str, parameters: list[Parameter], items: Iterable[Any], *, by_name: bool
+) -> Iterator[Any]:
+    seen = set()
+    for number, item in enumerate(items):
+        if isinstance(item, dict) and (keys := tuple(item)) not in seen:
+            seen.add(keys)
+            fault = _misfit(function, parameters, item) if by_name else None
+            if not by_name and not _takes_item(parameters, keys):
+                name = parameters[0].name
+                why = f"has the key {name!r}, but {function} would get the whole item as {name!r}"
+                fault = why, "give all items keys that fit, or rename the parameter"
+            if fault:
+                message = f"item {number} {fault[0]}"
+                raise WorkloadError(message, hint=fault[1])
+        yield item

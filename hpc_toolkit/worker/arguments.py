@@ -69,12 +69,16 @@ def _names(parameters: list[Parameter]) -> list[str]:
 
 
 def _takes_item(parameters: list[Parameter], keys: Collection[str]) -> bool:
-    """Whether a function can be called with the item alone, and its parameter is not a key."""
+    """Whether a function can be called with the item alone, and its parameter is not a key.
+
+    A parameter that cannot be given by name, ``def f(item, /)``, is the item also if it is a key.
+    """
     if not parameters or parameters[0].kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD):
         return False
     first, *others = parameters
     more = any(one.default is one.empty and one.kind not in _REST for one in others)
-    return not more and (first.kind in _REST or first.name not in keys)
+    is_item = first.kind is Parameter.POSITIONAL_ONLY and first.default is first.empty
+    return not more and (is_item or first.kind in _REST or first.name not in keys)
 
 
 def _misfit(function: str, parameters: list[Parameter], item: Any) -> tuple[str, str] | None:

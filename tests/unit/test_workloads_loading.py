@@ -85,6 +85,7 @@ def test_what_has_no_name_is_refused(tmp_path: Path) -> None:
         ("item=None", [{"seed": 1}], {"item": {"seed": 1}}),
         ("item, lr=0.1, *, steps=3", [{"lr": 1}], {"item": {"lr": 1}, "lr": 0.1, "steps": 3}),
         ("item, /", [{"seed": 1}], {"item": {"seed": 1}}),
+        ("item, /", [{"item": 3}], {"item": {"item": 3}}),
         ("*args, **kwargs", [{"x": 2}], {"args": ({"x": 2},), "kwargs": {}}),
         ("lr, depth", [{"lr": 1}], "item 0 has no key 'depth', which M:run needs"),
         ("lr", [{"lr": 1, "x": 2}], "item 0 has the key 'x', which M:run does not take"),

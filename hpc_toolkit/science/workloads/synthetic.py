@@ -11,12 +11,12 @@ from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.system.processes import parent_of
 
 
-def Noop(item: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - named like the others
+def Noop(item: dict[str, Any], /) -> dict[str, Any]:  # noqa: N802 - named like the others
     """Return the item unchanged."""
     return item
 
 
-def Sleep(item: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - named like the others
+def Sleep(item: dict[str, Any], /) -> dict[str, Any]:  # noqa: N802 - named like the others
     """Sleep for ``seconds``; with ``trace``, append a line to that file before and after."""
     trace = item.get("trace")
     if trace is not None:

@@ -378,7 +378,7 @@ def test_a_notebooks_job_has_exactly_what_was_asked_for(
     calls = [["module", "load", "a/b"], *(["record", *shlex.split(one)[1:]] for one in lines)]
     assert bench.calls(job.job_id) == calls
     queued = lab.run("squeue", "-h", "--states=all", f"--jobs={job.job_id}", "--format=%k")
-    assert queued.stdout == f"{comment}\n"
+    assert re.fullmatch(f"{re.escape(comment)} hpctk:[0-9a-f]{{12}}\n", queued.stdout)
     assert {path.name for path in bench.place.iterdir()} == {"f"}
     assert bench.canaries() == set()
 

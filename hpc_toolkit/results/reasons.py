@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -12,12 +14,15 @@ from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.results.counts import StageCounts, WorkerCounts
 
 
+_NEW_S = 60.0
+"""More than clocks usually differ by, and than a new file is without its first line."""
 PAUSED, NO_WORKER, OPEN, OTHER = "paused", "no worker", "open", "other"
 """Kinds of reasons why a run makes no progress. OPEN: its list is open, and no item is left."""
 
@@ -81,13 +86,22 @@ def _waiting(
 
 def unreadable_workers(view: RunView, seen: Mapping[str, Presence | None]) -> list[str]:
     """A warning about workers of which it is not known whether they run."""
-    names = [name for name, presence in seen.items() if presence is None]
+    unread = [name for name, presence in seen.items() if presence is None]
+    names = [name for name in unread if not _is_new(view.paths.worker(name))]
     if not names:
         return []
     more = f" and {counted(len(names) - 1, 'more file')}" if names[1:] else ""
     whose = "their workers" if names[1:] else "its worker"
     path = view.paths.worker(names[0])
     return [f"{path}{more} cannot be read: {whose} may be running or not"]
+
+
+def _is_new(path: Path) -> bool:
+    """Whether a file was just created, and its first content is still to come."""
+    with suppress(OSError):
+        info = path.stat()
+        return info.st_size == 0 and abs(time.time() - info.st_mtime) < _NEW_S
+    return False
 
 
 def hidden_entries(view: RunView) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 import sys
 import warnings
@@ -95,10 +94,11 @@ def _sha(path: Path) -> str | None:
 
 def _with_copies(command: str, copies: dict[str, Path]) -> str:
     """The command with other names for its scripts."""
+    from shlex import quote  # most runs have no script
 
     def other(found: re.Match[str]) -> str:
         copy = copies.get(found[0].strip("'\""))
-        return shlex.quote(str(copy)).replace("{", "{{").replace("}", "}}") if copy else found[0]
+        return quote(str(copy)).replace("{", "{{").replace("}", "}}") if copy else found[0]
 
     return re.sub(f"[^{_BETWEEN}]+", other, command)
 

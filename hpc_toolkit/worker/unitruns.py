@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.queue.items import UnitReader
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, is_killer
-from hpc_toolkit.rundir.valuefiles import ValueFile
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import attempts as wire
 from hpc_toolkit.worker.executor import Executor
+from hpc_toolkit.worker.guard import kill_after
 from hpc_toolkit.worker.stream import Stream
 from hpc_toolkit.worker.unitlines import Counts, Tally, UnitLines
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.rundir.journal import JournalWriter
     from hpc_toolkit.rundir.layout import StageSpec
+    from hpc_toolkit.rundir.valuefiles import ValueFile
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.hosthealth import FailureCount
     from hpc_toolkit.worker.membership import Drain
@@ -37,7 +38,6 @@ _BATCH_S = 0.002
 _FEW = 8
 """The last items of a unit, whose results are not left to accumulate."""
 _READ = 1 << 18
-_COMMAND_GRACE_S = 5.0
 
 
 class Outcome(Enum):
@@ -83,7 +83,7 @@ class UnitRunner:
     def __post_init__(self) -> None:
         self._executor: Executor | None = None
         self._units = UnitReader()
-        self._values = ValueFile(self.view.paths.values(self.worker))
+        self._values: ValueFile | None = None  # few runs have one
         self._synced_at = self._looked_at = self.clock.monotonic()
         self._overtaken = False
         self._tally = Tally()
@@ -267,7 +267,7 @@ class UnitRunner:
             "unit": assignment.unit.name,
             "generation": assignment.generation,
             "positions": left,
-            "values": str(self._values.path),
+            "values": str(self.view.paths.values(self.worker)),
             "deadline": self.drain.deadline,
             "failures_left": self.failures.left(weight),
             "no_retry": stage.spec.final,
@@ -352,6 +352,13 @@ class UnitRunner:
         stream.end = None  # the executor ended the request because it was asked to
         return how
 
+    def _sync_values(self) -> None:
+        if self._values is None:
+            from hpc_toolkit.rundir.valuefiles import ValueFile
+
+            self._values = ValueFile(self.view.paths.values(self.worker))
+        self._values.sync()
+
     def _end_executor(self) -> None:
         if self._executor is not None:
             self._executor.end()
@@ -383,16 +390,9 @@ class UnitRunner:
         stream.take(data)
         if stream.ready and not self._overtaken:
             if stream.grown:
-                self._values.sync()
+                self._sync_values()
                 stream.grown = False
             stream.lines.append(b"".join(stream.ready))
         stream.ready.clear()
         stream.since = self.clock.monotonic()
         return True
-
-
-def kill_after(spec: StageSpec) -> float:
-    """Seconds from SIGTERM to SIGKILL for an item whose time is up."""
-    if spec.kill_after_s is not None:
-        return spec.kill_after_s
-    return _COMMAND_GRACE_S if spec.workload.command is not None else 0.0

@@ -19,6 +19,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import encode_line
+from hpc_toolkit.rundir.values import natural
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def test_try_shows_what_work_records(
         except HpcToolkitError as failure:
             error = failure.message.removeprefix("the item failed, and nothing was recorded: ")
         shown = capsys.readouterr().out.removeprefix("printed\n") or "null"
-        assert (json.loads(shown), error or None) == (row["value"], row["error"])
+        assert (json.loads(shown), error or None) == (natural(row["value"]), row["error"])
 
 
 def test_explain_tells_the_life_of_an_item(hpctk: Hpctk) -> None:

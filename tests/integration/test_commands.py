@@ -189,7 +189,6 @@ def test_value_of_a_command_is_its_last_line_if_that_is_an_object(
             "printf 'Traceback\\n  line 7\\nValueError: bad\\n' >&2; exit 1",
             "exit code 1; its stderr ends with: ValueError: bad\nlast lines of stderr:\nTrace",
         ),
-        ("echo '{{\"a\": NaN}}'", "value.a is nan"),
     ],
 )
 def test_command_that_fails_says_how_and_what_it_printed_last(
@@ -201,6 +200,14 @@ def test_command_that_fails_says_how_and_what_it_printed_last(
 
     assert error in rows_by_id(run)[0]["error"]
     assert not journal_lines(run, "death")
+
+
+def test_command_that_prints_nan_is_done(hpctk: Hpctk) -> None:
+    run = hpctk.make([{}], None, command='echo \'{{"a": NaN, "b": 2}}\'', max_attempts=1)
+
+    hpctk("work", "run")
+
+    assert str(rows_by_id(run)[0]["value"]) == "{'a': nan, 'b': 2}"
 
 
 def test_command_ends_when_its_shell_does_and_not_its_background_children(hpctk: Hpctk) -> None:

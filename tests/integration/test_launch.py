@@ -67,7 +67,8 @@ sys.exit(75)
 # Starts children in its group, in sessions of their own, and behind parents that have ended; one
 # ignores SIGTERM.
 PARENT = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
+from pathlib import Path
 
 def start(script):
     return subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True)
@@ -80,8 +81,12 @@ started = [
     start("setsid bash -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & exit"),
 ]
 print("children", *(child.stdout.readline().strip() for child in started), flush=True)
+printed = Path(__file__).with_name("printed")
 if sys.argv[1] == "wait" or (sys.argv[1] == "fail" and os.environ["RANK"] == "0"):
+    printed.touch()
     signal.pause()
+while sys.argv[1] == "fail" and not printed.exists():  # else the other may be ended before
+    time.sleep(0.01)
 sys.exit(3 if sys.argv[1] == "fail" else 0)
 """
 

@@ -60,7 +60,7 @@ MUTANTS = (
         "I1",
         "a line names bytes of a value file that are not synced",
         "worker/unitruns.py",
-        "                self._values.sync()\n",
+        "                self._sync_values()\n",
         "",
         ("test_unitruns.py",),
     ),

@@ -248,7 +248,7 @@ def test_a_trusted_directory_trusts_no_other_one(foreign: Path, tmp_path: Path) 
         check_trust(foreign)
     foreign.chmod(0o777)
     trust(str(foreign.parent))
-    # Trust in its owner is no trust in everybody.
+    # To trust its owner is not to trust everybody.
     with pytest.raises(RunError, match="world-writable"):
         check_trust(foreign)
 

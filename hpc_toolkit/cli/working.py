@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
+from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def with_progress(
 
     The last line says what happened and what to do next.
     """
-    from hpc_toolkit.worker.closing import closing
+    from hpc_toolkit.worker.pausing import closing
 
     if sys.stderr.isatty():
         from hpc_toolkit.cli.progressline import progress_line

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.affinity import FreshUnits
 from hpc_toolkit.queue.pacing import PER_LOOK
 from hpc_toolkit.queue.watch import Watch
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,8 +24,7 @@ _FULL_EVERY = 16
 """One scan in this many reads every journal; a smaller part if there are many journals."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Record):
     """A generation of a unit that this worker owns."""
 
     stage: StageView
@@ -39,8 +38,7 @@ class Assignment:
         return f"{self.stage.paths.name}/{self.unit.name}"
 
 
-@dataclass(eq=False)
-class Picker:
+class Picker(Record, frozen=False, stateful=True):
     """Decides which unit one worker claims next, and claims it.
 
     ``shared``: other hosts use the filesystem, so that reading a journal is expensive.
@@ -51,7 +49,6 @@ class Picker:
     liveness: Liveness
     clock: Clock
     worker: str
-    _: KW_ONLY
     shared: bool = False
     rank: int = 0
     world_size: int = 1

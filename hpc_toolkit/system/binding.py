@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.gpus import CUDA
 from hpc_toolkit.system.machine import format_cpus, parse_cpus
 from hpc_toolkit.system.quantities import counted, format_size
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,7 @@ LEAST_MEMORY_BYTES = 64 * 2**20
 """With less memory the Python interpreter does not start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class Shares(Record, kw_only=True):
     """The resources that each worker gets; None: no share was requested."""
 
     cpus: int | None = None
@@ -72,8 +71,7 @@ def _is_share(gpus: float) -> bool:
     return 0 <= gpus < 1 or (gpus >= 1 and math.isfinite(gpus) and gpus == int(gpus))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Record, kw_only=True):
     """The CPUs, GPUs and memory of one worker."""
 
     cpus: tuple[int, ...] = ()

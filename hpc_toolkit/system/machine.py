@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.system.gpus import visible_gpus
+from hpc_toolkit.system.record import Record, fresh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Record, kw_only=True):
     """The part of this machine that this process, its container and its Slurm job may use."""
 
     nodes: dict[int, tuple[int, ...]]
@@ -29,7 +28,7 @@ class Machine:
     """The smallest of installed memory, the control group's limit and Slurm's grant."""
     gpus: tuple[str, ...] = ()
     """GPUs as CUDA_VISIBLE_DEVICES names them."""
-    gpu_nodes: dict[str, int] = field(default_factory=dict)
+    gpu_nodes: dict[str, int] = fresh(factory=dict)
     """The NUMA node of each GPU for which it is known."""
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +19,7 @@ LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "no
 """Mount options under which locks do not reach other hosts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Record):
     """One line of /proc/self/mountinfo (proc(5))."""
 
     point: str

@@ -40,7 +40,8 @@ class _RecordType(type):
         values = {field: body.pop(field) for field in fields if field in body}
         if not settings.get("frozen", True):
             body |= {"__setattr__": object.__setattr__, "__hash__": None}
-        made: Any = super().__new__(cls, name, bases, {**body, "__slots__": fields})
+        slots = (*fields, "__dict__") if settings.get("stateful") else fields
+        made: Any = super().__new__(cls, name, bases, {**body, "__slots__": slots})
         made.fields = fields
         made._positional = () if settings.get("kw_only") else fields
         made._factories = {n: v.factory for n, v in values.items() if isinstance(v, _Fresh)}
@@ -49,7 +50,7 @@ class _RecordType(type):
         return made
 
     def __init__(cls, *_class: Any, **_settings: bool) -> None:
-        """Take the settings ``frozen`` (true by default) and ``kw_only``, and do nothing."""
+        """Take ``frozen`` (true by default), ``kw_only`` and ``stateful``, and do nothing."""
 
 
 class _DataclassFields:
@@ -71,7 +72,7 @@ class Record(metaclass=_RecordType):
     """Base of such classes: ``class Row(Record)``, or ``(Record, frozen=False, kw_only=True)``.
 
     A class names all fields itself: records are not inherited from. A method ``__post_init__``
-    may check the values.
+    may check the values. A class that is ``stateful`` may set further attributes there.
     """
 
     if TYPE_CHECKING:

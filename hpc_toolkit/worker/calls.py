@@ -11,9 +11,9 @@ from hpc_toolkit.errors import CallError, ConfigError, RunError
 from hpc_toolkit.rundir.layout import WorkloadSpec
 from hpc_toolkit.rundir.values import Forms
 from hpc_toolkit.system.quantities import counted
+from hpc_toolkit.worker.attempts import WORLD
 from hpc_toolkit.worker.code import CALLS, code_file
 from hpc_toolkit.worker.loading import load_object
-from hpc_toolkit.worker.world import WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -34,7 +34,9 @@ from hpc_toolkit.worker.attempts import (
     FAILING,
     LOADED,
     LOADING,
+    LONG_S,
     PREFETCHES,
+    WORLD,
     WORN,
     Log,
     Report,
@@ -42,7 +44,6 @@ from hpc_toolkit.worker.attempts import (
 )
 from hpc_toolkit.worker.guard import STOP_SIGNALS, Guard
 from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
-from hpc_toolkit.worker.world import LONG_S, WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +53,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker.command import CommandWorkload
     from hpc_toolkit.worker.loading import Workload
 
-_LOG = 5
-"""The executor's own descriptor of the log."""
+_LOG = 5  # the executor's own descriptor of the log
 
 
 class Executor:

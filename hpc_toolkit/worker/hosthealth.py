@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -99,7 +98,6 @@ def may_wait(here: tuple[int, str], there: tuple[int, str]) -> bool:
     return there < here and there[0] < CONSECUTIVE_FAILURES
 
 
-@dataclass(eq=False, kw_only=True)
 class FailureCount:
     """A worker's failures in a row, and whether it holds because of them."""
 
@@ -133,20 +131,18 @@ class FailureCount:
         return self.hold
 
 
-@dataclass(eq=False, kw_only=True)
 class HostWatch(FailureCount):
     """One worker's check of its own host."""
 
-    view: RunView
-    liveness: Liveness
-    clock: Clock
-    own: Presence
-    every_s: float
-    """Minimum seconds between two checks, unless failures demand one."""
     reason: str = ""
     """Why this worker must exit: its host, or itself, is sick; "" if it need not."""
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, *, view: RunView, liveness: Liveness, clock: Clock, own: Presence, every_s: float
+    ) -> None:
+        """``every_s``: minimum seconds between two checks, unless failures demand one."""
+        self.view, self.liveness, self.clock, self.own = view, liveness, clock, own
+        self.every_s = every_s
         self._hosts: dict[str, str] = {}
         self._random = random.Random(self.own.worker)
         self._sample: list[str] = []

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.queue.leases import WorkerLock, heartbeat_interval_s
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
@@ -20,13 +20,23 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.system.ranks import RankInfo
-    from hpc_toolkit.worker.unitlines import Counts
 
 _UPDATE_S = 1.0
 _PUNCH_HOLE = 0x01 | 0x02  # with FALLOC_FL_KEEP_SIZE, of fallocate(2)
 _BLOCK = 1 << 12
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+
+
+class Counts(NamedTuple):
+    """What a worker has done since its start."""
+
+    done: int
+    """Items done."""
+    failed: int
+    """Attempts that failed."""
+    deaths: int
+    """Executors that died."""
 
 
 class Drain:

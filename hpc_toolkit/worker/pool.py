@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
@@ -22,6 +21,7 @@ from hpc_toolkit.system.machine import read_machine
 from hpc_toolkit.system.processes import die_with_parent, handling, readable
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.ranks import without_rank
+from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker.worker import (
     DRAIN_SIGNALS,
     EXIT_COMPLETE,
@@ -41,8 +41,7 @@ _BARREN_LIVES = 5
 """A worker killed this often in a row without finishing an item is not started again."""
 
 
-@dataclass(eq=False, kw_only=True)
-class Pool:
+class Pool(Record, frozen=False, stateful=True, kw_only=True):
     """Forks workers and watches them; the parent runs no item and claims nothing.
 
     Raises ConfigError if this machine has fewer resources than the workers' ``shares`` need.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,12 @@ from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.queue.items import UnitReader
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, is_killer
 from hpc_toolkit.system.processes import readable
+from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker import attempts as wire
 from hpc_toolkit.worker.executor import Executor
 from hpc_toolkit.worker.guard import kill_after
-from hpc_toolkit.worker.stream import Stream
-from hpc_toolkit.worker.unitlines import Counts, Tally, UnitLines
+from hpc_toolkit.worker.membership import Counts
+from hpc_toolkit.worker.unitlines import Stream, Tally, UnitLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,7 @@ class Outcome(Enum):
     """The executor died; the rest of the unit was released."""
 
 
-@dataclass(eq=False, kw_only=True)
-class UnitRunner:
+class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
     """Executes unit runs with one executor, which it keeps warm and replaces when it dies."""
 
     worker: str
@@ -77,10 +76,9 @@ class UnitRunner:
     """Seconds between two looks for a newer claim of the unit: the interval of heartbeats, which
     grows with the number of workers. A worker that was silent for a lease looks immediately."""
 
-    loaded: tuple[str, str | None] = field(default=("", None), init=False)
-    """Stage and group of the context that the executor holds."""
-
     def __post_init__(self) -> None:
+        self.loaded: tuple[str, str | None] = ("", None)
+        """Stage and group of the context that the executor holds."""
         self._executor: Executor | None = None
         self._units = UnitReader()
         self._values: ValueFile | None = None  # few runs have one

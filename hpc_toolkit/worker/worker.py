@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.imports import open_streams
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker.code import executed
 from hpc_toolkit.worker.hosthealth import HostWatch
 from hpc_toolkit.worker.membership import Drain, Membership
@@ -49,8 +49,7 @@ DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _HOLD_POLL_S = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
+class WorkerOptions(Record, kw_only=True):
     """Settings of one worker, fixed at its start."""
 
     lease_s: float = DEFAULT_LEASE_S

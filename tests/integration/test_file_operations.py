@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ITEMS = 10
-MOST = 580
+MOST = 555
 """File operations of a worker and its items, beyond those of an interpreter that does nothing."""
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 

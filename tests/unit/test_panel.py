@@ -20,7 +20,7 @@ from hpc_toolkit.results.failures import Failures
 from hpc_toolkit.results.reasons import NO_WORKER, OPEN, PAUSED
 from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.terminal import printable
-from hpc_toolkit.worker.closing import closing
+from hpc_toolkit.worker.pausing import closing
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:

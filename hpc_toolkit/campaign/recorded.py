@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpc_toolkit.bandit import Arm, ArmTable, TaskSet
-from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.bench.replay import ScoreTable
 from hpc_toolkit.bandit.features import columns_of
 from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import read_decisions

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import typer
 
     from hpc_toolkit.bandit.bench.comparison import Entrant
-    from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.replay import ScoreTable
     from hpc_toolkit.system.options import Panels
 
 _MOST_GPUS = 999_999

@@ -14,8 +14,7 @@ from simulation.cluster import simulate
 from simulation.scenario import Group, Scenario
 
 from hpc_toolkit.bandit import Arm, ArmTable, Proposal, make_policy
-from hpc_toolkit.bandit.bench.recorded import ScoreTable
-from hpc_toolkit.bandit.bench.replay import Asks, Trace, finish_times, replay
+from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, Trace, finish_times, replay
 from hpc_toolkit.bandit.policy import Pull, TaskSet
 from hpc_toolkit.errors import ConfigError
 

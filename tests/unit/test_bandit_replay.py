@@ -248,20 +248,6 @@ def test_finish_times_are_those_of_a_clock_that_ticks(
     assert found.tolist() == ticking(pulls, told_before, gpus)
 
 
-@given(searches())
-def test_one_gpu_takes_the_sum_and_many_take_the_longest_of_each_wait(
-    search: tuple[list[list[int]], list[int]],
-) -> None:
-    pulls, told_before = search
-    total = sum(map(sum, pulls))
-
-    assert finish_times(pulls, told_before, 1).max(initial=0.0) == total
-    at_once = finish_times(pulls, [0] * len(pulls), total + 1)
-    assert at_once.tolist() == [max(seconds) for seconds in pulls]
-    one_by_one = finish_times(pulls, range(len(pulls)), total + 1)
-    assert one_by_one.tolist() == np.cumsum([max(seconds) for seconds in pulls]).tolist()
-
-
 def test_a_pull_of_nothing_ends_when_it_may_begin() -> None:
     assert finish_times([[3.0], [], [2.0]], [0, 1, 2], 1).tolist() == [3.0, 3.0, 5.0]
 

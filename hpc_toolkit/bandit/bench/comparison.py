@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpc_toolkit.bandit.asktell import RULES, TASK_RULES, make_policy, round_options, rule_of
 from hpc_toolkit.bandit.bench.replay import Asks, replay
-from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options, rule_of
 from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.errors import ConfigError
@@ -78,7 +78,7 @@ class Entrant:
     def make(self, table: ScoreTable, seed: int, asks: Asks) -> Policy:
         """Create the policy for a search on a table.
 
-        A policy that decides in rounds gets the options of :func:`registry.round_options`.
+        A policy that decides in rounds gets the options of :func:`asktell.round_options`.
         """
         in_rounds = asks.kind == "rounds"
         options = round_options(self.name, self.options, asks.size) if in_rounds else self.options

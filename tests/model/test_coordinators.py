@@ -186,7 +186,7 @@ MISTAKES = [
         ),
     ),
     (
-        "its tells say",
+        "its tells say|met a rival's ask",
         AGAIN,
         Mistake(
             "a restart takes the results and not what was told",

@@ -216,8 +216,6 @@ class Column:
 
     key: str
     kind: Kind
-    given: bool
-    """Whether the campaign says so, rather than the values."""
     numbers: tuple[Numbers, ...]
     """The features: several for categories, none if the key is not used."""
 
@@ -236,8 +234,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Kind]) -> 
     for key in keys:
         values = [row.get(key) for row in rows]
         kind = given[key] if key in given else kind_of(values)
-        numbers = tuple(_numbers(key, values, kind))
-        found.append(Column(key, kind, key in given, numbers))
+        found.append(Column(key, kind, tuple(_numbers(key, values, kind))))
     return found
 
 

@@ -168,24 +168,6 @@ def wide_table(count: int) -> ArmTable:
     return with_metrics(ArmTable(arms, ("layer",)), rows, ["x"])
 
 
-@pytest.mark.parametrize("name", ["gp-ucb", "gp-ei"])
-def test_policies_follow_a_metric_where_they_are_told_to_look_at_it(name: str) -> None:
-    """The score is a line in the metric and a jumble in the geometry."""
-    table = wide_table(101)
-    found = {}
-    for features in ("geometry", "metrics"):
-        policy = make_policy(name, table, 2, features=features)
-        for _ in range(12):
-            arm = policy.ask(1)[0].arm
-            policy.tell(Observation(arm, {"task": (int(arm) * 17 % 101) / 100}))
-        best = policy.best()
-        assert best is not None
-        found[features] = best.mean
-
-    assert found["metrics"] >= 0.99
-    assert found["geometry"] < found["metrics"]
-
-
 def test_policies_on_geometry_ask_the_same_whether_or_not_there_are_metrics() -> None:
     table = wide_table(31)
     bare = ArmTable(tuple(Arm(a.id, a.group, a.features[:1]) for a in table.arms), ("layer",))

@@ -25,8 +25,7 @@ import numpy as np
 from arguments import number, parser
 from resultsfile import facts, table, write_section
 
-from hpc_toolkit.bandit.bench.comparison import Plan, entrants, run_bench, searches
-from hpc_toolkit.bandit.bench.outcome import reached_at
+from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reached_at, reports, searches
 from hpc_toolkit.bandit.bench.replay import Asks
 from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.results.scoretable import read_score_table
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     import argparse
 
     from hpc_toolkit.bandit.bench.comparison import Entrant
-    from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.replay import Trace
+    from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
 
 GOAL = 0.99
 SHARE = 0.05
@@ -141,7 +139,8 @@ def _ratio(one: float | None, other: float | None) -> str:
 def to_goal(entrant: Entrant, scores: ScoreTable, **more: Any) -> dict[str, Any]:
     """Pulls to 99 % of the best, as a report has them."""
     plan = Plan(entrants=[entrant], until=GOAL, pulls=None, gpus=(1,), **more)
-    found: dict[str, Any] = run_bench(scores, plan)["policies"][0]["to_goal"][f"{GOAL:g}"]["pulls"]
+    report = next(reports(scores, plan))
+    found: dict[str, Any] = report["policies"][0]["to_goal"][f"{GOAL:g}"]["pulls"]
     return found
 
 

@@ -35,8 +35,7 @@ from hpc_toolkit.results.scoretable import read_score_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.replay import Trace
+    from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
 
 PULLS, GPUS = 60, 32
 

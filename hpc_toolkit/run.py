@@ -21,7 +21,7 @@ from hpc_toolkit.system.record import replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hpc_toolkit.campaign.searchstate import SearchState
+    from hpc_toolkit.campaign.summary import SearchState
     from hpc_toolkit.planning.timeleft import Countdown
     from hpc_toolkit.queue.items import Item, ItemLines
     from hpc_toolkit.queue.presence import Presence
@@ -250,7 +250,7 @@ class Run:
         self._countdown = self._countdown or Countdown(self.view, campaign, given)
         found = read(forecast=self._countdown.read)
         if campaign is not None:
-            from hpc_toolkit.campaign.searchstate import add_search
+            from hpc_toolkit.campaign.summary import add_search
             from hpc_toolkit.system.seldom import Seldom
 
             self._search = self._search or Seldom()

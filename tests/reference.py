@@ -13,7 +13,7 @@ import griffe
 from typer.main import get_command
 
 from hpc_toolkit import cli
-from hpc_toolkit.campaign import armtable, models, settings, tables
+from hpc_toolkit.campaign import arms, models, settings, tables
 from hpc_toolkit.cli.help import _ORDER
 from hpc_toolkit.cli.manifests import TEMPLATES, manifest_command
 from hpc_toolkit.slurm.clusters.schema import cluster_schema
@@ -120,7 +120,7 @@ def campaign() -> str:
         ("Top level", settings._CAMPAIGN, "settings.Campaign"),
         ("[[models]]", models._MODEL, "models.Model"),
         ("[[models]] with pythia", models._PYTHIA, "models._pythia"),
-        ("[arms]", armtable._ARMS, "arms.ArmRows"),
+        ("[arms]", arms._ARMS, "arms.ArmRows"),
         ("[prepare]", tables._PREPARE, "tables.Work"),
         ("[metrics]", tables._METRICS, "tables.Work"),
         ("[tasks]", tables._TASKS, "tables.Work"),

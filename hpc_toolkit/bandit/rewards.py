@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hpc_toolkit.bandit.policy import Floats, look_up
-from hpc_toolkit.bandit.rule import TIE_DECIMALS
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, first_best
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -189,3 +189,47 @@ def _stderr(stderrs: np.ndarray, slopes: np.ndarray, known: np.ndarray) -> float
     typical = math.fsum(float(error) ** 2 for error in told) / told.size
     squares = np.where(np.isnan(stderrs), typical, stderrs**2)[known]
     return math.sqrt(math.fsum((slopes[known] ** 2 * squares).tolist()))
+
+
+class Gaps(NamedTuple):
+    """How far each arm is behind the leader."""
+
+    leader: int
+    means: Floats
+    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
+    have a score; 0 for the leader and for an arm without such a task."""
+    errors: Floats
+    """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
+    tasks, and before that infinite for an arm with fewer than two common tasks."""
+
+
+def gaps(scores: Floats, population: int, leader: int | None = None) -> Gaps:
+    """Compare arms after k of ``population`` tasks.
+
+    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` defaults to
+    :func:`best_row`. The error is sd / sqrt(common tasks) * sqrt(1 - k / population): the standard
+    deviation of the paired differences, with one degree of freedom less than common tasks, and the
+    finite population correction of survey sampling.
+    """
+    done = scores.shape[1]
+    leader = best_row(scores) if leader is None else leader
+    behind = scores[leader] - scores
+    counts = (~np.isnan(behind)).sum(axis=1)
+    means = np.nansum(behind, axis=1) / np.maximum(counts, 1)
+    squares = np.nansum((behind - means[:, None]) ** 2, axis=1)
+    variance = squares / np.maximum(counts - 1, 1) / np.maximum(counts, 1)
+    errors = np.sqrt(variance * (1.0 - done / population))
+    if done < population:
+        errors[counts < 2] = np.inf
+    return Gaps(leader, means, errors)
+
+
+def best_row(scores: Floats) -> int:
+    """Return the row with the highest mean; ties go to the first.
+
+    A missing score counts as the task's mean over the rows, so that no arm leads by having failed
+    on the hard tasks.
+    """
+    known = ~np.isnan(scores)
+    centre = np.nansum(scores, axis=0) / np.maximum(known.sum(axis=0), 1)
+    return first_best(np.where(known, scores - centre, 0.0).mean(axis=1))

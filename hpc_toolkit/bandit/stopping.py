@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import columns
-from hpc_toolkit.bandit.durations import seconds_spent
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats
 from hpc_toolkit.bandit.regression import Posterior, fit
+from hpc_toolkit.bandit.rewards import gaps
 from hpc_toolkit.bandit.rule import checked_number
-from hpc_toolkit.bandit.rules.racing import gaps
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
@@ -78,6 +77,31 @@ class StopRules:
                 bound = f"{self.win_probability:.2g} is requested"
                 return f"no other arm is the best with a probability above {highest:.2g}, {bound}"
         return None
+
+
+def task_seconds(history: History) -> Floats:
+    """Return shape (n_tasks,): seconds on one worker that each task takes for an average arm.
+
+    This is the mean of the task's told durations; else the expected duration in the task set; else
+    the mean over the tasks for which one of these is known; else 0.
+    """
+    expected = history.results.tasks.expected.copy()
+    for task, column in enumerate(history.results.seconds.T):
+        known = column[~np.isnan(column)]
+        if known.size:
+            expected[task] = known.mean()
+    gaps = np.isnan(expected)
+    expected[gaps] = expected[~gaps].mean() if not gaps.all() else 0.0
+    return expected
+
+
+def seconds_spent(history: History) -> float:
+    """Return the told plus the expected durations of pending evaluations, on one worker."""
+    seconds = history.results.seconds
+    told = seconds[~np.isnan(seconds)].tolist()
+    pending = (history.results.asked & ~history.results.told).sum(axis=0)
+    expected = pending * task_seconds(history) if pending.any() else np.empty(0)
+    return math.fsum([*told, *expected.tolist()])
 
 
 def win_odds(history: History, judged: Finalists | None = None) -> Floats:

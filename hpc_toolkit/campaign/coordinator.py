@@ -1,9 +1,9 @@
 """The coordinator, ``hpctk campaign coordinate``: it makes a campaign's decisions (rule R14).
 
 Workers never talk to it. The log of the tasks stage is its journal: the header of every segment
-that it adds contains the ask and the tells on which the ask is based. A restart replays the log,
-and the policy must repeat each recorded ask. So the coordinator can be killed at any moment and
-started anywhere, and the sequence of arms is the same.
+that it adds contains the ask and the tells on which the ask is based. A restart tells the policy
+what the log says and goes on from there. So the coordinator can be killed at any moment and started
+anywhere, and the sequence of arms is the same.
 """
 
 from __future__ import annotations
@@ -109,8 +109,7 @@ class Coordinator:
         """Run all stages to their end.
 
         Raises TryAgainLaterError: another coordinator decides; ConfigError: metrics that the search
-        uses were not measured; RunError: a stage failed, or the policy does not repeat its recorded
-        asks.
+        uses were not measured; RunError: a stage failed.
         """
         if self._campaign.prepare is not None:
             self._finish(PREPARE, list(self._campaign.prepare.items))
@@ -176,8 +175,6 @@ class Coordinator:
         )
         for decision in decisions:
             self._search.tell(decision.tells)
-            if decision.why != EXHAUSTIVE:
-                self._check(decision)
             self._search.take(decision)
             self._searched_s = decision.wall_s
         self._since = monotonic()
@@ -191,16 +188,6 @@ class Coordinator:
     def _decision_entries(self) -> list[int]:
         segments = self._stage.log.segments
         return [entry for entry, segment in segments.items() if segment.decision is not None]
-
-    def _check(self, decision: Decision) -> None:
-        again = self._search.again(len(decision.pulls))
-        if tuple(again) != decision.pulls:
-            was, now = _said(decision.pulls), _said(again)
-            message = f"decision {decision.number} was {was}; the policy says {now} now"
-            hint = "continue with the version and settings that started this campaign"
-            if self._campaign.search.is_own:
-                hint += "; a policy of your own may depend only on its arguments and tells"
-            raise RunError(message, hint=hint)
 
     def _decide(self) -> None:
         decisions = self._search.decisions
@@ -340,9 +327,3 @@ def _may_score(row: dict[str, Any]) -> bool:
     if isinstance(value, dict):
         return "score" in value
     return number(value) is not None or "" in not_finite(row.get("types", {}))
-
-
-def _said(pulls: Sequence[Pull]) -> str:
-    """Describe pulls for people: each arm, and its tasks if not all."""
-    shown = [f"{arm} on {', '.join(tasks)}" if tasks else arm for arm, tasks in pulls[:4]]
-    return "; ".join(shown) + (f"; and {len(pulls) - 4} more" if len(pulls) > 4 else "")

@@ -34,13 +34,13 @@ class Decision:
     tells: tuple[Observation, ...] = ()
     """Results that were told since the decision before, in the order of their asks."""
     wall_s: float = 0.0
-    """Seconds that coordinators had searched by then; 0 if an older version did not record it."""
+    """Seconds that coordinators had searched by then."""
     metrics: MetricColumns | None = None
     """In the first decision of a search that uses metrics: their values at that time. A later table
     may have more values, and would lead to other asks."""
     search: dict[str, Any] | None = None
     """In the first decision: the keys of [search] that asks depend on. They hold from then on,
-    whatever the settings say. None if an older version did not record them."""
+    whatever the settings say."""
     known: tuple[Observation, ...] = ()
     """In the first decision: results from before the campaign. They were read from other runs and
     tables, which may change."""
@@ -104,14 +104,7 @@ def _is_column(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(one, int | float | None) for one in values)
 
 
-_LEFT_OUT: dict[str, Any] = {
-    "number": 0,
-    "tasks": None,
-    "wall_s": 0.0,
-    "metrics": None,
-    "search": None,
-    "known": [],
-}
+_LEFT_OUT: dict[str, Any] = {"tasks": None, "metrics": None, "search": None, "known": []}
 """What a decision means that lacks a key; without ``tasks`` every pull is of all tasks."""
 
 _FORMS: dict[str, Callable[[Any], bool]] = {

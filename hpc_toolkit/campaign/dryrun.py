@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit.features import NONE
-from hpc_toolkit.bandit.registry import TASK_RULES
+from hpc_toolkit.bandit.arms import NONE
+from hpc_toolkit.bandit.asktell import TASK_RULES
 from hpc_toolkit.campaign.search import known_results, try_search
 from hpc_toolkit.campaign.settings import checked_stages
 

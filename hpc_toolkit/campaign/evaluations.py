@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit import make_policy
+import numpy as np
+
+from hpc_toolkit.bandit import Arm, ArmTable, Pull, TaskSet, make_policy
+from hpc_toolkit.bandit.arms import columns_of
+from hpc_toolkit.bandit.bench.replay import ScoreTable
 from hpc_toolkit.bandit.rewards import rewards_of
 from hpc_toolkit.bandit.rule import TaskResults
+from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, read_decisions
-from hpc_toolkit.campaign.known import rows_of
+from hpc_toolkit.campaign.known import known_rows, rows_of
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
     as_decided,
@@ -20,22 +27,28 @@ from hpc_toolkit.campaign.search import (
     policy_of,
     score_of,
 )
-from hpc_toolkit.campaign.settings import TASKS, Campaign
+from hpc_toolkit.campaign.settings import TASKS, Campaign, settings_of
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.queue.listfiles import read_list
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.tables import check_rows
+from hpc_toolkit.results.tables import INHERITED, OWN, Row, check_rows
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.system.quantities import HOUR_S, format_duration
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
-    from hpc_toolkit.bandit import ArmTable, Observation, Policy, Pull, Recommendation
+    from hpc_toolkit.bandit import Observation, Policy, Recommendation
     from hpc_toolkit.bandit.rewards import Reward
     from hpc_toolkit.campaign.decisions import Decision
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.results.tables import Row
 
-Rows = dict[str, dict[str, dict[str, Any]]]
+Rows = dict[str, dict[str, "Row"]]
 """Finished rows of the tasks stage by arm and task."""
+
+_STEP = re.compile(r"^(.*?)[^0-9A-Za-z]*step([0-9]{1,15})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,91 +64,33 @@ class Found:
     """Standard error of ``reward``; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluations:
-    """The finished evaluations of a campaign."""
-
-    campaign: Campaign
-    arms: ArmTable
-    rows: Rows
-    known: tuple[Observation, ...] = ()
-    """Results from before the campaign, which are among ``rows`` too."""
-
-    @property
-    def total(self) -> int:
-        return len(self.arms.arms) * len(self.campaign.tasks.names)
-
-    @property
-    def complete(self) -> bool:
-        return self.total == sum(len(found) for found in self.rows.values())
-
-    def rows_of(self, pull: Pull) -> list[dict[str, Any]] | None:
-        """The row of each task of a pull; None unless all are finished."""
-        found, wanted = self.rows.get(pull.arm, {}), pull.tasks or self.campaign.tasks.names
-        return [found[task] for task in wanted] if found.keys() >= set(wanted) else None
-
-    def lacks(self, arm: str) -> str:
-        """Why an arm has no reward over all tasks."""
-        done, every = len(self.rows.get(arm, {})), len(self.campaign.tasks.names)
-        return (
-            "failed" if done == every else f"{done} of {every} tasks" if done else "not evaluated"
-        )
-
-    def failures(self) -> list[dict[str, Any]]:
-        """The rows without a score, of arms that have results of all tasks."""
-        arms = [one for one in self.rows.values() if len(one) == len(self.campaign.tasks.names)]
-        return [row for found in arms for row in found.values() if score_of(row) is None]
-
-    def found(self, arm: str, by: Reward | Recommendation) -> Found:
-        keys = dict(self.arms.arms[self.arms.index(arm)].keys)
-        return Found(arm=arm, keys=keys, reward=by.mean, stderr=by.stderr)
-
-    def policy(self) -> Policy:
-        """The policy of the search, which was told what was known before."""
-        policy = policy_of(self.campaign, self.arms)
-        for observation in self.known:
-            policy.tell(observation)
-        return policy
-
-    def best(self) -> Recommendation | None:
-        search = self.campaign.search
-        tasks = make_tasks(self.campaign)
-        judge = make_policy("random", self.arms, 0, tasks=tasks, scalariser=search.scalariser)
-        for arm, found in self.rows.items():
-            judge.tell(observe(arm, list(found.values())))
-        return judge.best()
-
-    def rewards(self, among: Sequence[str], tasks: Iterable[str]) -> dict[str, Reward]:
-        """The rewards over ``tasks`` of the arms in ``among`` that have a row of each task."""
-        campaign, arms, wanted = self.campaign, self.arms, set(tasks)
-        results, known = TaskResults.empty(len(arms.arms), make_tasks(campaign)), []
-        for arm in among:
-            if self.rows.get(arm, {}).keys() >= wanted:
-                results.take(arms.index(arm), observe(arm, list(self.rows[arm].values())))
-                known.append(arms.index(arm))
-        columns = [index for index, name in enumerate(campaign.tasks.names) if name in wanted]
-        scalariser = campaign.search.scalariser
-        rewards = rewards_of(results, known, tasks=columns, scalariser=scalariser)
-        return {arms.ids[index]: reward for index, reward in rewards.items()}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What a search has found, from its decisions and the rows that are finished."""
+    """What a search has found; its status, summary and page are derived from this alone."""
 
     policy: str
     campaign: Campaign
     """As it was decided, except that a user's own policy is replaced: its code is not run."""
+    sealed: bool
+    """Whether nothing can be requested any more."""
     decisions: list[Decision]
-    found: Evaluations
-    rows: dict[Pull, list[Row]]
-    """The rows of each pull that is finished."""
+    arms: ArmTable
+    rows: Rows
+    """All finished rows, also those after the search, and results from before the campaign."""
+    done: dict[Pull, list[Row]]
+    """The rows of each pull of the policy that is finished."""
     best: Recommendation | None
+    """The best arm by the policy."""
 
     @property
-    def arms(self) -> set[str]:
+    def known(self) -> tuple[Observation, ...]:
+        """Results from before the campaign."""
+        return self.decisions[0].known if self.decisions else ()
+
+    @property
+    def evaluated(self) -> set[str]:
         """The arms with results, also those that were known before."""
-        return {pull.arm for pull in self.rows} | {one.arm for one in self.found.known}
+        return {pull.arm for pull in self.done} | {one.arm for one in self.known}
 
     @property
     def rounds(self) -> list[Decision]:
@@ -152,11 +107,91 @@ class Searched:
         """The policy's arms in the order in which they were first requested."""
         return list(dict.fromkeys(pull.arm for pull in self.pulls))
 
+    @property
+    def total(self) -> int:
+        return len(self.arms.arms) * len(self.campaign.tasks.names)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all arms have been evaluated on all tasks."""
+        return self.total == sum(map(len, self.rows.values()))
+
+    def lacks(self, arm: str) -> str:
+        """Why an arm has no reward over all tasks."""
+        done, every = len(self.rows.get(arm, {})), len(self.campaign.tasks.names)
+        return (
+            "failed" if done == every else f"{done} of {every} tasks" if done else "not evaluated"
+        )
+
+    def found(self, arm: str, by: Reward | Recommendation) -> Found:
+        keys = dict(self.arms.arms[self.arms.index(arm)].keys)
+        return Found(arm=arm, keys=keys, reward=by.mean, stderr=by.stderr)
+
+    def judge(self) -> Policy:
+        """The policy of the search, which was told what was known before."""
+        return _judge(self.campaign, self.arms, self.known)
+
+    def rewards(self, among: Sequence[str], tasks: Iterable[str]) -> dict[str, Reward]:
+        """The rewards over ``tasks`` of the arms in ``among`` that have a row of each task."""
+        campaign, arms, wanted = self.campaign, self.arms, set(tasks)
+        results, known = TaskResults.empty(len(arms.arms), make_tasks(campaign)), []
+        for arm in among:
+            if self.rows.get(arm, {}).keys() >= wanted:
+                results.take(arms.index(arm), observe(arm, list(self.rows[arm].values())))
+                known.append(arms.index(arm))
+        columns = [index for index, name in enumerate(campaign.tasks.names) if name in wanted]
+        scalariser = campaign.search.scalariser
+        rewards = rewards_of(results, known, tasks=columns, scalariser=scalariser)
+        return {arms.ids[index]: reward for index, reward in rewards.items()}
+
+    def best_of_all(self) -> Recommendation | None:
+        """The best of all arms over all tasks; None unless all were evaluated."""
+        if not self.complete:
+            return None
+        search, tasks = self.campaign.search, make_tasks(self.campaign)
+        judge = make_policy("random", self.arms, 0, tasks=tasks, scalariser=search.scalariser)
+        for arm, found in self.rows.items():
+            judge.tell(observe(arm, list(found.values())))
+        return judge.best()
+
+    def why_ended(self) -> str | None:
+        """Why the search ended, found by the same steps that the coordinator takes."""
+        search = CampaignSearch(self.campaign, self.arms, self.known)
+        for decision in self.rounds:
+            search.tell(decision.tells)
+            search.take(decision)
+
+        def results_of(pulls: Sequence[Pull]) -> list[Observation] | None:
+            if any(pull not in self.done for pull in pulls):
+                return None
+            return [observe(pull.arm, self.done[pull]) for pull in pulls]
+
+        search.advance(results_of, lambda: self.rounds[-1].wall_s if self.rounds else 0.0)
+        if search.ended is not None or not (self.sealed or len(self.rounds) < len(self.decisions)):
+            return search.ended
+        # The time since the last decision is not recorded.
+        hours, end = self.campaign.search.wall_hours, "its end was decided"
+        if hours is None:
+            return end
+        return f"{end}: {format_duration(hours * HOUR_S)}, or a budget of then"
+
+
+def _judge(campaign: Campaign, arms: ArmTable, known: Iterable[Observation]) -> Policy:
+    policy = policy_of(campaign, arms)
+    for observation in known:
+        policy.tell(observation)
+    return policy
+
 
 def searched_of(view: RunView, campaign: Campaign) -> Searched:
-    # This reads the log, which the decisions are in.
-    rows = _rows(view)
-    decisions = read_decisions(view.stages[TASKS].log.segments.values())
+    """Read the log of a search and the finished rows; ``campaign`` are the current settings."""
+    table = gather(view, TASKS, partial=True).rows  # this reads the log
+    check_rows(table)
+    rows: Rows = {}
+    for row in table:
+        rows.setdefault(arm_of(row["item"]), {})[row["item"]["task"]] = row
+    log = view.stages[TASKS].log
+    decisions = read_decisions(log.segments.values())
     campaign = as_decided(campaign, decisions)
     name = campaign.search.policy
     if campaign.search.is_own:
@@ -168,48 +203,87 @@ def searched_of(view: RunView, campaign: Campaign) -> Searched:
     for observation in known:
         keys = arms.arms[arms.index(observation.arm)].keys
         rows.setdefault(observation.arm, {}).update(rows_of(observation, keys))
-    found = Evaluations(campaign, arms, rows, known)
-    judge = found.policy()
-    searched = Searched(name, campaign, decisions, found, {}, None)
-    for pull in searched.pulls:
-        if (some := found.rows_of(pull)) is not None:
-            searched.rows[pull] = some
-            judge.tell(observe(pull.arm, some))
-    return replace(searched, best=judge.best())
+    judge, done = _judge(campaign, arms, known), dict[Pull, list[Row]]()
+    for pull in (pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls):
+        some, wanted = rows.get(pull.arm, {}), pull.tasks or campaign.tasks.names
+        if some.keys() >= set(wanted):
+            done[pull] = [some[task] for task in wanted]
+            judge.tell(observe(pull.arm, done[pull]))
+    return Searched(
+        policy=name,
+        campaign=campaign,
+        sealed=log.sealed,
+        decisions=decisions,
+        arms=arms,
+        rows=rows,
+        done=done,
+        best=judge.best(),
+    )
 
 
-def _rows(view: RunView) -> Rows:
-    table = gather(view, TASKS, partial=True).rows
-    check_rows(table)
-    rows: Rows = {}
-    for row in table:
-        rows.setdefault(arm_of(row["item"]), {})[row["item"]["task"]] = row
-    return rows
+def scores_of_run(path: Path) -> ScoreTable:
+    """The scores of a campaign's run, with its own features. Raises ConfigError, RunError."""
+    manifest = read_manifest(path)
+    view = RunView(RunPaths(path), manifest)
+    found = searched_of(view, settings_of(view.paths, manifest))
+    return _score_table(path, found.arms, found.campaign.tasks.names, found.rows)
 
 
-def why_ended(found: Evaluations, decisions: list[Decision], *, sealed: bool) -> str | None:
-    """Why the search ended, found by the same steps that the coordinator takes."""
-    search = CampaignSearch(found.campaign, found.arms, found.known)
-    last_s, over = 0.0, sealed
-    for decision in decisions:
-        if decision.why == EXHAUSTIVE:
-            over = True
-            break
-        search.tell(decision.tells)
-        search.take(decision)
-        last_s = decision.wall_s
+def scores_of_table(path: Path) -> ScoreTable:
+    """The scores of a table of 'hpctk gather'; features are taken from the keys of the arms."""
+    not_keys = {*OWN, INHERITED}
+    columns = list(read_list(path)[0])
+    own = [k for k in columns if k not in not_keys and not k.startswith(("value.", "hpctk."))]
+    rows, arms = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    tasks = dict[str, None]()
+    for row in known_rows([str(path)], TASKS, own):
+        keys = {key: one for key, one in row["item"].items() if key != TASK}
+        name, task = arm_id(keys), row["item"].get(TASK)
+        arms[name], tasks[str(task)] = keys, None
+        if score_of(row) is not None and task is not None:
+            rows.setdefault(name, {}).setdefault(task, row)
+    described = columns_of(list(map(_described, arms.values())), {})
+    found = [numbers for column in described for numbers in column.numbers]
+    values = list(zip(*(column.values for column in found), strict=True)) or [()] * len(arms)
+    table = ArmTable(
+        tuple(
+            Arm(id=name, group=name, features=numbers, keys=keys)
+            for (name, keys), numbers in zip(arms.items(), values, strict=True)
+        ),
+        tuple(column.name for column in found),
+    )
+    return _score_table(path, table, tuple(tasks), rows)
 
-    def results_of(pulls: Sequence[Pull]) -> list[Observation] | None:
-        rows = [(pull.arm, found.rows_of(pull)) for pull in pulls]
-        results = [observe(arm, some) for arm, some in rows if some is not None]
-        return results if len(results) == len(rows) else None
 
-    search.advance(results_of, lambda: last_s)
-    if search.ended is None and over:
-        # The time since the last decision is not recorded.
-        hours = found.campaign.search.wall_hours
-        end = "its end was decided"
-        if hours is None:
-            return end
-        return f"{end}: {format_duration(hours * HOUR_S)}, or a budget of then"
-    return search.ended
+def _described(keys: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's model and the logarithm of its step in place of its name."""
+    match = _STEP.match(str(keys.get("checkpoint", "")))
+    if match is None:
+        return keys
+    rest = {key: one for key, one in keys.items() if key != "checkpoint"}
+    return {"model": match[1], "log1p_step": math.log1p(int(match[2])), **rest}
+
+
+def _score_table(path: Path, arms: ArmTable, tasks: Sequence[str], rows: Rows) -> ScoreTable:
+    """The arms that have a score on every task."""
+    told = {arm: observe(arm, list(some.values())) for arm, some in rows.items()}
+    kept = [a for a in arms.arms if a.id in told and told[a.id].scores.keys() >= set(tasks)]
+    if len(kept) < 2:
+        message = f"{path}: {len(kept)} of {len(arms.arms)} arms have a score on every task"
+        raise ConfigError(message, hint="set exhaustive = true in [search], and run it to its end")
+    if len(kept) < len(arms.arms):
+        left_out = f"{path}: {len(arms.arms) - len(kept)} of {len(arms.arms)} arms are left out"
+        note(f"{left_out}: they lack the score of a task", "warning")
+
+    def matrix(of: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        given = (getattr(told[arm.id], of) for arm in kept)
+        return np.array([[numbers.get(task, np.nan) for task in tasks] for numbers in given])
+
+    stderrs = matrix("stderrs")
+    return ScoreTable(
+        arms=ArmTable(tuple(kept), arms.feature_names),
+        tasks=TaskSet(tuple(tasks)),
+        scores=matrix("scores"),
+        seconds=matrix("seconds"),
+        stderrs=None if np.isnan(stderrs).any() else stderrs,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.campaign.arms import TASK, arm_id
+from hpc_toolkit.campaign.arms import TASK
 from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
 from hpc_toolkit.errors import ConfigError, ItemsError
@@ -126,15 +126,3 @@ def _of_table(path: Path, keys: Sequence[str]) -> Iterator[Row]:
 def _own(cells: Mapping[str, Any], name: str, missing: Any) -> Any:
     """A column that describes a row; it has a prefix if items have a key of its name."""
     return cells.get(f"hpctk.{name}", cells.get(name, missing))
-
-
-def by_arm_and_task(
-    rows: Sequence[Row], arms: Sequence[str], tasks: Sequence[str]
-) -> dict[str, list[Row]]:
-    """The rows of these arms and tasks, by arm; of several rows of one evaluation the first."""
-    wanted, found = set(arms), dict[str, dict[str, Any]]()
-    for row in rows:
-        arm, task = arm_id(row["item"]), row["item"].get(TASK)
-        if arm in wanted and task in tasks:
-            found.setdefault(arm, {}).setdefault(task, row)
-    return {arm: list(some.values()) for arm, some in found.items()}

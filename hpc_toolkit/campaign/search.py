@@ -20,14 +20,14 @@ from hpc_toolkit.bandit import (
     make_policy,
 )
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, METRIC_PREFIX, geometry_features, with_metrics
+from hpc_toolkit.bandit.asktell import TASK_RULES, round_options, scale_options
 from hpc_toolkit.bandit.policy import number
-from hpc_toolkit.bandit.registry import TASK_RULES, round_options, scale_options
 from hpc_toolkit.bandit.rules.own import OwnRule
 from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
-from hpc_toolkit.campaign.known import by_arm_and_task, known_rows
+from hpc_toolkit.campaign.known import known_rows
 from hpc_toolkit.campaign.settings import METRICS, TASKS
-from hpc_toolkit.campaign.tables import BUDGETS, search_table, without_retired
+from hpc_toolkit.campaign.tables import BUDGETS, search_table
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.worker.loading import load_object
@@ -90,9 +90,8 @@ def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
     ends = {key: getattr(campaign.search, key) for key in BUDGETS}
     given = {key: one for key, one in ends.items() if one is not None}
     try:
-        return replace(
-            campaign, search=search_table({**without_retired(first), **given}, "search", ends=False)
-        )
+        search = search_table({**first, **given}, "search", ends=False)
+        return replace(campaign, search=search)
     except ConfigError as error:
         message = f"the first decision of stage 'tasks' is damaged: {error.message}"
         raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
@@ -331,13 +330,15 @@ def known_results(campaign: Campaign) -> list[Observation]:
     if not campaign.tasks.known:
         return []
     rows = known_rows(campaign.tasks.known, TASKS, [*_keys(campaign), TASK])
-    scored = [row for row in rows if score_of(row) is not None]
-    arms = [arm.id for arm in campaign.arms()]
-    found = by_arm_and_task(scored, arms, campaign.tasks.names)
-    if not found:
+    found: dict[str, dict[str, Row]] = {arm.id: {} for arm in campaign.arms()}
+    for row in rows:
+        arm, task = arm_id(row["item"]), row["item"].get(TASK)
+        if arm in found and task in campaign.tasks.names and score_of(row) is not None:
+            found[arm].setdefault(task, row)  # of several results of one evaluation the first
+    if not any(found.values()):
         message = f"tasks: from: none of {len(rows)} results is of an arm and task of this campaign"
         raise ConfigError(message, hint=f"sources: {', '.join(campaign.tasks.known)}")
-    return [observe(arm, found[arm]) for arm in arms if arm in found]
+    return [observe(arm, list(some.values())) for arm, some in found.items() if some]
 
 
 def _keys(campaign: Campaign) -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.campaign.progress import expected_best, some_counts
 from hpc_toolkit.report.axes import Axis, number_ticks, span_ticks
 from hpc_toolkit.report.charts import Plot, Series, padded, plots, stepped
 from hpc_toolkit.report.figures import COLOURS, DASHED, DOTTED, shortened, text_width
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from hpc_toolkit.bandit import ArmTable
-    from hpc_toolkit.campaign.progress import Step
     from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.campaign.summary import Step
     from hpc_toolkit.report.figures import Figure
 
 _COLUMNS, _ROWS, _FACETS, _TILES = 160, 64, 12, 6_000
@@ -30,6 +29,33 @@ _WIDE = 40
 _BINS, _DISTINCT = 12, 24
 """Numbers with more different values than ``_DISTINCT`` are divided into ``_BINS``."""
 NOTHING = "(none)"
+
+
+def expected_best(rewards: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """The expected best reward of n different arms drawn at random, for each n of ``counts``.
+
+    Of N arms, the k-th best is the best of the draw with a probability of C(N-k, n-1) / C(N, n).
+    """
+    ranked = sorted(rewards, reverse=True)
+    return [math.fsum(_weighted(ranked, drawn)) for drawn in counts]
+
+
+def _weighted(ranked: Sequence[float], drawn: int) -> Iterator[float]:
+    chance, left = drawn / len(ranked), len(ranked)
+    for reward in ranked:
+        yield chance * reward
+        # The chance that the next arm is drawn, and none before it.
+        left -= 1
+        if left < drawn:
+            return
+        chance *= (left - drawn + 1) / left
+
+
+def some_counts(most: int, points: int = 120) -> list[int]:
+    """At most about ``points`` whole numbers from 1 to ``most``, close together at the begin."""
+    spread = (round(most ** (number / points)) for number in range(points + 1))
+    even = (1 + round((most - 1) * number / points) for number in range(points + 1))
+    return sorted({*spread, *even}) if most >= 1 else []
 
 
 def best_so_far(
@@ -185,13 +211,10 @@ def binned(plane: Plane) -> Plane:
     if wide == high == 1:
         return plane
     merged = f"A tile is the mean of {wide} x {high} neighbours: there are too many to draw."
-    return Plane(
+    return replace(
+        plane,
         facets=[Facet(f.name, f.columns[::wide], f.rows[::high]) for f in plane.facets],
-        places={
-            arm: (facet, column // wide, row // high)
-            for arm, (facet, column, row) in plane.places.items()
-        },
-        axes=plane.axes,
+        places={arm: (f, col // wide, row // high) for arm, (f, col, row) in plane.places.items()},
         note=f"{plane.note} {merged}".strip(),
     )
 
@@ -206,13 +229,13 @@ def keys_of(arms: ArmTable, rewards: Mapping[str, float]) -> list[Key]:
     )
     left = [key for key in keys if 2 <= len(key.levels) <= _COLUMNS]
     found: list[Key] = []
-    rest = dict(rewards)
+    rest = rewards
     for _ in range(min(2, len(left))):
-        shares = [_explained(key, rest) for key in left]
-        best = max(range(len(left)), key=shares.__getitem__)
+        splits = [_explained(key, rest) for key in left]
+        best = max(range(len(left)), key=lambda place: splits[place][0])
         found.append(left.pop(best))
-        if shares[best] > 0:
-            rest = _without(found[-1], rest)
+        if splits[best][0] > 0:
+            rest = splits[best][1]
     return found + left
 
 
@@ -245,37 +268,23 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def _by_level(key: Key, rewards: Mapping[str, float]) -> dict[int, list[float]]:
-    """The rewards of the arms of each level."""
+def _explained(key: Key, rewards: Mapping[str, float]) -> tuple[float, Mapping[str, float]]:
+    """Share of the variance between levels, and the rewards less the mean of their level.
+
+    The share heeds the degrees of freedom (epsilon squared), so that a key with a value of its own
+    for each arm explains nothing.
+    """
     groups: dict[int, list[float]] = {}
     for arm, reward in rewards.items():
         groups.setdefault(key.level_of[arm], []).append(reward)
-    return groups
-
-
-def _explained(key: Key, rewards: Mapping[str, float]) -> float:
-    """Share of the variance between levels, with the degrees of freedom (epsilon squared).
-
-    A key with a value of its own for each arm explains nothing.
-    """
-    groups = _by_level(key, rewards)
     if not 2 <= len(groups) < len(rewards):
-        return -math.inf
-    total = _squares(list(rewards.values())) / (len(rewards) - 1)
-    within = math.fsum(map(_squares, groups.values())) / (len(rewards) - len(groups))
-    return 1 - within / total if total > 0 else -math.inf
-
-
-def _without(key: Key, rewards: Mapping[str, float]) -> dict[str, float]:
-    """The rewards less the mean of their level."""
-    groups = _by_level(key, rewards).items()
-    means = {level: fmean(found) for level, found in groups}
-    return {arm: reward - means[key.level_of[arm]] for arm, reward in rewards.items()}
-
-
-def _squares(values: Sequence[float]) -> float:
-    mean = fmean(values)
-    return math.fsum((one - mean) ** 2 for one in values)
+        return -math.inf, rewards
+    means = {level: fmean(found) for level, found in groups.items()}
+    rest = {arm: reward - means[key.level_of[arm]] for arm, reward in rewards.items()}
+    mean = fmean(rewards.values())
+    total = math.fsum((one - mean) ** 2 for one in rewards.values()) / (len(rewards) - 1)
+    within = math.fsum(one**2 for one in rest.values()) / (len(rewards) - len(groups))
+    return (1 - within / total if total > 0 else -math.inf), rest
 
 
 def reward_map(

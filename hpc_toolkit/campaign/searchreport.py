@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.campaign.evaluations import searched_of
-from hpc_toolkit.campaign.progress import progress_of
 from hpc_toolkit.campaign.search import score_of
 from hpc_toolkit.campaign.searchfigures import best_so_far, brief, reward_map
-from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.campaign.summary import progress_of, summarize
 from hpc_toolkit.report.page import Cell, Section, Table, count, seconds
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_duration
 
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.rewards import Reward
     from hpc_toolkit.campaign.evaluations import Searched
-    from hpc_toolkit.campaign.progress import Step
     from hpc_toolkit.campaign.settings import Campaign
-    from hpc_toolkit.campaign.summary import Summary
+    from hpc_toolkit.campaign.summary import Step, Summary
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.report.figures import Figure
 
@@ -52,8 +50,8 @@ def read_search(
     view: RunView, campaign: Campaign, price: tuple[float, str] | None = None
 ) -> SearchFacts:
     searched = searched_of(view, campaign)
-    found, names = searched.found, searched.campaign.tasks.names
-    rewards = found.rewards(found.arms.ids, names)
+    names = searched.campaign.tasks.names
+    rewards = searched.rewards(searched.arms.ids, names)
     asked: dict[str, int] = {}
     for number, decision in enumerate(searched.rounds, 1):
         for pull in decision.pulls:
@@ -216,13 +214,13 @@ def _map(facts: SearchFacts) -> tuple[Figure, ...]:
 
     def words(arm: str) -> str:
         reward, asked = facts.rewards.get(arm), facts.asked.get(arm)
-        lacks = facts.searched.found.lacks(arm)
+        lacks = facts.searched.lacks(arm)
         said = lacks if reward is None else with_error(reward.mean, reward.stderr)
         return f"{said}, requested in round {asked}" if asked else said
 
     return reward_map(
         facts.searched.campaign,
-        facts.searched.found.arms,
+        facts.searched.arms,
         {arm: reward.mean for arm, reward in facts.rewards.items()},
         words=words,
         asked=facts.asked,
@@ -235,7 +233,7 @@ def _best(facts: SearchFacts, summary: Summary) -> tuple[Figure, ...]:
     """The best arm so far, over evaluations and over evaluation time."""
     if not facts.steps:
         return ()
-    found, rewards = facts.searched.found, [one.mean for one in facts.rewards.values()]
+    found, rewards = facts.searched, [one.mean for one in facts.rewards.values()]
     rows = (row for arm in facts.rewards for row in found.rows[arm].values())
     each_s = math.fsum(row["seconds"] for row in rows) / max(1, len(rewards))
     levels = {summary.baseline_name: summary.baseline, "best of all arms": summary.exhaustive}
@@ -251,69 +249,75 @@ def _best(facts: SearchFacts, summary: Summary) -> tuple[Figure, ...]:
 
 def _caption(facts: SearchFacts) -> str:
     said = "Evaluations are in the order in which the policy requested them."
-    said += " Those that were known before cost nothing." if facts.searched.found.known else ""
+    said += " Those that were known before cost nothing." if facts.searched.known else ""
     if not facts.rewards:
         return said + " No arm has a result of every task, so a random order is not known."
-    if facts.searched.found.complete:
+    if facts.searched.complete:
         return said + " The random order is exact: the mean over all orders of all arms."
     return said + " A random order is shown once all arms are evaluated (exhaustive = true)."
 
 
-class _Ranked(NamedTuple):
-    arm: str
-    reward: Reward | None
-    tasks: int
-
-    @property
-    def mean(self) -> float:
-        return self.reward.mean if self.reward else -math.inf
-
-
 def _ranking(facts: SearchFacts) -> Iterator[Table]:
     """The evaluated arms: those with a result of every task by reward, then the others."""
-    ranked = _ranked(facts)
+    searched = facts.searched
+    every, groups = len(searched.campaign.tasks.names), dict[tuple[str, ...], list[str]]()
+    for arm, rows in searched.rows.items():
+        groups.setdefault(tuple(sorted(rows)), []).append(arm)
+    rewards: dict[str, Reward | None] = {}
+    for tasks, arms in groups.items():
+        known = facts.rewards if len(tasks) == every else searched.rewards(arms, tasks)
+        rewards |= {arm: known.get(arm) for arm in arms}
+
+    def order(arm: str) -> tuple[int, float]:
+        reward = rewards[arm]
+        return -len(searched.rows[arm]), math.inf if reward is None else -reward.mean
+
+    ranked = sorted(rewards, key=order)
     if not ranked:
         return
-    tasks = len(facts.searched.campaign.tasks.names)
-    shown = ranked[:_ROWS]
-    keys = _keys(facts, [one.arm for one in shown])
-    errors = any(one.reward and one.reward.stderr is not None for one in shown)
-    top = _tied(facts)[1]
-    rows = [
-        (count(rank), *_row(facts, one, keys, tasks, errors=errors))
-        for rank, one in enumerate(shown, 1)
-    ]
-    hidden = len(ranked) - len(rows)
-    note = "Noise cannot tell ties from the best arm." if top else ""
-    note += " No task reports a standard error." if top and not errors else ""
-    note += f" Left out: {counted(hidden, 'lower arm')}." if hidden else ""
-    if any(one.tasks < tasks for one in ranked):
+    shown, hidden = ranked[:_ROWS], len(ranked) - _ROWS
+    keys = _keys(facts, shown)
+    errors = any((one := rewards[arm]) and one.stderr is not None for arm in shown)
+    note = "Noise cannot tell ties from the best arm." if _tied(facts)[1] else ""
+    note += " No task reports a standard error." if note and not errors else ""
+    note += f" Left out: {counted(hidden, 'lower arm')}." if hidden > 0 else ""
+    if any(len(searched.rows[arm]) < every for arm in ranked):
         note += " Arms with fewer tasks come last: their means are not comparable."
     judging = ("reward", *(["standard error"] * errors), "tie", "round")
     columns = (*judging, *keys) if keys else ("arm", *judging)
-    head = ("rank", *columns, "tasks", "time")
-    yield Table(title="Arms by reward", columns=head, rows=rows, note=note)
+    yield Table(
+        title="Arms by reward",
+        columns=("rank", *columns, "tasks", "time"),
+        rows=[
+            (count(rank), *_row(facts, arm, rewards[arm], keys, errors=errors))
+            for rank, arm in enumerate(shown, 1)
+        ],
+        note=note,
+    )
 
 
 def _row(
-    facts: SearchFacts, ranked: _Ranked, keys: Sequence[str], tasks: int, *, errors: bool
+    facts: SearchFacts, arm: str, reward: Reward | None, keys: Sequence[str], *, errors: bool
 ) -> Iterator[str | Cell]:
     """The cells of an arm; its keys, which may be many, come behind its reward."""
-    arm, reward = ranked.arm, ranked.reward
-    named = list(_named(facts, arm, keys))
-    yield from () if keys else named
-    yield "no reward" if reward is None else _number(reward.mean)
+    if not keys:
+        yield brief(arm)
+    yield "no reward" if reward is None else Cell(f"{reward.mean:.4f}", reward.mean)
     if errors:
-        yield "unknown" if reward is None or reward.stderr is None else _number(reward.stderr)
+        known = None if reward is None else reward.stderr
+        yield "unknown" if known is None else Cell(f"{known:.4f}", known)
     ties, top = _tied(facts)
     yield "best" if arm == top else "yes" if arm in ties else "no"
     yield count(facts.asked[arm]) if arm in facts.asked else "not asked"
-    yield from named if keys else ()
-    rows = facts.searched.found.rows[arm].values()
+    for value in (_keys_of(facts, arm).get(key, "") for key in keys):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield Cell(json.dumps(value), float(value))
+        else:
+            yield brief(value if isinstance(value, str) else json.dumps(value))
+    rows, tasks = facts.searched.rows[arm].values(), len(facts.searched.campaign.tasks.names)
     failed = sum(score_of(row) is None for row in rows)
-    yield Cell(
-        f"{ranked.tasks} of {tasks}" + (f", {failed} failed" if failed else ""), ranked.tasks
-    )
+    done = f"{len(rows)} of {tasks}" + (f", {failed} failed" if failed else "")
+    yield Cell(done, len(rows))
     yield seconds(math.fsum(row["seconds"] for row in rows))
 
 
@@ -321,48 +325,22 @@ def _keys(facts: SearchFacts, shown: Sequence[str]) -> tuple[str, ...]:
     """The keys in which these arms differ, if they are few; empty: use the names of the arms."""
     if facts.searched.campaign.rows is None:
         return ()
-    arms = facts.searched.found.arms
-    keys = [arms.arms[arms.index(arm)].keys for arm in shown]
+    keys = [_keys_of(facts, arm) for arm in shown]
     names = dict.fromkeys(name for one in keys for name in one)
     differ = [name for name in names if any(one.get(name) != keys[0].get(name) for one in keys)]
     return tuple(differ) if len(differ) <= _KEYS else ()
 
 
-def _named(facts: SearchFacts, arm: str, keys: Sequence[str]) -> Iterator[str | Cell]:
-    """The values of these keys, or the name of the arm."""
-    arms = facts.searched.found.arms
-    if not keys:
-        yield brief(arm)
-    for key in keys:
-        value = arms.arms[arms.index(arm)].keys.get(key, "")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield Cell(json.dumps(value), float(value))
-        else:
-            yield brief(value if isinstance(value, str) else json.dumps(value))
+def _keys_of(facts: SearchFacts, arm: str) -> Mapping[str, Any]:
+    arms = facts.searched.arms
+    return arms.arms[arms.index(arm)].keys
 
 
-def _number(value: float) -> Cell:
-    return Cell(f"{value:.4f}", value)
-
-
-def _ranked(facts: SearchFacts) -> list[_Ranked]:
-    found = facts.searched.found
-    every = len(facts.searched.campaign.tasks.names)
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for arm, rows in found.rows.items():
-        groups.setdefault(tuple(sorted(rows)), []).append(arm)
-    ranked = []
-    for tasks, arms in groups.items():
-        rewards = facts.rewards if len(tasks) == every else found.rewards(arms, tasks)
-        ranked += [_Ranked(arm, rewards.get(arm), len(tasks)) for arm in arms]
-    return sorted(ranked, key=lambda one: (-one.tasks, -one.mean))
-
-
-def _tied(facts: SearchFacts) -> tuple[set[str], str]:
+def _tied(facts: SearchFacts) -> tuple[Sequence[str], str]:
     """The ties of the best arm, and that arm: of all arms if the truth is known."""
     summary = facts.summary
     if summary is None or summary.best is None:
-        return set(), ""
+        return (), ""
     if summary.exhaustive is not None:
-        return set(summary.exhaustive_ties), summary.exhaustive.arm
-    return set(summary.ties), summary.best.arm
+        return summary.exhaustive_ties, summary.exhaustive.arm
+    return summary.ties, summary.best.arm

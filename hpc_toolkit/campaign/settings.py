@@ -15,13 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.campaign.arms import TASK
-from hpc_toolkit.campaign.armtable import arms_table, with_rows
+from hpc_toolkit.campaign.arms import TASK, arms_table, with_rows
 from hpc_toolkit.campaign.models import FROM_0, Model, models_list
 from hpc_toolkit.campaign.tables import (
     ONE_TASK,
     ROUNDS,
-    WINDOW,
     Search,
     Work,
     metrics_table,
@@ -29,7 +27,6 @@ from hpc_toolkit.campaign.tables import (
     read_table,
     search_table,
     tasks_table,
-    without_retired,
 )
 from hpc_toolkit.errors import ConfigError, RunError, near_path
 from hpc_toolkit.rundir.files import read_fresh
@@ -133,9 +130,8 @@ class Campaign:
         for name in {PREPARE, METRICS, TASKS} & table.keys():
             empty = ("workload", "items", "names", "kinds", "seconds", "known")
             table[name] = _given(table[name], *empty)
-        # Runs from before rounds existed record no ``asks``; their search used a window.
         if "search" in table:
-            table["search"] = {"asks": WINDOW, **without_retired(_given(table["search"]))}
+            table["search"] = _given(table["search"])
         return parse_campaign(table, file)
 
     def with_pending(self, known: Search | None = None) -> Campaign:

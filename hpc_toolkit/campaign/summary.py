@@ -1,4 +1,4 @@
-"""The outcome of a campaign: the best arm, its uncertainty, and how it compares with others."""
+"""The outcome of a search: how far it has come, its best arm, and how that compares with others."""
 
 from __future__ import annotations
 
@@ -7,21 +7,116 @@ import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpc_toolkit.bandit.asktell import TASK_RULES
 from hpc_toolkit.bandit.rewards import WORDS
 from hpc_toolkit.campaign.coordinator import arm_of
-from hpc_toolkit.campaign.evaluations import Found, searched_of, why_ended
-from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
+from hpc_toolkit.campaign.evaluations import Found, searched_of
+from hpc_toolkit.campaign.search import observe, score_of
+from hpc_toolkit.campaign.settings import METRICS, Campaign, settings_of
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.rundir.values import not_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from hpc_toolkit.bandit import Recommendation
-    from hpc_toolkit.campaign.evaluations import Evaluations, Searched
+    from hpc_toolkit.bandit import Pull, Recommendation
+    from hpc_toolkit.bandit.rewards import Reward
+    from hpc_toolkit.campaign.evaluations import Searched
     from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.rundir.layout import Manifest
+    from hpc_toolkit.system.seldom import Seldom
+
+_LAST_ASKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchState:
+    """How far a search has come."""
+
+    policy: str
+    ended: str | None
+    """Why the search has ended; None while it goes on."""
+    arms: int
+    """Number of arms of the campaign."""
+    asked: int
+    """Arms that the policy has requested."""
+    budget: int | None
+    """Arms that it may request; None: no such limit."""
+    evaluated: int
+    """Arms with results, perhaps not of all tasks, and those that were known before."""
+    evaluations: int
+    """Evaluations of an arm on a task that have ended."""
+    evaluations_asked: int
+    evaluations_budget: int | None
+    """Evaluations that it may request; None: no such limit."""
+    rounds: int
+    """Decisions so far."""
+    best: Found | None
+    """The best evaluated arm, by the policy; None while no arm has a reward."""
+    ties: int
+    """Other arms within the noise of ``best``."""
+    rounds_since_best: int | None
+    """Decisions since the one that requested ``best``; None if it was known before, or no arm has a
+    reward."""
+    last: list[tuple[str, float | None, str]]
+    """The arms that were requested last, the newest first, each with its reward over all tasks. If
+    that is None, the text says why: ``failed``, ``not evaluated``, or ``2 of 3 tasks``."""
+
+
+def add_search(found: Status, view: RunView, manifest: Manifest, kept: Seldom[SearchState]) -> None:
+    """Add the state of the search, or why it is not known, to the status of a campaign."""
+
+    def state() -> SearchState:
+        return search_so_far(view, settings_of(view.paths, manifest))
+
+    try:
+        search, _ = kept.read(state, found.complete)
+    except RunError as error:
+        found.warnings.append(error.message)
+        return
+    found.search = asdict(search)
+    if search.best is not None:
+        counted = {"evaluated": search.evaluated, "arms": search.arms}
+        found.best = {**asdict(search.best), **counted}
+
+
+def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
+    """The state of the search, from the files alone."""
+    searched = searched_of(view, campaign)
+    names, best, pulls = searched.campaign.tasks.names, searched.best, searched.pulls
+    search, rounds, asked = searched.campaign.search, searched.rounds, searched.asked
+    since = None
+    if best is not None:
+        arms = [{pull.arm for pull in one.pulls} for one in reversed(rounds)]
+        since = next((n for n, some in enumerate(arms) if best.arm in some), None)
+    newest = asked[: -_LAST_ASKS - 1 : -1]
+    scored = searched.rewards(newest, names)
+    return SearchState(
+        policy=searched.policy,
+        # While it goes on, it may take a fit of the policy's model to find out.
+        ended=searched.why_ended() if searched.sealed else None,
+        arms=len(searched.arms.arms),
+        asked=len(asked),
+        budget=search.budget,
+        evaluated=len(searched.evaluated),
+        evaluations=sum(
+            len(searched.rows.get(pull.arm, {}).keys() & set(pull.tasks or names)) for pull in pulls
+        ),
+        evaluations_asked=sum(len(pull.tasks or names) for pull in pulls),
+        evaluations_budget=search.evaluations,
+        rounds=len(rounds),
+        best=None if best is None else searched.found(best.arm, best),
+        ties=0 if best is None else len(best.ties),
+        rounds_since_best=since,
+        last=[
+            (arm, scored[arm].mean, "") if arm in scored else (arm, None, searched.lacks(arm))
+            for arm in newest
+        ],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,30 +181,30 @@ def summarize(
     ``searched`` is the result of :func:`searched_of`, for callers that have it.
     """
     searched = searched or searched_of(view, campaign)
-    campaign, found, best = searched.campaign, searched.found, searched.best
-    sealed = view.stages[TASKS].log.sealed
-    if best is None and not sealed:
+    campaign, best, names = searched.campaign, searched.best, searched.campaign.tasks.names
+    if best is None and not searched.sealed:
         return None
-    over = _compared(best, campaign)
-    failures = found.failures()
-    known = sum(len(one.scores) for one in found.known)
+    over = [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+    told = [rows for rows in searched.rows.values() if len(rows) == len(names)]
+    failures = [row for rows in told for row in rows.values() if score_of(row) is None]
+    known = sum(len(one.scores) for one in searched.known)
     return Summary(
         policy=searched.policy,
         scalariser=WORDS[campaign.search.scalariser],
-        ended=why_ended(found, searched.decisions, sealed=sealed),
-        arms=len(found.arms.arms),
-        evaluated=len(searched.arms),
-        evaluations=sum(map(len, searched.rows.values())) + known,
+        ended=searched.why_ended(),
+        arms=len(searched.arms.arms),
+        evaluated=len(searched.evaluated),
+        evaluations=sum(map(len, searched.done.values())) + known,
         known=known,
-        all_evaluations=found.total,
-        gpu_s=_seconds(searched.rows.values())
-        + math.fsum(second for one in found.known for second in one.seconds.values()),
-        best=found.found(best.arm, best) if best else None,
+        all_evaluations=searched.total,
+        gpu_s=_seconds(searched.done.values())
+        + math.fsum(second for one in searched.known for second in one.seconds.values()),
+        best=searched.found(best.arm, best) if best else None,
         tasks=over,
         ties=list(best.ties) if best else [],
-        baseline=_baseline(found, over),
+        baseline=_baseline(searched, over),
         baseline_name=campaign.baseline,
-        **_exhaustive(found, best),
+        **_exhaustive(searched, best),
         sequence=searched.asked,
         failed_tasks=len(failures),
         failure=_said(failures[0]) if failures else None,
@@ -117,35 +212,27 @@ def summarize(
     )
 
 
-def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
-    names = campaign.tasks.names
-    return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
-
-
-def _baseline(found: Evaluations, over: list[str]) -> Found | None:
+def _baseline(searched: Searched, over: list[str]) -> Found | None:
     """The best arm of the baseline over these tasks."""
-    rewards = found.rewards([arm.id for arm in found.campaign.arms() if arm.baseline], over)
-    known = (found.found(*one) for one in rewards.items())
+    arms = [arm.id for arm in searched.campaign.arms() if arm.baseline]
+    known = (searched.found(*one) for one in searched.rewards(arms, over).items())
     return max(known, key=attrgetter("reward"), default=None)
 
 
-def _exhaustive(found: Evaluations, best: Recommendation | None) -> dict[str, Any]:
+def _exhaustive(searched: Searched, best: Recommendation | None) -> dict[str, Any]:
     """The fields of a summary that are known once all arms have been evaluated on all tasks."""
-    everything = found.best() if found.complete else None
+    everything = searched.best_of_all()
+    verified = None
+    if everything and best:  # over all tasks, also if the search compared it by fewer
+        rewards = searched.rewards(searched.arms.ids, searched.campaign.tasks.names)
+        verified = searched.found(best.arm, rewards[best.arm]) if best.arm in rewards else None
+    rows = map(dict.values, searched.rows.values())
     return {
-        "exhaustive": found.found(everything.arm, everything) if everything else None,
+        "exhaustive": searched.found(everything.arm, everything) if everything else None,
         "exhaustive_ties": list(everything.ties) if everything else [],
-        "verified": _verified(best, found) if everything else None,
-        "exhaustive_gpu_s": _seconds(map(dict.values, found.rows.values()))
-        if found.complete
-        else None,
+        "verified": verified,
+        "exhaustive_gpu_s": _seconds(rows) if searched.complete else None,
     }
-
-
-def _verified(best: Recommendation | None, found: Evaluations) -> Found | None:
-    """The reward of ``best`` over all tasks, also if the search compared it by fewer."""
-    rewards = found.rewards(found.arms.ids, found.campaign.tasks.names)
-    return found.found(best.arm, rewards[best.arm]) if best and best.arm in rewards else None
 
 
 def _seconds(rows: Iterable[Iterable[dict[str, Any]]]) -> float:
@@ -182,3 +269,60 @@ def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
         if len(found) == count:
             alike.setdefault(repr(sorted(found.items())), []).append(checkpoint)
     return [group for group in alike.values() if len(group) > 1]
+
+
+class Step(NamedTuple):
+    """The best arm after some evaluations."""
+
+    evaluations: int
+    seconds: float
+    """Seconds that these evaluations took, added up."""
+    arm: str
+    reward: float
+    """Of the arm over all tasks; of an arm of a race that lacks some, over its tasks."""
+
+
+def progress_of(searched: Searched, rewards: Mapping[str, Reward]) -> list[Step]:
+    """The best arm so far after each finished pull, in the order of the asks.
+
+    ``rewards`` are those of all arms that have a result of every task. The best arm of a policy
+    that requests tasks in parts is the one that it would name after each decision.
+    """
+    spent: dict[Pull, tuple[int, float]] = {}
+    evaluations, seconds = 0, 0.0
+    for pull, rows in searched.done.items():
+        evaluations += len(rows)
+        seconds += math.fsum(row["seconds"] for row in rows)
+        spent[pull] = evaluations, seconds
+    if searched.campaign.search.policy in TASK_RULES:
+        return list(_race(searched, rewards, spent))
+    return list(_by_arm(searched, rewards, spent))
+
+
+def _by_arm(
+    searched: Searched, rewards: Mapping[str, Reward], spent: Mapping[Pull, tuple[int, float]]
+) -> Iterator[Step]:
+    known = [one.arm for one in searched.known if one.arm in rewards]
+    best = max(known, key=lambda arm: rewards[arm].mean, default=None)
+    if best is not None:
+        yield Step(0, 0.0, best, rewards[best].mean)
+    for pull, cost in spent.items():
+        found = rewards.get(pull.arm)
+        if found is not None and (best is None or found.mean > rewards[best].mean):
+            best = pull.arm
+        if best is not None:
+            yield Step(*cost, best, rewards[best].mean)
+
+
+def _race(
+    searched: Searched, rewards: Mapping[str, Reward], spent: Mapping[Pull, tuple[int, float]]
+) -> Iterator[Step]:
+    judge = searched.judge()
+    for decision in searched.rounds:
+        finished = [pull for pull in decision.pulls if pull in spent]
+        for pull in finished:
+            judge.tell(observe(pull.arm, searched.done[pull]))
+        best = judge.best() if finished else None
+        if best is not None:
+            reward = rewards[best.arm].mean if best.arm in rewards else best.mean
+            yield Step(*spent[finished[-1]], best.arm, reward)

@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.tomltable import (
     convert,
     count,
@@ -238,20 +238,12 @@ class Search:
         return self.asks != WINDOW
 
 
-def without_retired(record: dict[str, Any]) -> dict[str, Any]:
-    """Drop a key of an older version from a recorded search; RunError if the search used it."""
-    if record.get("group_pulls"):
-        message = "search.group_pulls is set, which this version does not support"
-        raise RunError(message, hint="continue with the version that started this campaign")
-    return {key: one for key, one in record.items() if key != "group_pulls"}
-
-
 def search_table(value: object, where: str, *, ends: bool = True) -> Search:
     """Convert the TOML table; with ``ends`` false it need not say when the search ends."""
     search = read_table(Search, value, where, _SEARCH)
     if ends and all(getattr(search, name) is None for name in BUDGETS):
         # This imports numpy, and most campaigns have a budget and do not need it.
-        from hpc_toolkit.bandit.registry import TASK_RULES
+        from hpc_toolkit.bandit.asktell import TASK_RULES
 
         if search.policy not in TASK_RULES and not search.is_own:
             message = f"{where}: no budget is set"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import typer
 
     from hpc_toolkit.bandit.bench.comparison import Entrant
-    from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.replay import ScoreTable
     from hpc_toolkit.system.options import Panels
 
 _MOST_GPUS = 999_999
@@ -106,11 +106,11 @@ def _read(given: str) -> ScoreTable:
         return score_table(int(seed or "0"))
     path = Path(given)
     if path.is_dir():
-        from hpc_toolkit.campaign.recorded import scores_of_run
+        from hpc_toolkit.campaign.evaluations import scores_of_run
 
         return scores_of_run(path)
     if path.suffix == ".csv" and _is_gathered(path):
-        from hpc_toolkit.campaign.recorded import scores_of_table
+        from hpc_toolkit.campaign.evaluations import scores_of_table
 
         return scores_of_table(path)
     from hpc_toolkit.results.scoretable import read_score_table

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable, geometry_features
-from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.bench.replay import ScoreTable
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, TaskSet
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.science.workloads.pythia import LAST_STEP

@@ -120,7 +120,7 @@ class Status(Record, frozen=False, kw_only=True):
     best: dict[str, Any] | None = None
     """The best arm of a campaign so far; None without a reward, and for a list of items."""
     search: dict[str, Any] | None = None
-    """Fields of :class:`hpc_toolkit.campaign.searchstate.SearchState`; None for a list of items."""
+    """Fields of :class:`hpc_toolkit.campaign.summary.SearchState`; None for a list of items."""
 
     @property
     def left(self) -> int:

@@ -20,7 +20,7 @@ import pytest
 import hpc_toolkit.campaign.coordinator
 import hpc_toolkit.campaign.search
 from hpc_toolkit.bandit import Observation, Proposal, Pull, make_policy
-from hpc_toolkit.bandit.registry import round_options
+from hpc_toolkit.bandit.asktell import round_options
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.settings import METRICS, TASKS
 from hpc_toolkit.errors import HpcToolkitError

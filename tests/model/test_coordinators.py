@@ -186,7 +186,7 @@ MISTAKES = [
         ),
     ),
     (
-        "the policy says",
+        "its tells say|met a rival's ask",
         AGAIN,
         Mistake(
             "a restart takes the results and not what was told",

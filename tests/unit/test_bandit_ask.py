@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.registry import RULES
+from hpc_toolkit.bandit.asktell import RULES
 
 every_policy = pytest.mark.parametrize("name", sorted(RULES))
 GRID = ArmTable(

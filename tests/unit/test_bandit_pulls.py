@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, TaskSet, make_policy
-from hpc_toolkit.bandit.registry import RULES
+from hpc_toolkit.bandit.asktell import RULES
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -165,36 +165,6 @@ def test_ask_depends_on_what_is_known_and_not_on_how_it_was_told(
     taken = {(pull.arm, task) for pull in pending for task in pull.tasks or TASKS.names}
     taken |= {(seen.arm, task) for seen in tells for task in (*seen.scores, *seen.failed)}
     assert taken.isdisjoint((p.arm, task) for p in expected for task in p.tasks)
-
-
-@every_variant
-@campaigns
-@given(table=tables, seed=seeds, pieces=st.integers(1, 5))
-def test_search_that_is_replayed_goes_on_as_it_did(
-    variant: str, table: ArmTable, seed: int, pieces: int
-) -> None:
-    """A log of asks and tells, replayed with the tells in another order."""
-    policy = made(variant, table, seed)
-    log: list[tuple[list[Pull], list[Pull], list[Observation]]] = []
-    pending: list[Pull] = []
-    while True:
-        new = [proposal.pull for proposal in policy.ask(pieces, pending)]
-        if not new and not pending:
-            break
-        before, pending = pending, [*pending, *new]
-        back, pending = pending[: pieces + 1], pending[pieces + 1 :]
-        tells = [part(whole(table, p.arm), p.tasks or TASKS.names) for p in back]
-        log.append((before, new, tells))
-        for seen in tells:
-            policy.tell(seen)
-
-    again = made(variant, table, seed)
-    for before, new, tells in log:
-        assert [proposal.pull for proposal in again.ask(pieces, before)] == new
-        for seen in reversed(tells):
-            again.tell(seen)
-
-    assert again.best() == policy.best()
 
 
 @every_variant

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
+from hpc_toolkit.bandit.rewards import best_row
 from hpc_toolkit.bandit.rule import Stream
-from hpc_toolkit.bandit.rules.racing import Halving, best_row, survivors
+from hpc_toolkit.bandit.rules.racing import Halving, survivors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,19 +152,6 @@ def test_racing_of_equal_arms_ends_after_all_tasks_and_reports_the_ties() -> Non
 
     best = best_of(policy)
     assert (best.arm, best.ties) == ("a1", ("a2",))
-
-
-def test_racing_compares_arms_over_the_tasks_that_both_have() -> None:
-    """a0 is better wherever both have a score; a1 lacks the two tasks of low scores."""
-    scores = np.array(
-        [[0.9, 0.9, 0.2, 0.2, 0.9], [0.8, 0.7, math.nan, math.nan, 0.7], [0.1, 0.2, 0.0, 0.1, 0.2]]
-    )
-    policy = make_policy("racing", arms(3), 0, tasks=TaskSet(names(5), (1.0,) * 5), c=1e9)
-
-    finish(policy, scores)
-
-    best = best_of(policy)
-    assert best.arm == "a0"
 
 
 def test_racing_names_the_leader_over_common_tasks_before_it_ends() -> None:

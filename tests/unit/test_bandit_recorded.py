@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit.bench.comparison import Plan, entrants, run_bench, searches
+from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reports, searches
 from hpc_toolkit.bandit.bench.replay import Asks
 from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.replay import Trace
+    from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
 
 pytestmark = [pytest.mark.recorded, pytest.mark.slow]
 
@@ -52,7 +51,7 @@ def to_99(table: ScoreTable, policy: str, parts: int = 0, asks: str = "one") -> 
         subtables=100 if parts else 0,
         tasks=tasks_of_a_part(table) if parts else None,
     )
-    found = run_bench(table, plan)["policies"][0]["to_goal"]["0.99"]["pulls"]
+    found = next(reports(table, plan))["policies"][0]["to_goal"]["0.99"]["pulls"]
     return found["median"], found["p90"]
 
 

@@ -14,8 +14,7 @@ from simulation.cluster import simulate
 from simulation.scenario import Group, Scenario
 
 from hpc_toolkit.bandit import Arm, ArmTable, Proposal, make_policy
-from hpc_toolkit.bandit.bench.recorded import ScoreTable
-from hpc_toolkit.bandit.bench.replay import Asks, Trace, finish_times, replay
+from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, Trace, finish_times, replay
 from hpc_toolkit.bandit.policy import Pull, TaskSet
 from hpc_toolkit.errors import ConfigError
 
@@ -247,20 +246,6 @@ def test_finish_times_are_those_of_a_clock_that_ticks(
     found = finish_times(pulls, told_before, gpus)
 
     assert found.tolist() == ticking(pulls, told_before, gpus)
-
-
-@given(searches())
-def test_one_gpu_takes_the_sum_and_many_take_the_longest_of_each_wait(
-    search: tuple[list[list[int]], list[int]],
-) -> None:
-    pulls, told_before = search
-    total = sum(map(sum, pulls))
-
-    assert finish_times(pulls, told_before, 1).max(initial=0.0) == total
-    at_once = finish_times(pulls, [0] * len(pulls), total + 1)
-    assert at_once.tolist() == [max(seconds) for seconds in pulls]
-    one_by_one = finish_times(pulls, range(len(pulls)), total + 1)
-    assert one_by_one.tolist() == np.cumsum([max(seconds) for seconds in pulls]).tolist()
 
 
 def test_a_pull_of_nothing_ends_when_it_may_begin() -> None:

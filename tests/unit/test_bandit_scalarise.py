@@ -83,10 +83,6 @@ def test_weights_are_the_slopes_of_the_reward(name: str) -> None:
     assert not slopes[np.isnan(scores)].any()
 
 
-def test_ranks_have_no_weights() -> None:
-    assert weights("mean-rank", np.zeros((2, 4)), TASKS) is None
-
-
 @every_scalariser
 def test_recommendation_says_which_scalariser_made_its_mean(name: str) -> None:
     table = ArmTable((Arm("x", "g", ()), Arm("y", "g", ())), ())

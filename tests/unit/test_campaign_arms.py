@@ -13,13 +13,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hpc_toolkit.bandit.features import kind_of
+from hpc_toolkit.bandit.arms import kind_of
 from hpc_toolkit.campaign.arms import arm_id
-from hpc_toolkit.campaign.recorded import scores_of_run, scores_of_table
+from hpc_toolkit.campaign.evaluations import scores_of_run, scores_of_table
 from hpc_toolkit.campaign.search import make_arms, policy_of
-from hpc_toolkit.campaign.searchstate import search_so_far
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
-from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.campaign.summary import search_so_far, summarize
 from hpc_toolkit.cli import gathering
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,10 @@ import pytest
 
 from hpc_toolkit.bandit import make_policy
 from hpc_toolkit.campaign.search import try_search
-from hpc_toolkit.campaign.settings import Campaign, parse_campaign, read_settings
+from hpc_toolkit.campaign.settings import Campaign, parse_campaign
 from hpc_toolkit.campaign.tables import NO_OPTIONS
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run, resume_campaign
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import NOOP, Played, toy
 
@@ -155,23 +154,8 @@ def test_settings_survive_json(tmp_path: Path) -> None:
     assert campaign_of(Run.open(run.root)) == campaign
 
 
-def test_new_campaigns_ask_in_rounds_and_older_ones_over_a_window(tmp_path: Path) -> None:
-    run = make_campaign_run(tmp_path / "r", toy(BUDGET), ())
-    assert campaign_of(run).search.asks == "rounds"
-    record = json.loads((run.root / "run.json").read_bytes())["campaign"]
-    for key in ("asks", "evaluations", "metrics", "scalariser"):
-        del record["search"][key]
-    record["search"]["group_pulls"] = False
-    for key in ("kinds", "seconds"):
-        del record["tasks"][key]
-
-    assert read_settings(run.paths, record).search.asks == "window"
-    record["search"]["group_pulls"] = True
-    with pytest.raises(RunError, match=r"search\.group_pulls is set, which this version"):
-        read_settings(run.paths, record)
-
-
 def test_file_that_does_not_say_how_asks_follow_takes_the_run_up_as_it_is(tmp_path: Path) -> None:
+    assert toy(BUDGET).with_pending().search.asks == "rounds"
     window = toy({**BUDGET, "asks": "window"})
     run = make_campaign_run(tmp_path / "r", window, ())
 

@@ -39,14 +39,6 @@ def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert parts.to_json()["tasks"] == [["c"], []]
 
 
-def test_decisions_of_before_parts_are_read(tmp_path: Path) -> None:
-    old = {"why": SEARCH, "number": 1, "arms": ["x"], "tells": [TELL.to_json()]}
-
-    (found,) = read_decisions([segment(tmp_path / "1", old)])
-
-    assert found == Decision(why=SEARCH, number=1, pulls=(Pull("x"),), tells=(TELL,))
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -56,6 +48,7 @@ def test_decisions_of_before_parts_are_read(tmp_path: Path) -> None:
         ({"tasks": [["a"], ["b"]]}, "tasks of 2 pulls for 1 arms"),
         ({"tasks": []}, "tasks of 0 pulls for 1 arms"),
         ({"tasks": ["a"]}, "'tasks' of its decision is"),
+        ({"number": None}, "'number' of its decision is None"),
         ({"wall_s": -1}, "'wall_s' of its decision is -1"),
         ({"wall_s": "long"}, "'wall_s' of its decision is long"),
         ({"metrics": [1]}, "'metrics' of its decision is"),
@@ -68,7 +61,7 @@ def test_decisions_of_before_parts_are_read(tmp_path: Path) -> None:
 def test_damaged_decisions_are_refused_with_their_file(
     change: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    decision = {"why": SEARCH, "number": 1, "arms": ["x"], "tells": [], **change}
+    decision = {"why": SEARCH, "number": 1, "arms": ["x"], "tells": [], "wall_s": 0.0, **change}
 
     with pytest.raises(RunError, match=f"000007.jsonl is damaged: line 1: .*{says}"):
         read_decisions([segment(tmp_path / "000007.jsonl", decision)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable
-from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.bench.replay import ScoreTable
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.scoretable import read_score_table

@@ -14,9 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.campaign import searchfigures, searchreport
-from hpc_toolkit.campaign.progress import expected_best, some_counts
 from hpc_toolkit.campaign.search import make_arms
-from hpc_toolkit.campaign.searchfigures import heatmaps_of, keys_of, plane_of_models
+from hpc_toolkit.campaign.searchfigures import (
+    expected_best,
+    heatmaps_of,
+    keys_of,
+    plane_of_models,
+    some_counts,
+)
 from hpc_toolkit.campaign.searchreport import read_search
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.report import runreport

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.bandit.bench.outcome import goal_key, goal_of, summary
+from hpc_toolkit.bandit.asktell import RULES, TASK_RULES, make_policy, round_options, rule_of
 from hpc_toolkit.bandit.bench.replay import Asks, replay
-from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options, rule_of
+from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
@@ -21,19 +21,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hpc_toolkit.bandit.asktell import Policy
-    from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.replay import Trace
+    from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
+    from hpc_toolkit.bandit.policy import Floats
 
     OnSearch = Callable[["Entrant", int, int], None]
 
 KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 """Arguments of ``make_policy`` that a comparison sets itself."""
 
-FORMAT = 2
+FORMAT = 3
 """Version of the report; its keys stay the same under one version."""
 
+GOALS = (0.98, 0.99, 0.995, 1.0)
+"""Shares of the table's best mean to which searches are timed; 1 is the best arm."""
+
 GOAL = 0.99
-"""The share of the best mean that the text table shows."""
+"""The goal that the text table shows."""
+
+RESAMPLES, COVERAGE = 2_000, 0.95
+"""Number of bootstrap resamples of a band, and its nominal coverage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class Entrant:
     def make(self, table: ScoreTable, seed: int, asks: Asks) -> Policy:
         """Create the policy for a search on a table.
 
-        A policy that decides in rounds gets the options of :func:`registry.round_options`.
+        A policy that decides in rounds gets the options of :func:`asktell.round_options`.
         """
         in_rounds = asks.kind == "rounds"
         options = round_options(self.name, self.options, asks.size) if in_rounds else self.options
@@ -122,7 +128,7 @@ class Plan:
     """Pulls on all tasks after which a search ends; None: when the policy has finished."""
     until: float | None = None
     """A search ends when it knows an arm with this share of the best mean, above 0 and at most 1.
-    There are no curves then, and the share is one of the goals."""
+    The share is one of the goals then."""
     seeds: int = 10
     """Number of searches of each policy on each table."""
     subtables: int = 0
@@ -158,12 +164,6 @@ class Plan:
         return [table.drawn(seed, share=self.share, tasks=tasks) for seed in seeds]
 
 
-def run_bench(table: ScoreTable, plan: Plan, on_search: OnSearch | None = None) -> dict[str, Any]:
-    """Run all searches and return the last of :func:`reports`, which has all policies."""
-    *_, last = reports(table, plan, on_search)
-    return last
-
-
 def reports(
     table: ScoreTable, plan: Plan, on_search: OnSearch | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -197,9 +197,7 @@ def reports(
     found: list[dict[str, Any]] = []
     for entrant in plan.entrants:
         places, traces = zip(*searches(entrant, tables, plan, on_search), strict=True)
-        whole = not entrant.in_parts
-        numbers = summary(traces, places, gpus=plan.gpus, until=plan.until, whole=whole)
-        found.append({"policy": entrant.label, **numbers})
+        found.append({"policy": entrant.label, **_summary(entrant, traces, places, plan)})
         left_out = [other.label for other in plan.entrants[len(found) :]]
         yield {**head, "policies": list(found), "left_out": left_out}
 
@@ -212,7 +210,7 @@ def searches(
     On table t the seeds begin at ``first + t * seeds``; they are the same for all policies.
     """
     for place, table in enumerate(tables):
-        goal = math.inf if plan.until is None else goal_of(table, plan.until)
+        goal = math.inf if plan.until is None else _goal_of(table, plan.until)
         for number in range(plan.seeds):
             done = place * plan.seeds + number
             if on_search is not None:
@@ -237,6 +235,99 @@ def _exhaustive(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
     return found
 
 
+def _summary(
+    entrant: Entrant, traces: Sequence[Trace], tables: Sequence[int], plan: Plan
+) -> dict[str, Any]:
+    """Summarise what the searches of one policy spent to reach the goals, and how they ended.
+
+    ``tables`` has the number of the table of each search.
+    """
+    costs: dict[str, list[Floats]] = {}
+    if not entrant.in_parts:  # otherwise pulls are of some tasks, and cannot be compared
+        costs["pulls"] = [np.arange(1.0, len(trace.arms) + 1.0) for trace in traces]
+    costs["evaluations"] = [trace.evaluations for trace in traces]
+    if traces[0].table.seconds is not None:
+        costs["gpu_s"] = [trace.gpu_s for trace in traces]
+        costs |= {f"wall_s_{count}": [t.wall_s(count) for t in traces] for count in plan.gpus}
+    goals, until = set(GOALS), plan.until
+    if until is not None:
+        goals = {*(share for share in GOALS if share < until), until}
+    to_goal: dict[str, dict[str, dict[str, float | None]]] = {}
+    for share in sorted(goals):
+        reached = [reached_at(trace, share) for trace in traces]
+        to_goal[_goal_key(share)] = {
+            name: spread([_at(one, end) for one, end in zip(spent, reached, strict=True)], tables)
+            for name, spent in costs.items()
+        }
+    exact = [len(t.known) > 0 and t.known[-1] >= _goal_of(t.table, 1.0) for t in traces]
+    return {
+        "searches": len(traces),
+        "to_goal": to_goal,
+        "ended": {"exact": float(np.mean(exact))},
+    }
+
+
+def _goal_key(share: float) -> str:
+    # More digits than users write, so that different goals have different keys.
+    return f"{share:.12g}"
+
+
+def _goal_of(table: ScoreTable, share: float) -> float:
+    """Return the mean that an arm must have to be this share of the table's best."""
+    # The factor keeps rounding from putting the goal above the best arm's own mean.
+    return share * float(table.means.max()) * (1.0 - 1e-12)
+
+
+def reached_at(trace: Trace, share: float) -> float:
+    """Return the pull, from 1, after which the recommended arm always has this share of the best.
+
+    It is infinity if there is no such pull. A policy that compares arms on few tasks may leave a
+    good arm again.
+    """
+    lasting = np.minimum.accumulate(np.nan_to_num(trace.known, nan=-np.inf)[::-1])[::-1]
+    reached = lasting >= _goal_of(trace.table, share)
+    return float(np.argmax(reached)) + 1.0 if reached.any() else math.inf
+
+
+def _at(spent: Floats, pull: float) -> float:
+    return float(spent[int(pull) - 1]) if math.isfinite(pull) else math.inf
+
+
+def spread(values: Sequence[float], tables: Sequence[int]) -> dict[str, float | None]:
+    """Return how one number per search varies; None replaces infinity, which is no JSON.
+
+    Infinity means that a search did not reach the goal, and sorts above every number. The keys are
+    the ``median``, the ``p90`` (the lowest number that nine of ten searches do not exceed), the
+    ends ``low`` and ``high`` of the median's bootstrap band, and ``reached``, the share of the
+    searches that reached the goal. The band is of the lower median, which is one of the numbers.
+
+    The bootstrap (Efron 1979) draws tables, because searches on one table resemble each other;
+    ``tables`` has that of each search. With one table it draws searches, so that the band covers
+    other seeds on this table, and not other tables.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    _, member = np.unique(np.asarray(tables), return_inverse=True)
+    if not member.any():
+        member = np.arange(len(tables))
+    members = int(member.max()) + 1
+    rng = np.random.default_rng([0, Stream.BOOTSTRAP])
+    counts = rng.multinomial(members, np.full(members, 1.0 / members), size=RESAMPLES)
+    order = np.argsort(numbers, kind="stable")
+    below = np.cumsum(counts[:, member[order]], axis=1)
+    medians = numbers[order][np.argmax(2 * below >= below[:, -1:], axis=1)]
+    tail = (1.0 - COVERAGE) / 2.0
+    # Without interpolation, which is undefined between infinities.
+    low, high = np.quantile(medians, [tail, 1.0 - tail], method="inverted_cdf")
+    found = {
+        "median": float(np.median(numbers)),
+        "p90": float(np.quantile(numbers, 0.9, method="inverted_cdf")),
+        "low": float(low),
+        "high": float(high),
+        "reached": float(np.isfinite(numbers).mean()),
+    }
+    return {name: one if math.isfinite(one) else None for name, one in found.items()}
+
+
 def as_csv(report: dict[str, Any]) -> str:
     """Return one line per policy, goal and cost; a cell is empty if searches missed the goal."""
     columns = ("median", "p90", "low", "high", "reached")
@@ -255,15 +346,17 @@ def as_lines(report: dict[str, Any]) -> list[str]:
     If the searches ended at a lower share, the table is about that share. Each cell is the median
     and, after a slash, what nine of ten searches need.
     """
-    key = goal_key(GOAL if report["until"] is None else min(GOAL, report["until"]))
+    key = _goal_key(GOAL if report["until"] is None else min(GOAL, report["until"]))
     costs = dict.fromkeys(cost for one in report["policies"] for cost in one["to_goal"][key])
     # Wall-clock time on one GPU is the GPU time.
     costs.pop("wall_s_1", None)
+    every = {"pulls": report["arms"], **report["exhaustive"]}
+    every |= {f"wall_s_{gpus}": found for gpus, found in every.pop("wall_s", {}).items()}
     rows = [[f"to {100 * float(key):g}% of the best", *map(_title, costs), "best at end"]]
     for one in report["policies"]:
         cells = [_cell(cost, one["to_goal"][key].get(cost)) for cost in costs]
         rows.append([one["policy"], *cells, f"{one['ended']['exact']:.0%}"])
-    rows.append(["(everything)", *(_everything(cost, report) for cost in costs), "100%"])
+    rows.append(["(everything)", *(_number(cost, every[cost]) for cost in costs), "100%"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
@@ -285,10 +378,3 @@ def _number(cost: str, number: float | None) -> str:
     if number is None:
         return "never"
     return format_duration(number) if cost.startswith(("gpu_s", "wall_s_")) else f"{number:g}"
-
-
-def _everything(cost: str, report: dict[str, Any]) -> str:
-    exhaustive = {"pulls": report["arms"], **report["exhaustive"]}
-    if cost.startswith("wall_s_"):
-        return _number(cost, exhaustive["wall_s"][cost.removeprefix("wall_s_")])
-    return _number(cost, exhaustive[cost])

@@ -1,26 +1,125 @@
-"""Replay a search on recorded scores: what a policy requests and knows, and when."""
+"""Recorded scores of every arm on every task, and searches that are replayed on them."""
 
 from __future__ import annotations
 
 import heapq
 import math
 import re
-from collections import deque
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import Floats, Pull
+from hpc_toolkit.bandit.arms import ArmTable, with_metrics
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, Observation, Pull
+from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hpc_toolkit.bandit.asktell import Policy
-    from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.policy import Proposal
+    from hpc_toolkit.bandit.policy import TaskSet
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTable:
+    """All arms with their scores on all tasks.
+
+    Raises ConfigError for an empty task set, for arrays whose shape is not (arms, tasks), for a
+    number that is not finite or too large, and for negative durations or standard errors.
+    """
+
+    arms: ArmTable
+    """The arms; their features may have gaps."""
+    tasks: TaskSet
+    scores: Floats
+    """Shape (n_arms, n_tasks), finite; higher is better."""
+    seconds: Floats | None = None
+    """Shape (n_arms, n_tasks): seconds of each evaluation on one GPU; None: not known."""
+    stderrs: Floats | None = None
+    """Shape (n_arms, n_tasks): standard errors of the scores; None: not known."""
+    metrics: Mapping[str, Floats] = field(default_factory=dict)
+    """Further measurements of the arms by name, shape (n_arms,) each; NaN: not known."""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.arms.arms), len(self.tasks.names))
+        if not self.tasks.names:
+            message = "the table has no task"
+            raise ConfigError(message, hint="give at least one task")
+        for what, low in (("scores", -LARGEST_NUMBER), ("seconds", 0.0), ("stderrs", 0.0)):
+            if (numbers := getattr(self, what)) is None:
+                continue
+            _check_shape(what, numbers, shape)
+            wrong = np.argwhere(~((numbers >= low) & (numbers <= LARGEST_NUMBER)))
+            for arm, task in wrong.tolist():
+                message = f"{what}: {numbers[arm, task]} at arm {arm}, task {task}"
+                raise ConfigError(message, hint="leave out arms and tasks that lack numbers")
+        for name, column in self.metrics.items():
+            _check_shape(f"metric {name!r}", column, shape[:1])
+
+    @cached_property
+    def means(self) -> Floats:
+        """Shape (n_arms,): each arm's mean over all tasks, by which searches are judged."""
+        return np.asarray(self.scores.mean(axis=1))
+
+    @cached_property
+    def measured_arms(self) -> ArmTable:
+        """The arms with the metrics as further features; see ``arms.with_metrics``."""
+        rows = {
+            arm: {name: float(column[index]) for name, column in self.metrics.items()}
+            for index, arm in enumerate(self.arms.ids)
+        }
+        return with_metrics(self.arms, rows, list(self.metrics))
+
+    def part(self, arms: Sequence[int], tasks: Sequence[int]) -> ScoreTable:
+        """Return the table of only some arms and tasks, in the given order; features are kept."""
+        cut = np.ix_(arms, tasks)
+        return ScoreTable(
+            arms=ArmTable(tuple(self.arms.arms[i] for i in arms), self.arms.feature_names),
+            tasks=self.tasks.part(tasks),
+            scores=self.scores[cut],
+            seconds=None if self.seconds is None else self.seconds[cut],
+            stderrs=None if self.stderrs is None else self.stderrs[cut],
+            metrics={name: column[list(arms)] for name, column in self.metrics.items()},
+        )
+
+    def drawn(self, seed: int, *, share: float, tasks: int) -> ScoreTable:
+        """Return a random part: ``share`` of the arms, rounded down, and ``tasks`` tasks.
+
+        They are drawn without replacement and keep the order of this table. Raises ConfigError for
+        a part that would be empty or larger than the table.
+        """
+        if not math.isfinite(share):
+            message = f"a subtable with {share} of the arms"
+            raise ConfigError(message, hint="use a share above 0, at most 1")
+        rng, kept = np.random.default_rng([seed, Stream.PARTS]), []
+        for what, wanted, there in (
+            ("arms", int(share * len(self.arms.arms)), len(self.arms.arms)),
+            ("tasks", tasks, len(self.tasks.names)),
+        ):
+            if not 1 <= wanted <= there:
+                message = f"a part of {wanted} of {there} {what}"
+                raise ConfigError(message, hint=f"draw 1 to {there} {what}")
+            kept.append(np.sort(rng.permutation(there)[:wanted]).tolist())
+        return self.part(*kept)
+
+    def observation(self, arm: int, tasks: Iterable[int]) -> Observation:
+        """Return the observation that an evaluation of an arm on some tasks would have given."""
+        chosen = list(tasks)
+        scores, stderrs, seconds = (
+            {} if known is None else {self.tasks.names[j]: float(known[arm, j]) for j in chosen}
+            for known in (self.scores, self.stderrs, self.seconds)
+        )
+        return Observation(self.arms.ids[arm], scores, stderrs, seconds)
+
+
+def _check_shape(what: str, numbers: Floats, shape: tuple[int, ...]) -> None:
+    if numbers.shape != shape:
+        message = f"{what}: shape {numbers.shape}, expected {shape}"
+        raise ConfigError(message, hint="one row for each arm, one column for each task")
 
 
 def finish_times(
@@ -28,14 +127,13 @@ def finish_times(
 ) -> Floats:
     """Return when the last evaluation of each pull ends, in seconds; shape (n_pulls,).
 
-    This is an event simulation. Each GPU runs one evaluation at a time and starts the next ready
-    one at once. Deciding, loading models and claiming cost nothing, so the result is a lower bound
-    for a run with this order. A pull without evaluations ends when it may begin.
+    This is an event simulation. Each GPU runs one evaluation at a time and starts the longest one
+    that may begin. Deciding, loading models and claiming cost nothing, so the result is a lower
+    bound for a run with this order. A pull without evaluations ends when it may begin.
 
     ``durations`` has the seconds of the evaluations of each pull, in the order of asks.
     ``told_before`` has for each pull how many results had to be told before it was requested.
-    Results arrive in the order of asks, so a pull begins when that many first pulls ended. The
-    longest of all evaluations that may begin goes first.
+    Results arrive in the order of asks, so a pull begins when that many first pulls ended.
     """
     ends, now = np.zeros(len(durations)), 0.0
     left = [len(seconds) for seconds in durations]
@@ -76,13 +174,12 @@ class Asks:
     @classmethod
     def parse(cls, text: str) -> Asks:
         """Parse ``one``, ``rounds:N`` or ``window:N``. Raises ConfigError for any other text."""
-        if text == "one":
-            return cls("rounds", 1)
         match = re.fullmatch(r"(rounds|window):([1-9][0-9]{0,5})", text)
-        if not match:
+        if text != "one" and not match:
             message = f"asks: {text!r}"
             raise ConfigError(message, hint="write one, rounds:N or window:N")
-        return cls("window" if match[1] == "window" else "rounds", int(match[2]))
+        size = int(match[2]) if match else 1
+        return cls("window" if match and match[1] == "window" else "rounds", size)
 
     def __str__(self) -> str:
         return "one" if self.size == 1 else f"{self.kind}:{self.size}"
@@ -140,76 +237,43 @@ def replay(
     ``pulls`` pulls, once the recommended arm has at least the mean ``until`` in the table, or when
     the policy has nothing more to request.
     """
-    search = _Search(table, policy)
-    limit = math.inf if pulls is None else pulls
-    finished = False
-    while not finished and len(search.arms) < limit and not search.value >= until:
-        free = asks.size - len(search.waiting)
-        if asks.kind == "window" or not search.waiting:
-            search.ask(min(free, int(min(limit - len(search.arms), 2**31))))
-        finished = not search.waiting
-        search.tell(1 if asks.kind == "window" else len(search.waiting))
-    search.tell(len(search.waiting))
-    return Trace(
-        table=table,
-        arms=tuple(search.arms),
-        tasks=tuple(search.tasks),
-        told_before=tuple(search.told_before),
-        known=np.array(search.known, dtype=np.float64),
-    )
+    ids, names, means = table.arms.ids, table.tasks.names, table.means
+    arms, tasks, told_before, known = list[int](), list[tuple[int, ...]](), list[int](), []
+    requested: dict[int, set[int]] = defaultdict(set)
+    waiting, value, whole = deque[int](), math.nan, True
+    limit, finished = math.inf if pulls is None else pulls, False
 
-
-class _Search:
-    def __init__(self, table: ScoreTable, policy: Policy) -> None:
-        self.arms: list[int] = []
-        self.tasks: list[tuple[int, ...]] = []
-        self.told_before: list[int] = []
-        self.known: list[float] = []
-        self.waiting: deque[int] = deque()
-        self.value = math.nan
-        self._table = table
-        self._policy = policy
-        self._asked: dict[int, set[int]] = {}
-        self._whole = True
-
-    def ask(self, n: int) -> None:
-        ids, tasks_of = self._table.arms.ids, self._table.tasks.part
-        pending = [
-            Pull(ids[self.arms[number]], tasks_of(self.tasks[number]).names)
-            for number in self.waiting
-        ]
-        for proposal in self._policy.ask(n, pending):
-            arm, tasks = self._read(proposal)
-            self.told_before.append(len(self.known))
-            self.waiting.append(len(self.arms))
-            self.arms.append(arm)
-            self.tasks.append(tasks)
-            self._whole = self._whole and len(tasks) == len(self._table.tasks.names)
-
-    def tell(self, n: int) -> None:
+    def tell(n: int) -> None:
         """Tell the policy the oldest ``n`` pulls in flight, and record the value known then."""
-        n = min(n, len(self.waiting))
-        for place in range(n):
-            number = self.waiting.popleft()
-            arm = self.arms[number]
-            self._policy.tell(self._table.observation(arm, self.tasks[number]))
-            if self._whole:
+        nonlocal value
+        for left in reversed(range(n)):
+            number = waiting.popleft()
+            policy.tell(table.observation(arms[number], tasks[number]))
+            if whole:
                 # The best mean is what ``policy.best`` would recommend, but is much faster.
-                self.value = float(np.fmax(self.value, self._table.means[arm]))
-            elif place == n - 1:
-                best = self._policy.best()
-                means, index = self._table.means, self._table.arms.index
-                self.value = math.nan if best is None else float(means[index(best.arm)])
-            self.known.append(self.value)
+                value = float(np.fmax(value, means[arms[number]]))
+            elif not left:
+                best = policy.best()
+                value = math.nan if best is None else float(means[table.arms.index(best.arm)])
+            known.append(value)
 
-    def _read(self, proposal: Proposal) -> tuple[int, tuple[int, ...]]:
-        """Return the indices of a proposal's arm and tasks; without tasks, of all not yet asked."""
-        arm = self._table.arms.index(proposal.arm)
-        asked = self._asked.setdefault(arm, set())
-        if proposal.tasks:
-            tasks = tuple(self._table.tasks.index(name) for name in proposal.tasks)
-        else:
-            every = range(len(self._table.tasks.names))
-            tasks = tuple(task for task in every if task not in asked)
-        asked.update(tasks)
-        return arm, tasks
+    while not finished and len(arms) < limit and not value >= until:
+        if asks.kind == "window" or not waiting:
+            most = int(min(asks.size - len(waiting), limit - len(arms)))
+            pending = [Pull(ids[arms[i]], tuple(names[j] for j in tasks[i])) for i in waiting]
+            for proposal in policy.ask(most, pending):
+                arm = table.arms.index(proposal.arm)
+                if proposal.tasks:
+                    some = tuple(map(table.tasks.index, proposal.tasks))
+                else:  # of all that were not requested before
+                    some = tuple(sorted(set(range(len(names))) - requested[arm]))
+                requested[arm].update(some)
+                waiting.append(len(arms))
+                arms.append(arm)
+                tasks.append(some)
+                told_before.append(len(known))
+                whole = whole and len(some) == len(names)
+        finished = not waiting
+        tell(min(1, len(waiting)) if asks.kind == "window" else len(waiting))
+    tell(len(waiting))
+    return Trace(table, tuple(arms), tuple(tasks), tuple(told_before), np.array(known, np.float64))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable, geometry_features
-from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.bench.replay import ScoreTable
 from hpc_toolkit.bandit.policy import Floats, TaskSet
 from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError

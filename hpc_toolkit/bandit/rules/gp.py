@@ -13,14 +13,7 @@ import numpy as np
 from hpc_toolkit.bandit.arms import FEATURES, columns
 from hpc_toolkit.bandit.policy import Bools, Floats, Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, column_scales, fit
-from hpc_toolkit.bandit.rule import (
-    Rule,
-    Stream,
-    drawn,
-    first_best,
-    number_option,
-    word_option,
-)
+from hpc_toolkit.bandit.rule import Rule, Stream, drawn, first_best, number_option, word_option
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.rule import History

@@ -10,61 +10,73 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.durations import slowness, task_order
 from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
-from hpc_toolkit.bandit.rewards import rewards_of
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, first_best, number_option
+from hpc_toolkit.bandit.rewards import best_row, gaps, rewards_of
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, Stream, number_option
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.bandit.durations import TaskOrder
     from hpc_toolkit.bandit.rule import History
 
 
-class Gaps(NamedTuple):
-    """How far each arm is behind the leader."""
+def slowness(seconds: Floats, expected: Floats) -> Floats:
+    """Return shape (n_arms,): each arm's total duration divided by the expected total.
 
-    leader: int
-    means: Floats
-    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
-    have a score; 0 for the leader and for an arm without such a task."""
-    errors: Floats
-    """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
-    tasks, and before that infinite for an arm with fewer than two common tasks."""
-
-
-def gaps(scores: Floats, population: int, leader: int | None = None) -> Gaps:
-    """Compare arms after k of ``population`` tasks.
-
-    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` defaults to
-    :func:`best_row`. The error is sd / sqrt(common tasks) * sqrt(1 - k / population): the standard
-    deviation of the paired differences, with one degree of freedom less than common tasks, and the
-    finite population correction of survey sampling.
+    ``seconds`` has shape (n_arms, n_tasks). NaN is a duration that was not told; it counts as the
+    task's entry in ``expected``, shape (n_tasks,). The result is 1 if the expected total is 0.
     """
-    done = scores.shape[1]
-    leader = best_row(scores) if leader is None else leader
-    behind = scores[leader] - scores
-    counts = (~np.isnan(behind)).sum(axis=1)
-    means = np.nansum(behind, axis=1) / np.maximum(counts, 1)
-    squares = np.nansum((behind - means[:, None]) ** 2, axis=1)
-    variance = squares / np.maximum(counts - 1, 1) / np.maximum(counts, 1)
-    errors = np.sqrt(variance * (1.0 - done / population))
-    if done < population:
-        errors[counts < 2] = np.inf
-    return Gaps(leader, means, errors)
+    total = float(expected.sum())
+    if total <= 0.0:
+        return np.ones(len(seconds))
+    return np.asarray(np.where(np.isnan(seconds), expected, seconds).sum(axis=1) / total)
 
 
-def best_row(scores: Floats) -> int:
-    """Return the row with the highest mean; ties go to the first.
+class TaskOrder(NamedTuple):
+    """The tasks from shortest to longest, or the arm to evaluate first to learn that order."""
 
-    A missing score counts as the task's mean over the rows, so that no arm leads by having failed
-    on the hard tasks.
+    tasks: tuple[int, ...]
+    """Indices of all tasks; ties go to the lower index, tasks of unknown duration come last."""
+    seconds: Floats
+    """Shape (n_tasks,): expected duration of each of ``tasks``, in that order; 1 for each if none
+    is known."""
+    pilot: int | None = None
+    """The arm that must be told on all tasks before the order is known; None: it is known."""
+    timed_by: int | None = None
+    """The arm that took ``seconds``; None: they come from the task set, or are unknown."""
+
+
+def task_order(history: History) -> TaskOrder:
+    """Order the tasks by expected duration, if the task set has one for every task.
+
+    Otherwise order them by the durations of a pilot arm. The seed draws the pilot; if it has
+    neither a score nor a duration on any task, the next arm drawn takes its place.
     """
-    known = ~np.isnan(scores)
-    centre = np.nansum(scores, axis=0) / np.maximum(known.sum(axis=0), 1)
-    return first_best(np.where(known, scores - centre, 0.0).mean(axis=1))
+    expected = history.results.tasks.expected
+    if not np.isnan(expected).any():
+        return _ascending(expected)
+    order = np.random.default_rng([history.seed, Stream.PILOT])
+    for arm in order.permutation(len(history.table.arms)).tolist():
+        if not history.results.told[arm].all():
+            return TaskOrder((), np.empty(0), pilot=arm)
+        if not np.isnan(history.results.seconds[arm]).all():
+            return _ascending(history.results.seconds[arm])._replace(timed_by=arm)
+        if not np.isnan(history.results.scores[arm]).all():
+            # Scores came without durations; another pilot would not give any either.
+            break
+    return _ascending(np.full(len(expected), np.nan))
+
+
+def _ascending(seconds: Floats) -> TaskOrder:
+    known = np.where(np.isnan(seconds), np.inf, seconds)
+    order = np.argsort(known, kind="stable")
+    # The duration of a failed task is unknown; it counts as long as the longest.
+    longest = float(np.nanmax(seconds)) if not np.isnan(seconds).all() else 0.0
+    costs = np.where(np.isnan(seconds), longest, seconds)[order]
+    if not costs.any():
+        costs = np.ones(len(costs))
+    return TaskOrder(tuple(order.tolist()), costs)
 
 
 def silent_tasks(scores: Floats) -> Bools:

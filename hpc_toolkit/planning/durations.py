@@ -33,7 +33,7 @@ _FREE = 2
 _LONGER = 0.5
 """How much longer than its age a running item takes that is older than all finished ones: mean of
 an exponential logarithm, so twice as long in the mean."""
-_SURPRISE, _SURPRISE_SD = 0.5, 1.5
+_SURPRISE, _SURPRISE_SD = 0.5, 1.3
 """Mean weight of kinds of items of which none has ended, in finished items, and how much longer
 these take: the absolute value of a normal logarithm. Half of the lists in which 1 of 50 items takes
 8 times as long show none of them among the first 35."""
@@ -43,7 +43,7 @@ _LEAST_S = 1e-4
 _FEWEST = 12
 """Number of items that must have ended in a list before the first items of workers count apart."""
 _EACH, _MOST_PARTS = 4, 16
-"""Finished items for each part of a list, and the most parts."""
+"""Fewest finished items in a part of a list, and the most parts."""
 _CHOICE_SD = 0.3
 """How much longer the next arms of a search may be than earlier ones: standard deviation of a
 logarithm."""
@@ -234,13 +234,17 @@ def _parts(stage: StageWork) -> _Division:
     end.
     """
     places = [one.place for one in stage.seen]
+    seen = sorted(places)
     for one in stage.batches:
         places += range(one.place, one.place + one.count)
-    at, number = np.array(places, dtype=np.int64), len(stage.seen)
-    each = max(_EACH, math.ceil(number / _MOST_PARTS))
-    cuts = np.sort(at[:number])[each : number - each + 1 : each]
-    of, count = np.searchsorted(cuts, at, side="right"), len(cuts) + 1
-    return _Division(of, count, _PARTS_SD)
+    least, begun, cuts = (max(places) + 1) / _MOST_PARTS, 0, [0]
+    for number, place in enumerate(seen):
+        is_wide = place - cuts[-1] >= least
+        if is_wide and min(number - begun, len(seen) - number) >= _EACH:
+            cuts.append(place)
+            begun = number
+    of = np.searchsorted(cuts, places, side="right") - 1
+    return _Division(of, len(cuts), _PARTS_SD)
 
 
 def _numbered(values: Sequence[object]) -> tuple[Ints, int]:

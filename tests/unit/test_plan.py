@@ -277,14 +277,15 @@ COURSES: dict[str, Callable[[float], float]] = {
 }
 
 
+@pytest.mark.parametrize("begun", [20, 240])
 @pytest.mark.parametrize("course", COURSES)
-def test_items_between_places_that_were_seen_take_what_those_take(course: str) -> None:
+def test_items_between_places_that_were_seen_take_what_those_take(course: str, begun: int) -> None:
     noise = np.exp(np.random.default_rng(4).normal(0.0, 0.3, 800))
 
     def seconds(place: int) -> float:
         return COURSES[course](place / 800) * float(noise[place])
 
-    seen = [*range(20), *range(60, 800, 37)]
+    seen = [*range(begun), *range(begun + 40, 800, 37)]
     stage = along(800, seen, seconds)
     real_s = sum(seconds(place) for place in range(800) if place not in seen)
 

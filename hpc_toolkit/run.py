@@ -247,7 +247,7 @@ class Run:
             return read()
         from hpc_toolkit.planning.timeleft import Countdown
 
-        self._countdown = self._countdown or Countdown(self.view, campaign, given)
+        self._countdown = self._countdown or Countdown(self.view, campaign=campaign, given=given)
         found = read(forecast=self._countdown.read)
         if campaign is not None:
             from hpc_toolkit.campaign.summary import add_search

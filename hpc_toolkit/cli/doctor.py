@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.doctor.findings import Report
-    from hpc_toolkit.doctor.run.repairs import Plan
+    from hpc_toolkit.doctor.repairs import Plan
 
 _WIDTH = 100
 
@@ -81,7 +81,7 @@ def doctor(
 
 def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
-    from hpc_toolkit.doctor.run.repairs import plan_repairs, repair_run
+    from hpc_toolkit.doctor.repairs import plan_repairs, repair_run
 
     if pair is not None:
         message = "--pair and --repair exclude each other"

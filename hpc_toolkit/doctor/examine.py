@@ -7,14 +7,21 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import __version__
-from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
-from hpc_toolkit.doctor.filesystem.locks import waiting_for_server
-from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
+from hpc_toolkit.doctor.check import check_run
+from hpc_toolkit.doctor.filesystem import (
+    LIMIT_S,
+    check_mount,
+    check_names,
+    check_space,
+    check_views,
+    check_writing,
+    keeps_locks_of_lost_hosts,
+)
 from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
-from hpc_toolkit.doctor.node import check_devices, check_script, check_slurm, check_variables
+from hpc_toolkit.doctor.locks import check_locks, waiting_for_server
+from hpc_toolkit.doctor.node import check_devices, check_slurm, check_variables
 from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, helper
-from hpc_toolkit.doctor.run.check import check_run
-from hpc_toolkit.doctor.run.repairs import plan_repairs
+from hpc_toolkit.doctor.repairs import plan_repairs
 from hpc_toolkit.doctor.sides import LEAD, Pair, make_area, remove_area, sweep
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir import files
@@ -60,7 +67,11 @@ def examine(
     mount, local = mount_of(directory), files.is_local(directory)
     means = "a run here is for processes of this machine" if local else ""
     where = f"{mount.kind}, {mount.source} at {mount.point}"
-    found = [fine("filesystem", where, means), check_mount(mount), *mounts.check_space(directory)]
+    found = [
+        fine("filesystem", where, means),
+        check_mount(mount),
+        *check_space(directory),
+    ]
     report = Report(str(directory), found)
     around_it: list[Finding] = []
     token = step.token if step is not None else os.urandom(6).hex()
@@ -87,7 +98,7 @@ def examine(
     of_directory = list(found)
     found += around_it
     if around:
-        found += [check_slurm(), check_script(), *check_variables()]
+        found += [check_slurm(), *check_variables()]
     if RunPaths(directory).manifest.exists():
         found += _look_at_run(directory, report, of_directory, clock)
     return report
@@ -132,20 +143,20 @@ def _check_pair(report: Report, pair: Pair, mount: Mount) -> None:
     """Make all checks of the directory that need two sides."""
     report.sides, report.apart = (pair.here, pair.there), pair.apart
 
-    def check_views() -> list[Finding]:
-        findings, report.delays_s = delays.check_views(pair)
+    def views() -> list[Finding]:
+        findings, report.delays_s = check_views(pair)
         return findings
 
-    def check_locks() -> list[Finding]:
-        findings, excludes = locks.check_locks(pair, mount)
+    def trial() -> list[Finding]:
+        findings, excludes = check_locks(pair, mount)
         report.locks_proven = pair.apart and excludes
         return findings
 
     checks: dict[str, Callable[[], list[Finding]]] = {
-        "exclusive names": lambda: names.check_names(pair),
-        "delays": check_views,
-        "locks": check_locks,
-        "fsync": lambda: [delays.check_writing(pair.area)],
+        "exclusive names": lambda: check_names(pair),
+        "delays": views,
+        "locks": trial,
+        "fsync": lambda: [check_writing(pair.area)],
     }
     for name, check in checks.items():
         try:
@@ -178,7 +189,7 @@ def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -
         "troubles": [one.to_json() for one in found if one.verdict not in _NO_TROUBLE],
         "locks_proven": report.locks_proven,
         "delays_s": report.delays_s,
-        "least_lease_s": 2 * max(delays.LIMIT_S if one is None else one for one in seen_after_s),
+        "least_lease_s": 2 * max(LIMIT_S if one is None else one for one in seen_after_s),
         "sides": [side.to_json() for side in report.sides],
     }
     write_proof(paths.doctor, record)

@@ -1,4 +1,4 @@
-"""Check a node: its GPUs, InfiniBand ports, Slurm, and whether a script renders for its cluster.
+"""Check a node: whether its GPUs compute, Slurm answers, and no variable harms a training.
 
 Every query of a driver runs in a child that can be abandoned: a broken driver never answers.
 """
@@ -8,20 +8,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor.children import ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
-from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError, ask
-from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.advice import harmful
@@ -35,8 +31,6 @@ if TYPE_CHECKING:
 
 _DRIVER_S = 25.0
 _TORCH_S = 60.0
-_PORTS_S = 10.0
-_PORTS = Path("/sys/class/infiniband")
 _AMD = Path("/dev/kfd")
 _MOST_WORDS = 160
 _FAILS = "items that use a GPU fail on this node, or wait for ever"
@@ -45,11 +39,6 @@ _PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 _ANSWER_S = 10.0
 _GRACE_S = 30
 """Seconds that a worker needs from a warning to its end: 25 for its item, the rest to leave."""
-
-
-def look_here() -> list[dict[str, Any]]:
-    ports = judge_ports(_asked(partial(read_ports, _PORTS), _PORTS_S))
-    return [*look_at_gpus(), ports.to_json()]
 
 
 def look_at_gpus() -> list[dict[str, Any]]:
@@ -63,11 +52,11 @@ def look_at_gpus() -> list[dict[str, Any]]:
 
 
 def check_devices(pair: Pair, *, nodes: bool) -> list[Finding]:
-    """Check GPUs and ports of this side, and with ``nodes`` those of the other side's node."""
+    """Check GPUs of this side, and with ``nodes`` those of the other side's node."""
     if not nodes:
-        return _decoded(look_here(), "")
+        return _decoded(look_at_gpus(), "")
     pair.start("devices")
-    here = look_here()
+    here = look_at_gpus()
     return _decoded(here, pair.here.host) + _decoded(pair.finish(), pair.there.host)
 
 
@@ -182,72 +171,6 @@ def look_by_torch() -> dict[str, Any]:
     return {**told, "gpus": gpus}
 
 
-def read_ports(root: Path) -> list[dict[str, str]]:
-    """Read name, state, rate and link layer of each port below ``/sys/class/infiniband``.
-
-    Names are in NCCL's notation, such as mlx5_0:1; the layer of RoCE is Ethernet.
-    """
-    return [
-        {
-            "name": f"{port.parents[1].name}:{port.name}",
-            **{key: (port / key).read_text().strip() for key in ("state", "rate", "link_layer")},
-        }
-        for port in sorted(root.glob("*/ports/*"), key=_by_number)
-    ]
-
-
-def _by_number(port: Path) -> list[tuple[int, str]]:
-    """Sort mlx5_10 behind mlx5_9."""
-    return [(int(part or 0), text) for text, part in re.findall(r"([^0-9]*)([0-9]*)", str(port))]
-
-
-def judge_ports(told: list[dict[str, str]] | dict[str, str]) -> Finding:
-    """Warn of a port that is not active, or slower than another of its link layer."""
-    check = "infiniband"
-    if isinstance(told, dict):
-        means = "whether training jobs can use these ports is not known"
-        found = f"the ports cannot be read: {told['error']}"
-        return Finding(check, Verdict.UNKNOWN, found, means, "try: ibstat")
-    if not told:
-        return _skipped(check, "no InfiniBand or RoCE port on this node")
-    groups: dict[str, list[str]] = {}
-    for port in told:
-        state = port["state"].partition(": ")[2] or port["state"]
-        at = f" at {port['rate']}" if _is_active(port) else ""
-        groups.setdefault(f"{state}{at}", []).append(port["name"])
-    found = "; ".join(f"{', '.join(names)}: {state}" for state, names in groups.items())
-    troubles = dict(_port_troubles(told))
-    means = (
-        f"{'; '.join(f'{name} {why}' for name, why in troubles.items())}. Ranks that exchange "
-        "data through such a port are slower than others, or wait for ever"
-    )
-    fix = (
-        "tell the site, unless it does not use the port; until then leave it out: "
-        f"NCCL_IB_HCA=^={','.join(troubles)}"
-    )
-    return judged(check, found, Verdict.SLOWER, means, fix, bad=bool(troubles))
-
-
-def _port_troubles(ports: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
-    for port in ports:
-        same = [one for one in ports if one["link_layer"] == port["link_layer"]]
-        fastest = max((one for one in same if _is_active(one)), key=_rate, default=port)
-        if not _is_active(port):
-            yield port["name"], "is not active"
-        elif _rate(port) < _rate(fastest):
-            yield port["name"], f"is slower than {fastest['name']} ({fastest['rate']})"
-
-
-def _is_active(port: dict[str, str]) -> bool:
-    return port["state"].endswith("ACTIVE")
-
-
-def _rate(port: dict[str, str]) -> float:
-    """Return the Gb/s of ``400 Gb/sec (4X NDR)``."""
-    number = re.match(r"[0-9.]+", port["rate"])
-    return float(number[0]) if number else 0.0
-
-
 def _be_quiet() -> None:
     """Drop the output of libraries: stdout carries the report."""
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -328,25 +251,3 @@ def check_variables() -> list[Finding]:
         )
         for advice in harmful(os.environ)
     ]
-
-
-def check_script() -> Finding:
-    """Render a script for the smallest job that the cluster accepts; submit nothing."""
-    from hpc_toolkit.slurm.render.script import render_script
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
-
-    check, template = "templates", "work-queue"
-    try:
-        cluster = resolve_cluster(None).cluster
-        spec = ScriptSpec(
-            job_name=template,
-            python=os.path.abspath(sys.executable),
-            nodes=cluster.min_nodes or 1,
-            gpus_per_node=cluster.gpus_per_node or 0,
-            account="doctor" if cluster.account_required else None,
-        )
-        render_script(spec, cluster, template)
-    except HpcToolkitError as error:
-        means = "'hpctk render' needs --cluster here"
-        return Finding(check, Verdict.UNSAFE, error.message, means, error.hint)
-    return fine(check, f"{template} renders for cluster {cluster.name}")

@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.doctor import node
+from hpc_toolkit.doctor import filesystem, locks, node
 from hpc_toolkit.doctor.children import Child
-from hpc_toolkit.doctor.filesystem import delays, locks, names
 from hpc_toolkit.doctor.sides import (
     ANSWER_S,
     BYE,
@@ -43,7 +42,7 @@ class Partner:
     def __init__(self, area: Path) -> None:
         self._area = area
         self._holder: locks.Holder | None = None
-        self._changes: delays.Changes | None = None
+        self._changes: filesystem.Changes | None = None
 
     def serve(self, *, arrival_s: float) -> None:
         """Answer the lead's requests until it ends the examination, or is silent."""
@@ -62,14 +61,14 @@ class Partner:
     def _answer(self, act: str, words: dict[str, Any]) -> dict[str, Any]:
         acts: dict[str, Callable[..., Any]] = {
             "where": lambda: side_of(self._area.parent).to_json(),
-            "race": lambda own: names.race(self._area / "race", own),
+            "race": lambda own: filesystem.race(self._area / "race", own),
             "create": lambda name, target: files.create_name(self._area / name, target),
             "prepare": self._prepare,
             "change": self._change,
             "hold": self._hold,
             "let_go": self._let_go,
             "try": lambda name: locks.try_lock(self._area / name),
-            "devices": node.look_here,
+            "devices": node.look_at_gpus,
             BYE: os.getpid,
         }
         try:
@@ -79,7 +78,7 @@ class Partner:
             return {**told, "path": str(error.filename) if error.filename else None}
 
     def _prepare(self, name: str) -> None:
-        self._changes = delays.Changes(self._area / name)
+        self._changes = filesystem.Changes(self._area / name)
 
     def _change(self) -> None:
         assert self._changes is not None

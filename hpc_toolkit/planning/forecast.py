@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,14 +21,14 @@ from hpc_toolkit.planning.durations import GuessedDurations, LearnedDurations
 from hpc_toolkit.planning.work import SURE, context
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from hpc_toolkit.planning.durations import Draw, Floats
     from hpc_toolkit.planning.work import Guess, StageWork, Work
 
 DRAWS = 100
 """Draws of each forecast; fewer for a run with very many units."""
-_FEWEST_DRAWS = 40
+_FEWEST_DRAWS = 20
 _MOST_JOBS = 400_000
 """The most units times draws to schedule for one number of workers."""
 START_S = 120.0
@@ -99,24 +100,22 @@ class Forecaster:
         jobs = sum(len(stage.batches) for stage in work.stages)
         draws = max(min(draws, _FEWEST_DRAWS), min(draws, _MOST_JOBS // jobs))
         self._work = work
-        self.keys = sorted({key for model in models for key in model.keys})
-        """Keys of items that were found to predict how long the items take."""
+        self.keys = sorted({one.kind_by for one in work.stages if one.kind_by and one.seen})
+        """Keys of items that predict how long the items take."""
         self.guessed = [stage.name for stage in work.stages if not stage.seen]
         """Stages for which nothing but the guess is known."""
         self.stages = [stage.name for stage in work.stages]
-        self._courses: dict[int | None, list[_Course]] = {}
         # Durations of single items are not kept: those of a million would fill the memory.
-        self._draws: list[dict[str, Draw]] = []
+        self._draws: list[list[Draw]] = []
         for _ in range(draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
-            drawn = (model.draw(chance, drift) for model in models)
-            self._draws.append(dict(zip(self.stages, drawn, strict=True)))
-        self._going_on, self._anew = (
-            [phase for stage in work.stages for phase in _phases(stage, self._draws, living)]
-            for living in (work.workers, ())
-        )
-        units = {one.name: np.array([batch.units for batch in one.batches]) for one in work.stages}
-        facts = np.array([_facts(work.left, draw, units) for draw in self._draws]).T
+            self._draws.append([model.draw(chance, drift) for model in models])
+        self._expected_s = [
+            np.mean([one.batches for one in drawn], axis=0).tolist()
+            for drawn in zip(*self._draws, strict=True)
+        ]
+        self._schedules: dict[int | None, list[_Schedule]] = {}
+        facts = np.array([_facts(work.left, draw) for draw in self._draws]).T
         mean_s, self._longest_s, self._cut_s, largest_s, useful, self._load_s = facts
         self.item_s = Interval.of(mean_s)
         """Mean seconds of the items left."""
@@ -136,13 +135,20 @@ class Forecaster:
         Without a number, the living workers go on with their batches. ``limit_s`` is the time limit
         of one job: further jobs follow until all is done.
         """
-        phases, hands = self._going_on, self._work.workers
+        hands = self._work.workers
         if workers is not None:
-            phases, hands = self._anew, dict.fromkeys(map(str, range(workers)), "")
-        if workers not in self._courses:
-            self._courses[workers] = [_Course(phases, draw, hands) for draw in self._draws]
-        courses = self._courses[workers]
-        whole = np.array([course.makespan_s for course in courses])
+            hands = dict.fromkeys(map(str, range(workers)), "")
+        if workers not in self._schedules:
+            living = hands if workers is None else ()
+            stages = enumerate(zip(self._work.stages, self._expected_s, strict=True))
+            phases = [
+                phase
+                for number, (stage, expected_s) in stages
+                for phase in _phases(stage, number, expected_s, living)
+            ]
+            self._schedules[workers] = [_Schedule(phases, draw, hands) for draw in self._draws]
+        schedules = self._schedules[workers]
+        whole = np.array([one.makespan_s for one in schedules])
         if self._work.ends_s is not None:
             # The evaluations that run when the time is up are still finished.
             whole = np.minimum(whole, self._work.ends_s + self.item_s.median)
@@ -157,8 +163,8 @@ class Forecaster:
             workers=len(hands),
             time_s=Interval.of(times),
             sure_s=float(np.quantile(times, SURE)),
-            worker_s=Interval.of([course.busy_s for course in courses]),
-            draws=len(courses),
+            worker_s=Interval.of([float(np.sum(one.spans[1] - one.spans[0])) for one in schedules]),
+            draws=len(schedules),
             jobs=None if jobs is None else Interval.of(jobs),
             sure_jobs=0 if jobs is None else math.ceil(np.quantile(jobs, SURE)),
             lost_s=float(np.mean(times - whole)),
@@ -167,7 +173,7 @@ class Forecaster:
             return found
         # Assume that the losses at the ends of jobs are spread evenly.
         by = within_s * whole / np.maximum(times, 1e-9)
-        shares = [course.share_by(at) for course, at in zip(courses, by, strict=True)]
+        shares = [_share_by(at, one.spans) for one, at in zip(schedules, by, strict=True)]
         return replace(found, within=float(np.mean(times <= within_s)), share=Interval.of(shares))
 
     def fits(self, limit_s: float) -> bool:
@@ -188,99 +194,89 @@ def _model(stage: StageWork, guess: Guess | None) -> LearnedDurations | GuessedD
     return GuessedDurations(stage, guess)
 
 
-def _facts(items: int, draw: dict[str, Draw], units: dict[str, Floats]) -> tuple[float, ...]:
+def _facts(items: int, draw: list[Draw]) -> tuple[float, ...]:
     """Return facts of one draw: mean seconds of an item, of the longest item, and what a worker
     loses when its job ends; seconds of the largest unit, the workers beyond which it alone
     determines the time, and mean seconds to load a batch.
     """
-    drawn = draw.values()
-    items_s = sum(one.items_s for one in drawn)
-    work_s = sum(one.batches.sum() for one in drawn)
-    largest_s = max((draw[name].batches / of).max() for name, of in units.items())
+    items_s = sum(one.items_s for one in draw)
+    largest_s = max(one.batches.max() for one in draw)
     return (
         items_s / items,
-        max(one.longest_s for one in drawn),
+        max(one.longest_s for one in draw),
         # At a random moment, a worker is more likely to be in a long item than in a short one.
-        sum(one.squares for one in drawn) / (2 * items_s),
+        sum(one.squares for one in draw) / (2 * items_s),
         largest_s,
-        work_s / max(largest_s, 1e-9),
-        float(np.concatenate([one.load_s for one in drawn]).mean()),
+        sum(one.batches.sum() for one in draw) / max(largest_s, 1e-9),
+        float(np.concatenate([one.load_s for one in draw]).mean()),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """Batches that begin when those of the phase before have ended: a stage or a round of it."""
+    """A round of a stage: its batches begin when those of the phase before have ended."""
 
     stage: StageWork
+    number: int
+    """Number of the stage."""
     wait_s: float
-    """Seconds from the end of the phase before to its first batch."""
-    held: dict[str, tuple[str, int]]
-    """The group and the number of the batch that each worker holds."""
+    """Seconds from the end of the phase before to the first batch."""
+    held: dict[str, int]
+    """The number of the batch that each worker holds."""
     waiting: dict[str, list[int]]
-    """The numbers of the waiting batches of each group, the last one first; the longest group is
+    """The numbers of the waiting batches by context, the last one first; the longest context is
     last."""
     left_s: dict[str, float]
-    """The expected seconds of these batches, by group."""
+    """The expected seconds of these batches, by context."""
 
 
 def _phases(
-    stage: StageWork, draws: Sequence[dict[str, Draw]], living: Collection[str]
-) -> list[_Phase]:
-    """Return the phases of a stage, in which living workers keep the batches that they hold."""
-    expected_s = np.mean([draw[stage.name].batches for draw in draws], axis=0).tolist()
+    stage: StageWork, number: int, expected_s: list[float], living: Collection[str]
+) -> Iterator[_Phase]:
+    """Yield the phases of a stage, in which living workers keep the batches that they hold."""
     rounds: dict[int, list[int]] = {}
-    for number, batch in enumerate(stage.batches):
-        rounds.setdefault(batch.round, []).append(number)
-    found: list[_Phase] = []
-    for numbers in rounds.values():
-        held: dict[str, tuple[str, int]] = {}
+    for batch_number, batch in enumerate(stage.batches):
+        rounds.setdefault(batch.round, []).append(batch_number)
+    for wait_s, numbers in zip(
+        chain([0.0], repeat(stage.between_s)), rounds.values(), strict=False
+    ):
+        held: dict[str, int] = {}
         waiting: dict[str, list[int]] = {}
         left_s: dict[str, float] = {}
-        for number in numbers:
-            batch = stage.batches[number]
-            key = context(stage.name, batch.group)
+        for one in numbers:
+            batch = stage.batches[one]
             if batch.holder in living and batch.holder not in held:
-                held[batch.holder] = key, number
-            else:
-                waiting.setdefault(key, []).append(number)
-                left_s[key] = left_s.get(key, 0.0) + expected_s[number]
+                held[batch.holder] = one
+                continue
+            key = context(stage.name, batch.group)
+            waiting.setdefault(key, []).append(one)
+            left_s[key] = left_s.get(key, 0.0) + expected_s[one]
         order = {key: waiting[key][::-1] for key in sorted(waiting, key=left_s.__getitem__)}
-        found.append(_Phase(stage, stage.between_s if found else 0.0, held, order, left_s))
-    return found
+        yield _Phase(stage, number, wait_s, held, order, left_s)
 
 
-class _Course:
+class _Schedule:
     """One schedule: when each batch begins and ends, and how many items it has."""
 
     def __init__(
-        self, phases: Sequence[_Phase], draw: dict[str, Draw], workers: dict[str, str]
+        self, phases: Sequence[_Phase], draws: Sequence[Draw], workers: dict[str, str]
     ) -> None:
         """Hand out the batches of each phase to workers, given with their loaded contexts."""
         self._loaded = list(workers.values())
-        self._begins: list[float] = []
-        self._ends: list[float] = []
-        self._counts: list[int] = []
+        self._spans: list[tuple[float, float, int]] = []
         ended = 0.0
         for phase in phases:
-            one, before = draw[phase.stage.name], len(self._ends)
+            draw, before = draws[phase.number], len(self._spans)
             # Lists, since reading single elements of arrays is slow.
-            seconds, load_s = one.batches.tolist(), one.load_s.tolist()
+            seconds, load_s = draw.batches.tolist(), draw.load_s.tolist()
             free = self._go_on(phase, seconds, load_s, list(workers), ended + phase.wait_s)
             self._hand_out(phase, seconds, load_s, free)
-            ended = max(self._ends[before:], default=ended)
+            ended = max((end for _, end, _ in self._spans[before:]), default=ended)
         self.makespan_s = ended
         """Seconds until the last item ends."""
-        self.busy_s = sum(self._ends) - sum(self._begins)
-        """Worker seconds spent on batches."""
-        self._spans = np.array([self._begins, self._ends, self._counts])
-        del self._begins, self._ends, self._counts
-
-    def share_by(self, limit_s: float) -> float:
-        """Return the share of items done by ``limit_s``; the items of a batch end evenly."""
-        begins, ends, counts = self._spans
-        part = np.clip((limit_s - begins) / np.maximum(ends - begins, 1e-9), 0.0, 1.0)
-        return float((part * counts).sum() / counts.sum())
+        self.spans = np.array(self._spans).T
+        """When each batch begins and ends, and its number of items."""
+        del self._spans
 
     def _go_on(
         self,
@@ -296,15 +292,14 @@ class _Course:
             if worker not in phase.held:
                 idle.append((begin, hand))
                 continue
-            key, number = phase.held[worker]
+            number = phase.held[worker]
             batch = phase.stage.batches[number]
+            key = context(phase.stage.name, batch.group)
             load = load_s[number] if self._loaded[hand] != key else 0.0
             spent_s = min(batch.age_s, load if batch.loading else seconds[number])
             free.append((begin + seconds[number] + load - spent_s, hand))
             self._loaded[hand] = key
-            self._begins.append(begin)
-            self._ends.append(free[-1][0])
-            self._counts.append(batch.count)
+            self._spans.append((begin, free[-1][0], batch.count))
         # A worker finishes its batch even if the search keeps fewer workers busy from now on.
         most = max(len(free), phase.stage.most_workers or len(workers))
         return free + idle[: most - len(free)]
@@ -331,15 +326,17 @@ class _Course:
                 key = fresh.pop() if fresh else max(waiting, key=left_s.__getitem__)
                 begun.add(key)
             number = waiting[key].pop()
-            end = at + seconds[number]
-            if key != loaded[hand]:
-                end += load_s[number]
-                loaded[hand] = key
-            if waiting[key]:
-                left_s[key] -= seconds[number]
-            else:
+            end = at + seconds[number] + (load_s[number] if key != loaded[hand] else 0.0)
+            loaded[hand] = key
+            left_s[key] -= seconds[number]
+            if not waiting[key]:
                 del waiting[key]
             heapq.heapreplace(free, (end, hand))
-            self._begins.append(at)
-            self._ends.append(end)
-            self._counts.append(batches[number].count)
+            self._spans.append((at, end, batches[number].count))
+
+
+def _share_by(limit_s: float, spans: Floats) -> float:
+    """Return the share of items done by ``limit_s``; the items of a batch end evenly."""
+    begins, ends, counts = spans
+    part = np.clip((limit_s - begins) / np.maximum(ends - begins, 1e-9), 0.0, 1.0)
+    return float((part * counts).sum() / counts.sum())

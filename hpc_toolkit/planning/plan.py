@@ -10,7 +10,6 @@ from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
 from hpc_toolkit.planning.nodes import choose, number, recommended, span, ways
 from hpc_toolkit.planning.timeleft import FORMAT
-from hpc_toolkit.planning.work import joined
 from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
 if TYPE_CHECKING:
@@ -87,14 +86,15 @@ def make_plan(
         raise RunError(message, hint=hint)
     whole = work.left
     work = _known(work, guess)
-    most = max([*(count * node.workers for count in nodes), len(work.workers)], default=1)
-    forecaster = Forecaster(joined(work, most), guess, draws=draws)
+    forecaster = Forecaster(work, guess, draws=draws)
     limit_s = limit_s or cluster.max_walltime_s
     # A status gives no time either while stages are left out.
     is_known = bool(work.workers) and work.left == whole
     now = forecaster.forecast(None, within_s=within_s) if is_known else None
     if now is not None and now_s is not None:
         now = replace(now, time_s=now_s)
+    learned = ("keys", "guessed", "item_s", "load_s", "longest_s", "largest_s", "useful_workers")
+    facts: dict[str, Any] = {name: getattr(forecaster, name) for name in learned}
     return Plan(
         run=work.run,
         at=work.at,
@@ -103,25 +103,19 @@ def make_plan(
         sealed=work.sealed,
         seen=sum(len(stage.seen) for stage in work.stages),
         retried=sum(stage.retried for stage in work.stages),
-        keys=forecaster.keys,
-        guessed=forecaster.guessed,
-        item_s=forecaster.item_s,
-        load_s=forecaster.load_s,
-        longest_s=forecaster.longest_s,
-        largest_s=forecaster.largest_s,
-        useful_workers=forecaster.useful_workers,
+        **facts,
         ungrouped=any(stage.group_by is None for stage in work.stages),
         node=node,
         cluster=cluster.name,
-        assumed=list(work.assumed),
-        most_workers=work.most_workers,
-        coming=work.coming,
         now=now,
         choices=[
             choose(forecaster, node, count, limit_s=limit_s, within_s=within_s) for count in nodes
         ],
         ways=ways(forecaster, cluster, node, max(nodes)) if nodes else [],
         within_s=within_s,
+        coming=work.coming,
+        most_workers=work.most_workers,
+        assumed=list(work.assumed),
     )
 
 

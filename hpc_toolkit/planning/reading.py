@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -11,7 +11,7 @@ from zlib import crc32
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, left_over, read_decisions
 from hpc_toolkit.campaign.search import as_decided
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, read_settings
-from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, context
+from hpc_toolkit.planning.work import Batch, Seen, StageWork, Work, context
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.explain import ATTEMPTS, records_of, unit_items
@@ -44,17 +44,20 @@ class _Stage:
     view: StageView
     units: dict[str, list[Item]] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
+    loads_s: list[float] = field(default_factory=list)
     overheads_s: list[float] = field(default_factory=list)
     attempts: int = 0
     retried: int = 0
     entries: dict[int, tuple[float, float]] = field(default_factory=dict)
     """When the first attempt at the items of each log entry began, and when the last one ended."""
 
-    def place(self, position: int) -> int | None:
-        """Return the place of an item in a list without groups to which nothing was added."""
-        is_list = self.view.spec.group_by is None and len(self.view.log.segments) == 1
-        return position if is_list else None
+    starts: dict[int, int] = field(init=False)
+    """The place of the first item of each log entry in the list of the stage."""
+
+    def __post_init__(self) -> None:
+        segments = self.view.log.segments
+        counts = accumulate((one.count for one in segments.values()), initial=0)
+        self.starts = dict(zip(segments, counts, strict=False))
 
     def items(self, unit: Unit) -> list[Item]:
         if unit.name not in self.units:
@@ -65,28 +68,76 @@ class _Stage:
         by = self.view.spec.group_by
         return "" if by is None else group_key(item.get(by)) or ""
 
+    def groups(self, items: Sequence[Item]) -> int:
+        return len(set(map(self.group_of, items)))
+
+    def context(self, unit: Unit) -> str:
+        return context(self.view.spec.name, self.view.group_of(unit) or "")
+
     def between_s(self) -> float:
         """Return the median seconds between the results of one entry and the work on the next."""
         last = [entry for _, entry in sorted(self.entries.items())][-_ROUNDS:]
-        gaps = [max(0.0, after[0] - before[1]) for before, after in pairwise(last)]
-        return median(gaps) if gaps else 0.0
+        return median([max(0.0, after[0] - before[1]) for before, after in pairwise(last)] or [0.0])
 
 
 @dataclass(slots=True)
-class _Course:
+class _Journal:
     """The state of one worker while its journal is read."""
 
     worker: str = ""
+    ahead_s: float = 0.0
+    """Seconds by which its clock is ahead of the file server's."""
     loaded: str = ""
     """Its loaded context (:func:`hpc_toolkit.planning.work.context`); "" before its first unit."""
     loads: int = 0
     at: float = 0.0
     """Epoch seconds of its last line, by its own clock."""
-    ahead_s: float = 0.0
-    """Seconds by which this clock is ahead of the file server's."""
     unit: str = ""
     """The unit of its last line, unless that line released the unit."""
-    attempts: list[dict[str, Any]] = field(default_factory=list)
+    loads_now: bool = False
+    """Whether it loaded the context of this unit."""
+    spent_s: float = 0.0
+    """Seconds spent on the items of this unit."""
+
+    def read(self, view: RunView, stages: dict[str, _Stage]) -> None:
+        for record in records_of(view, self.worker):
+            name, _, unit_name = record["unit"].partition("/")
+            stage = stages.get(name)
+            known = None if stage is None else stage.view.state.units.get(unit_name)
+            if stage is None or known is None or known.lacks(record):
+                continue
+            self.at = record["at"]
+            if record["type"] in ATTEMPTS:
+                self._attempt(stage, stage.view.unit(unit_name), record)
+            elif record["type"] == "release":
+                if self.unit == record["unit"]:
+                    self._release(stage, stage.view.unit(unit_name), record["seconds"])
+                self.unit = ""
+
+    def _attempt(self, stage: _Stage, unit: Unit, record: dict[str, Any]) -> None:
+        if self.unit != record["unit"]:
+            self.unit, self.spent_s = record["unit"], 0.0
+            self.loads_now = stage.context(unit) != self.loaded
+            self.loads, self.loaded = self.loads + self.loads_now, stage.context(unit)
+        seconds, end = record["seconds"], record["at"] - self.ahead_s
+        self.spent_s += seconds
+        begun, ended = stage.entries.get(unit.entry, (end, end))
+        stage.entries[unit.entry] = min(begun, end - seconds), max(ended, end)
+        stage.attempts += 1
+        stage.retried += record["type"] == "failed"
+        if record["type"] == "done":
+            item = stage.items(unit)[record["item"] - unit.first]
+            place = stage.starts[unit.entry] + record["item"]
+            group = stage.group_of(item)
+            stage.seen.append(Seen(item, group, seconds, self.worker, self.loads, place))
+
+    def _release(self, stage: _Stage, unit: Unit, seconds: float) -> None:
+        beside_s = max(0.0, seconds - self.spent_s)
+        if self.loads_now:
+            groups = stage.groups(stage.items(unit))
+            stage.loads_s += [beside_s / groups] * groups
+        else:
+            stage.overheads_s.append(beside_s)
 
 
 def read_work(
@@ -109,18 +160,17 @@ def read_work(
     stages = {name: _Stage(stage) for name, stage in view.stages.items()}
     # Only pauses between rounds compare times of several hosts.
     ahead = {} if campaign is None else _ahead(view, clock)
-    courses = {
-        worker: _follow(view, stages, _Course(worker, ahead_s=ahead.get(worker, 0.0)))
-        for worker in sorted(view.readers)
-    }
-    ages = {worker: _age_s(view, clock, worker, courses.get(worker)) for worker in alive}
+    journals = {name: _Journal(name, ahead.get(name, 0.0)) for name in {*view.readers, *alive}}
+    for worker in sorted(view.readers):
+        journals[worker].read(view, stages)
+    ages = {worker: _age_s(view, clock, journals[worker]) for worker in alive}
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
-    known = tuple(_work(stage, courses, ages) for stage in stages.values())
+    known = tuple(_work(stage, journals, ages) for stage in stages.values())
     work = Work(
         run=given,
         at=clock.wall(),
         stages=known,
-        workers={name: courses[name].loaded if name in courses else "" for name in sorted(alive)},
+        workers={name: journals[name].loaded for name in sorted(alive)},
         done=total - sum(len(stage.left) for stage in known),
         sealed=campaign is not None or all(stage.log.sealed for stage in view.stages.values()),
     )
@@ -136,83 +186,17 @@ def _ahead(view: RunView, clock: Clock) -> dict[str, float]:
     return {name: off[one.host] for name, one in seen.items() if one and one.host in off}
 
 
-def _follow(view: RunView, stages: dict[str, _Stage], course: _Course) -> _Course:
-    """Read one worker's journal into the stages."""
-    for record in records_of(view, course.worker):
-        name, _, unit = record["unit"].partition("/")
-        stage = stages.get(name)
-        known = None if stage is None else stage.view.state.units.get(unit)
-        if stage is None or known is None or known.lacks(record):
-            continue
-        course.at = record["at"]
-        if record["type"] == "release":
-            _end_pass(stage, stage.view.unit(unit), record, course)
-        elif record["type"] in ATTEMPTS:
-            if course.unit != record["unit"]:
-                course.unit, course.attempts = record["unit"], []
-            course.attempts.append(record)
-    if course.attempts:
-        # These attempts belong to a unit run that goes on, or that was cut short.
-        name, _, unit = course.unit.partition("/")
-        _take_attempts(stages[name], stages[name].view.unit(unit), course)
-    return course
-
-
-def _context(stage: _Stage, unit: Unit) -> str:
-    return context(stage.view.spec.name, stage.view.group_of(unit) or "")
-
-
-def _end_pass(stage: _Stage, unit: Unit, release: dict[str, Any], course: _Course) -> None:
-    before = course.loads
-    _take_attempts(stage, unit, course)
-    loaded = course.loads > before
-    spent = sum(record["seconds"] for record in course.attempts)
-    beside = max(0.0, release["seconds"] - spent)
-    if course.attempts and loaded:
-        groups = len({stage.group_of(item) for item in stage.items(unit)})
-        stage.loads += [Load(stage.view.group_of(unit) or "", beside / groups)] * groups
-    elif course.attempts:
-        stage.overheads_s.append(beside)
-    course.unit, course.attempts = "", []
-
-
-def _take_attempts(stage: _Stage, unit: Unit, course: _Course) -> None:
-    """Count the attempts at a unit, and the load of its context if the worker had another one."""
-    course.loads += _context(stage, unit) != course.loaded
-    course.loaded = _context(stage, unit)
-    items = stage.items(unit)
-    for record in course.attempts:
-        stage.attempts += 1
-        end = record["at"] - course.ahead_s
-        begun, ended = stage.entries.get(unit.entry, (end, end))
-        stage.entries[unit.entry] = min(begun, end - record["seconds"]), max(ended, end)
-        stage.retried += record["type"] == "failed"
-        if record["type"] == "done":
-            item = items[record["item"] - unit.first]
-            stage.seen.append(
-                Seen(
-                    item,
-                    stage.group_of(item),
-                    record["seconds"],
-                    worker=course.worker,
-                    load=course.loads,
-                    entry=unit.entry,
-                    place=stage.place(record["item"]),
-                )
-            )
-
-
-def _age_s(view: RunView, clock: Clock, worker: str, course: _Course | None) -> float:
+def _age_s(view: RunView, clock: Clock, journal: _Journal) -> float:
     """Return the seconds since a worker's last line or its start, using only its host's clock."""
-    presence = read_presence(view.paths.worker(worker))
+    presence = read_presence(view.paths.worker(journal.worker))
     if presence is None:
         return 0.0
     near = (presence.host, presence.boot) == (host_name(), boot_id())
     now = clock.wall() if near else presence.at
-    return max(0.0, now - max(course.at if course else 0.0, presence.started))
+    return max(0.0, now - max(journal.at, presence.started))
 
 
-def _work(stage: _Stage, courses: dict[str, _Course], ages: dict[str, float]) -> StageWork:
+def _work(stage: _Stage, journals: dict[str, _Journal], ages: dict[str, float]) -> StageWork:
     view = stage.view
     left: list[Item] = []
     batches: list[Batch] = []
@@ -226,15 +210,15 @@ def _work(stage: _Stage, courses: dict[str, _Course], ages: dict[str, float]) ->
             view.group_of(unit) or "",
             len(left),
             len(order),
-            loads=len({stage.group_of(item) for item in items}),
-            place=stage.place(order[0]),
+            loads=stage.groups(items),
+            place=stage.starts[unit.entry] + order[0],
         )
         generation = view.claims.generation(name)
         holder = view.owner(name, generation) if generation else None
         if holder in ages and not view.is_released(name):
-            course = courses.get(holder) or _Course()
-            begun = course.unit == f"{view.spec.name}/{name}"
-            loading = not begun and _context(stage, unit) != course.loaded
+            journal = journals[holder]
+            begun = journal.unit == f"{view.spec.name}/{name}"
+            loading = not begun and stage.context(unit) != journal.loaded
             batch = replace(batch, holder=holder, age_s=ages[holder], loading=loading)
         batches.append(batch)
         left += items
@@ -244,7 +228,7 @@ def _work(stage: _Stage, courses: dict[str, _Course], ages: dict[str, float]) ->
         left=tuple(left),
         batches=tuple(batches),
         seen=tuple(stage.seen),
-        loads=tuple(stage.loads),
+        loads_s=tuple(stage.loads_s),
         overheads_s=tuple(stage.overheads_s),
         attempts=stage.attempts,
         retried=stage.retried,
@@ -297,7 +281,7 @@ def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stag
         for name, items in whole.items()
         if not view.stages[name].log.sealed and not view.stages[name].state.units
     }
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"kind_by": "task"}
     if not view.stages[TASKS].log.sealed and all(one.why != EXHAUSTIVE for one in decisions):
         found, rest, said = _pulls(campaign, decisions)
         arms = {arm.id: arm for arm in campaign.arms()}
@@ -309,13 +293,12 @@ def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stag
             if part
         ]
         work = replace(work, assumed=(said,))
-        facts = {"between_s": tasks.between_s()}
+        facts["between_s"] = tasks.between_s()
         if not search.exhaustive:  # else every arm is evaluated, whatever the search chooses
             wall_s = decisions[-1].wall_s if decisions else 0.0
             ends_s = search.wall_hours and max(0.0, search.wall_hours * HOUR_S - wall_s)
             work = replace(work, ends_s=ends_s, may_stop=search.win_probability is not None)
             facts["most_workers"] = search.most_pending * len(names)
-            facts["rounds"] = len(tasks.entries)
     stages = [stage.with_rounds(rounds.get(stage.name, [])) for stage in work.stages]
     return replace(work, stages=(*stages[:-1], replace(stages[-1], **facts)))
 

@@ -6,7 +6,6 @@ Nothing is written, and no process is asked.
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.planning.forecast import Interval
-    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.planning.work import StageWork, Work
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
 
@@ -31,11 +30,8 @@ longer than a status should."""
 _DRAWS = 60
 _WIDER = 1.2
 """Factor on both ends of the interval: while a run goes on, other jobs come and go on its nodes."""
-_DRIFT = 0.1
-"""How much all items together may run slower or faster than before, in a large run: standard
-deviation of a logarithm."""
-_SIGMAS = 1.645
-"""Standard deviations from the middle to an end of an interval of 90 %."""
+_WIDE = 1.3
+"""The same factor for a large run, of which only means are known."""
 
 
 def time_left(
@@ -67,17 +63,16 @@ def _forecast(work: Work) -> TimeLeft | None:
 
     from hpc_toolkit.planning.forecast import Forecaster, Interval
 
-    def forecast(stages: list[Any]) -> Interval:
+    def forecast(stages: list[StageWork]) -> Interval:
         if not stages:
             return Interval(0.0, 0.0, 0.0)
-        rest = replace(work, stages=tuple(stages))
-        return Forecaster(rest, draws=_DRAWS).forecast(None).time_s
+        return Forecaster(replace(work, stages=tuple(stages)), draws=_DRAWS).forecast(None).time_s
 
-    known = [stage for stage in work.stages if stage.seen]
-    coming = {stage.name: stage.coming for stage in work.stages if stage.coming}
     if not work.workers:
         return None
+    known = [stage for stage in work.stages if stage.seen]
     found = forecast(known)
+    coming = {stage.name: stage.coming for stage in work.stages if stage.coming}
     facts: dict[str, Any] = {"coming": coming, "assumed": work.assumed}
     if not known or len(known) < len(work.stages):
         # How long the other stages take is not known, so only the lower end is.
@@ -97,39 +92,22 @@ def _by_groups(view: RunView, workers: int) -> TimeLeft | None:
         for name in stage.state.open:
             item_s = stage.durations.seconds_of(stage.group_of(stage.unit(name)))
             units_s.append(len(stage.state.pending(name)) * item_s)
-    work_s, largest_s = sum(units_s), max(units_s, default=0.0)
+    work_s, largest_s = sum(units_s) / workers, max(units_s, default=0.0)
     if not work_s:
         return None
-    per_item = [
-        math.log(seconds / done)
-        for last in view.pace.values()
-        for done, seconds in last
-        if done and seconds > 0
-    ]
-    mean = sum(per_item) / max(len(per_item), 1)
-    variance = sum((one - mean) ** 2 for one in per_item) / max(len(per_item) - 1, 1) ** 2
-    factor = math.exp(_SIGMAS * math.sqrt(_DRIFT**2 + variance))
     # At the end, most workers wait for the last units.
-    eta_s = work_s / workers + largest_s / 2
-    low_s, high_s = work_s / workers / factor, eta_s * factor + largest_s / 2
-    return TimeLeft(low_s=low_s, eta_s=eta_s, high_s=high_s)
+    eta_s = work_s + largest_s / 2
+    return TimeLeft(low_s=work_s / _WIDE, eta_s=eta_s, high_s=eta_s * _WIDE + largest_s / 2)
 
 
 class Countdown:
     """Repeats the forecast of one run seldom, and subtracts the time that passed in between.
 
-    ``campaign`` and ``given`` are those of :func:`time_left`.
+    ``facts`` are the further arguments of :func:`time_left`.
     """
 
-    def __init__(
-        self,
-        view: RunView,
-        campaign: dict[str, Any] | None,
-        given: str,
-        clock: Clock | None = None,
-    ) -> None:
-        self._view = view
-        self._facts: dict[str, Any] = {"campaign": campaign, "given": given}
+    def __init__(self, view: RunView, clock: Clock | None = None, **facts: Any) -> None:
+        self._view, self._facts = view, facts
         self._clock = clock or SystemClock()
         self._forecasts: Seldom[tuple[TimeLeft | None]] = Seldom(self._clock)
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 SURE = 0.95
 """Probability with which a recommended time limit or number of nodes must be enough."""
-_FEW, _PER_WORKER = 1_000, 16
-"""With at most this many batches in all or for each worker, no units are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +26,8 @@ class Seen:
     worker: str = ""
     load: int = 0
     """Number of contexts that its worker had loaded by then."""
-    entry: int = 0
-    """The entry of the stage's log that added it."""
-    place: int | None = None
-    """Its place in a list without groups; None: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Time that a worker spent in a unit run besides its items, to load a group."""
-
-    group: str
-    seconds: float
+    place: int = 0
+    """Its place in the list of the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +41,14 @@ class Batch:
     count: int
     loads: int = 1
     """Number of groups to load."""
-    units: int = 1
-    """Number of units that it joins, as :func:`joined` does."""
     holder: str = ""
     """The living worker that holds it now; "" if it waits."""
     age_s: float = 0.0
     """Seconds that the holder has spent on its first item, at least."""
     loading: bool = False
     """Whether these seconds may have gone into loading the group."""
-    place: int | None = None
-    """Place of the first item in a list without groups; the others follow, nearly without gaps."""
+    place: int = 0
+    """Place of the first item in the list of the stage; the others follow, nearly without gaps."""
     round: int = 0
     """The round of a search in which it will come, from 1; 0: the search has requested it."""
 
@@ -79,6 +65,8 @@ class StageWork:
     name: str
     group_by: str | None = None
     """The key of an item that names its group."""
+    kind_by: str = ""
+    """The key that names the task of an item of a search; "" in a list."""
     left: tuple[Item, ...]
     """Items without a result."""
     batches: tuple[Batch, ...]
@@ -87,12 +75,11 @@ class StageWork:
     """How many of these items, the last ones, a campaign has not requested yet."""
     most_workers: int | None = None
     """The most workers that a search keeps busy; None: not limited."""
-    rounds: int = 0
-    """Rounds of a search so far whose preference the items to come share; 0: none."""
     between_s: float = 0.0
     """Seconds from the last result of a round to the first item of the next one."""
     seen: tuple[Seen, ...] = ()
-    loads: tuple[Load, ...] = ()
+    loads_s: tuple[float, ...] = ()
+    """Times that workers spent in unit runs besides their items, to load a group."""
     overheads_s: tuple[float, ...] = ()
     """For each unit run that loaded nothing, its seconds besides its items."""
     attempts: int = 0
@@ -190,22 +177,3 @@ def typed_work(items: int, groups: int = 1) -> Work:
         batches=tuple(batches),
     )
     return Work(run="", at=0.0, stages=(stage,))
-
-
-def joined(work: Work, workers: int) -> Work:
-    """Join waiting units of a very long list, so that it is scheduled as fast as a shorter one."""
-    return replace(work, stages=tuple(_joined(stage, workers) for stage in work.stages))
-
-
-def _joined(stage: StageWork, workers: int) -> StageWork:
-    units = len(stage.batches) // max(_FEW, _PER_WORKER * workers)
-    found = list(stage.batches[:1])
-    for batch in stage.batches[1:]:
-        last = found[-1]
-        alike = batch.group == last.group and batch.round == last.round and batch.loads == 1
-        if alike and last.units < units and not (batch.holder or last.holder):
-            count = batch.first + batch.count - last.first
-            found[-1] = replace(last, count=count, units=last.units + 1)
-        else:
-            found.append(batch)
-    return replace(stage, batches=tuple(found))

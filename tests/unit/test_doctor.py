@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.cli.doctor import report_lines
-from hpc_toolkit.doctor import examine, partner, sides
+from hpc_toolkit.doctor import examine, filesystem, locks, partner, sides
 from hpc_toolkit.doctor.children import Child, ask_child
-from hpc_toolkit.doctor.filesystem import delays, locks, mounts
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.partner import Step, join_step
 from hpc_toolkit.doctor.sides import Channel, SilentSideError, make_area, remove_area, sweep
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 SETTLED = [
     *("filesystem", "mount options", "space", "sides", "exclusive names"),
-    *(f"delay ({name})" for name in delays.looks(Path())),
+    *(f"delay ({name})" for name in filesystem.looks(Path())),
     *("locks (flock)", "fsync"),
 ]
 
@@ -42,7 +41,7 @@ SETTLED = [
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough of everything to be right, not to be measured."""
-    monkeypatch.setattr(delays, "_MOST_SYNCS", 3)
+    monkeypatch.setattr(filesystem, "_MOST_SYNCS", 3)
     monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
 
 
@@ -290,9 +289,9 @@ def test_a_directory_without_symlinks_is_unsafe(
 def test_what_stays_unseen_is_timed_and_judged(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch, hidden_s: float, verdict: str
 ) -> None:
-    monkeypatch.setattr(delays, "LIMIT_S", 1.0)
-    monkeypatch.setattr(delays, "_PROMPT_S", 0.1)
-    real = delays.looks
+    monkeypatch.setattr(filesystem, "LIMIT_S", 1.0)
+    monkeypatch.setattr(filesystem, "_PROMPT_S", 0.1)
+    real = filesystem.looks
     began: list[float] = []
 
     def cached(directory: Path) -> dict[str, Callable[[], bool]]:
@@ -300,7 +299,7 @@ def test_what_stays_unseen_is_timed_and_judged(
         late = {"heartbeat": lambda: time.monotonic() > began[0] + hidden_s}
         return {**real(directory), **late}
 
-    monkeypatch.setattr(delays, "looks", cached)
+    monkeypatch.setattr(filesystem, "looks", cached)
 
     report = looked_at(fast_dir)
 
@@ -376,7 +375,7 @@ def test_little_room_is_unsafe_and_uncounted_inodes_are_not(
 
     monkeypatch.setattr(os, "statvfs", lambda _: Space)
 
-    findings = mounts.check_space(tmp_path)
+    findings = filesystem.check_space(tmp_path)
 
     assert [one.check for one in findings if one.verdict is Verdict.UNSAFE] == unsafe
 
@@ -456,7 +455,7 @@ def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path
     kept = json.loads(toy.paths.doctor.read_text())
     assert (kept["format"], kept["locks_proven"], kept["verdict"]) == (1, True, "fine")
     assert {side["boot"] for side in kept["sides"]} == {"lead", "other"}
-    assert set(kept["delays_s"]) == set(delays.looks(Path()))
+    assert set(kept["delays_s"]) == set(filesystem.looks(Path()))
     assert "free lock" in found(report)["deaths"].found
     after = without_root(tree(toy.root))
     assert after.pop("doctor.json")

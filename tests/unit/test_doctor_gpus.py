@@ -223,7 +223,7 @@ def test_a_call_that_hangs_or_dies_is_an_error_in_words(call: Any, words: str) -
 def test_two_nodes_are_both_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
     finding = Finding("gpus", Verdict.FINE, "one")
-    monkeypatch.setattr(node, "look_here", lambda: [finding.to_json()])
+    monkeypatch.setattr(node, "look_at_gpus", lambda: [finding.to_json()])
     area = make_area(tmp_path, "t", LEAD)
     with helper(tmp_path, area):
         pair = Pair(area, arrival_s=10.0)

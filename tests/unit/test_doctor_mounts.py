@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.doctor.filesystem.mounts import check_mount
+from hpc_toolkit.doctor.filesystem import check_mount
 from hpc_toolkit.doctor.findings import Finding, Verdict, worst
 from hpc_toolkit.doctor.sides import Side, are_apart, side_of
 from hpc_toolkit.system.mounts import Mount, mount_of, parse_mount

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.doctor import doctor
-from hpc_toolkit.doctor.run.repairs import plan_repairs, repair_run
+from hpc_toolkit.doctor.repairs import plan_repairs, repair_run
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir import files

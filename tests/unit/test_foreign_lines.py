@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.cli.reading import _log_parts, life_lines
+from hpc_toolkit.doctor.check import check_run
 from hpc_toolkit.doctor.findings import Verdict
-from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.planning.reading import read_work, work_since
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.results.activity import read_activity

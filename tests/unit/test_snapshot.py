@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.doctor.check import check_run
 from hpc_toolkit.doctor.findings import Verdict
-from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError
 from hpc_toolkit.results.snapshots import Snapshots, read_snapshot, write_snapshot
 from hpc_toolkit.run import Run

@@ -253,7 +253,7 @@ def test_rate_and_time_left_come_from_the_living(toy: ToyRun) -> None:
     assert found.rate_per_s == 0.5
     assert found.eta_s is None
     view, clock = toy.view(), ManualClock(NOW)
-    left = Countdown(view, None, "r", clock).read
+    left = Countdown(view, clock, given="r").read
     found = read_status(view, clock, given="r", forecast=left)
     assert found.eta_low_s is not None
     assert found.eta_high_s is not None

@@ -15,7 +15,7 @@ from threading import Timer
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.children import Child, ask_child
-from hpc_toolkit.doctor.filesystem.mounts import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
+from hpc_toolkit.doctor.filesystem import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.mounts import NFS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.campaign.settings import read_settings
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
-from hpc_toolkit.doctor.run.repairs import first_names, read_log
+from hpc_toolkit.doctor.repairs import first_names, read_log
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.claims import claim_name, parse_claim
 from hpc_toolkit.queue.presence import read_presence

@@ -17,12 +17,11 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import typer
+    from hpc_toolkit.cli.help import Commands
 
 # Imports and short commands make hardly any garbage; looking for it adds 7 % to 'hpctk status'.
 gc.disable()
 
-from hpc_toolkit import __version__  # noqa: E402 - as above
 from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError, exit_code_of  # noqa: E402 - as above
 from hpc_toolkit.system.imports import open_streams  # noqa: E402 - as above
@@ -57,37 +56,11 @@ EXIT_BUG = 70
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
-def _application() -> typer.Typer:
-    import typer
-
-    from hpc_toolkit.cli.help import Commands
-
-    app = Commands(
-        name="hpctk",
-        help="Work queues, training and Slurm jobs for HPC clusters.",
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )
-
-    def show_version(value: bool) -> None:
-        if value:
-            print(f"hpctk {__version__}")
-            raise typer.Exit
-
-    @app.callback()
-    def _options(
-        version: bool = typer.Option(
-            False, "--version", callback=show_version, is_eager=True, help="Print the version."
-        ),
-    ) -> None:
-        """Parse the options that stand before a command."""
-
-    return app
-
-
-def load_commands(first_word: str = "") -> typer.Typer:
+def load_commands(first_word: str = "") -> Commands:
     """The application with the module of one command, or with all of them for any other word."""
-    app = _application()
+    from hpc_toolkit.cli.help import application
+
+    app = application()
     known = [module for module, commands in COMMANDS.items() if first_word in commands]
     if not known or first_word in _LONG:
         gc.enable()

@@ -32,8 +32,6 @@ from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    import typer
-
     from hpc_toolkit.campaign.dryrun import DryRun
     from hpc_toolkit.campaign.evaluations import Found
     from hpc_toolkit.campaign.settings import Campaign
@@ -45,21 +43,23 @@ _LONG = 30
 _NO_BEST = "best arm        none: no arm has a reward"
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     group = Commands(
+        "campaign",
+        panel=SEARCH,
         help="""Find the best of many arms within a budget.
 
         Examples:
             hpctk campaign plan campaign.toml
             hpctk campaign run campaign.toml
             hpctk campaign status runs/my-campaign
-        """
+        """,
     )
-    group.command()(plan)
-    group.command("run")(run_campaign)
-    group.command()(status)
-    group.command(hidden=True)(coordinate)
-    app.add_typer(group, name="campaign", rich_help_panel=SEARCH)
+    group.add(plan)
+    group.add(run_campaign, name="run")
+    group.add(status)
+    group.add(coordinate, hidden=True)
+    app.add_command(group)
 
 
 def plan(

@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer  # noqa: TC002 - typer reads the annotation when it adds the command
-
 from hpc_toolkit.cli.arguments import argument, outputs, refuse_given, write_outputs
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.system.options import Option, flag
@@ -28,7 +26,6 @@ OPTIONS = (
 
 
 def collectives(
-    context: typer.Context,
     *,
     logs: Annotated[
         list[Path] | None, argument("[LOG]...", "Print the measurements in these logs.")
@@ -48,7 +45,7 @@ def collectives(
     as_json, out = given.pop("json"), given.pop("out")
     files = outputs([out] if out is not None else [], (".md", ".json"))
     if logs:
-        refuse_given(context, {"logs", "out", "json"}, "cannot be combined with LOGS")
+        refuse_given({"logs", "out", "json"}, "cannot be combined with LOGS")
         found = [one for path in logs for one in records_in(read_text(path))]
     else:
         found = _timed(**given)

@@ -12,13 +12,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hpc_toolkit.cli.arguments import RunArgument, open_run, switch, value
-from hpc_toolkit.cli.help import LIST
+from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import typer
 
     from hpc_toolkit.run import Run
 
@@ -28,8 +26,8 @@ _EXIT_S = 60.0
 _JOB = ("job", "name", "cluster", "array", "script", "by", "workers", "local")
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel=LIST, hidden=True)(events)
+def register(app: Commands) -> None:
+    app.add(events, panel=LIST, hidden=True)
 
 
 def events(

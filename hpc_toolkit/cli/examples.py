@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import click
 
 from hpc_toolkit.cli.arguments import argument, value
-from hpc_toolkit.cli.help import LIST, HelpCommand
+from hpc_toolkit.cli.help import LIST, Commands, HelpCommand
 from hpc_toolkit.rundir.examples import EXAMPLES, write_example
 
 
@@ -19,14 +19,14 @@ class _NewCommand(HelpCommand):
         """Name the examples where NAME is missing."""
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as missing:
+        except click.MissingParameter as missing:
             rows = [f"\n  hpctk new NAME --example {one:8}  {EXAMPLES[one]}" for one in EXAMPLES]
-            missing.message = f"Examples:{''.join(rows)}"
-            raise
+            examples = f"Examples:{''.join(rows)}"
+            raise click.MissingParameter(examples, ctx, missing.param) from None
 
 
-def register(app: typer.Typer) -> None:
-    app.command("new", cls=_NewCommand, rich_help_panel=LIST)(new)
+def register(app: Commands) -> None:
+    app.add(new, name="new", cls=_NewCommand, panel=LIST)
 
 
 def new(

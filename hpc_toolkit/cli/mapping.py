@@ -6,12 +6,11 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer.core import TyperArgument
-
+from hpc_toolkit.cli.arguments import argument
 from hpc_toolkit.cli.gathering import OUT, write_rows
-from hpc_toolkit.cli.help import LIST, add_table_command
+from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.hooks import at_end
 from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, note_types, read_settings
 from hpc_toolkit.cli.working import ON_END, with_progress
@@ -21,8 +20,6 @@ from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import typer
 
     from hpc_toolkit.run import Run
     from hpc_toolkit.system.options import Panels
@@ -39,16 +36,20 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    workload: Any = TyperArgument(
-        param_decls=["workload"],
-        metavar="[MODULE:NAME]",
-        help="Function or class to call for each item; --command runs a shell command instead.",
-    )
-    add_table_command(app, map_, PANELS, panel=LIST, arguments=[workload], name="map")
+def register(app: Commands) -> None:
+    app.add(map_, PANELS, panel=LIST, name="map")
 
 
-def map_(workload: str | None, **given: Any) -> None:
+def map_(
+    workload: Annotated[
+        str | None,
+        argument(
+            "[MODULE:NAME]",
+            "Function or class to call for each item; --command runs a shell command instead.",
+        ),
+    ] = None,
+    **given: Any,
+) -> None:
     """Create a run, process its items here and write the results.
 
     Prints the run's directory; with '-o -', on stderr. The same command again continues where the

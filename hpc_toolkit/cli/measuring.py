@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from hpc_toolkit.cli.arguments import refuse_given, was_given
 from hpc_toolkit.cli.scalingjobs import submit_own
@@ -40,7 +40,6 @@ def not_empty(directory: Path) -> ConfigError:
 
 
 def own(
-    context: typer.Context,
     out: Path,
     program: list[str],
     world_sizes: tuple[int, ...],
@@ -50,11 +49,11 @@ def own(
     """Measure a user's training on this machine, or submit its jobs."""
     from hpc_toolkit.training.scaling.records import read_records
 
-    names = {one.name or "" for one in context.command.params}
+    names = {one.name or "" for one in click.get_current_context().command.params}
     foreign = {one.name.partition("/")[0] for one in (*OPTIONS, *HOSTS)} | {"vary"}
     of_here = {"backend", "cluster", "resume", "dry_run", "weak", "threads", *table}
     allowed = names - foreign if given["slurm"] else {"program", "out", "world_sizes", *of_here}
-    refuse_given(context, {*allowed, "repeats"}, "is for the built-in training")
+    refuse_given({*allowed, "repeats"}, "is for the built-in training")
     records = read_records(out)
     words = program[2:] if program[0] == "-m" else program[1:]
     if given["resume"] and any(
@@ -71,7 +70,7 @@ def own(
     if given["slurm"]:
         submit_own(out, program, missing, {**given, "weak": None, "threads": None})
     else:
-        given["weak"] = given["weak"] if was_given(context, "weak") else None
+        given["weak"] = given["weak"] if was_given("weak") else None
         given["threads"] = given["threads"] or len(os.sched_getaffinity(0)) // max(world_sizes)
         _own_here(out, program, missing, given, table)
 
@@ -157,7 +156,7 @@ def here(
         began = time.monotonic()
         code = launch_here(run, options, backend=backend)
         if code:
-            raise typer.Exit(code)
+            sys.exit(code)
         print(f"world size {size}: {format_duration(time.monotonic() - began)}", file=sys.stderr)
         if main:
             _show_measured(run.directory / DIRECTORY / f"world-{size}.jsonl", show_records)
@@ -203,7 +202,7 @@ def _finish(directory: Path, wanted: Wanted, *, as_json: bool, kept: bool = True
         where = shlex.quote(os.path.relpath(directory))
         note(f"'hpctk scaling analyze {where} -o scaling.svg' draws it")
     if found.failed:
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def show_analysis(found: Analysis, *, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """Read the usual words of ``hpctk work`` and ``hpctk status`` without a command line framework.
 
 A job may start ``hpctk work`` on thousands of ranks at once. Each module that a rank imports costs
-about six operations on the shared filesystem, and typer imports eighty.
+about six operations on the shared filesystem, and click imports forty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FUNCTIONS = {"work": ("working", "prepare_work"), "status": ("statusview", "sta
 
 
 def plain_arguments(panels: Panels, words: Sequence[str]) -> dict[str, Any] | None:
-    """The arguments of a command with these options; None if only typer can read the words.
+    """The arguments of a command with these options; None if only click can read the words.
 
     Everything unusual is left to the full command line: repeated options, abbreviations, options
     that are set by a variable or are converted, and every mistake.

@@ -8,8 +8,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from hpc_toolkit.cli.arguments import (
     ITEM_HELP,
     GivenRun,
@@ -20,7 +18,7 @@ from hpc_toolkit.cli.arguments import (
     switch,
     value,
 )
-from hpc_toolkit.cli.help import LIST
+from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.lists import FORMAT, ITEMS, make_items
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import only_given
@@ -35,10 +33,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import RunPaths
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     for command in (explain, logs, add, retry, drain):
-        app.command(rich_help_panel=LIST)(command)
-    app.command(rich_help_panel=LIST, hidden=True)(seal)
+        app.add(command, panel=LIST)
+    app.add(seal, panel=LIST, hidden=True)
 
 
 def explain(
@@ -92,7 +90,7 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
 
 def logs(
     run: RunArgument = None,
-    worker: Annotated[str | None, typer.Option(help="Name of a worker, or its beginning.")] = None,
+    worker: Annotated[str | None, value("TEXT", "Name of a worker, or its beginning.")] = None,
     item: Annotated[str | None, value("ITEM", ITEM_HELP)] = None,
     job: Annotated[str | None, value("ID", "Slurm job whose log to print.")] = None,
     as_json: JsonOption = False,

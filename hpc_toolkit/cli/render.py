@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import open_run
-from hpc_toolkit.cli.help import SLURM, add_table_command
+from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.cli.manifests import TEMPLATES, RenderCommand
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
@@ -44,9 +42,8 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    add_table_command(
-        app,
+def register(app: Commands) -> None:
+    app.add(
         render,
         PANELS,
         panel=SLURM,
@@ -186,7 +183,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
             if diff:
                 sys.stdout.write(one.difference())
     if any(one.reasons for one in found):
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def _own_scripts() -> list[Path]:

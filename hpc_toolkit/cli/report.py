@@ -15,21 +15,19 @@ from hpc_toolkit.cli.arguments import (
     write_out,
     write_outputs,
 )
-from hpc_toolkit.cli.help import LIST
+from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.submit.reporting import report_of
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
-    import typer
-
     from hpc_toolkit.run import Run
 
 _SUFFIXES = (".html", ".md")
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel=LIST)(report)
+def register(app: Commands) -> None:
+    app.add(report, panel=LIST)
 
 
 def report(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from hpc_toolkit.cli import collectives, scriptoptions
 from hpc_toolkit.cli.arguments import (
@@ -19,7 +18,7 @@ from hpc_toolkit.cli.arguments import (
     value,
     write_outputs,
 )
-from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
+from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.measuring import HOSTS, here, not_empty, own, show_analysis, wanted_of
 from hpc_toolkit.cli.scalingjobs import submissions, submit
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
@@ -87,23 +86,24 @@ _ANALYSIS = (
 )
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     group = Commands(
+        "scaling",
+        panel=TRAIN,
         help="""Measure how well training scales, and what it costs.
 
         Examples:
             hpctk scaling run -o scaling --world-sizes 1,2,4
             hpctk scaling analyze scaling -o scaling.svg
-        """
+        """,
     )
-    add_table_command(group, run, PANELS, cls=ScriptCommand)
-    add_table_command(group, analyze, {"Options": _ANALYSIS})
-    add_table_command(group, collectives.collectives, {"Options": collectives.OPTIONS})
-    app.add_typer(group, name="scaling", rich_help_panel=TRAIN)
+    group.add(run, PANELS, cls=ScriptCommand)
+    group.add(analyze, {"Options": _ANALYSIS})
+    group.add(collectives.collectives, {"Options": collectives.OPTIONS})
+    app.add_command(group)
 
 
 def run(
-    context: typer.Context,
     *,
     program: Annotated[
         list[str] | None, argument("[-- SCRIPT ARGS...]", "Your own training.")
@@ -134,7 +134,7 @@ def run(
         _refuse_table(table)
     with _directory(out, slurm=bool(given["slurm"])) as directory:
         if program:
-            own(context, directory, program, sizes, given, table)
+            own(directory, program, sizes, given, table)
             return
         wanted = _built_in(directory, sizes, given)
         given = only_given(given)
@@ -221,4 +221,4 @@ def analyze(
     }
     write_outputs(out, forms)
     if found.failed:
-        raise typer.Exit(1)
+        sys.exit(1)

@@ -32,8 +32,7 @@ from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import typer
-
+    from hpc_toolkit.cli.help import Commands
     from hpc_toolkit.cli.hooks import Hooks
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
@@ -68,11 +67,11 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    from hpc_toolkit.cli.arguments import run_argument
-    from hpc_toolkit.cli.help import LIST, add_table_command
+def register(app: Commands) -> None:
+    from hpc_toolkit.cli.arguments import RunArgument
+    from hpc_toolkit.cli.help import LIST
 
-    add_table_command(app, status, PANELS, panel=LIST, arguments=[run_argument()])
+    app.add(status, PANELS, panel=LIST, arguments={"run": RunArgument})
 
 
 def status(run: str | None, **given: Any) -> None:

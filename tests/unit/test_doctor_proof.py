@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from filelock import FileLock
-from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.doctor.sides import side_of

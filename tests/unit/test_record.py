@@ -137,5 +137,5 @@ def test_status_imports_nothing_that_takes_long(tmp_path: Path) -> None:
 
     assert "0 of 1" in printed
     assert not set(printed.split()) & {
-        *("dataclasses", "inspect", "typer", "shutil", "ctypes", "threading", "random", "numpy"),
+        *("dataclasses", "inspect", "click", "shutil", "ctypes", "threading", "random", "numpy"),
     }

@@ -93,9 +93,7 @@ def status(run: str | None, **given: Any) -> None:
     hooks = _hooks(given, watch=watch)
     export = None
     if given["prometheus"] is not None:
-        from hpc_toolkit.cli.export import prometheus_file
-
-        export = prometheus_file(Path(given["prometheus"]))
+        export = _prometheus_file(Path(given["prometheus"]))
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, export, as_json=as_json, verbose=verbose)
     else:
@@ -328,3 +326,23 @@ def _export(export: Export, now: Status, _jobs: list[JobRecord]) -> None:
 def status_lines(now: Status) -> list[str]:
     """A run's status as people read it."""
     return draw(panel(now))
+
+
+def _prometheus_file(path: Path) -> Export:
+    """A function that replaces a file by the metrics of the statuses that it is given.
+
+    Raises ConfigError, before any run is read: the file cannot be written, or node_exporter would
+    not read it.
+    """
+    from hpc_toolkit.cli.arguments import check_out, writing
+    from hpc_toolkit.results.prometheus import write_metrics
+
+    check_out(path, (".prom",))
+
+    def export(*found: Status) -> None:
+        for one in found:
+            one.run = os.path.abspath(one.run)  # so that labels do not depend on where it is called
+        with writing(path):
+            write_metrics(path, found, time.time())
+
+    return export

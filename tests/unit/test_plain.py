@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli import statusview, working
-from hpc_toolkit.cli.plain import plain_arguments
+from hpc_toolkit.cli import plain_arguments, statusview, working
 
 PLAIN = [
     "work",

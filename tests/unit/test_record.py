@@ -121,7 +121,7 @@ def test_records_can_be_copied() -> None:
 
 STATUS = """
 import sys
-from hpc_toolkit.cli.plain import run_plainly
+from hpc_toolkit.cli import run_plainly
 try:
     run_plainly("status", sys.argv[1:])
 except SystemExit:

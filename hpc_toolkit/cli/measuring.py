@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.submit.submission import Submission
     from hpc_toolkit.training.scaling.analysis import Analysis, Wanted
-    from hpc_toolkit.training.scaling.jobs import Job
-    from hpc_toolkit.training.scaling.launches import Host, ScalingRun
+    from hpc_toolkit.training.scaling.launches import Host, Job, ScalingRun
 
 HOSTS = (
     Option("node_rank", "Number of this host. [default: no other hosts]", "N", least=0),
@@ -217,7 +216,7 @@ def submit_own(
     out: Path, program: list[str], missing: list[tuple[int, int]], given: dict[str, Any]
 ) -> None:
     """Submit the jobs of a user's training for the missing world sizes and repeats."""
-    from hpc_toolkit.training.scaling.jobs import own_jobs
+    from hpc_toolkit.training.scaling.launches import own_jobs
     from hpc_toolkit.training.scaling.program import cluster_name
 
     built_in = {one.name.partition("/")[0] for one in OPTIONS}
@@ -237,7 +236,7 @@ def submissions(
     """Return each job with its world size; with ``dry_run`` the scripts are printed."""
     from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
-    from hpc_toolkit.training.scaling.jobs import job_request
+    from hpc_toolkit.training.scaling.launches import job_request
 
     gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None) or "scaling"
     count = gpus.rpartition(":")[2]
@@ -261,8 +260,7 @@ def submissions(
 def submit(directory: Path, jobs: Sequence[tuple[int, Submission]], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
     from hpc_toolkit.submit.send import send
-    from hpc_toolkit.training.scaling.jobs import refuse_twice
-    from hpc_toolkit.training.scaling.launches import prepare
+    from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
 
     prepare(directory)
     if not force:

@@ -135,7 +135,7 @@ def run(
         hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
         hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
-    from hpc_toolkit.training.scaling.jobs import built_in_jobs
+    from hpc_toolkit.training.scaling.launches import built_in_jobs
     from hpc_toolkit.training.scaling.program import cluster_name
     from hpc_toolkit.training.scaling.records import DIRECTORY
 

@@ -108,9 +108,9 @@ def validate(
         hpctk cluster validate
         hpctk cluster validate mysite.toml
     """
+    from hpc_toolkit.doctor.advice import harmful
     from hpc_toolkit.slurm.clusters.facts import check_file
     from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
-    from hpc_toolkit.system.advice import harmful
 
     files = [] if names else cluster_files()
     for name in names or ():

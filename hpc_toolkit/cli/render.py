@@ -142,8 +142,8 @@ def _make_log_directories(spec: ScriptSpec) -> None:
 
 
 def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
+    from hpc_toolkit.doctor.advice import harmful
     from hpc_toolkit.slurm.render.directives import forbidden
-    from hpc_toolkit.system.advice import harmful
 
     if site.source and not site.verified:
         note(f"{site.file}: facts not verified; from {site.source} ({site.checked})")

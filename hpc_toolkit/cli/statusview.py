@@ -118,7 +118,7 @@ def status(run: str | None, **given: Any) -> None:
 
 
 def _is_screen() -> bool:
-    from hpc_toolkit.system.screen import is_capable
+    from hpc_toolkit.cli.screen import is_capable
 
     return is_capable(sys.stdin, sys.stdout)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
-from hpc_toolkit.system.mounts import LOCAL_LOCKS, NFS
+from hpc_toolkit.rundir.mounts import LOCAL_LOCKS, NFS
 from hpc_toolkit.system.quantities import format_size
 
 if TYPE_CHECKING:
-    from hpc_toolkit.system.mounts import Mount
+    from hpc_toolkit.rundir.mounts import Mount
 
 _LONGEST_CACHE_S = 90
 """Half of the default lease: with heartbeats cached for longer, a living worker looks dead."""

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from arguments import number, parser
 
-from hpc_toolkit.training.scaling.models import make_model
+from hpc_toolkit.training.scaling.measurement import make_model
 from hpc_toolkit.training.scaling.settings import Settings
 
 

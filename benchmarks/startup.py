@@ -1,4 +1,4 @@
-"""How long commands take to start, beside Python alone and a typer program without any options.
+"""How long commands take to start, beside Python alone and a click program without any options.
 
     python benchmarks/startup.py [--rounds N] [--ranks N] [--write]
 
@@ -36,11 +36,9 @@ from throughput import NOOP
 
 HPCTK = str(Path(sys.executable).with_name("hpctk"))
 """The installed command: ``python -m hpc_toolkit`` starts a few modules more."""
-TYPER = """
-import typer
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-app.command()(lambda: None)
-app()
+CLICK = """
+import click
+click.Command("empty", callback=lambda: None)()
 """
 FUNCTIONS = {
     "no-ops": "import time\n",
@@ -142,7 +140,7 @@ def main() -> None:
         "`python -c pass`": [sys.executable, "-c", "pass"],
         "`hpctk status RUN`": [HPCTK, "status", "run"],
         "`hpctk render`": [HPCTK, "render", "--nodes", "2"],
-        "an empty typer program": [sys.executable, "-c", TYPER],
+        "an empty click program": [sys.executable, "-c", CLICK],
     }
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.rundir.valuefiles import Values
     from hpc_toolkit.system.binding import Shares
-    from hpc_toolkit.system.seldom import Seldom
+    from hpc_toolkit.system.clock import Seldom
     from hpc_toolkit.worker.worker import WorkerOptions
 
 MAX_WORKERS = 1024
@@ -251,7 +251,7 @@ class Run:
         found = read(forecast=self._countdown.read)
         if campaign is not None:
             from hpc_toolkit.campaign.summary import add_search
-            from hpc_toolkit.system.seldom import Seldom
+            from hpc_toolkit.system.clock import Seldom
 
             self._search = self._search or Seldom()
             add_search(found, self.view, self.manifest, self._search)

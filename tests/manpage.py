@@ -8,8 +8,6 @@ from contextlib import redirect_stdout
 from typing import Any
 from unittest.mock import patch
 
-from typer.main import get_command
-
 from hpc_toolkit import __version__, cli
 from tests.documents import REPOSITORY
 
@@ -28,7 +26,7 @@ VARIABLES = {
 
 def rendered() -> str:
     """The page. A row of the help has its name and its text two or more spaces apart."""
-    group: Any = get_command(cli.load_commands())
+    group: Any = cli.load_commands()
     printed = io.StringIO()
     with patch.dict(os.environ, COLUMNS="200"), redirect_stdout(printed):
         group.main(["--help"], prog_name="hpctk", standalone_mode=False)

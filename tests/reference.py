@@ -9,8 +9,8 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import click
 import griffe
-from typer.main import get_command
 
 from hpc_toolkit import cli
 from hpc_toolkit.campaign import arms, models, settings, tables
@@ -72,10 +72,11 @@ class HelpPage:
 
 def commands() -> str:
     """Every command with all its arguments and options, under the headings of the help."""
-    root: Any = get_command(cli.load_commands())
+    root: Any = cli.load_commands()
     sections: dict[str, list[str]] = {heading: [] for heading in _ORDER}
-    for name, command in root.commands.items():
-        sections[command.rich_help_panel] += _helps(command, f"hpctk {name}")
+    for name in root.list_commands(click.Context(root)):
+        command = root.commands[name]
+        sections[command.panel] += _helps(command, f"hpctk {name}")
     return "\n".join(
         f"## {heading}\n\n{''.join(helps)}" for heading, helps in sections.items() if helps
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.rundir.layout import Manifest
-    from hpc_toolkit.system.seldom import Seldom
+    from hpc_toolkit.system.clock import Seldom
 
 _LAST_ASKS = 8
 

@@ -17,27 +17,26 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import typer
+    from collections.abc import Sequence
+    from typing import Any
+
+    from hpc_toolkit.cli.help import Commands
+    from hpc_toolkit.system.options import Option, Panels
 
 # Imports and short commands make hardly any garbage; looking for it adds 7 % to 'hpctk status'.
 gc.disable()
 
-from hpc_toolkit import __version__  # noqa: E402 - as above
-from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError, exit_code_of  # noqa: E402 - as above
-from hpc_toolkit.system.imports import open_streams  # noqa: E402 - as above
+from hpc_toolkit.system.imports import listed_imports, open_streams  # noqa: E402 - as above
 
 COMMANDS = {
-    "examples": ("new",),
-    "mapping": ("map",),
+    "mapping": ("new", "map"),
     "runs": ("init", "items", "try", "trust"),
     "working": ("work",),
     "statusview": ("status",),
     "gathering": ("gather", "snapshot"),
-    "reading": ("explain", "logs", "add", "seal", "retry", "drain"),
-    "events": ("events",),
-    "report": ("report",),
-    "campaigns": ("campaign",),
+    "reading": ("explain", "logs", "add", "seal", "retry", "drain", "events"),
+    "campaigns": ("report", "campaign"),
     "bandit": ("bandit",),
     "launch": ("launch",),
     "scaling": ("scaling",),
@@ -53,41 +52,23 @@ COMMANDS = {
 _LONG = {"campaign", "batch"}
 """Commands that collect their garbage from the start."""
 
+_PLAIN = {"work": ("working", "prepare_work"), "status": ("statusview", "status")}
+"""Commands whose usual words are read without a command line framework: module and function.
+
+A job may start ``hpctk work`` on thousands of ranks at once. Each module that a rank imports costs
+about six operations on the shared filesystem, and click imports sixty. A function may return what
+is still to be done.
+"""
+
 EXIT_BUG = 70
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
-def _application() -> typer.Typer:
-    import typer
-
-    from hpc_toolkit.cli.help import Commands
-
-    app = Commands(
-        name="hpctk",
-        help="Work queues, training and Slurm jobs for HPC clusters.",
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )
-
-    def show_version(value: bool) -> None:
-        if value:
-            print(f"hpctk {__version__}")
-            raise typer.Exit
-
-    @app.callback()
-    def _options(
-        version: bool = typer.Option(
-            False, "--version", callback=show_version, is_eager=True, help="Print the version."
-        ),
-    ) -> None:
-        """Parse the options that stand before a command."""
-
-    return app
-
-
-def load_commands(first_word: str = "") -> typer.Typer:
+def load_commands(first_word: str = "") -> Commands:
     """The application with the module of one command, or with all of them for any other word."""
-    app = _application()
+    from hpc_toolkit.cli.help import application
+
+    app = application()
     known = [module for module, commands in COMMANDS.items() if first_word in commands]
     if not known or first_word in _LONG:
         gc.enable()
@@ -174,3 +155,73 @@ def _surroundings(error: Exception) -> int | None:
 
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
     return exit_code_of(error)
+
+
+def plain_arguments(panels: Panels, words: Sequence[str]) -> dict[str, Any] | None:
+    """The arguments of a command with these options; None if only click can read the words.
+
+    Everything unusual is left to the full command line: repeated options, abbreviations, options
+    that are set by a variable or are converted, and every mistake.
+    """
+    options = [one for group in panels.values() for one in group]
+    if any(one.variable in os.environ for one in options if one.variable):
+        return None
+    found = _given(options, words)
+    defaults = {one.name.partition("/")[0]: one.default for one in options}
+    return None if found is None else {"run": None, **defaults, **found}
+
+
+def _given(options: Sequence[Option], words: Sequence[str]) -> dict[str, Any] | None:
+    flags = {word: meaning for one in options for word, meaning in _flags(one).items()}
+    values = {one.spelling: one for one in options if one.metavar in ("N", "DURATION")}
+    found: dict[str, Any] = {}
+    waiting = iter(words)
+    for word in waiting:
+        option, equals, text = word.partition("=")
+        given: str | int | None
+        if word in flags:
+            name, given = flags[word]
+        elif option in values:
+            name, number = values[option].name, values[option].metavar == "N"
+            given = _value(text if equals else next(waiting, ""), number=number)
+        else:
+            name, given = "run", _value(word, number=False)
+        if given is None or (name in found and word not in flags):
+            return None
+        found[name] = given
+    return found
+
+
+def _flags(option: Option) -> dict[str, tuple[str, bool]]:
+    """The spellings of an option without a value: its parameter, and what it is set to."""
+    if option.metavar:
+        return {}
+    name, _, negation = option.name.partition("/")
+    on = dict.fromkeys(filter(None, (option.spelling, option.short)), (name, True))
+    return on | ({f"--{negation}": (name, False)} if negation else {})
+
+
+def _value(text: str, *, number: bool) -> str | int | None:
+    """The value of an option; None if it is missing or may be an option or a mistake."""
+    if not text or text.startswith("-"):
+        return None
+    if not number:
+        return text
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def run_plainly(command: str, words: Sequence[str]) -> None:
+    """Run a command and exit; return if only the full command line can read the words."""
+    if command not in _PLAIN:
+        return
+    module, function = _PLAIN[command]
+    try:
+        with listed_imports():
+            found = importlib.import_module(f"hpc_toolkit.cli.{module}")
+            arguments = plain_arguments(found.PANELS, words)
+            if arguments is None:
+                return
+            rest = getattr(found, function)(**arguments)
+        sys.exit(rest() if rest is not None else 0)
+    except KeyboardInterrupt:
+        sys.exit(130)

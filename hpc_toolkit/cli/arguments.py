@@ -6,10 +6,9 @@ import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-from typer.core import TyperArgument
+import click
 
 from hpc_toolkit.errors import ConfigError, RunError, exit_code_of, near_miss
 from hpc_toolkit.system.terminal import note, printable
@@ -34,44 +33,42 @@ def complete_cluster(incomplete: str) -> list[str]:
     return [name for name in cluster_names() if name.startswith(incomplete)]
 
 
-def completion(complete: Callable[[str], list[str]]) -> Callable[..., list[Any]]:
-    """A completion as parameters of typer's own classes take it."""
-    return lambda _context, _words, incomplete: [*complete(incomplete)]
+class Declared(NamedTuple):
+    """How a parameter of a command's function is given; it annotates the parameter's type."""
+
+    names: tuple[str, ...]
+    """Spellings of an option; none: it is called like its parameter."""
+    metavar: str
+    help: str
+    argument: bool = False
+    hidden: bool = False
+    complete: Callable[[str], list[str]] | None = None
+    """Returns shell completions of an incomplete word."""
 
 
-def switch(name: str, text: str, *more_names: str) -> Any:
+def switch(name: str, text: str, *more_names: str) -> Declared:
     """An option without a value."""
-    return typer.Option(name, *more_names, help=text)
+    return Declared((name, *more_names), "", text)
 
 
-def value(metavar: str, text: str, *names: str) -> Any:
+def value(metavar: str, text: str, *names: str, hidden: bool = False) -> Declared:
     """An option with a value; without ``names`` it is called like its parameter."""
-    return typer.Option(*names, metavar=metavar, help=text)
+    return Declared(names, metavar, text, hidden=hidden)
 
 
-def argument(metavar: str, text: str) -> Any:
-    return typer.Argument(metavar=metavar, help=text)
+def argument(
+    metavar: str, text: str, *, complete: Callable[[str], list[str]] | None = None
+) -> Declared:
+    return Declared((), metavar, text, argument=True, complete=complete)
 
 
-GivenRun = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run directory.", autocompletion=complete_run)
-]
+GivenRun = Annotated[str, argument("RUN", "Run directory.", complete=complete_run)]
 _RUN_HELP = "Run directory. [default: $HPCTK_RUN, else the only run below ./runs]"
-RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help=_RUN_HELP, autocompletion=complete_run)
-]
+RunArgument = Annotated[str | None, argument("[RUN]", _RUN_HELP, complete=complete_run)]
 ITEM_HELP = "Item number, counted from 0, or a part of its JSON."
 """Help of the option ``--item ITEM``, which names an item for every command."""
 
 JsonOption = Annotated[bool, switch("--json", "Print JSON.")]
-
-
-def run_argument() -> TyperArgument:
-    """RunArgument, for a command whose module does not import typer."""
-    complete = completion(complete_run)
-    return TyperArgument(
-        param_decls=["run"], metavar="[RUN]", help=_RUN_HELP, autocompletion=complete
-    )
 
 
 def open_run(given: str | None) -> Run:
@@ -91,17 +88,17 @@ def find_cluster(given: str | None) -> Cluster:
     return found.cluster
 
 
-def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) -> None:
+def refuse_given(allowed: AbstractSet[str], why: str) -> None:
     """Refuse options that were given, are not ``allowed`` and would have no effect."""
-    for one in context.command.params:
-        if one.name not in allowed and was_given(context, one.name or ""):
+    for one in click.get_current_context().command.params:
+        if one.name not in allowed and was_given(one.name or ""):
             message = f"{max(one.opts, key=len)} {why}"
             raise ConfigError(message, hint="leave it out")
 
 
-def was_given(context: typer.Context, name: str) -> bool:
+def was_given(name: str) -> bool:
     """Whether the command line has an option, rather than its default being used."""
-    source = context.get_parameter_source(name)
+    source = click.get_current_context().get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 

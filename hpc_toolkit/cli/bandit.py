@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.cli.arguments import outputs, show, write_outputs
-from hpc_toolkit.cli.help import SEARCH, Commands, add_table_command
+from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import typer
 
     from hpc_toolkit.bandit.bench.comparison import Entrant
     from hpc_toolkit.bandit.bench.replay import ScoreTable
@@ -50,16 +48,19 @@ PANELS: Panels = {
 """Most are fields of Plan."""
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     group = Commands(
+        "bandit",
+        panel=SEARCH,
+        hidden=True,
         help="""Compare search policies on recorded scores.
 
         Examples:
             hpctk bandit bench --table scores.csv --policies random,gp-ucb
-        """
+        """,
     )
-    add_table_command(group, bench, PANELS)
-    app.add_typer(group, name="bandit", rich_help_panel=SEARCH, hidden=True)
+    group.add(bench, PANELS)
+    app.add_command(group)
 
 
 def bench(**given: Any) -> None:

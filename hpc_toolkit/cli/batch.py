@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import typer
-
 from hpc_toolkit.cli.arguments import argument, value
-from hpc_toolkit.cli.help import SCRIPTS, Commands, add_table_command
+from hpc_toolkit.cli.help import SCRIPTS, Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 from hpc_toolkit.system.options import Option, flag, many
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.batch.requeue import Restarts
     from hpc_toolkit.slurm.batch.step import Batch, Container
 
-Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help='The running script: "$0".')]
+Script = Annotated[Path, argument("SCRIPT", 'The running script: "$0".')]
 Words = Annotated[list[str], argument("PROGRAM...", "Program and arguments.")]
 _FOREVER = "1000d"
 """Ranks of a campaign wait for the coordinator, however long a round takes."""
@@ -59,21 +57,24 @@ _TRAINING = (
 )
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     batch = Commands(
+        "batch",
+        panel=SCRIPTS,
+        hidden=True,
         help="""Run the batch process of a job script.
 
         Examples:
             exec python -m hpc_toolkit batch work "$0" --run runs/eval
-        """
+        """,
     )
-    add_table_command(batch, work, {"Options": (*_WORK, *_JOB, *_RANKS)})
-    add_table_command(batch, command, {"Options": (*_JOB, *_RANKS)})
-    add_table_command(batch, train, {"Options": (*_TRAINING, *_JOB, *_RANKS)})
-    add_table_command(batch, ray, {"Options": _JOB})
-    app.add_typer(batch, name="batch", rich_help_panel=SCRIPTS, hidden=True)
+    batch.add(work, {"Options": (*_WORK, *_JOB, *_RANKS)})
+    batch.add(command, {"Options": (*_JOB, *_RANKS)})
+    batch.add(train, {"Options": (*_TRAINING, *_JOB, *_RANKS)})
+    batch.add(ray, {"Options": _JOB})
+    app.add_command(batch)
     for one in (preflight, stage):
-        app.command(rich_help_panel=SCRIPTS, hidden=True)(one)
+        app.add(one, panel=SCRIPTS, hidden=True)
 
 
 def work(
@@ -215,7 +216,7 @@ def _container(given: dict[str, Any]) -> Container:
 
 def preflight(
     run: Annotated[str | None, argument("[RUN]", "Run of the ranks.")] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs that must be usable on this node.")] = 0,
+    gpus: Annotated[int, value("N", "GPUs that must be usable on this node.")] = 0,
     free: Annotated[str, value("SIZE", "Free space required in RUN.")] = "100M",
 ) -> None:
     """Check this node before a job uses it; exit with 1 on a problem.
@@ -234,7 +235,7 @@ def preflight(
 def stage(
     directory: Annotated[str, argument("DIR", "Directory on this node's disk.")],
     paths: Annotated[list[str], argument("PATH...", "What to copy.")],
-    users: Annotated[int, typer.Option(help="Tasks on this node that use the copies.")] = 1,
+    users: Annotated[int, value("N", "Tasks on this node that use the copies.")] = 1,
 ) -> None:
     """Copy files to this node's disk, below a directory of its name.
 

@@ -1,4 +1,4 @@
-"""Commands of campaigns: plan, run, status, coordinate."""
+"""The report of a run, and commands of campaigns: plan, run, status, coordinate."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from hpc_toolkit.cli.arguments import (
     RunArgument,
     argument,
     open_run,
+    outputs,
     show,
     switch,
     value,
+    write_out,
+    write_outputs,
 )
-from hpc_toolkit.cli.help import SEARCH, Commands
+from hpc_toolkit.cli.help import LIST, SEARCH, Commands
 from hpc_toolkit.cli.hooks import at_end, exit_code
-from hpc_toolkit.cli.report import write_at_end
 from hpc_toolkit.cli.statusview import status_lines
 from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.trust import check_trust
+from hpc_toolkit.submit.reporting import report_of
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import counted, format_duration
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
-    import typer
-
     from hpc_toolkit.campaign.dryrun import DryRun
     from hpc_toolkit.campaign.evaluations import Found
     from hpc_toolkit.campaign.settings import Campaign
@@ -45,21 +46,24 @@ _LONG = 30
 _NO_BEST = "best arm        none: no arm has a reward"
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
+    app.add(report, panel=LIST)
     group = Commands(
+        "campaign",
+        panel=SEARCH,
         help="""Find the best of many arms within a budget.
 
         Examples:
             hpctk campaign plan campaign.toml
             hpctk campaign run campaign.toml
             hpctk campaign status runs/my-campaign
-        """
+        """,
     )
-    group.command()(plan)
-    group.command("run")(run_campaign)
-    group.command()(status)
-    group.command(hidden=True)(coordinate)
-    app.add_typer(group, name="campaign", rich_help_panel=SEARCH)
+    group.add(plan)
+    group.add(run_campaign, name="run")
+    group.add(status)
+    group.add(coordinate, hidden=True)
+    app.add_command(group)
 
 
 def plan(
@@ -302,3 +306,62 @@ def coordinate(
     if outcome is not None:
         lines = [*_status_lines(found), *summary_lines(outcome), *report]
         print("\n".join(map(printable, lines)))
+
+
+_SUFFIXES = (".html", ".md")
+
+
+def report(
+    run: RunArgument = None,
+    *,
+    out: Annotated[
+        list[str] | None,
+        value(
+            "FILE",
+            "Write .html, .md or -; may be repeated. [default: RUN/report.html]",
+            "--out",
+            "-o",
+        ),
+    ] = None,
+    text: Annotated[bool, switch("--text", "Print Markdown instead, as -o - does.")] = False,
+) -> None:
+    """Write a report of a run to one file, and print its path.
+
+    The report shows what happened and what to do next: throughput, workers, lost time, durations,
+    failures, jobs, settings and versions. It works while the run goes on, and needs no network.
+
+    Examples:
+        hpctk report runs/eval
+        hpctk report runs/eval -o eval.md
+        hpctk report runs/eval --text | less
+    """
+    found = open_run(run)
+    given = out or (["-"] if text else [str(found.paths.report)])
+    paths = outputs((one for one in given if one != "-"), _SUFFIXES)
+    for path in paths if text else ():
+        if path.suffix != ".md":
+            message = f"--text: {path} would be Markdown with another suffix"
+            raise ConfigError(message, hint="name a file that ends in .md, or leave out --text")
+    as_markdown = partial(report_of, found, markdown=True)
+    write_outputs(paths, {".html": partial(report_of, found), ".md": as_markdown})
+    if "-" in given:
+        sys.stdout.flush()
+        # Whatever the locale, the report is UTF-8.
+        sys.stdout.buffer.write(as_markdown().encode())
+        return
+    for path in paths:
+        print(path)
+
+
+def write_at_end(run: Run) -> list[str]:
+    """Write the report of a run that has ended into it; never fails.
+
+    Returns a line that names the file; none if it could not be written.
+    """
+    path = run.paths.report
+    try:
+        write_out(path, report_of(run))
+    except Exception as error:  # noqa: BLE001 - the results are complete, and matter more
+        note(f"{path} was not written: {type(error).__name__}: {error}", "warning")
+        return []
+    return [f"report          {path}"]

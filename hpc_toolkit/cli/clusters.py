@@ -8,8 +8,6 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
@@ -23,22 +21,24 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     group = Commands(
+        "cluster",
+        panel=SLURM,
         help="""Show and create descriptions of Slurm clusters.
 
         Examples:
             hpctk cluster list
             hpctk cluster init mysite --from-slurm
             hpctk cluster validate mysite
-        """
+        """,
     )
-    group.command("list")(list_clusters)
-    group.command("show")(show_cluster)
-    group.command("validate", hidden=True)(validate)
-    group.command("schema", hidden=True)(schema)
-    group.command("init")(init)
-    app.add_typer(group, name="cluster", rich_help_panel=SLURM)
+    group.add(list_clusters, name="list")
+    group.add(show_cluster, name="show")
+    group.add(validate, name="validate", hidden=True)
+    group.add(schema, name="schema", hidden=True)
+    group.add(init, name="init")
+    app.add_command(group)
 
 
 def list_clusters(as_json: JsonOption = False) -> None:
@@ -77,7 +77,7 @@ def _in_columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
 def show_cluster(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Name or TOML file.", autocompletion=complete_cluster),
+        argument("NAME", "Name or TOML file.", complete=complete_cluster),
     ],
     origin: Annotated[bool, switch("--origin", "Print the file of each fact.")] = False,
     as_json: JsonOption = False,
@@ -108,9 +108,9 @@ def validate(
         hpctk cluster validate
         hpctk cluster validate mysite.toml
     """
+    from hpc_toolkit.doctor.advice import harmful
     from hpc_toolkit.slurm.clusters.facts import check_file
     from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
-    from hpc_toolkit.system.advice import harmful
 
     files = [] if names else cluster_files()
     for name in names or ():
@@ -136,7 +136,7 @@ def validate(
     if as_json:
         print(json.dumps(verdicts))
     if any(one["errors"] for one in verdicts):
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def schema() -> None:

@@ -9,10 +9,10 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
-from hpc_toolkit.cli.help import CHECK
+from hpc_toolkit.cli.help import CHECK, Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import all_runs
 from hpc_toolkit.rundir.trust import refuse_untrusted
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _WIDTH = 100
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel=CHECK)(doctor)
+def register(app: Commands) -> None:
+    app.add(doctor, panel=CHECK)
 
 
 def doctor(
@@ -89,7 +89,7 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     plan = plan_repairs(root)
     asks = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
     _show_plan(root, plan, acts=yes or asks, as_json=as_json)
-    done = bool(plan.repairs) and (yes or (asks and typer.confirm("Do that?")))
+    done = bool(plan.repairs) and (yes or (asks and click.confirm("Do that?")))
     outcomes = list(repair_run(root, plan.repairs)) if done else []
     if as_json or done:
         repairs = [one.to_json() for one in plan.repairs]

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer  # noqa: TC002 - typer reads the annotations
+import click
 
 from hpc_toolkit.cli.arguments import (
     RunArgument,
@@ -23,7 +23,7 @@ from hpc_toolkit.cli.arguments import (
     value,
     writing,
 )
-from hpc_toolkit.cli.help import LIST, add_table_command
+from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.trust import check_trust
 from hpc_toolkit.system.options import Option, flag, many
@@ -66,12 +66,12 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    add_table_command(app, gather, PANELS, panel=LIST)
-    app.command(rich_help_panel=LIST, hidden=True)(snapshot)
+def register(app: Commands) -> None:
+    app.add(gather, PANELS, panel=LIST)
+    app.add(snapshot, panel=LIST, hidden=True)
 
 
-def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> None:
+def gather(run: RunArgument = None, **given: Any) -> None:
     """Write one row per item to a file, or check the results.
 
     Rows are in the order of the items, failed items included. The first complete gather publishes
@@ -91,13 +91,15 @@ def gather(context: typer.Context, *, run: RunArgument = None, **given: Any) -> 
     """
     if given["check"]:
         why = "cannot be combined with --check, which writes no rows"
-        refuse_given(context, context.params.keys() - {"out", "stage", "partial", "trace"}, why)
+        refuse_given(
+            click.get_current_context().params.keys() - {"out", "stage", "partial", "trace"}, why
+        )
         check_results(run, given)
         return
-    refuse_given(context, {"run", "out", "stage", "partial", "trace", "json"}, "needs --check")
+    refuse_given({"run", "out", "stage", "partial", "trace", "json"}, "needs --check")
     if given["trace"]:
         why = "cannot be combined with --trace, which needs no results"
-        refuse_given(context, {"run", "out", "stage", "trace", "json"}, why)
+        refuse_given({"run", "out", "stage", "trace", "json"}, why)
         _write_trace(run, given["out"] or ("-",), given["stage"], as_json=bool(given["json"]))
         return
     from hpc_toolkit.results.gather import NotCompleteError

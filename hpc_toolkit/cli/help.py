@@ -2,28 +2,29 @@
 
 ``--help`` leaves out options and commands that are rarely used; ``--help-all`` shows them.
 A command's examples stand at the end of its docstring, below a line "Examples:". Commands with
-many options take them from a table and not from the parameters of a function: typer would look at
-each annotation twice whenever the command starts, which for the hundred options of a script takes
-longer than rendering it.
+many options take them from a table, others from the annotations of their function's parameters.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
+import shlex
 from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+import click
 
-from hpc_toolkit.cli.arguments import completion
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit import __version__
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from hpc_toolkit.system.options import Option, Panels
 
@@ -44,15 +45,9 @@ CHECK = "Plan and check"
 SCRIPTS = "Called by job scripts"
 _ORDER = (LIST, SEARCH, TRAIN, SLURM, CHECK, SCRIPTS)
 
-_METAVARS = {
-    **dict.fromkeys(("str", "text"), "TEXT"),
-    **dict.fromkeys(("int", "integer"), "N"),
-    "float": "NUMBER",
-    "path": "PATH",
-}
-"""What stands for a value, by typer's names of its type."""
+_METAVARS = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH"}
+"""What stands for a value of this type if nothing is declared."""
 _ALL = "hpc_toolkit.help_all"
-_COMPLETION = {"install_completion", "show_completion"}
 _EXAMPLES = "Examples:"
 _TYPES: dict[str, type] = {"N": int, "NUMBER": float}
 """Value names whose values are converted; all others stay text."""
@@ -64,23 +59,47 @@ class MovedCommandError(HpcToolkitError):
     exit_code = 2
 
 
-class _PlainHelp:
-    """What commands and groups have in common."""
+class PlainOption(click.Option):
+    """An option, and the heading below which the help shows it."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
+    def __init__(self, *names: str, panel: str = "Options", **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.panel = panel
+
+
+class PlainArgument(click.Argument):
+    """An argument with a help text."""
+
+    panel = "Arguments"
+
+    def __init__(self, name: str, *, help: str, **settings: Any) -> None:  # noqa: A002 - click's name
+        super().__init__([name], **settings)
+        self.help = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The row of the help; only newer versions of click have one."""
+        return self.make_metavar(ctx), f"{self.help}{' [required]' if self.required else ''}"
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Write the metavar alike in all versions of click."""
+        return f"'{self.human_readable_name}'"
+
+
+class HelpCommand(click.Command):
+    """A command with a plain help text."""
+
+    def __init__(self, name: str | None, *, panel: str = "Commands", **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.panel = panel
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Add ``--help-all``."""
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        return [*params, _HELP_ALL] if self.add_help_option else params  # type: ignore[attr-defined]
+        return [*super().get_params(ctx), _HELP_ALL]
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Write required arguments without the braces of newer versions of typer."""
-        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
-        return [piece.strip("{}") for piece in pieces]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: click.Context, formatter: Any) -> None:
         """Write usage, description, options, commands and examples."""
-        text, _, examples = inspect.cleandoc(self.help or "").partition(_EXAMPLES)  # type: ignore[attr-defined]
-        self.format_usage(ctx, formatter)  # type: ignore[attr-defined]
+        text, _, examples = inspect.cleandoc(self.help or "").partition(_EXAMPLES)
+        self.format_usage(ctx, formatter)
         for paragraph in filter(None, text.strip().split("\n\n")):
             formatter.write_paragraph()
             formatter.write_text(paragraph)
@@ -90,73 +109,96 @@ class _PlainHelp:
             formatter.write(f"{_EXAMPLES}\n")
             formatter.write(inspect.cleandoc(examples).replace("\n", "\n  ").join(("  ", "\n")))
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, ctx: click.Context, formatter: Any) -> None:
         """Write arguments and options by their headings."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
-            heading = getattr(param, "rich_help_panel", None)
-            if param.param_type_name == "argument":
-                heading = heading or "Arguments"
             row = _row(param, ctx, everything=ctx.meta.get(_ALL, False))
             if row is not None:
-                sections.setdefault(heading or "Options", []).append(row)
+                sections.setdefault(getattr(param, "panel", "Options"), []).append(row)
         for heading, rows in sections.items():
             _write_rows(formatter, heading, rows)
 
 
-class HelpCommand(_PlainHelp, TyperCommand):
-    """A command with a plain help text."""
-
-
-class HelpGroup(_PlainHelp, TyperGroup):
+class Commands(HelpCommand, click.Group):
     """A group of commands with a plain help text."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def __init__(self, name: str | None = None, **settings: Any) -> None:
+        super().__init__(name, no_args_is_help=True, **settings)
+
+    def add(
+        self,
+        function: Callable[..., Any],
+        panels: Panels | None = None,
+        *,
+        name: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        cls: type[HelpCommand] = HelpCommand,
+        **settings: Any,
+    ) -> None:
+        """Add a function as a command.
+
+        ``arguments`` holds annotated types by the names of parameters, ``panels`` options; the
+        annotations of the function's parameters declare all others.
+        """
+        signature = inspect.signature(function, eval_str=True).parameters.values()
+        own = [
+            _declared(one.name, one.annotation, one.default)
+            for one in signature
+            if hasattr(one.annotation, "__metadata__")
+        ]
+        params = [*parameters(panels or {}, arguments or {}), *own]
+        word = name or function.__name__
+        text = function.__doc__
+        self.add_command(cls(word, callback=function, params=params, help=text, **settings))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in the order of the help: groups after commands."""
+        return sorted(self.commands, key=lambda name: isinstance(self.commands[name], Commands))
+
+    def format_options(self, ctx: click.Context, formatter: Any) -> None:
         """Write the commands by their headings, and the options below them."""
-        # typer lists groups of commands after single commands.
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
         for name in self.list_commands(ctx):
-            command: Any = self.get_command(ctx, name)
+            command: Any = self.commands[name]
             if not command.hidden or ctx.meta.get(_ALL, False):
                 row = (name, _first_sentence(command.help or ""))
-                sections.setdefault(command.rich_help_panel or "Commands", []).append(row)
+                sections.setdefault(command.panel, []).append(row)
         for heading, rows in sections.items():
             _write_rows(formatter, heading, rows)
         super().format_options(ctx, formatter)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or say what a moved one is called now."""
-        old = args[0] if ctx.parent is None else f"{ctx.info_name} {args[0]}"
-        if old in MOVED and not ctx.resilient_parsing:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command; name similar ones, or the new name of one that has moved."""
+        word = args[0]
+        old = word if ctx.parent is None else f"{ctx.info_name} {word}"
+        if word in self.commands or ctx.resilient_parsing or word.startswith("-"):
+            return super().resolve_command(ctx, args)
+        if old in MOVED:
             message = f"'hpctk {old}' is now 'hpctk {MOVED[old]}'"
             raise MovedCommandError(message)
-        return super().resolve_command(ctx, args)
+        from difflib import get_close_matches
+
+        similar = ", ".join(map(repr, get_close_matches(word, self.commands)))
+        return ctx.fail(f"No such command {word!r}.{f' Did you mean {similar}?' * bool(similar)}")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command; exit with 130 when it is interrupted."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(130)
 
 
-class Commands(typer.Typer):
-    """A typer application whose commands and groups have plain help texts."""
-
-    def __init__(self, *, help: str, **settings: Any) -> None:  # noqa: A002 - typer's name
-        super().__init__(
-            cls=HelpGroup, help=help, no_args_is_help=True, rich_markup_mode=None, **settings
-        )
-
-    def command(
-        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
-    ) -> Callable[[Any], Any]:
-        return super().command(name, cls=cls or HelpCommand, **settings)
+def _show_all(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        print(ctx.get_help())
+        ctx.exit()
 
 
-def _show_all(ctx: Any, _param: Any, wanted: bool) -> None:
-    if not wanted or ctx.resilient_parsing:
-        return
-    ctx.meta[_ALL] = True
-    print(ctx.get_help())
-    raise typer.Exit
-
-
-_HELP_ALL = TyperOption(
-    param_decls=["help_all", "--help-all"],
+_HELP_ALL = click.Option(
+    ["help_all", "--help-all"],
     is_flag=True,
     is_eager=True,
     expose_value=False,
@@ -169,8 +211,7 @@ _HELP_ALL = TyperOption(
 
 def _rare(param: Any) -> bool:
     """Whether only ``--help-all`` shows an option; one without a text is never shown."""
-    hidden = getattr(param, "hidden", False) or param.name in _COMPLETION
-    return hidden and bool(param.help)
+    return getattr(param, "hidden", False) and bool(param.help)
 
 
 def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
@@ -185,12 +226,8 @@ def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
         return None
     param = copy(param)
     param.hidden = False
-    if param.metavar is None:
-        param.metavar = _METAVARS.get(param.type.name)
     spelled, text = param.get_help_record(ctx)
-    # Older versions of typer write a backslash for rich.
-    text = text.replace("\\[", "[").replace("  [", " [")
-    return spelled.replace("<", "").replace(">", ""), text
+    return spelled, text.replace("  [", " [")
 
 
 def _write_rows(formatter: Any, heading: str, rows: list[tuple[str, str]]) -> None:
@@ -205,39 +242,10 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.) (?=[A-Z'-])", paragraph)[0]
 
 
-def add_table_command(
-    app: typer.Typer,
-    function: Callable[..., None],
-    panels: Panels,
-    *,
-    panel: str = "Commands",
-    arguments: Sequence[TyperArgument] = (),
-    cls: type[HelpCommand] = HelpCommand,
-    **settings: Any,
-) -> None:
-    """Add ``function(..., *, ..., **given)`` as a command.
-
-    typer makes the options of its context and its keyword-only parameters; ``panels`` and
-    ``arguments`` describe all others.
-    """
-    signature = inspect.signature(function, eval_str=True)
-    own = [
-        one
-        for one in signature.parameters.values()
-        if one.kind is one.KEYWORD_ONLY or one.annotation is typer.Context
-    ]
-    function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-
-    def command(*args: Any, params: list[Any], **more: Any) -> HelpCommand:
-        return cls(*args, params=[*arguments, *parameters(panels), *params], **more)
-
-    typer_class = cast("type[TyperCommand]", command)  # typer only calls it
-    app.command(cls=typer_class, rich_help_panel=panel, **settings)(function)
-
-
-def parameters(panels: Panels) -> list[TyperOption]:
-    """The options of a table, for a command."""
-    return [_parameter(option, panel) for panel, group in panels.items() for option in group]
+def parameters(panels: Panels, arguments: Mapping[str, Any]) -> list[click.Parameter]:
+    """Annotated ``arguments`` by their names, and the options of a table, for a command."""
+    given = [_declared(*one, None) for one in arguments.items()]
+    return given + [_parameter(one, panel) for panel, group in panels.items() for one in group]
 
 
 def _reader(option: Option) -> Callable[[Any], Any] | None:
@@ -257,20 +265,20 @@ def _reader(option: Option) -> Callable[[Any], Any] | None:
                 return value
         wanted = f"one of {', '.join(choices)}" if choices else f"a number from {option.least} on"
         message = f"{str(given)!r} is not {wanted}"
-        raise typer.BadParameter(message)
+        raise click.BadParameter(message)
 
     return read
 
 
-def _parameter(option: Option, panel: str) -> TyperOption:
+def _parameter(option: Option, panel: str) -> PlainOption:
     name = option.name.partition("/")[0]
     long = "/".join(f"--{word.replace('_', '-')}" for word in option.name.split("/"))
-    return TyperOption(
-        param_decls=[name, *([option.short] if option.short else []), long],
+    return PlainOption(
+        *(name, *([option.short] if option.short else []), long),
         type=_reader(option),
         is_flag=True if not option.metavar else None,
         default=option.default,
-        show_default=option.default is not None,
+        show_default=option.default not in (None, ""),
         multiple=option.repeated,
         nargs=option.values,
         metavar=option.metavar or None,
@@ -278,6 +286,110 @@ def _parameter(option: Option, panel: str) -> TyperOption:
         hidden=option.hidden,
         envvar=option.variable,
         show_envvar=option.variable is not None,
-        autocompletion=completion(option.complete) if option.complete else None,
-        rich_help_panel=panel,
+        shell_complete=_completion(option.complete),
+        panel=panel,
     )
+
+
+def _completion(complete: Callable[[str], Iterable[str]] | None) -> Callable[..., Any] | None:
+    """A completion as click calls it."""
+    return complete and (lambda _context, _param, incomplete: [*complete(incomplete)])
+
+
+def _declared(name: str, annotation: Any, default: Any) -> click.Parameter:
+    """The parameter of a command that an annotated type declares."""
+    kind, declared = annotation.__origin__, annotation.__metadata__[0]
+    if isinstance(kind, UnionType):
+        kind = next(one for one in get_args(kind) if one is not NoneType)
+    repeated = get_origin(kind) is list
+    kind = get_args(kind)[0] if repeated else kind
+    needed = default is inspect.Parameter.empty
+    settings: dict[str, Any] = {
+        "type": click.Path(path_type=Path) if kind is Path else kind,
+        "required": needed,
+        "metavar": declared.metavar or _METAVARS.get(kind),
+        "help": declared.help,
+        "shell_complete": _completion(declared.complete),
+    }
+    if repeated:
+        rest = None if needed else default
+        settings["callback"] = lambda _context, _param, given: list(given) or rest
+    elif not needed:
+        settings["default"] = default
+    if declared.argument:
+        return PlainArgument(name, nargs=-1 if repeated else 1, **settings)
+    names = declared.names or (f"--{name.replace('_', '-')}",)
+    settings |= {"multiple": repeated, "hidden": declared.hidden, "show_default": default != ""}
+    return PlainOption(name, *names, is_flag=kind is bool or None, **settings)
+
+
+def application() -> Commands:
+    """``hpctk`` without commands."""
+    texts = {
+        "--version": "Print the version.",
+        "--install-completion": "Install completion for the current shell.",
+        "--show-completion": "Show completion for the current shell, to copy it or customize the "
+        "installation.",
+    }
+    calls = (_show_version, _install_completion, _show_completion)
+    return Commands(
+        "hpctk",
+        help="Work queues, training and Slurm jobs for HPC clusters.",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        params=[
+            PlainOption(
+                name,
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=call,
+                help=text,
+                hidden="completion" in name,
+            )
+            for (name, text), call in zip(texts.items(), calls, strict=True)
+        ],
+    )
+
+
+def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        print(f"hpctk {__version__}")
+        ctx.exit()
+
+
+def _completion_script() -> tuple[str, str]:
+    """The shell of the user, and what makes it complete hpctk."""
+    from click.shell_completion import get_completion_class
+
+    shell = Path(os.environ.get("SHELL", "")).name
+    found = get_completion_class(shell)
+    if found is None:
+        message = f"no completion for the shell {shell!r}"
+        raise ConfigError(message, hint="set SHELL to the path of bash, zsh or fish")
+    app = application()
+    return shell, found(app, {}, "hpctk", "_HPCTK_COMPLETE").source()
+
+
+def _show_completion(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        print(_completion_script()[1])
+        ctx.exit()
+
+
+def _install_completion(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    """Write the script below the settings; bash and zsh read it from their start-up file."""
+    if not wanted or ctx.resilient_parsing:
+        return
+    shell, script = _completion_script()
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = settings / f"{'fish/completions' if shell == 'fish' else 'hpctk'}/hpctk.{shell}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script, encoding="utf-8")
+    if shell != "fish":
+        startup, line = Path.home() / f".{shell}rc", f". {shlex.quote(str(path))}\n"
+        before = startup.read_text(encoding="utf-8") if startup.exists() else ""
+        if line not in before:
+            startup.write_text(f"{before.rstrip()}\n{line}".lstrip(), encoding="utf-8")
+    print(f"{shell} completion installed in {path}")
+    print("Completion will take effect once you restart the terminal")
+    ctx.exit()

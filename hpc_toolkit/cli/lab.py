@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
 NameOption = Annotated[str, value("NAME", "Name of the lab.")]
 DirOption = Annotated[
     Path | None,
-    typer.Option(
-        "--dir", metavar="DIR", hidden=True, help="Directory of the lab, instead of --name."
-    ),
+    value("DIR", "Directory of the lab, instead of --name.", "--dir", hidden=True),
 ]
 _SLURM_HELP = "Slurm of a Debian release, e.g. trixie, or of a root directory. [default: installed]"
 Node = Annotated[str, argument("NODE", "Name of the node, e.g. n3.")]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     group = Commands(
+        "lab",
+        panel=SLURM,
         help="""Run a private Slurm on this machine.
 
         Examples:
             hpctk lab up --nodes 4
             eval "$(hpctk lab env)"
             hpctk lab down
-        """
+        """,
     )
     for command in (up, env, status, down):
-        group.command()(command)
+        group.add(command)
     command_line = {
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,
     }
-    group.command(context_settings=command_line)(run)
-    group.command("exec", context_settings=command_line)(execute)
-    group.command()(crash)
-    group.command()(restore)
-    app.add_typer(group, name="lab", rich_help_panel=SLURM)
+    group.add(run, context_settings=command_line)
+    group.add(execute, name="exec", context_settings=command_line)
+    group.add(crash)
+    group.add(restore)
+    app.add_command(group)
 
 
 def _lab(name: str, directory: Path | None) -> Lab:
@@ -71,8 +71,8 @@ def _which(name: str, directory: Path | None) -> str:
 
 
 def up(
-    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 8,
-    gpus_per_node: Annotated[int, typer.Option(help="Pretended GPUs per node.")] = 4,
+    nodes: Annotated[int, value("N", "Number of nodes.")] = 8,
+    gpus_per_node: Annotated[int, value("N", "Pretended GPUs per node.")] = 4,
     gpu_type: Annotated[str, value("TYPE", "Type of the GPUs.")] = "l40s",
     accounting: Annotated[bool, switch("--accounting", "Also run slurmdbd, for sacct.")] = False,
     slurm: Annotated[str | None, value("RELEASE|DIR", _SLURM_HELP)] = None,
@@ -170,7 +170,6 @@ def execute(
 
 
 def run(
-    context: typer.Context,
     script: Annotated[Path, argument("SCRIPT", "Job script; then its arguments.")],
     name: NameOption = "lab",
     directory: DirOption = None,
@@ -192,7 +191,7 @@ def run(
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    end = run_script(lab.paths, script, context.args, show, tell)
+    end = run_script(lab.paths, script, click.get_current_context().args, show, tell)
     if end is None:
         return
     tell(f"job {end.job}: {end.state} after {format_duration(end.seconds)}")

@@ -9,12 +9,12 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import typer
-from typer.core import TyperArgument
+import click
 
-from hpc_toolkit.cli.help import TRAIN, add_table_command
+from hpc_toolkit.cli.arguments import argument
+from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.working import monitored
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import RunPaths
@@ -30,15 +30,6 @@ from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.system.terminal import note, show_error
 from hpc_toolkit.training.launch import plan
-
-_ARGUMENTS = (
-    TyperArgument(
-        param_decls=["script"], metavar="SCRIPT", required=True, help="Program of each rank."
-    ),
-    TyperArgument(
-        param_decls=["arguments"], nargs=-1, metavar="[ARGUMENTS]...", help="Arguments of SCRIPT."
-    ),
-)
 
 _FLAGS = ("run_path", "virtual_local_rank")
 _START_TIMEOUT = f"{plan.START_TIMEOUT_S / 60:g}min"
@@ -87,19 +78,23 @@ PANELS: Panels = {
 """Below the first panel, options that torchrun has as well, in its longest spelling."""
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     settings = {
         # What follows the script is its own.
         "allow_interspersed_args": False,
         # torchrun takes --nproc_per_node as well.
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
-    add_table_command(
-        app, launch, PANELS, panel=TRAIN, arguments=_ARGUMENTS, context_settings=settings
-    )
+    app.add(launch, PANELS, panel=TRAIN, context_settings=settings)
 
 
-def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
+def launch(
+    script: Annotated[str, argument("SCRIPT", "Program of each rank.")],
+    arguments: Annotated[
+        list[str] | None, argument("[ARGUMENTS]...", "Arguments of SCRIPT.")
+    ] = None,
+    **given: Any,
+) -> None:
     """Start the ranks of a training script, like torchrun.
 
     Run it by srun to start the ranks on all nodes of a job; there it needs no rendezvous options.
@@ -110,7 +105,8 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         hpctk launch --nproc-per-node 4 train.py --lr 0.1
         srun hpctk launch --run-dir runs/train train.py
     """
-    if (word := launcher_option(arguments)) is not None:
+    words = tuple(arguments or ())
+    if (word := launcher_option(words)) is not None:
         message = f"{word} comes after the script, which would get it"
         name = shlex.quote(script)
         hint = f"hpctk launch {word} ... {name}; for the script: hpctk launch ... {name} -- {word}"
@@ -128,7 +124,7 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
         )
     request = plan.Request(
         script=script,
-        arguments=without_separator(arguments),
+        arguments=without_separator(words),
         options={name: value for name, value in of_torchrun.items() if value is not False},
         backend=backend,
         start_timeout_s=parse_duration(start_timeout, where="--start-timeout"),
@@ -136,7 +132,7 @@ def launch(script: str, arguments: tuple[str, ...], **given: Any) -> None:
     )
     if as_json and not dry_run:
         message = "--json is for --dry-run"
-        raise typer.BadParameter(message)
+        raise click.BadParameter(message)
     gc.enable()
     if dry_run:
         _tell(request, as_json=bool(as_json))

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.cli.screen import END, Screen
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
 from hpc_toolkit.report.panel import DIM, failed_items
@@ -20,7 +21,6 @@ from hpc_toolkit.results.sampling import Sampler
 from hpc_toolkit.results.status import living_workers, reachable_workers
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.system.screen import END, Screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from typer.core import TyperArgument
-
+from hpc_toolkit.cli.arguments import argument
 from hpc_toolkit.cli.help import HelpCommand, parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, read_variable
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -110,17 +109,12 @@ def manifest_command(kind: Kind) -> HelpCommand:
         panel: tuple(one for one in group if kind in ONLY_OF.get(one.name, KINDS))
         for panel, group in PANELS.items()
     }
-    words = TyperArgument(
-        param_decls=["command"],
-        nargs=-1,
-        metavar="[-- SCRIPT ARGS...]",
-        help="Training script, or options of 'scaling run'.",
-    )
-    arguments = [words] if kind in ONLY_OF["command"] else []
+    words = argument("[-- SCRIPT ARGS...]", "Training script, or options of 'scaling run'.")
+    arguments = {"command": Annotated[list[str] | None, words]}
     return HelpCommand(
         kind,
         callback=partial(_write, kind),
-        params=[*arguments, *parameters(panels)],
+        params=parameters(panels, arguments if kind in ONLY_OF["command"] else {}),
         help=TEMPLATES[kind],
     )
 

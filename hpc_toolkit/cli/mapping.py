@@ -1,28 +1,29 @@
-"""The command that makes a run, works on it here, checks it and writes its rows: map."""
+"""Commands for a first list: new writes an example; map creates, works on and reads a run."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer.core import TyperArgument
+import click
 
+from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.gathering import OUT, write_rows
-from hpc_toolkit.cli.help import LIST, add_table_command
+from hpc_toolkit.cli.help import LIST, Commands, HelpCommand
 from hpc_toolkit.cli.hooks import at_end
 from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, note_types, read_settings
 from hpc_toolkit.cli.working import ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.rundir.examples import EXAMPLES, write_example
 from hpc_toolkit.system.options import Option
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import typer
 
     from hpc_toolkit.run import Run
     from hpc_toolkit.system.options import Panels
@@ -39,16 +40,21 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    workload: Any = TyperArgument(
-        param_decls=["workload"],
-        metavar="[MODULE:NAME]",
-        help="Function or class to call for each item; --command runs a shell command instead.",
-    )
-    add_table_command(app, map_, PANELS, panel=LIST, arguments=[workload], name="map")
+def register(app: Commands) -> None:
+    app.add(new, cls=_NewCommand, panel=LIST)
+    app.add(map_, PANELS, panel=LIST, name="map")
 
 
-def map_(workload: str | None, **given: Any) -> None:
+def map_(
+    workload: Annotated[
+        str | None,
+        argument(
+            "[MODULE:NAME]",
+            "Function or class to call for each item; --command runs a shell command instead.",
+        ),
+    ] = None,
+    **given: Any,
+) -> None:
     """Create a run, process its items here and write the results.
 
     Prints the run's directory; with '-o -', on stderr. The same command again continues where the
@@ -143,3 +149,32 @@ def _work_here(run: Run, workers: int | None) -> None:
     if code := with_progress(run, lambda on_tick: run.work(count, on_tick=on_tick)):
         message = f"items are left in {run.root}"
         raise RunError(message, hint="the same command continues", exit_code=code)
+
+
+class _NewCommand(HelpCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Name the examples where NAME is missing."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as missing:
+            rows = [f"\n  hpctk new NAME --example {one:8}  {EXAMPLES[one]}" for one in EXAMPLES]
+            examples = f"Examples:{''.join(rows)}"
+            raise click.MissingParameter(examples, ctx, missing.param) from None
+
+
+def new(
+    name: Annotated[str, argument("NAME", "Directory to create.")],
+    example: Annotated[str, value("|".join(EXAMPLES), "Example to write.")] = "list",
+) -> None:
+    """Create a directory with an example to run and change.
+
+    Its README.md shows the commands, here and on Slurm.
+
+    Examples:
+        hpctk new first
+        hpctk new search --example campaign
+    """
+    commands = write_example(Path(name), example)
+    print(name, flush=True)
+    for command in (f"cd {shlex.quote(name)}", *commands):
+        print(f"  {command}", file=sys.stderr)

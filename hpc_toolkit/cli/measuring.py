@@ -1,4 +1,4 @@
-"""Measurements of ``hpctk scaling run`` on this machine, alone or among several hosts."""
+"""``hpctk scaling run`` on this machine, alone or among several hosts, and its Slurm jobs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import os
 import shlex
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from hpc_toolkit.cli.arguments import refuse_given, was_given
-from hpc_toolkit.cli.scalingjobs import submit_own
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.cli.scriptoptions import requested
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.render.rules import option
-from hpc_toolkit.system.options import Option
+from hpc_toolkit.system.options import Option, only_given
 from hpc_toolkit.system.quantities import format_duration, parse_duration
 from hpc_toolkit.system.terminal import note, printable_lines
 from hpc_toolkit.training.scaling.settings import OPTIONS, cases
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
+    from hpc_toolkit.submit.submission import Submission
     from hpc_toolkit.training.scaling.analysis import Analysis, Wanted
-    from hpc_toolkit.training.scaling.launches import Host, ScalingRun
+    from hpc_toolkit.training.scaling.launches import Host, Job, ScalingRun
 
 HOSTS = (
     Option("node_rank", "Number of this host. [default: no other hosts]", "N", least=0),
@@ -40,7 +42,6 @@ def not_empty(directory: Path) -> ConfigError:
 
 
 def own(
-    context: typer.Context,
     out: Path,
     program: list[str],
     world_sizes: tuple[int, ...],
@@ -50,11 +51,11 @@ def own(
     """Measure a user's training on this machine, or submit its jobs."""
     from hpc_toolkit.training.scaling.records import read_records
 
-    names = {one.name or "" for one in context.command.params}
+    names = {one.name or "" for one in click.get_current_context().command.params}
     foreign = {one.name.partition("/")[0] for one in (*OPTIONS, *HOSTS)} | {"vary"}
     of_here = {"backend", "cluster", "resume", "dry_run", "weak", "threads", *table}
     allowed = names - foreign if given["slurm"] else {"program", "out", "world_sizes", *of_here}
-    refuse_given(context, {*allowed, "repeats"}, "is for the built-in training")
+    refuse_given({*allowed, "repeats"}, "is for the built-in training")
     records = read_records(out)
     words = program[2:] if program[0] == "-m" else program[1:]
     if given["resume"] and any(
@@ -71,7 +72,7 @@ def own(
     if given["slurm"]:
         submit_own(out, program, missing, {**given, "weak": None, "threads": None})
     else:
-        given["weak"] = given["weak"] if was_given(context, "weak") else None
+        given["weak"] = given["weak"] if was_given("weak") else None
         given["threads"] = given["threads"] or len(os.sched_getaffinity(0)) // max(world_sizes)
         _own_here(out, program, missing, given, table)
 
@@ -157,7 +158,7 @@ def here(
         began = time.monotonic()
         code = launch_here(run, options, backend=backend)
         if code:
-            raise typer.Exit(code)
+            sys.exit(code)
         print(f"world size {size}: {format_duration(time.monotonic() - began)}", file=sys.stderr)
         if main:
             _show_measured(run.directory / DIRECTORY / f"world-{size}.jsonl", show_records)
@@ -203,9 +204,75 @@ def _finish(directory: Path, wanted: Wanted, *, as_json: bool, kept: bool = True
         where = shlex.quote(os.path.relpath(directory))
         note(f"'hpctk scaling analyze {where} -o scaling.svg' draws it")
     if found.failed:
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def show_analysis(found: Analysis, *, as_json: bool) -> None:
     sys.stdout.write(found.data if as_json else printable_lines(found.page))
     sys.stdout.flush()
+
+
+def submit_own(
+    out: Path, program: list[str], missing: list[tuple[int, int]], given: dict[str, Any]
+) -> None:
+    """Submit the jobs of a user's training for the missing world sizes and repeats."""
+    from hpc_toolkit.training.scaling.launches import own_jobs
+    from hpc_toolkit.training.scaling.program import cluster_name
+
+    built_in = {one.name.partition("/")[0] for one in OPTIONS}
+    options = only_given({key: value for key, value in given.items() if key not in built_in})
+    for name in ("slurm", "resume"):
+        options.pop(name, None)
+    dry_run, force = options.pop("dry_run", False), options.pop("force", False)
+    jobs = own_jobs(out, program, missing, cluster=cluster_name(options.get("cluster")))
+    found = submissions(out, jobs, options, dry_run=dry_run)
+    if not dry_run:
+        submit(out, found, force=force)
+
+
+def submissions(
+    directory: Path, jobs: Sequence[Job], given: dict[str, Any], *, dry_run: bool
+) -> list[tuple[int, Submission]]:
+    """Return each job with its world size; with ``dry_run`` the scripts are printed."""
+    from hpc_toolkit.submit.send import check_directory
+    from hpc_toolkit.submit.submission import of_request
+    from hpc_toolkit.training.scaling.launches import job_request
+
+    gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None) or "scaling"
+    count = gpus.rpartition(":")[2]
+    per_node = given.pop("ranks_per_node", None)
+    per_node = per_node or (int(count) if count.isdecimal() and int(count) else 1)
+    found = []
+    for job in jobs:
+        launch = given.get("launch") or None
+        template, asked = job_request(directory, job, per_node, gpus=gpus, launch=launch)
+        env = (*given.get("env", ()), *job.env)
+        values = {**given, **asked, "env": env, "job_name": f"{name}-{job.name}"}
+        spec, site, script = requested(template, values)
+        check_directory(site, Path.cwd())
+        made = of_request(spec, site, template, run=None, cwd=Path.cwd())
+        found.append((job.world_size, made))
+        if dry_run:
+            sys.stdout.write(script)
+    return found
+
+
+def submit(directory: Path, jobs: Sequence[tuple[int, Submission]], *, force: bool) -> None:
+    """Send the jobs and print each id; where that breaks off, say what is in the queue."""
+    from hpc_toolkit.submit.send import send
+    from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
+
+    prepare(directory)
+    if not force:
+        refuse_twice(directory, [size for size, _ in jobs])
+    left = [size for size, _ in jobs]
+    try:
+        for _, submission in jobs:
+            for job in send(submission):
+                print(job.job, flush=True)
+            left = left[1:]
+    except (HpcToolkitError, KeyboardInterrupt):
+        if len(left) < len(jobs):
+            sizes = ",".join(map(str, dict.fromkeys(left)))
+            note(f"'--world-sizes {sizes}' submits the missing ones")
+        raise

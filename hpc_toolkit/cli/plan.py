@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from hpc_toolkit.cli.arguments import (
     RunArgument,
@@ -19,7 +20,7 @@ from hpc_toolkit.cli.arguments import (
     show,
     write_outputs,
 )
-from hpc_toolkit.cli.help import CHECK, add_table_command
+from hpc_toolkit.cli.help import CHECK, Commands
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.options import Option, flag, many
@@ -68,13 +69,11 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    add_table_command(app, plan, PANELS, panel=CHECK)
+def register(app: Commands) -> None:
+    app.add(plan, PANELS, panel=CHECK)
 
 
 def plan(
-    context: typer.Context,
-    *,
     run: RunArgument = None,
     **given: Any,
 ) -> None:
@@ -93,13 +92,13 @@ def plan(
 
     out, as_json = outputs(given["out"], (".md", ".svg", ".json")), bool(given["json"])
     if given["check"] is not None:
-        refuse_given(context, {"run", "check", "json"}, "cannot be combined with --check")
+        refuse_given({"run", "check", "json"}, "cannot be combined with --check")
         _compare(run, Path(given["check"]), as_json=as_json)
         return
     if given["items"] is None:
-        refuse_given(context, context.params.keys() - {"groups"}, "needs --items")
+        refuse_given(click.get_current_context().params.keys() - {"groups"}, "needs --items")
     if given["item_time"] is None:
-        refuse_given(context, context.params.keys() - {"load_time"}, "needs --item-time")
+        refuse_given(click.get_current_context().params.keys() - {"load_time"}, "needs --item-time")
     counts = sorted(parse_counts(given["nodes"], "--nodes", most=_MOST_NODES))
     guess = _guess(given["item_time"], given["load_time"])
     memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))
@@ -176,7 +175,7 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
     show(asdict(found), _said(found), as_json=as_json)
     if not found.complete:
-        raise typer.Exit(TRY_AGAIN)
+        sys.exit(TRY_AGAIN)
 
 
 def _said(found: Comparison) -> list[str]:

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import open_run
-from hpc_toolkit.cli.help import SLURM, add_table_command
+from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.cli.manifests import TEMPLATES, RenderCommand
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
@@ -44,9 +42,8 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    add_table_command(
-        app,
+def register(app: Commands) -> None:
+    app.add(
         render,
         PANELS,
         panel=SLURM,
@@ -145,8 +142,8 @@ def _make_log_directories(spec: ScriptSpec) -> None:
 
 
 def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
+    from hpc_toolkit.doctor.advice import harmful
     from hpc_toolkit.slurm.render.directives import forbidden
-    from hpc_toolkit.system.advice import harmful
 
     if site.source and not site.verified:
         note(f"{site.file}: facts not verified; from {site.source} ({site.checked})")
@@ -186,7 +183,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
             if diff:
                 sys.stdout.write(one.difference())
     if any(one.reasons for one in found):
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def _own_scripts() -> list[Path]:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from hpc_toolkit.cli.arguments import (
     ITEM_HELP,
     GivenRun,
@@ -22,7 +20,7 @@ from hpc_toolkit.cli.arguments import (
     switch,
     value,
 )
-from hpc_toolkit.cli.help import LIST, Commands, add_table_command
+from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.lists import PANELS, make_items, note_types, read_items, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.lists import Types
@@ -41,21 +39,24 @@ if TYPE_CHECKING:
 _MOST_JOBS = 64
 
 
-def register(app: typer.Typer) -> None:
-    add_table_command(app, init, PANELS, panel=LIST)
-    app.command("try", rich_help_panel=LIST)(try_)
+def register(app: Commands) -> None:
+    app.add(init, PANELS, panel=LIST)
+    app.add(try_, name="try", panel=LIST)
     group = Commands(
+        "items",
+        panel=LIST,
+        hidden=True,
         help="""Print lists of items, and download the checkpoints that they name.
 
         Examples:
             hpctk items pythia --sizes 14m,70m --steps 0:143000 > items.jsonl
             hpctk items fetch items.jsonl
-        """
+        """,
     )
-    group.command()(pythia)
-    group.command()(fetch)
-    app.add_typer(group, name="items", rich_help_panel=LIST, hidden=True)
-    app.command(rich_help_panel=LIST, hidden=True)(trust)
+    group.add(pythia)
+    group.add(fetch)
+    app.add_command(group)
+    app.add(trust, panel=LIST, hidden=True)
 
 
 def trust(
@@ -107,11 +108,11 @@ def init(
     ] = False,
     from_: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="SNAPSHOT.json",
-            help="Start from a snapshot: its items, results and settings. Other options override "
+        value(
+            "SNAPSHOT.json",
+            "Start from a snapshot: its items, results and settings. Other options override "
             "the settings.",
+            "--from",
         ),
     ] = None,
     **given: Any,

@@ -1,33 +1,43 @@
-"""``hpctk scaling``: measure how a training scales, and show what it costs."""
+"""``hpctk scaling``: measure a training or collectives, and show what scaling costs."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from hpc_toolkit.cli import collectives, scriptoptions
+from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import (
     argument,
     complete_cluster,
     outputs,
+    refuse_given,
     value,
     write_outputs,
 )
-from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
-from hpc_toolkit.cli.measuring import HOSTS, here, not_empty, own, show_analysis, wanted_of
-from hpc_toolkit.cli.scalingjobs import submissions, submit
+from hpc_toolkit.cli.help import TRAIN, Commands
+from hpc_toolkit.cli.measuring import (
+    HOSTS,
+    here,
+    not_empty,
+    own,
+    show_analysis,
+    submissions,
+    submit,
+    wanted_of,
+)
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.training.scaling.settings import (
+    DEFAULT_SIZES,
     OPTIONS,
     Settings,
     Variation,
@@ -87,23 +97,24 @@ _ANALYSIS = (
 )
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     group = Commands(
+        "scaling",
+        panel=TRAIN,
         help="""Measure how well training scales, and what it costs.
 
         Examples:
             hpctk scaling run -o scaling --world-sizes 1,2,4
             hpctk scaling analyze scaling -o scaling.svg
-        """
+        """,
     )
-    add_table_command(group, run, PANELS, cls=ScriptCommand)
-    add_table_command(group, analyze, {"Options": _ANALYSIS})
-    add_table_command(group, collectives.collectives, {"Options": collectives.OPTIONS})
-    app.add_typer(group, name="scaling", rich_help_panel=TRAIN)
+    group.add(run, PANELS, cls=ScriptCommand)
+    group.add(analyze, {"Options": _ANALYSIS})
+    group.add(collectives, {"Options": _COLLECTIVES})
+    app.add_command(group)
 
 
 def run(
-    context: typer.Context,
     *,
     program: Annotated[
         list[str] | None, argument("[-- SCRIPT ARGS...]", "Your own training.")
@@ -124,7 +135,7 @@ def run(
         hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
         hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
-    from hpc_toolkit.training.scaling.jobs import built_in_jobs
+    from hpc_toolkit.training.scaling.launches import built_in_jobs
     from hpc_toolkit.training.scaling.program import cluster_name
     from hpc_toolkit.training.scaling.records import DIRECTORY
 
@@ -134,7 +145,7 @@ def run(
         _refuse_table(table)
     with _directory(out, slurm=bool(given["slurm"])) as directory:
         if program:
-            own(context, directory, program, sizes, given, table)
+            own(directory, program, sizes, given, table)
             return
         wanted = _built_in(directory, sizes, given)
         given = only_given(given)
@@ -221,4 +232,80 @@ def analyze(
     }
     write_outputs(out, forms)
     if found.failed:
-        raise typer.Exit(1)
+        sys.exit(1)
+
+
+_COLLECTIVES = (
+    Option("out", "Write .md or .json.", "FILE", short="-o"),
+    flag("json", "Print JSON."),
+    Option("world_size", "Number of ranks on this machine.", "N", default=2, least=2),
+    Option("sizes", "Message sizes.", "SIZE,...", default=DEFAULT_SIZES),
+    Option("collectives", "all, or e.g. all_reduce,all_gather.", "NAMES", default="all"),
+    Option("iterations", "Measurements of each; the median is shown.", "N", default=20, least=1),
+    Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
+)
+
+
+def collectives(
+    *,
+    logs: Annotated[
+        list[Path] | None, argument("[LOG]...", "Print the measurements in these logs.")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Measure the bandwidth of collectives over message sizes.
+
+    Bus bandwidths are computed as in nccl-tests.
+
+    Examples:
+        hpctk scaling collectives --world-size 4 --collectives all_reduce
+    """
+    from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
+    from hpc_toolkit.training.scaling.records import read_text
+
+    as_json, out = given.pop("json"), given.pop("out")
+    files = outputs([out] if out is not None else [], (".md", ".json"))
+    if logs:
+        refuse_given({"logs", "out", "json"}, "cannot be combined with LOGS")
+        found = [one for path in logs for one in records_in(read_text(path))]
+    else:
+        found = _timed(**given)
+    if not found:
+        message = "no collective was measured"
+        raise RunError(message, hint="name logs of 'hpctk scaling collectives'" if logs else "")
+    data = json.dumps({"format": 1, "kind": "hpctk.collectives", "rows": found}) + "\n"
+    page = as_markdown(found)
+    sys.stdout.write(data if as_json else page)
+    write_outputs(files, {".md": lambda: page, ".json": lambda: data})
+
+
+def _timed(
+    *, world_size: int, iterations: int, sizes: str, collectives: str, backend: str | None
+) -> list[dict[str, Any]]:
+    import tempfile
+
+    from hpc_toolkit.training.scaling.collectives import (
+        MODULE,
+        parse_collectives,
+        parse_sizes,
+        records_in,
+    )
+    from hpc_toolkit.training.scaling.launches import launch_module
+    from hpc_toolkit.training.scaling.records import read_text
+
+    parse_sizes(sizes)
+    parse_collectives(collectives)
+    words = ("--sizes", sizes, "--collectives", collectives, "--iterations", str(iterations))
+    directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
+    try:
+        options = {"nproc_per_node": world_size, "redirects": "3"}
+        launch_module(MODULE, words, options, directory, backend=backend)
+    except HpcToolkitError:
+        # The error names a log in it, unless no rank was started.
+        with suppress(OSError):
+            directory.rmdir()
+        raise
+    outputs = sorted(directory.glob("logs/*/rank-0.*.out"))
+    found = [one for path in outputs for one in records_in(read_text(path))]
+    shutil.rmtree(directory, ignore_errors=True)
+    return found

@@ -13,11 +13,11 @@ import re
 import shlex
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer.core import TyperArgument
+import click
 
-from hpc_toolkit.cli.arguments import complete_cluster, completion, find_cluster
+from hpc_toolkit.cli.arguments import argument, complete_cluster, find_cluster
 from hpc_toolkit.cli.help import HelpCommand
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED, PASSED_ALONE
@@ -107,7 +107,7 @@ PANELS: Panels = {
 """Every option, by the panel of the help that shows it."""
 
 
-def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
+def script_arguments(more_templates: Sequence[str] = ()) -> dict[str, Any]:
     """The template, and the words that follow two dashes."""
 
     def complete(incomplete: str) -> list[str]:
@@ -116,21 +116,12 @@ def script_arguments(more_templates: Sequence[str] = ()) -> list[TyperArgument]:
         names = [*template_names(), *more_templates]
         return [name for name in names if name.startswith(incomplete)]
 
-    return [
-        TyperArgument(
-            param_decls=["template"],
-            metavar="[TEMPLATE]",
-            help="work-queue, array, campaign, command, ray or train-... "
-            f"[default: {DEFAULT_TEMPLATE}]",
-            autocompletion=completion(complete),
-        ),
-        TyperArgument(
-            param_decls=["command"],
-            nargs=-1,
-            metavar="[-- COMMAND...]",
-            help="Program of the template 'command' or 'ray', or script of 'train-...'.",
-        ),
-    ]
+    kinds = f"work-queue, array, campaign, command, ray or train-... [default: {DEFAULT_TEMPLATE}]"
+    program = "Program of the template 'command' or 'ray', or script of 'train-...'."
+    return {
+        "template": Annotated[str | None, argument("[TEMPLATE]", kinds, complete=complete)],
+        "command": Annotated[list[str] | None, argument("[-- COMMAND...]", program)],
+    }
 
 
 class ScriptCommand(HelpCommand):
@@ -141,9 +132,8 @@ class ScriptCommand(HelpCommand):
         words = list(args)
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # noqa: BLE001 - of click, or of the copy of it in typer
-            unknown = getattr(error, "option_name", None) or ""
-            raise (_moved(unknown, words) if unknown else None) or error from None
+        except click.NoSuchOption as error:
+            raise _moved(error.option_name, words) or error from None
 
     def invoke(self, ctx: Any) -> Any:
         """Call the function, with the fields that ``--sbatch`` sets beside the other options."""

@@ -32,8 +32,7 @@ from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import typer
-
+    from hpc_toolkit.cli.help import Commands
     from hpc_toolkit.cli.hooks import Hooks
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
@@ -68,11 +67,11 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    from hpc_toolkit.cli.arguments import run_argument
-    from hpc_toolkit.cli.help import LIST, add_table_command
+def register(app: Commands) -> None:
+    from hpc_toolkit.cli.arguments import RunArgument
+    from hpc_toolkit.cli.help import LIST
 
-    add_table_command(app, status, PANELS, panel=LIST, arguments=[run_argument()])
+    app.add(status, PANELS, panel=LIST, arguments={"run": RunArgument})
 
 
 def status(run: str | None, **given: Any) -> None:
@@ -94,9 +93,7 @@ def status(run: str | None, **given: Any) -> None:
     hooks = _hooks(given, watch=watch)
     export = None
     if given["prometheus"] is not None:
-        from hpc_toolkit.cli.export import prometheus_file
-
-        export = prometheus_file(Path(given["prometheus"]))
+        export = _prometheus_file(Path(given["prometheus"]))
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, export, as_json=as_json, verbose=verbose)
     else:
@@ -121,7 +118,7 @@ def status(run: str | None, **given: Any) -> None:
 
 
 def _is_screen() -> bool:
-    from hpc_toolkit.system.screen import is_capable
+    from hpc_toolkit.cli.screen import is_capable
 
     return is_capable(sys.stdin, sys.stdout)
 
@@ -329,3 +326,23 @@ def _export(export: Export, now: Status, _jobs: list[JobRecord]) -> None:
 def status_lines(now: Status) -> list[str]:
     """A run's status as people read it."""
     return draw(panel(now))
+
+
+def _prometheus_file(path: Path) -> Export:
+    """A function that replaces a file by the metrics of the statuses that it is given.
+
+    Raises ConfigError, before any run is read: the file cannot be written, or node_exporter would
+    not read it.
+    """
+    from hpc_toolkit.cli.arguments import check_out, writing
+    from hpc_toolkit.results.prometheus import write_metrics
+
+    check_out(path, (".prom",))
+
+    def export(*found: Status) -> None:
+        for one in found:
+            one.run = os.path.abspath(one.run)  # so that labels do not depend on where it is called
+        with writing(path):
+            write_metrics(path, found, time.time())
+
+    return export

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import GivenRun, open_run, switch, value
-from hpc_toolkit.cli.help import SLURM, add_table_command
+from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
     ScriptCommand,
@@ -54,11 +54,9 @@ PANELS: Panels = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    add_table_command(
-        app, submit, PANELS, panel=SLURM, arguments=script_arguments(), cls=ScriptCommand
-    )
-    app.command(rich_help_panel=SLURM)(cancel)
+def register(app: Commands) -> None:
+    app.add(submit, PANELS, panel=SLURM, arguments=script_arguments(), cls=ScriptCommand)
+    app.add(cancel, panel=SLURM)
 
 
 def submit(template: str | None, **given: Any) -> None:
@@ -371,7 +369,7 @@ def cancel(
         if not sys.stdin.isatty():
             message = "confirmation needs a terminal"
             raise ConfigError(message, hint="add --yes to cancel without confirmation")
-        typer.confirm("Cancel them?", abort=True, err=True)
+        click.confirm("Cancel them?", abort=True, err=True)
     cancel_jobs(found)
     for one in found:
         print(one.record.id)

@@ -22,8 +22,7 @@ from hpc_toolkit.system.terminal import note, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    import typer
-
+    from hpc_toolkit.cli.help import Commands
     from hpc_toolkit.engines.ray.settings import RaySettings
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import RunPaths
@@ -81,11 +80,11 @@ PANELS: Panels = {
 """Options of ``hpctk work``, by the panel of the help that shows them."""
 
 
-def register(app: typer.Typer) -> None:
-    from hpc_toolkit.cli.arguments import run_argument
-    from hpc_toolkit.cli.help import LIST, add_table_command
+def register(app: Commands) -> None:
+    from hpc_toolkit.cli.arguments import RunArgument
+    from hpc_toolkit.cli.help import LIST
 
-    add_table_command(app, work, PANELS, panel=LIST, arguments=[run_argument()])
+    app.add(work, PANELS, panel=LIST, arguments={"run": RunArgument})
 
 
 def work(run: str | None, **given: Any) -> None:
@@ -123,7 +122,7 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
         given["cpus_per_worker"], given["gpus_per_worker"], given["memory_per_worker"], rank
     )
     settings = ray_settings(given["ray_address"], shares, on_ray=on_ray)
-    for name in ("system.mounts", "worker.pool"):  # as Run.work would, after the others
+    for name in ("rundir.mounts", "worker.pool"):  # as Run.work would, after the others
         importlib.import_module(f"hpc_toolkit.{name}")
     # Imported objects are not garbage, and need not be looked at.
     gc.freeze()

@@ -26,16 +26,16 @@ from hpc_toolkit.doctor.sides import LEAD, Pair, make_area, remove_area, sweep
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.rundir.mounts import mount_of
 from hpc_toolkit.rundir.proof import believed, write_proof
-from hpc_toolkit.system.mounts import mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from hpc_toolkit.doctor.partner import Step
+    from hpc_toolkit.rundir.mounts import Mount
     from hpc_toolkit.system.clock import Clock
-    from hpc_toolkit.system.mounts import Mount
 
 _NO_TROUBLE = (Verdict.FINE, Verdict.SKIPPED)
 _PAIR_IT = "'srun -N2 --ntasks-per-node=1 hpctk doctor DIR', or --pair with a second mount"

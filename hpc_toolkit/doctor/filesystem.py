@@ -15,7 +15,7 @@ from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
 from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter
-from hpc_toolkit.system.mounts import LOCAL_LOCKS, NFS
+from hpc_toolkit.rundir.mounts import LOCAL_LOCKS, NFS
 from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.system.ranks import boot_id, host_name
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpc_toolkit.doctor.sides import Pair
-    from hpc_toolkit.system.mounts import Mount
+    from hpc_toolkit.rundir.mounts import Mount
 
 _LONGEST_CACHE_S = 90
 """Half of the default lease: with heartbeats cached for longer, a living worker looks dead."""

@@ -18,7 +18,7 @@ from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.filesystem import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
 from hpc_toolkit.rundir import files
-from hpc_toolkit.system.mounts import NFS
+from hpc_toolkit.rundir.mounts import NFS
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.doctor.sides import Pair
-    from hpc_toolkit.system.mounts import Mount
+    from hpc_toolkit.rundir.mounts import Mount
 
 LONGEST_S = 110.0
 """The default of Linux, 90 s, plus the pause before a client retries."""

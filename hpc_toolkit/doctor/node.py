@@ -15,12 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.doctor.advice import harmful
 from hpc_toolkit.doctor.children import ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
 from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError, ask
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
-from hpc_toolkit.system.advice import harmful
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import decode_line, encode_line
-from hpc_toolkit.system.mounts import Mount, mount_of
+from hpc_toolkit.rundir.mounts import Mount, mount_of
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 
 if TYPE_CHECKING:

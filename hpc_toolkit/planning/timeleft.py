@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.results.status import TimeLeft
-from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.clock import Seldom, SystemClock
 from hpc_toolkit.system.record import Record
-from hpc_toolkit.system.seldom import Seldom
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -365,7 +365,7 @@ def is_local(path: Path) -> bool:
 
 def filesystem_of(path: Path) -> str:
     """The kernel's name for the type of filesystem that holds ``path``; or "unknown"."""
-    from hpc_toolkit.system.mounts import mount_of
+    from hpc_toolkit.rundir.mounts import mount_of
 
     return mount_of(path).kind
 

@@ -55,7 +55,7 @@ def believed(paths: RunPaths) -> Proof:
     record = read_proof(paths.doctor)
     if record is None:
         return Proof()
-    from hpc_toolkit.system.mounts import mount_of
+    from hpc_toolkit.rundir.mounts import mount_of
 
     here = mount_of(paths.root)
     try:

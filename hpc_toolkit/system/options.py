@@ -32,7 +32,7 @@ class Option(NamedTuple):
     short: str = ""
     """Its one-letter spelling."""
     default: Any = None
-    """The value if the option is not given; the help shows it unless it is None."""
+    """The value if the option is not given; the help shows it unless it is empty."""
     hidden: bool = False
     """Whether the help leaves it out."""
     least: int | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hpc_toolkit.errors import LONGEST_TEXT, TRY_AGAIN, PermanentError, describe, shortened
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.jsonlines import encode, is_plain
-from hpc_toolkit.system.memory import is_out_of_memory
+from hpc_toolkit.worker.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

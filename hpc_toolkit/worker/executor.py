@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, cast
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
 from hpc_toolkit.rundir.files import open_or_create, write_all
 from hpc_toolkit.system.binding import limit_memory
-from hpc_toolkit.system.memory import Shrinking, resident_bytes
 from hpc_toolkit.worker.attempts import (
     BROKEN,
     CONSECUTIVE_FAILURES,
@@ -44,6 +43,7 @@ from hpc_toolkit.worker.attempts import (
 )
 from hpc_toolkit.worker.guard import STOP_SIGNALS, Guard
 from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
+from hpc_toolkit.worker.memory import Shrinking, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

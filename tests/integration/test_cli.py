@@ -329,15 +329,16 @@ def test_status_without_any_run_says_how_to_make_one(hpctk: Hpctk) -> None:
 
 
 def test_completion_installs(hpctk: Hpctk, tmp_path: Path) -> None:
-    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    # The shell is found among the parents, and that of a test may be any.
-    env["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config"), "SHELL": "/bin/bash"}
+    startup = tmp_path / ".bashrc"
+    startup.write_text("alias ll='ls -l'", encoding="utf-8")
 
-    ended = hpctk("--install-completion", "bash", env=env)
+    ended = [hpctk("--install-completion", env=env) for _ in range(2)]
 
-    assert ended.code == 0
-    written = [path for path in tmp_path.rglob("*") if path.is_file() and "hpc" in path.name]
-    assert written, ended
+    assert [one.code for one in ended] == [0, 0], ended
+    script = tmp_path / "config/hpctk/hpctk.bash"
+    assert "_HPCTK_COMPLETE=bash_complete" in script.read_text(encoding="utf-8")
+    assert startup.read_text(encoding="utf-8") == f"alias ll='ls -l'\n. {script}\n"
 
 
 BUG = """

@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 import griffe
 import pytest
-from typer.main import get_command
 
 from hpc_toolkit import cli
 from hpc_toolkit.campaign import tables
@@ -114,7 +113,7 @@ def test_the_reference_has_every_command_option_key_and_public_name(
 
     options = {
         f"{name.replace(' ', '-')}{max(option.opts, key=len)}"
-        for name, command in walk(get_command(cli.load_commands()), "hpctk")
+        for name, command in walk(cli.load_commands(), "hpctk")
         for option in command.params
         if option.param_type_name == "option" and option.help
     }

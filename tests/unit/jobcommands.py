@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import typer
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import reading, statusview
 from hpc_toolkit.cli import submit as submit_commands
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import HpcToolkitError
 
 
 def call(*arguments: str) -> Result:
-    app = typer.Typer()
+    app = Commands(help="")
     statusview.register(app)
     reading.register(app)
     submit_commands.register(app)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
+from hpc_toolkit.doctor.advice import harmful
 from hpc_toolkit.doctor.findings import Verdict
 from hpc_toolkit.doctor.node import check_variables
-from hpc_toolkit.system.advice import harmful
 
 HARMFUL = {
     "NCCL_P2P_LEVEL": "NVL",

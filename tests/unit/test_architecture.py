@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer
 
 import hpc_toolkit
 from hpc_toolkit import cli
@@ -65,7 +64,7 @@ FENCES: dict[str, set[str]] = {
     "datasets": {"science.workloads"},
     "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
-    "typer": {"cli"},
+    "click": {"cli"},
     "submitit": {"notebook"},
     "IPython": {"report.notebook"},
 }
@@ -328,7 +327,7 @@ def test_an_error_without_a_hint_has_an_empty_one() -> None:
 
 
 def commands() -> dict[str, Any]:
-    group: Any = typer.main.get_command(cli.load_commands())
+    group: Any = cli.load_commands()
     return dict(group.commands)
 
 
@@ -387,8 +386,8 @@ def loaded(*argv: str) -> set[str]:
     ("argv", "more"),
     [
         ([], {"jinja2", "rich", "filelock"}),
-        (["status", "RUN", "--json"], {"jinja2", "rich", "filelock", "typer"}),
-        (["status", "RUN"], {"jinja2", "rich", "filelock", "typer"}),
+        (["status", "RUN", "--json"], {"jinja2", "rich", "filelock", "click"}),
+        (["status", "RUN"], {"jinja2", "rich", "filelock", "click"}),
         (["gather", "RUN", "--partial"], {"jinja2", "rich", "filelock"}),
         (["explain", "RUN", "--item", "0"], {"jinja2", "rich", "filelock"}),
         (

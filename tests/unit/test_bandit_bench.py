@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.bandit import Arm, ArmTable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from typer.testing import Result
+    from click.testing import Result
 
     from hpc_toolkit.bandit import Policy
 

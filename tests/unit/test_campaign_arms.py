@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit.bandit.arms import kind_of
 from hpc_toolkit.campaign.arms import arm_id
@@ -20,6 +19,7 @@ from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import search_so_far, summarize
 from hpc_toolkit.cli import gathering
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
@@ -477,7 +477,7 @@ def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source
         return played.root
 
     def gathered(root: Path, file: str) -> str:
-        app = typer.Typer()
+        app = Commands(help="")
         gathering.register(app)
         ended = CliRunner().invoke(app, ["gather", str(root), "-o", str(tmp_path / file)])
         assert ended.exit_code == 0, ended.output

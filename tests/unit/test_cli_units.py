@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.manifests import PANELS, manifest_command
@@ -60,7 +59,7 @@ def options(command: Any, name: str = "hpctk") -> Iterator[tuple[str, Any]]:
 
 
 def every_option() -> list[tuple[str, Any]]:
-    found = list(options(typer.main.get_command(load_commands())))
+    found = list(options(load_commands()))
     return found + [one for kind in KINDS for one in options(manifest_command(kind), kind)]
 
 

@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit.cli import clusters as cluster_commands
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters import probe as clusterprobe
 from hpc_toolkit.slurm.clusters.facts import load_cluster
@@ -19,12 +19,11 @@ from tests.scontrol_outputs import ROUTED
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from typer.testing import Result
+    from click.testing import Result
 
 
 def call(*arguments: str) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)
+    app = Commands(help="")
     cluster_commands.register(app)
     return CliRunner().invoke(app, ["cluster", *arguments])
 

@@ -21,8 +21,8 @@ from hpc_toolkit.doctor.partner import Step, join_step
 from hpc_toolkit.doctor.sides import Channel, SilentSideError, make_area, remove_area, sweep
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
-from hpc_toolkit.system import mounts as kernel_mounts
-from hpc_toolkit.system.mounts import Mount
+from hpc_toolkit.rundir import mounts as kernel_mounts
+from hpc_toolkit.rundir.mounts import Mount
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
 

@@ -10,7 +10,7 @@ import pytest
 from hpc_toolkit.doctor.filesystem import check_mount
 from hpc_toolkit.doctor.findings import Finding, Verdict, worst
 from hpc_toolkit.doctor.sides import Side, are_apart, side_of
-from hpc_toolkit.system.mounts import Mount, mount_of, parse_mount
+from hpc_toolkit.rundir.mounts import Mount, mount_of, parse_mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable

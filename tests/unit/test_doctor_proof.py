@@ -6,17 +6,17 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from filelock import FileLock
-from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.doctor.sides import side_of
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
+from hpc_toolkit.rundir import mounts
+from hpc_toolkit.rundir.mounts import Mount
 from hpc_toolkit.rundir.proof import Proof, believed, write_proof
-from hpc_toolkit.system import mounts
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.mounts import Mount
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
 from tests.toyrun import ToyRun
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.cli.events import _since
+from hpc_toolkit.cli.reading import _since
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.control import HealthNotice, ask_to_drain, give_health_notice
 from hpc_toolkit.queue.view import RunView

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, RunError
@@ -150,7 +149,7 @@ def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def new(*words: str) -> object:
-    return get_command(cli.load_commands("new")).main(["new", *words], prog_name="hpctk")
+    return cli.load_commands("new").main(["new", *words], prog_name="hpctk")
 
 
 def test_new_prints_the_path_and_shows_what_to_run(

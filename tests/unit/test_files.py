@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.rundir import files
-from hpc_toolkit.system import mounts
+from hpc_toolkit.rundir import files, mounts
 from tests.toyrun import FAULTS, Faults
 
 if TYPE_CHECKING:

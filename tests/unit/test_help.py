@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
-from typer.main import get_command
 
 from hpc_toolkit import cli
 from hpc_toolkit.cli.help import MOVED, MovedCommandError
@@ -35,7 +34,7 @@ def walk(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
             yield from walk(command, *full)
 
 
-ROOT: Any = get_command(cli.load_commands())
+ROOT: Any = cli.load_commands()
 COMMANDS = dict(walk(ROOT))
 VISIBLE = sorted(name for name, command in COMMANDS.items() if not command.hidden)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.kubernetes.manifest import (
     check_manifest,
     render_manifest,
@@ -48,9 +48,8 @@ def container(request: ManifestSpec) -> Any:
 
 
 def call(*arguments: str) -> Result:
-    app = typer.Typer()
+    app = Commands(help="")
     render_command.register(app)
-    app.command()(lambda: None)
     return CliRunner().invoke(app, ["render", *arguments])
 
 

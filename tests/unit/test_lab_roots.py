@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from filelock import FileLock
-from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import runs
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import layout
 from hpc_toolkit.rundir.layout import (
@@ -206,9 +206,9 @@ def test_check_trust_refuses_the_run_of_another_user(
 
 
 def trust(*words: str) -> Result:
-    app = typer.Typer()
-    app.command()(runs.trust)
-    return CliRunner().invoke(app, words)
+    app = Commands(help="")
+    app.add(runs.trust)
+    return CliRunner().invoke(app, ["trust", *words])
 
 
 @pytest.fixture

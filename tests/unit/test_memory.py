@@ -9,8 +9,8 @@ import pytest
 
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.rundir.layout import WorkloadSpec
-from hpc_toolkit.system.memory import TRIES, Shrinking, is_out_of_memory
 from hpc_toolkit.worker.loading import load_workload
+from hpc_toolkit.worker.memory import TRIES, Shrinking, is_out_of_memory
 
 HERE = __name__
 

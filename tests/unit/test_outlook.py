@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line
 from hpc_toolkit.run import Run
@@ -281,7 +281,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*words: str) -> Result:
-    app = typer.Typer()
+    app = Commands(help="")
     submit_commands.register(app)
     given = ["submit", "--cluster", "./site.toml", "--gpus-per-node", "4", "--dry-run", *words]
     return CliRunner().invoke(app, given)

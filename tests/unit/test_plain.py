@@ -1,15 +1,13 @@
-"""The commands that are read without typer get the arguments that typer would give them."""
+"""The commands that are read without click get the arguments that click would give them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import typer
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli import statusview, working
-from hpc_toolkit.cli.plain import plain_arguments
+from hpc_toolkit.cli import plain_arguments, statusview, working
 
 PLAIN = [
     "work",
@@ -49,7 +47,7 @@ PANELS = {"work": working.PANELS, "status": statusview.PANELS}
 
 
 def command_named(name: str) -> Any:
-    group: Any = typer.main.get_command(cli.load_commands(name))
+    group: Any = cli.load_commands(name)
     return group.commands[name]
 
 

@@ -121,7 +121,7 @@ def test_records_can_be_copied() -> None:
 
 STATUS = """
 import sys
-from hpc_toolkit.cli.plain import run_plainly
+from hpc_toolkit.cli import run_plainly
 try:
     run_plainly("status", sys.argv[1:])
 except SystemExit:
@@ -137,5 +137,5 @@ def test_status_imports_nothing_that_takes_long(tmp_path: Path) -> None:
 
     assert "0 of 1" in printed
     assert not set(printed.split()) & {
-        *("dataclasses", "inspect", "typer", "shutil", "ctypes", "threading", "random", "numpy"),
+        *("dataclasses", "inspect", "click", "shutil", "ctypes", "threading", "random", "numpy"),
     }

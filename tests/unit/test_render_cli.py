@@ -9,11 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.cli.scriptoptions import PANELS
 from hpc_toolkit.engines.kubernetes.request import KINDS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
@@ -36,7 +36,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str) -> Result:
-    app = typer.Typer()
+    app = Commands(help="")
     render_command.register(app)
     cluster_commands.register(app)
     return CliRunner().invoke(app, list(arguments))
@@ -197,18 +197,18 @@ def test_a_run_in_place_of_a_template_is_told_from_one() -> None:
     ],
 )
 def test_templates_and_clusters_are_completed(words: str, offered: set[str]) -> None:
-    app = typer.Typer()
+    app = Commands(help="")
     render_command.register(app)
     cluster_commands.register(app)
     environ = {
-        "_HPCTK_COMPLETE": "complete_bash",
+        "_HPCTK_COMPLETE": "bash_complete",
         "COMP_WORDS": f"hpctk {words}",
         "COMP_CWORD": str(len(f"{words}.".split())),
     }
 
     completed = CliRunner().invoke(app, [], prog_name="hpctk", env=environ)
 
-    assert set(completed.output.split()) == offered
+    assert {line.removeprefix("plain,") for line in completed.output.split()} == offered
 
 
 def test_render_again_leaves_the_same_file_alone() -> None:

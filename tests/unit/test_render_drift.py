@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.render.drift import check_drift
 from hpc_toolkit.slurm.render.file import sha256
@@ -28,10 +28,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str) -> Result:
-    app = typer.Typer()
+    app = Commands(help="")
     render_command.register(app)
-    # typer runs a lone command without its name.
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["render", *arguments])
 
 
 def refused(*arguments: str) -> HpcToolkitError:

@@ -307,7 +307,7 @@ def test_every_field_is_tried() -> None:
     assert {"job_name", "output", "dependency", "exclusive", "python"} <= set(TEXT_FIELDS)
     assert {"env", "sbatch", "command", "bind", "stage"} <= set(LIST_FIELDS)
     assert {"run_dir", "stage_dir", "launch", "backend", "cpu_bind"} <= set(TEXT_FIELDS)
-    # Numbers and flags: typer and test_absurd_numbers_are_refused hold them.
+    # Numbers and flags: click and test_absurd_numbers_are_refused hold them.
     assert {type(getattr(spec(), name)) for name in plain} <= {int, bool, type(None)}
 
 

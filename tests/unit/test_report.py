@@ -17,12 +17,12 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli import report as command
+from hpc_toolkit.cli import campaigns as command
 from hpc_toolkit.notebook import report as notebook_report
 from hpc_toolkit.report.axes import log_span_ticks, moment, number_ticks, span_ticks
 from hpc_toolkit.report.figures import text_width

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
@@ -26,7 +26,7 @@ from tests.unit.test_scaling_records import record
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from typer.testing import Result
+    from click.testing import Result
 
     from hpc_toolkit.submit.submission import Submission
     from hpc_toolkit.training.scaling.launches import ScalingRun
@@ -198,7 +198,7 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
 def test_what_a_measurement_sets_itself_is_no_option() -> None:
     for option in ("--nodes", "--array", "--stage", "--rank-restarts", "--run-dir"):
         found = scaling("run", "-o", "d", "--slurm", option, "2")
-        # Versions of typer differ in the colon and the quotes.
+        # Versions of click differ in the colon and the quotes.
         refused = re.search(f"No such option:? '?{option}", found.output)
         assert (found.exit_code, bool(refused)) == (2, True), found.output
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling import program
-from hpc_toolkit.training.scaling.jobs import built_in_jobs, job_request
 from hpc_toolkit.training.scaling.launches import (
     Host,
     ScalingRun,
+    built_in_jobs,
+    job_request,
     launches_of,
     with_equal_threads,
 )

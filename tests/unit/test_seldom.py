@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.system import seldom
+from hpc_toolkit.system.clock import Seldom
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def test_a_reading_is_kept_for_twenty_times_what_it_took(monkeypatch: pytest.Mon
     clock, made = ManualClock(), itertools.count()
     used = iter(float(second) for second in range(100))
     monkeypatch.setattr("time.process_time", lambda: next(used))
-    one: seldom.Seldom[int] = seldom.Seldom(clock)
+    one: Seldom[int] = Seldom(clock)
 
     def read(key: str = "") -> tuple[int, float]:
         return one.read(lambda: next(made), key)

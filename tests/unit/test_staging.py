@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.slurm.batch.staging import StagingError, stage_paths

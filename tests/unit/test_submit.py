@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.rundir.layout import RunPaths
@@ -65,7 +65,7 @@ def run(elsewhere: Path) -> ToyRun:
 
 
 def call(*arguments: str, **settings: Any) -> Result:
-    app = typer.Typer()
+    app = Commands(help="")
     submit_commands.register(app)
     return CliRunner().invoke(app, ["submit", *arguments], **settings)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit.campaign.summary import Summary, summarize
 from hpc_toolkit.cli import load_commands

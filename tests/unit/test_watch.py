@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.slurm.records import JobRecord

@@ -8,10 +8,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from hpc_toolkit.cli import runs as item_commands
+from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.science.workloads.pythia import (
@@ -26,14 +26,13 @@ from hpc_toolkit.science.workloads.pythia import (
 )
 
 if TYPE_CHECKING:
-    from typer.testing import Result
+    from click.testing import Result
 
 GRID = ("--sizes", "14m,70m,410m", "--steps", "0,1000:143000:1000")
 
 
 def call(*arguments: str) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)
+    app = Commands(help="")
     item_commands.register(app)
     return CliRunner().invoke(app, ["items", "pythia", *arguments])
 

@@ -8,7 +8,15 @@ launch`` or torchrun, and as a task of srun. torch is imported when the first of
 from __future__ import annotations
 
 from hpc_toolkit.errors import TRY_AGAIN
-from hpc_toolkit.training.distributed.batches import ResumableSampler, Scaled, scaled
+from hpc_toolkit.training.distributed.batches import (
+    ResumableSampler,
+    Scaled,
+    accumulating,
+    gradient_checkpointing,
+    scaled,
+    unwrapped,
+    wrap_model,
+)
 from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored
 from hpc_toolkit.training.distributed.group import (
     DistributedInfo,
@@ -21,12 +29,6 @@ from hpc_toolkit.training.distributed.group import (
     rank_logging,
 )
 from hpc_toolkit.training.distributed.stopping import StopSignal
-from hpc_toolkit.training.distributed.wrapping import (
-    accumulating,
-    gradient_checkpointing,
-    unwrapped,
-    wrap_model,
-)
 
 __all__ = [
     "TRY_AGAIN",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir.files import list_names, replacing_file
+from hpc_toolkit.training.distributed.batches import unwrapped
 from hpc_toolkit.training.distributed.group import LOGGER, rank_and_size
-from hpc_toolkit.training.distributed.wrapping import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

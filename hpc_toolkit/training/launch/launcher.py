@@ -1,22 +1,40 @@
-"""``hpctk launch``: run the same training script on a laptop and on the nodes of a job."""
+"""``hpctk launch``: run the same training script on a laptop and on the nodes of a job.
+
+A task that srun started becomes a rank itself, and no agent runs beside it. A child of rank 0
+serves the store in which the ranks meet. Rank 0 takes the port before it publishes it, so that two
+jobs on a node cannot choose the same port.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.batch.preflight import usable_gpus
 from hpc_toolkit.system.installation import how_to_add
+from hpc_toolkit.system.processes import die_with_parent
+from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch import plan as plans
+from hpc_toolkit.training.launch.meeting import Address
+from hpc_toolkit.training.launch.plan import Step
+from hpc_toolkit.training.launch.rank import WARNINGS, ignore_warnings
+from hpc_toolkit.training.launch.ranks import rank_variables
+from hpc_toolkit.training.launch.rendezvous import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.training.launch.outcome import Outcome
     from hpc_toolkit.training.launch.plan import Plan, Request
+
+_BACKLOG = 4096
+_ENDED = signal.SIGRTMIN
+"""Signal that tells the store's process that rank 0 has ended."""
 
 
 def launch(request: Request, *, replace: bool = False) -> Outcome:
@@ -39,9 +57,7 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
             message = "srun has started every rank here, so 'hpctk launch' has nothing to start"
             hint = "start one task per node with srun, or call the script directly"
             raise ConfigError(message, hint=hint)
-        from hpc_toolkit.training.launch import task
-
-        task.become(command(request), {**environ, **task.join_ranks(plan)})
+        become(command(request), {**environ, **join_ranks(plan)})
     if told := plans.left_out(request, plan):
         sys.stderr.write(f"warning: {told}\n")
     from hpc_toolkit.training.launch.agent import run_agent
@@ -114,3 +130,79 @@ def count_ranks(text: str) -> int:
 def _has_driver() -> bool:
     """Return whether there is a GPU driver: Slurm may grant GPUs that do not exist, as in a lab."""
     return any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+
+def join_ranks(plan: Plan) -> dict[str, str]:
+    """Return torchrun's variables for this rank.
+
+    Rank 0 starts a child that serves the store in which the ranks meet, and publishes its address
+    in the run directory.
+
+    Raises RunError if rank 0 did not publish its address in time, or the launch's name is taken.
+    """
+    step = Step.from_environ()
+    assert step is not None
+    if step.task == 0:
+        address = _serve(plan)
+    else:
+        address = meeting.find(plan.rendezvous, timeout_s=plan.start_timeout_s)
+    place = Place(address, step.task - step.local, sum(step.tasks))
+    return rank_variables(plan, place, step.local)
+
+
+def _serve(plan: Plan) -> Address:
+    """Take a port, fork a child that serves it while this process lives, publish the address."""
+    listener = socket.create_server(("", 0), backlog=_BACKLOG)
+    address = Address(meeting.own_host(), listener.getsockname()[1])
+    parent = os.getpid()
+    # The child inherits the block, so that the signal stays pending until the child waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDED})
+    if os.fork() == 0:
+        _hold_store(listener, parent, plan, str(address))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {_ENDED})
+    listener.close()
+    meeting.publish(plan.rendezvous, address)
+    return address
+
+
+def _hold_store(listener: socket.socket, parent: int, plan: Plan, address: str) -> None:
+    """Serve the ranks' store until rank 0 ends, then remove its published name; never return."""
+    try:
+        die_with_parent()
+        for number in (*WARNINGS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # Slurm sends these to every process of a step; the store must outlive the ranks.
+            signal.signal(number, signal.SIG_IGN)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1):
+            os.dup2(nothing, stream)
+        here = Address("127.0.0.1", listener.getsockname()[1])
+        store = meeting.open_store(here, plan.start_timeout_s, serve=True, fd=listener.detach())
+        # A reader of rank 0's stderr would wait until this process has closed it, too.
+        os.dup2(nothing, 2)
+        die_with_parent(_ENDED)
+        while os.getppid() == parent and signal.sigtimedwait({_ENDED}, 60) is None:
+            pass
+        # Do not remove the name of another launch, which can be there if ours was removed.
+        if os.readlink(plan.rendezvous) == address:
+            plan.rendezvous.unlink()
+        del store
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - a child must not go on as its parent
+        sys.stderr.write(f"the store of the ranks ended: {error}\n")
+    finally:
+        os._exit(1)
+
+
+def become(command: list[str], environ: dict[str, str]) -> NoReturn:
+    """Replace this process with the program.
+
+    Raises ConfigError if the program cannot be started.
+    """
+    ignore_warnings()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environ)  # noqa: S606 - as in rank
+    except OSError as error:
+        message = f"{command[0]} cannot be started: {error.strerror}"
+        raise ConfigError(message, hint="check that it exists on every node") from error

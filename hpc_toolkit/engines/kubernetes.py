@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, RenderError, near_miss
@@ -138,13 +138,11 @@ class ManifestSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            msg = f"unknown manifest: {self.kind!r}"
-            raise RenderError(msg, hint=near_miss(str(self.kind), list(KINDS)))
+            _refuse(f"unknown manifest: {self.kind!r}", near_miss(str(self.kind), list(KINDS)))
         for field, kinds in ONLY_OF.items():
             if getattr(self, field) not in (None, ()) and self.kind not in kinds:
-                msg = f"{spelled(field)}: not used by {self.kind}"
                 hint = "use --node-counts" if field == "nodes" else "leave it out"
-                raise RenderError(msg, hint=hint)
+                _refuse(f"{spelled(field)}: not used by {self.kind}", hint)
         _check_each(self)
         _check_variables(self)
         _check_together(self)
@@ -230,9 +228,8 @@ def _check_each(spec: ManifestSpec) -> None:
 def _check_variables(spec: ManifestSpec) -> None:
     for name, value in spec.env:
         if looks_secret(name):
-            msg = f"--env: {name} looks like a secret, and manifests must not contain secrets"
-            hint = f"--env-from-secret {name}=SECRET:KEY reads it from a Secret"
-            raise RenderError(msg, hint=hint)
+            message = f"--env: {name} looks like a secret, and manifests must not contain secrets"
+            _refuse(message, f"--env-from-secret {name}=SECRET:KEY reads it from a Secret")
         check_match(value, _VALUE, "a value of printable characters", f"--env {name}")
     names = [name for name, *_ in (*spec.env, *spec.parts("env_from_secret"))]
     wanted = "letters, digits and '_', and a name that neither Kubernetes nor the manifest sets"
@@ -246,46 +243,30 @@ def _check_together(spec: ManifestSpec) -> None:
     queue, ddp = spec.kind == "kubernetes-queue", spec.kind == "kubernetes-ddp"
     _, mem, shm = spec.time_s, spec.mem_mib, spec.shm_mib
     roots = [path for _, path in spec.volumes]
-    refusals = (
-        (
-            not roots and (queue or spec.run is not None),
-            f"{spec.kind if queue else '--run'}: no volume is given",
-            "--pvc NAME: a claim with the access mode ReadWriteMany",
-        ),
-        (
-            queue and spec.run is None,
-            "kubernetes-queue needs a run",
-            "add --run DIR, a directory on a volume",
-        ),
-        (
-            roots and spec.run is not None and not _is_below(spec.directory or "", roots),
-            f"--run: {spec.run!r} is not below {' or '.join(roots)}",
-            "a path on a volume, in full or relative to the first one",
-        ),
-        (
-            ddp and not spec.command,
-            "kubernetes-ddp needs a training script",
-            "write it after --: hpctk render kubernetes-ddp --image IMAGE -- train.py --lr 1",
-        ),
-        (
-            ddp and spec.command and spec.command[0].startswith("-"),
-            f"{spec.command[:1]} is not a training script",
-            "write a path; ./-x for one called -x",
-        ),
-        (
-            sum(map(len, spec.command)) > _WORDS_MAX,
-            "the script's arguments are too long for a manifest",
-            "put them into a file in the image or on the volume",
-        ),
-        (
-            mem is not None and shm >= mem,
-            f"--shm: {shm} MiB are not less than the {mem} MiB of --mem",
-            "files in /dev/shm count as memory of the pod",
-        ),
-    )
-    for is_refused, message, hint in refusals:
-        if is_refused:
-            raise RenderError(message, hint=hint)
+    if not roots and (queue or spec.run is not None):
+        message = f"{spec.kind if queue else '--run'}: no volume is given"
+        _refuse(message, "--pvc NAME: a claim with the access mode ReadWriteMany")
+    if queue and spec.run is None:
+        _refuse("kubernetes-queue needs a run", "add --run DIR, a directory on a volume")
+    if spec.directory is not None and not _is_below(spec.directory, roots):
+        message = f"--run: {spec.run!r} is not below {' or '.join(roots)}"
+        _refuse(message, "a path on a volume, in full or relative to the first one")
+    if ddp and not spec.command:
+        hint = "write it after --: hpctk render kubernetes-ddp --image IMAGE -- train.py --lr 1"
+        _refuse("kubernetes-ddp needs a training script", hint)
+    if ddp and spec.command[0].startswith("-"):
+        message = f"{spec.command[0]!r} is not a training script"
+        _refuse(message, "write a path; ./-x for one called -x")
+    if sum(map(len, spec.command)) > _WORDS_MAX:
+        hint = "put them into a file in the image or on the volume"
+        _refuse("the script's arguments are too long for a manifest", hint)
+    if mem is not None and shm >= mem:
+        message = f"--shm: {shm} MiB are not less than the {mem} MiB of --mem"
+        _refuse(message, "files in /dev/shm count as memory of the pod")
+
+
+def _refuse(message: str, hint: str) -> NoReturn:
+    raise RenderError(message, hint=hint)
 
 
 def render_manifest(spec: ManifestSpec) -> str:
@@ -336,8 +317,7 @@ def check_manifest(path: Path) -> Drift | None:
         version, request = read_request(text, str(path))
         known = [field.name for field in fields(ManifestSpec)]
         for name in request.keys() - {*known}:
-            msg = f"its request has an unknown field {name!r}"
-            raise RenderError(msg, hint=near_miss(name, known))
+            _refuse(f"its request has an unknown field {name!r}", near_miss(name, known))
         rendered = render_manifest(ManifestSpec(**{k: _immutable(v) for k, v in request.items()}))
     except HpcToolkitError as error:
         reasons.append(error.message.removeprefix(f"{path}: "))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_toolkit.engines.kubernetes.manifest import render_manifest
-from hpc_toolkit.engines.kubernetes.request import ManifestSpec
+from hpc_toolkit.engines.kubernetes import ManifestSpec, render_manifest
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "how-to" / "manifests"
 IMAGE = "registry.example.org/group/hpctk:1.2"

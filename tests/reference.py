@@ -23,7 +23,7 @@ from tests.documents import REPOSITORY, public_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from hpc_toolkit.engines.kubernetes.request import Kind
+    from hpc_toolkit.engines.kubernetes import Kind
 
 
 def plain(text: str) -> str:

@@ -143,7 +143,8 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
         print(f"export PATH={shlex.quote(path)}")
     if root:
         return
-    from hpc_toolkit.lab.ports import LOOPBACK, own_address
+    from hpc_toolkit.lab.daemons import own_address
+    from hpc_toolkit.lab.settings import LOOPBACK
 
     if (address := own_address()) != LOOPBACK:
         problem = f"this machine's name resolves to {address}, where nodes cannot reach srun"

@@ -15,7 +15,7 @@ from hpc_toolkit.system.options import Option, flag, many, only_given
 from hpc_toolkit.system.quantities import parse_counts
 
 if TYPE_CHECKING:
-    from hpc_toolkit.engines.kubernetes.request import Kind
+    from hpc_toolkit.engines.kubernetes import Kind
     from hpc_toolkit.system.options import Panels
 
 _MOST_PODS = 100_000
@@ -103,7 +103,7 @@ class RenderCommand(ScriptCommand):
 
 
 def manifest_command(kind: Kind) -> HelpCommand:
-    from hpc_toolkit.engines.kubernetes.request import KINDS, ONLY_OF
+    from hpc_toolkit.engines.kubernetes import KINDS, ONLY_OF
 
     panels = {
         panel: tuple(one for one in group if kind in ONLY_OF.get(one.name, KINDS))
@@ -120,8 +120,7 @@ def manifest_command(kind: Kind) -> HelpCommand:
 
 
 def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> None:
-    from hpc_toolkit.engines.kubernetes.manifest import render_manifest
-    from hpc_toolkit.engines.kubernetes.request import ManifestSpec
+    from hpc_toolkit.engines.kubernetes import ManifestSpec, render_manifest
 
     values = only_given(given)
     if "env" in values:

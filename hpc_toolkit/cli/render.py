@@ -161,7 +161,7 @@ def _show_request(spec: ScriptSpec, site: Cluster) -> None:
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
-    from hpc_toolkit.engines.kubernetes.manifest import check_manifest, is_manifest
+    from hpc_toolkit.engines.kubernetes import check_manifest
     from hpc_toolkit.slurm.render.drift import check_drift
 
     for name in only_given(given):
@@ -169,7 +169,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
         hint = "leave it out; 'render --from FILE' changes the options of a script"
         raise ConfigError(msg, hint=hint)
     paths = [Path(word) for word in words] or _own_scripts()
-    found = [check_manifest(path) if is_manifest(path) else check_drift(path) for path in paths]
+    found = [check_manifest(path) or check_drift(path) for path in paths]
     if as_json:
         records = [
             {"file": one.file, "up_to_date": not one.reasons, "reasons": list(one.reasons)}
@@ -187,10 +187,10 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 
 def _own_scripts() -> list[Path]:
-    from hpc_toolkit.engines.kubernetes.manifest import is_manifest
+    from hpc_toolkit.engines.kubernetes import check_manifest
 
     own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]
-    own += [path for path in sorted(Path("slurm").glob("*.yaml")) if is_manifest(path)]
+    own += [path for path in sorted(Path("slurm").glob("*.yaml")) if check_manifest(path)]
     if not own:
         msg = "no rendered script in slurm/"
         raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")

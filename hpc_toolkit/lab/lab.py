@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
-from hpc_toolkit.lab import config
 from hpc_toolkit.lab.daemons import (
     Host,
     check_namespaces,
     failure,
+    free_block,
+    listeners,
     start_database,
     start_munged,
     start_slurmctld,
@@ -36,9 +37,18 @@ from hpc_toolkit.lab.directory import (
     write_record,
 )
 from hpc_toolkit.lab.members import LabStatus, kill_members, status_of, surrounding_labs
-from hpc_toolkit.lab.ports import free_block, listeners
 from hpc_toolkit.lab.programs import CLIENTS, ask, check_programs, node_states
 from hpc_toolkit.lab.roots import entering, interpreter_paths, machine_paths
+from hpc_toolkit.lab.settings import (
+    CONTROL,
+    cluster_toml,
+    first_job_id,
+    gres_conf,
+    hosts_text,
+    ports_needed,
+    slurm_conf,
+    slurmdbd_conf,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,7 +224,7 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
     end_lab(paths)
     remove_files(paths)
     # The end of a token depends on the directory, so that labs begin at different ports.
-    port = free_block(config.ports_needed(settings), seed=int(paths.token[-8:], 16))
+    port = free_block(ports_needed(settings), seed=int(paths.token[-8:], 16))
     record = LabRecord(settings, port, os.urandom(4).hex(), ready=False)
     write_record(paths, record)
     _write_files(paths, record)
@@ -245,16 +255,16 @@ def _write_files(paths: LabPaths, record: LabRecord) -> None:
     _write(paths.munge_private / "key", os.urandom(_KEY_BYTES), 0o600)
     for number in range(settings.gpus_per_node):
         _write(paths.devices / f"gpu{number}", b"", 0o644)
-    hosts = config.hosts_text(settings, Path("/etc/hosts").read_text(errors="replace"))
-    for node in (config.CONTROL, *settings.node_names):
+    hosts = hosts_text(settings, Path("/etc/hosts").read_text(errors="replace"))
+    for node in (CONTROL, *settings.node_names):
         _write(paths.hosts_file(record.start, node), hosts.encode(), 0o644)
-    first_job = config.first_job_id(time.time())
-    slurm = config.slurm_conf(settings, paths, port=port, user=user, first_job=first_job)
+    first_job = first_job_id(time.time())
+    slurm = slurm_conf(settings, paths, port=port, user=user, first_job=first_job)
     _write(paths.slurm_conf, slurm.encode(), 0o644)
-    _write(paths.etc / "gres.conf", config.gres_conf(settings, paths).encode(), 0o644)
-    _write(paths.cluster_file, config.cluster_toml(settings).encode(), 0o644)
+    _write(paths.etc / "gres.conf", gres_conf(settings, paths).encode(), 0o644)
+    _write(paths.cluster_file, cluster_toml(settings).encode(), 0o644)
     if settings.accounting:
-        text = config.slurmdbd_conf(settings, paths, port=port, user=user)
+        text = slurmdbd_conf(settings, paths, port=port, user=user)
         _write(paths.etc / "slurmdbd.conf", text.encode(), 0o600)
     if settings.root:
         _write_entrances(Host(paths, record.start), Path(settings.root))
@@ -301,7 +311,7 @@ def _listens(port: int) -> bool:
 
 def _check_listeners(record: LabRecord) -> None:
     """Refuse a lab of which other machines can reach a port."""
-    block = range(record.port, record.port + config.ports_needed(record.settings))
+    block = range(record.port, record.port + ports_needed(record.settings))
     exposed = [one.port for one in listeners() if one.port in block and not one.loopback]
     if exposed:
         message = f"ports {exposed} of the lab could be reached from other machines"

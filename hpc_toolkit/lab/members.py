@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.lab.config import CLUSTER_NAME, CONTROL
 from hpc_toolkit.lab.directory import read_record
-from hpc_toolkit.lab.settings import lab_token
+from hpc_toolkit.lab.settings import CLUSTER_NAME, CONTROL, lab_token
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:

@@ -61,19 +61,9 @@ def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False)
 
     ``verbose`` adds the CPUs, GPUs and memory of each worker.
     """
-    return [
-        Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True),
-        *_stage_rows(now),
-        *_speed(now),
-        *_cost_rows(now),
-        *_search_rows(now),
-        *_failure_rows(now),
-        *_problem_rows(now),
-        Row("workers", ", ".join(_workers(now))),
-        *(_place_rows(now) if verbose else ()),
-        # Of a complete run it does not matter what became of a job that Slurm has forgotten.
-        *job_rows([job for job in jobs if not now.complete or job.state != UNKNOWN]),
-    ]
+    rows = [*_stage_rows(now), *_speed(now), *_cost_rows(now), *_search_rows(now)]
+    rows += [*_failure_rows(now), *_problem_rows(now), Row("workers", ", ".join(_workers(now)))]
+    return [_title_row(now), *rows, *(_place_rows(now) if verbose else ()), *_jobs_of(now, jobs)]
 
 
 def short_panel(
@@ -85,17 +75,21 @@ def short_panel(
     """
     wide = max(columns - 80, 0)
     problems = list(_problem_rows(now))
-    rows = [
-        Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True),
-        *(row for row in problems if row.label == _WHY),
-        *_stage_rows(now),
-        *_speed(now, wide),
-        *_search_rows(now, wide),
-        *_failure_rows(now, wide, commands=False),
-        *(row for row in problems if row.label != _WHY),
-        Row("workers", ", ".join([*_workers(now), *([f"{hosts:,} hosts"] if hosts > 1 else [])])),
-    ]
-    return rows + job_rows([job for job in jobs if not now.complete or job.state != UNKNOWN])
+    rows = [row for row in problems if row.label == _WHY]
+    rows += [*_stage_rows(now), *_speed(now, wide), *_search_rows(now, wide)]
+    rows += _failure_rows(now, wide, commands=False)
+    rows += (row for row in problems if row.label != _WHY)
+    workers = [*_workers(now), *([f"{hosts:,} hosts"] if hosts > 1 else [])]
+    return [_title_row(now), *rows, Row("workers", ", ".join(workers)), *_jobs_of(now, jobs)]
+
+
+def _title_row(now: Status) -> Row:
+    return Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True)
+
+
+def _jobs_of(now: Status, jobs: Sequence[JobRecord]) -> list[Row]:
+    # Of a complete run it does not matter what became of a job that Slurm has forgotten.
+    return job_rows([job for job in jobs if not now.complete or job.state != UNKNOWN])
 
 
 def one_line(now: Status) -> str:

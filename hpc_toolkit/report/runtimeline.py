@@ -1,28 +1,67 @@
-"""The timeline of a run's report, and where the time of its workers went."""
+"""The timeline of a run's report with the lanes of its workers, and where their time went."""
 
 from __future__ import annotations
 
+import time
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.report import runtables
 from hpc_toolkit.report.axes import Axis, moment, number_ticks, span_ticks
 from hpc_toolkit.report.charts import Part, Plot, Series, plots, shares, stepped
-from hpc_toolkit.report.figures import COLOURS
-from hpc_toolkit.report.gantt import STATE_COLOURS, begin_of, gantt
-from hpc_toolkit.report.page import Cell, Section, Table, seconds
+from hpc_toolkit.report.figures import (
+    AREA,
+    COLOURS,
+    DIM,
+    GRID,
+    PAGE,
+    Figure,
+    Panel,
+    escaped,
+    figure,
+    legend,
+    rule,
+    shortened,
+    text,
+    text_width,
+)
+from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import rate_text
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.system.quantities import counted, format_duration
+from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hpc_toolkit.report.figures import Figure
+    from hpc_toolkit.report.figures import Point
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.lanes import Timeline
+    from hpc_toolkit.results.lanes import Lane, Mark, Timeline
     from hpc_toolkit.results.loads import Loads
 
 _HEIGHT = 120
+ZONE = f"Times are in {time.strftime('%Z')}."
+_HOSTS = 200
+_RIGHT = 24
+_MOST_MARKS = 2_000
+_ROWS = ((24, 22), (60, 14), (120, 9))
+"""Number of lanes, and the height of a lane of at most as many."""
+_LABEL = 12
+"""Least distance between two labels."""
+_COLOURS = {
+    states.WORK: COLOURS[0],
+    states.RUNNING: COLOURS[2],
+    states.DUPLICATE: COLOURS[3],
+    states.FAILED: COLOURS[1],
+    states.LOAD: COLOURS[5],
+}
+"""The states that are drawn, from the bottom of a lane; the rest of a life is grey."""
+_STATE_COLOURS = {**_COLOURS, states.WAIT: COLOURS[6], states.TAIL: COLOURS[4]}
+_SYMBOLS = {
+    states.DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
+    states.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", COLOURS[5], "executor died"),
+    states.DRAINED: ("M-4-3h8l-4 7z", COLOURS[3], "exited early (drained)"),
+    states.REQUEUED: ("M-3-4 4 0-3 4z", COLOURS[2], "started after a requeue"),
+}
+"""Path around the origin, colour and name of each kind of mark."""
 
 
 def timeline(activity: Activity, loads: Loads | None) -> Section:
@@ -32,8 +71,8 @@ def timeline(activity: Activity, loads: Loads | None) -> Section:
     said = f"{counted(activity.workers, 'worker')} in {shown}, from {moment(line.begin)}."
     deaths = activity.outcomes["deaths"]
     said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
-    tables = (runtables.load_table(loads),) if loads is not None and loads.hosts else ()
-    workers = gantt("Workers by host", said, line)._replace(
+    tables = (_load_table(loads),) if loads is not None and loads.hosts else ()
+    workers = gantt(said, line)._replace(
         caption=(
             "A lane shows one worker at a time, or all workers of a host if there are more than"
             " 200 lanes. It is filled by the share of each interval that its workers spent in a"
@@ -45,7 +84,7 @@ def timeline(activity: Activity, loads: Loads | None) -> Section:
         title="Timeline",
         paragraphs=(said,),
         figures=(_throughput(activity), workers),
-        tables=(*tables, *runtables.deaths(activity)),
+        tables=(*tables, *_deaths(activity)),
     )
 
 
@@ -63,12 +102,12 @@ def _throughput(activity: Activity) -> Figure:
     said += f"; living workers: up to {max(alive):.3g} (means of {format_duration(line.width_s)})."
     units = (("second", 1), ("minute", 60), ("hour", 3600))
     unit, scale = next(((unit, n) for unit, n in units if best * n >= 1), units[-1])
-    time = "time since the first worker started"
-    drawn = [_steps(line, "living workers", alive, COLOURS[1], below=time)]
+    below = "time since the first worker started"
+    drawn = [_steps(line, "living workers", alive, COLOURS[1], below=below)]
     if best:
         done = [rate * scale for rate in rates]
         drawn.insert(0, _steps(line, f"items done per {unit}", done, COLOURS[0]))
-    return plots("Throughput", said, drawn, left=begin_of(line), height=_HEIGHT)
+    return plots("Throughput", said, drawn, left=_left_of(line), height=_HEIGHT)
 
 
 def _steps(
@@ -94,7 +133,7 @@ def spent(activity: Activity) -> Section:
     """Where the time of the workers went."""
     used = {state: took for state, took in activity.seconds.items() if took > 0}
     parts = [
-        Part(state, took, format_duration(took), STATE_COLOURS[state])
+        Part(state, took, format_duration(took), _STATE_COLOURS[state])
         for state, took in used.items()
     ]
     said = ", ".join(f"{part.name} {part.label}" for part in parts)
@@ -121,26 +160,17 @@ _LEAST_S = 60.0
 _ADVICE = {
     states.LOAD: (
         0.15,
-        (
-            "give each claim more items (--items-per-claim), or group them by the model"
-            " that they load (--group-by)"
-        ),
+        "give claims more items (--items-per-claim), or group items by model (--group-by)",
     ),
     states.WAIT: (
         0.15,
-        (
-            "the workers had too little to claim, or their jobs started slowly; in a"
-            " campaign, raise 'pending'"
-        ),
+        "too little to claim, or jobs that started slowly; in a campaign, raise 'pending'",
     ),
-    states.TAIL: (0.10, "put the longest items first, make claims smaller, or use fewer workers"),
+    states.TAIL: (0.1, "put the longest items first, make claims smaller, or use fewer workers"),
     states.FAILED: (0.05, "see the failures below; 'hpctk try --item N' runs one item here"),
     states.DUPLICATE: (
         0.01,
-        (
-            "workers were taken for dead while they lived, for example because"
-            " their filesystem hung: see the deaths below"
-        ),
+        "workers seemed dead, for example because their filesystem hung: see the deaths below",
     ),
 }
 """The share of the worker time above which a state is reported, and the advice."""
@@ -185,3 +215,176 @@ def _idle_gpus(loads: Loads | None) -> Iterator[str]:
         if busy < _BUSY_PERCENT:
             advice = "larger batches, or several workers on a GPU (--gpus-per-worker 0.5), may help"
             yield f"The GPUs were busy for {busy:.0f}% of the sampled time: {advice}."
+
+
+def gantt(said: str, timeline: Timeline) -> Figure:
+    """Draw the lanes below each other, grouped by host; ``said`` describes them in words."""
+    lanes = timeline.drawn
+    row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
+    span_s = timeline.end - timeline.begin
+    left = _left_of(timeline)
+    marks, hidden = _marks(lanes)
+    top = 92 if marks else 66
+    panel = Panel(
+        x=Axis(0.0, span_s),
+        y=Axis(0.0, 1.0),
+        left=left,
+        top=top,
+        width=PAGE - left - _RIGHT,
+        height=row * max(1, len(lanes)),
+    )
+    parts = [*_keys(lanes)]
+    parts += panel.frame(span_ticks(span_s), [], "time since the first worker started")
+    gap = 1 if row > 6 else 0.5
+    for number, lane in enumerate(lanes):
+        parts += _fill(panel, timeline, lane, top + row * number + gap, row - 2 * gap)
+    parts += _labels(lanes, (left, top), row)
+    parts += (line for mark in marks for line in _symbol(panel, timeline, *mark, row))
+    if hidden:
+        parts.append(text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=DIM))
+    height = panel.top + panel.height + 52
+    title = "Workers by host"
+    return Figure(title, said, figure(title, PAGE, height, parts, alternative=said))
+
+
+def _left_of(timeline: Timeline) -> float:
+    """Where the lanes begin: right of the names of their hosts."""
+    widths = (text_width(lane.host) + 18 for lane in timeline.drawn)
+    return min(max(70.0, *widths, 0.0), 170.0)
+
+
+def _keys(lanes: Sequence[Lane]) -> Iterator[str]:
+    used = {state for lane in lanes for state in lane.spent}
+    names = [(colour, state, AREA) for state, colour in _COLOURS.items() if state in used]
+    yield from legend([*names, (GRID, "wait or tail", AREA)], 48, PAGE)[0]
+    kinds = {kind for lane in lanes for _, kind in lane.marks}
+    left = 16.0
+    for kind, (_, _, name) in _SYMBOLS.items():
+        if kind in kinds:
+            yield _drawn(kind, left, 66)
+            yield text(left + 11, 70, name)
+            left += 30 + 7 * len(name)
+
+
+def _labels(lanes: Sequence[Lane], corner: Point, row: float) -> Iterator[str]:
+    """Name each host at its first lane, unless the name before is too near; separate hosts."""
+    several = len({lane.host for lane in lanes}) < len(lanes)
+    size, last, (left, top) = (11 if row >= _LABEL else 9), float(-_LABEL), corner
+    for number, lane in enumerate(lanes):
+        if number and lanes[number - 1].host == lane.host:
+            continue
+        below = row * number
+        if several and number:
+            yield rule(f"M10 {top + below}H{PAGE - _RIGHT}")
+        if below - last >= _LABEL:
+            last = below
+            name, y = shortened(lane.host, left - 16, size), top + below + max(size, row / 2 + 4)
+            yield text(left - 8, y, name, anchor="end", size=size)
+
+
+def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: float) -> Iterator[str]:
+    """Stack the states of each interval; the full height is the most workers at one time."""
+    full = max([timeline.width_s, *lane.lives.values()])
+    said = f"{lane.host}: {counted(lane.workers, 'worker')}"
+    spent = {state: sum(cells.values()) for state, cells in lane.spent.items()}
+    said += "".join(f", {state} {format_duration(took)}" for state, took in spent.items() if took)
+    yield f"<g><title>{escaped(said)}</title>"
+    bottom = dict.fromkeys(range(timeline.intervals), 0.0)
+    scale = panel.width / timeline.intervals
+
+    def area(colour: str, cells: dict[int, float]) -> str:
+        """One path with a rectangle for each run of equal intervals."""
+        boxes = []
+        for index, number in enumerate(sorted(cells)):
+            y = round(top + height * (1 - min(bottom[number] / full, 1.0)), 1)
+            high = round(height * min(cells[number] / full, 1.0), 1)
+            # Of neighbours, the number less the index is the same.
+            boxes.append((number - index, y, high, number))
+        path = ""
+        for (_, y, high), some in groupby(boxes, key=lambda box: box[:3]):
+            first, *rest = (number for *_, number in some)
+            x, wide = panel.left + first * scale, (len(rest) + 1) * scale
+            path += f"M{x:.1f} {y:g}h{wide:.1f}v-{high:g}h-{wide:.1f}z" if high else ""
+        return f'<path class="{colour}" d="{path}"/>' if path else ""
+
+    yield area(GRID, lane.lives)
+    for state, colour in _COLOURS.items():
+        cells = lane.spent.get(state, {})
+        yield area(colour, cells)
+        for number, took in cells.items():
+            bottom[number] += took
+    yield "</g>"
+
+
+def _marks(lanes: Sequence[Lane]) -> tuple[list[tuple[int, str, Mark]], int]:
+    """The marks to draw, and the number of those that are too many; rare kinds come first."""
+    found = [
+        (number, kind, mark)
+        for kind in _SYMBOLS
+        for number, lane in enumerate(lanes)
+        for (_, name), mark in lane.marks.items()
+        if name == kind
+    ]
+    return found[:_MOST_MARKS], len(found[_MOST_MARKS:])
+
+
+def _symbol(
+    panel: Panel, timeline: Timeline, lane: int, kind: str, mark: Mark, row: float
+) -> Iterator[str]:
+    x, _ = panel.at(mark.at - timeline.begin, 0.0)
+    more = f" (and {mark.count - 1} more)" if mark.count > 1 else ""
+    said = f"{format_duration(mark.at - timeline.begin)}: {mark.text}{more}"
+    yield _drawn(kind, x, panel.top + row * lane + row / 2, said)
+
+
+def _drawn(kind: str, x: float, y: float, said: str = "") -> str:
+    path, colour, _ = _SYMBOLS[kind]
+    inner = f"<title>{escaped(said)}</title>" if said else ""
+    halo = 'stroke="var(--paper,#fff)" stroke-width="4.5" stroke-linejoin="round"'
+    place = f'd="{path}" transform="translate({x:.1f} {y:.1f})"'
+    line = 'stroke="currentColor" stroke-width="2"'
+    return f'<g>{inner}<path {place} {halo}/><path class="{colour}" {place} {line}/></g>'
+
+
+def _deaths(activity: Activity) -> tuple[Table, ...]:
+    if not activity.deaths:
+        return ()
+    rows: list[Row] = [
+        (
+            death.worker,
+            death.host,
+            moment(death.at, zone=False),
+            death.evidence,
+            death.explained or "no",
+            count(death.item),
+            "itself" if death.by == death.worker else death.by,
+        )
+        for death in activity.deaths
+    ]
+    head = ("worker", "host", "recorded at", "evidence", "explained", "item", "recorded by")
+    more = activity.outcomes["deaths"] - len(rows)
+    note = ZONE + (f" Not listed: {counted(more, 'later death')}." if more > 0 else "")
+    return (Table(title="Deaths of workers and executors", columns=head, rows=rows, note=note),)
+
+
+def _load_table(loads: Loads) -> Table:
+    rows: list[Row] = []
+    for host, load in sorted(loads.hosts.items())[:_HOSTS]:
+        gpu = load.gpu_percent
+        rows.append(
+            (
+                host,
+                Cell(f"{load.cpu_percent:.1f}%", load.cpu_percent),
+                Cell(format_size(load.rss_most), load.rss_most),
+                count(load.gpus),
+                "" if gpu is None else Cell(f"{gpu:.1f}%", gpu),
+                Cell(format_size(load.gpu_memory_most), load.gpu_memory_most) if load.gpus else "",
+                count(load.samples),
+            )
+        )
+    head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
+    more = len(loads.hosts) - len(rows)
+    note = f"Not listed: {counted(more, 'more host')}." if more > 0 else ""
+    note += " Of very many samples, parts at equal distances were read." if loads.partly else ""
+    title = "Use of CPUs and GPUs by host"
+    return Table(title=title, columns=head, rows=rows, note=note.strip())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.engines.kubernetes.request import ManifestSpec
+from hpc_toolkit.engines.kubernetes import ManifestSpec
 from tests.integration.test_packaging import CHECKOUT, assert_renders, make_environment
 
 DOCKERFILE = CHECKOUT / "examples" / "Dockerfile"

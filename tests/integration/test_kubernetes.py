@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.engines.kubernetes.request import ManifestSpec
+from hpc_toolkit.engines.kubernetes import ManifestSpec
 from hpc_toolkit.run import Run
 from tests.integration.localpods import LocalJob
 from tests.integration.realrun import wait_until

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.lab.config import CLUSTER_NAME
+from hpc_toolkit.lab.settings import CLUSTER_NAME
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:

@@ -579,15 +579,15 @@ def test_the_addresses_tried_do_reach_a_port_that_is_open_to_all() -> None:
 def test_a_lab_that_could_be_reached_from_elsewhere_does_not_stay_up(
     small: LabUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpc_toolkit.lab import config
+    from hpc_toolkit.lab import settings
 
-    whole = config.slurm_conf
+    whole = settings.slurm_conf
 
     def open_to_all(*args: object, **kwargs: object) -> str:
         text = whole(*args, **kwargs)  # type: ignore[arg-type] # passed on as they come
         return re.sub("CommunicationParameters=.*\n", "", text)
 
-    monkeypatch.setattr(config, "slurm_conf", open_to_all)
+    monkeypatch.setattr("hpc_toolkit.lab.lab.slurm_conf", open_to_all)
 
     with pytest.raises(HpcToolkitError, match="could be reached from other machines"):
         small.up()

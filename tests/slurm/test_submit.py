@@ -333,9 +333,14 @@ def _restart_controller(lab: LabUnderTest) -> None:
     start(host, "slurmctld", argv, log="slurmctld").wait()
 
 
-def _while_away(lab: LabUnderTest, seconds: float, *, hangs: bool, act: Callable[[], T]) -> T:
-    """Do something in a thread while the controller hangs, or is shut down, for a time."""
-    if seconds < 10:
+def _while_away(
+    lab: LabUnderTest, seconds: float | None, *, hangs: bool, act: Callable[[], T]
+) -> T:
+    """Do something in a thread while the controller hangs, or is shut down.
+
+    It is away for ``seconds``; None: until ``act`` has ended.
+    """
+    if seconds is None or seconds < 10:
         # Otherwise Slurm's programs would wait so long themselves.
         with lab.slurm_conf.open("a") as file:
             file.write("MessageTimeout=2\n")
@@ -346,6 +351,8 @@ def _while_away(lab: LabUnderTest, seconds: float, *, hangs: bool, act: Callable
     with ThreadPoolExecutor(1) as pool:
         try:
             doing = pool.submit(act)
+            if seconds is None:
+                return doing.result(HANG_S)
             time.sleep(seconds)
         finally:
             if hangs:
@@ -374,15 +381,15 @@ def test_a_controller_that_is_away_makes_no_job_twice_and_loses_none(
     def queue() -> list[str]:
         return own_lab.run("squeue", "-h", "--states=all", "-o", "%i %T").stdout.splitlines()
 
-    def act(*words: str) -> subprocess.CompletedProcess[str]:
-        return _while_away(own_lab, seconds, hangs=hangs, act=lambda: desk.call(*words))
+    def act(*words: str, until: float | None = seconds) -> subprocess.CompletedProcess[str]:
+        return _while_away(own_lab, until, hangs=hangs, act=lambda: desk.call(*words))
 
     sent = act("submit", *SMALL, "--run", run, "--sbatch=hold")
     job = sent.stdout.strip()
     assert queue() == [f"{job} PENDING"], sent.stderr
     assert "sbatch is tried again" in sent.stderr
 
-    status = json.loads(act("status", run, "--json").stdout)
+    status = json.loads(act("status", run, "--json", until=None).stdout)
     assert [(one["id"], one["state"]) for one in status["jobs"]] == [(job, "unknown")]
     assert desk.jobs(run)[job]["state"] == "PENDING"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.lab import config
+from hpc_toolkit.lab import settings as lab_settings
 from hpc_toolkit.lab.daemons import NamespaceError
 from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
@@ -205,7 +205,7 @@ def variant(request: pytest.FixtureRequest) -> Variant:
 def site(
     variant: Variant, lab_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
-    plain = config.slurm_conf
+    plain = lab_settings.slurm_conf
 
     def slurm_conf(settings: LabSettings, paths: Any, **facts: Any) -> str:
         plugin = f"function slurm_job_submit(job_desc, parts, uid)\n{variant.lua}\nend\n"
@@ -213,7 +213,7 @@ def site(
         (paths.etc / "job_submit.lua").write_text(plugin)
         return edited(plain(settings, paths, **facts), variant.settings)
 
-    monkeypatch.setattr(config, "slurm_conf", slurm_conf)
+    monkeypatch.setattr("hpc_toolkit.lab.lab.slurm_conf", slurm_conf)
     lab = LabUnderTest(lab_directory / "variant", LabSettings(nodes=2, gpus_per_node=0))
     try:
         lab.up()

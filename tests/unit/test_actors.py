@@ -6,14 +6,13 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpc_toolkit.cli.working import ray_settings
-from hpc_toolkit.engines.ray import cluster as cluster_module
 from hpc_toolkit.engines.ray import engine as engine_module
 from hpc_toolkit.engines.ray import node
 from hpc_toolkit.engines.ray.engine import Engine
@@ -91,11 +90,11 @@ def test_an_address_of_ray_without_its_engine_is_refused() -> None:
 
 
 def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "find_spec", lambda _: None)
+    monkeypatch.setattr(engine_module, "find_spec", lambda _: None)
 
     with (
         pytest.raises(ConfigError, match="Ray is not installed") as caught,
-        cluster_module.joined(RaySettings(address="local")),
+        engine_module.joined(RaySettings(address="local")),
     ):
         pass
 
@@ -105,45 +104,18 @@ def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyP
 def test_an_address_where_nothing_listens_is_refused_without_asking_ray(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster_module, "find_spec", lambda _: True)
+    monkeypatch.setattr(engine_module, "find_spec", lambda _: True)
     monkeypatch.setitem(sys.modules, "ray", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
 
     with (
         pytest.raises(HpcToolkitError, match=f"no Ray cluster answers at {address}: ") as caught,
-        cluster_module.joined(RaySettings(address=address)),
+        engine_module.joined(RaySettings(address=address)),
     ):
         pass
 
     assert "port" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (TimeoutError("timed out"), "timed out"),
-        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
-    ],
-)
-def test_a_host_that_is_silent_or_unknown_is_told_from_one_without_ray(
-    error: OSError, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def connect(place: tuple[str, int], timeout: float) -> None:
-        asked.append((place, timeout))
-        raise error
-
-    monkeypatch.setattr(socket, "create_connection", connect)
-
-    with (
-        pytest.raises(HpcToolkitError, match=f"answers at .*: {reason}"),
-        cluster_module.joined(RaySettings(address="[::1]:6379")),
-    ):
-        pass
-
-    assert asked == [(("::1", 6379), 5.0)]
 
 
 # --- shares and room ---
@@ -186,13 +158,6 @@ def order(root: str = "/run", **values: Any) -> Order:
     return Order(root=root, **{"memory_bytes": 0, **standard, **values})
 
 
-def test_an_order_crosses_as_text() -> None:
-    told = order(options={"lease_s": 3.0, "deadline": None})
-
-    assert Order.from_json(told.to_json()) == told
-    assert Order.from_json(told.argv(7)[3]) == told
-
-
 def test_a_ranks_place_is_its_own_and_not_that_of_the_task_that_started_ray() -> None:
     node_environ = {
         "SLURM_JOB_ID": "17",
@@ -224,7 +189,6 @@ def test_a_node_that_lacks_the_run_says_so() -> None:
 
     assert report["code"] == 1
     assert "cannot see /no/such/run" in report["error"]["message"]
-    assert actor.identity()[1] == 0
 
 
 def test_a_rank_that_was_told_to_leave_before_its_start_does_not_start(tmp_path: Path) -> None:
@@ -232,7 +196,7 @@ def test_a_rank_that_was_told_to_leave_before_its_start_does_not_start(tmp_path:
 
     actor.tell(signal.SIGTERM)
 
-    assert actor.run() == {"code": 75, "error": None}
+    assert actor.run() == {"code": 75, "error": None, "finished": 0}
 
 
 # --- the driver ---
@@ -249,16 +213,11 @@ class Promise:
     value: Any = None
 
 
-@dataclass(eq=False)
 class FakeActor:
-    rank: int
-    run_promise: Promise
-    identity_promise: Promise
-    told: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.run = SimpleNamespace(remote=lambda: self.run_promise)
-        self.identity = SimpleNamespace(remote=lambda: self.identity_promise)
+    def __init__(self, rank: int, run: Promise, ready: Promise) -> None:
+        self.rank, self.end, self.told = rank, run, list[int]()
+        self.run = SimpleNamespace(remote=lambda: run)
+        self.__ray_ready__ = SimpleNamespace(remote=lambda: ready)
         self.tell = SimpleNamespace(remote=self.told.append)
 
 
@@ -296,47 +255,41 @@ class FakeRay:
 
 
 def left(code: int, error: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"code": code, "error": error}
+    return {"code": code, "error": error, "finished": 0}
 
 
-class Stage:
+class Stage(FakeRay):
     """A driver whose actors do what a script says: one value of ``run`` for each life."""
 
     def __init__(self, toy: ToyRun, monkeypatch: pytest.MonkeyPatch, *script: list[Any]) -> None:
-        self.ray = FakeRay()
+        super().__init__()
         self.script = [list(lives) for lives in script]
         self.actors: list[FakeActor] = []
         self.asked_at: list[float] = []
-        self.fruitful: set[int] = set()
         self.waiting: set[int] = set()
         monkeypatch.setattr(engine_module, "time", self)
-        options = WorkerOptions()
-        cluster: Any = SimpleNamespace(ray=self.ray, actor=self.actor)
         demand = {"CPU": 1.0, "GPU": 0.0, "memory": 0.0}
-        self.engine = Engine(cluster, Run.open(toy.root), len(script), options, demand)
-        monkeypatch.setattr(
-            self.engine, "_has_finished_items", lambda life: life.rank in self.fruitful
-        )
+        run = Run.open(toy.root)
+        self.engine = Engine(self, run, len(script), WorkerOptions(), demand)
 
-    def actor(self, told: Order, _demand: dict[str, float]) -> FakeActor:
-        started = None if told.rank in self.waiting else ("n1", 7)
-        actor = FakeActor(told.rank, Promise(self.script[told.rank].pop(0)), Promise(started))
+    def remote(self, _kind: type) -> SimpleNamespace:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.actor))
+
+    def actor(self, told: str) -> FakeActor:
+        rank = Order.from_json(told).rank
+        ready = Promise(None if rank in self.waiting else True)
+        actor = FakeActor(rank, Promise(self.script[rank].pop(0)), ready)
         self.actors.append(actor)
-        self.asked_at.append(self.ray.now)
+        self.asked_at.append(self.now)
         return actor
 
     def monotonic(self) -> float:
-        return self.ray.now
+        return self.now
 
-    def time(self) -> float:
-        return self.ray.now
+    time = monotonic
 
     def sleep(self, seconds: float) -> None:
-        self.ray.now += max(seconds, 0.25)
-
-    @property
-    def ranks(self) -> list[int]:
-        return [actor.rank for actor in self.actors]
+        self.now += max(seconds, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -349,41 +302,26 @@ def test_the_exit_code_is_that_of_local_workers(
     stage = Stage(toy, monkeypatch, *([left(one)] for one in codes))
 
     assert stage.engine.run() == code
-    assert stage.ray.killed == stage.actors
-
-
-def test_a_lost_actor_and_a_killed_worker_are_replaced_at_once_after_fruitful_lives(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stage = Stage(
-        toy, monkeypatch, [RayError("node n1 is lost\nmore"), left(0)], [left(KILLED)] * 9
-    )
-    stage.fruitful = {0, 1}
-    stage.script[1][8] = left(0)
-    stage.script[0][1] = None  # works until the other one is done
-    stage.ray.on_wait = lambda: setattr(stage.actors[2].run_promise, "value", left(0))
-
-    assert stage.engine.run() == 0
-
-    assert stage.ranks.count(0) == 2
-    assert stage.asked_at[2] == stage.asked_at[0]
-    told = capsys.readouterr().err
-    assert "note: rank 0 starts again: node n1 is lost\n" in told
-    assert "note: rank 1 starts again: its worker was killed by SIGKILL\n" in told
+    assert stage.killed == stage.actors
 
 
 def test_a_rank_whose_lives_finish_nothing_is_given_up_after_growing_pauses(
     toy: ToyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(toy, monkeypatch, [left(KILLED)] * 9)
+    fruitful = {**left(KILLED), "finished": 1}
+    lives = [RayError("node n1 is lost\nmore"), fruitful, *[left(KILLED)] * 9]
+    stage = Stage(toy, monkeypatch, lives)
 
     assert stage.engine.run() == 75
 
     pauses = [
         later - sooner for sooner, later in zip(stage.asked_at, stage.asked_at[1:], strict=False)
     ]
-    assert pauses == [1.0, 2.0, 4.0, 8.0]
-    assert "rank 0 is given up after 5 deaths" in capsys.readouterr().err
+    assert pauses == [1.0, 0.0, 1.0, 2.0, 4.0, 8.0]
+    told = capsys.readouterr().err
+    assert "note: rank 0 starts again: node n1 is lost\n" in told
+    assert "note: rank 0 starts again: its worker was killed by SIGKILL\n" in told
+    assert "rank 0 is given up after 5 deaths" in told
 
 
 def test_nobody_waits_for_room_once_the_run_is_complete(
@@ -394,7 +332,7 @@ def test_nobody_waits_for_room_once_the_run_is_complete(
 
     assert stage.engine.run() == 0
 
-    assert stage.actors[1] in stage.ray.killed
+    assert stage.actors[1] in stage.killed
 
 
 def test_an_actor_that_never_starts_is_given_up_when_all_others_have_left(
@@ -405,19 +343,7 @@ def test_an_actor_that_never_starts_is_given_up_when_all_others_have_left(
 
     assert stage.engine.run() == 75
 
-    assert stage.ray.now - stage.asked_at[1] >= 60
-
-
-def test_an_actor_that_works_is_waited_for(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(toy, monkeypatch, [left(75)], [None])
-
-    def end() -> None:
-        if stage.ray.now > 2000:
-            stage.actors[1].run_promise.value = left(0)
-
-    stage.ray.on_wait = end
-
-    assert stage.engine.run() == 0
+    assert stage.now - stage.asked_at[1] >= 60
 
 
 def test_a_signal_is_passed_on_and_told_again_until_all_have_left(
@@ -427,33 +353,22 @@ def test_a_signal_is_passed_on_and_told_again_until_all_have_left(
     before = signal.getsignal(signal.SIGTERM)
 
     def disturb() -> None:
-        waited = stage.ray.now - stage.asked_at[0]
+        waited = stage.now - stage.asked_at[0]
         if waited == 1:
             signal.raise_signal(signal.SIGINT)
         elif waited == 3:
-            stage.actors[0].run_promise.value = RayError("killed while it drained")
+            stage.actors[0].end.value = RayError("killed while it drained")
         elif waited > 7:
-            stage.actors[1].run_promise.value = left(75)
+            stage.actors[1].end.value = left(75)
 
-    stage.ray.on_wait = disturb
+    stage.on_wait = disturb
 
     assert stage.engine.run() == 75
     # A second SIGINT would end the item that runs.
     assert stage.actors[1].told == [signal.SIGINT, signal.SIGTERM]
-    assert stage.ranks == [0, 1]  # who dies in a drain is not replaced
+    assert [actor.rank for actor in stage.actors] == [0, 1]  # who dies in a drain is not replaced
     assert capsys.readouterr().err == ""
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_drain_ends_the_wait_for_actors_that_have_not_started(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(toy, monkeypatch, [None])
-    stage.waiting = {0}
-    stage.ray.on_wait = lambda: signal.raise_signal(signal.SIGTERM)
-
-    assert stage.engine.run() == 75
-    assert stage.ray.killed == stage.actors
 
 
 def test_what_a_worker_met_is_raised_with_its_hint_and_code(

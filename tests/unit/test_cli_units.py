@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.manifests import PANELS, manifest_command
-from hpc_toolkit.engines.kubernetes.manifest import render_manifest
-from hpc_toolkit.engines.kubernetes.request import KINDS, ManifestSpec
+from hpc_toolkit.engines.kubernetes import KINDS, ManifestSpec, render_manifest
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import by_name
 

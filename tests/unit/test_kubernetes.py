@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,14 @@ from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.help import Commands
-from hpc_toolkit.engines.kubernetes.manifest import (
+from hpc_toolkit.engines.kubernetes import (
+    KINDS,
+    Kind,
+    ManifestSpec,
     check_manifest,
     render_manifest,
     request_json,
 )
-from hpc_toolkit.engines.kubernetes.request import KINDS, Kind, ManifestSpec
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.render.file import sha256, sign
 from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
@@ -39,12 +40,8 @@ def spec(kind: Kind = "kubernetes-ddp", **given: Any) -> ManifestSpec:
     return ManifestSpec(**{"kind": kind, "image": IMAGE, **NEEDED[kind], **given})
 
 
-def job(request: ManifestSpec) -> Any:
-    return objects_of(request)[-1]["spec"]
-
-
 def container(request: ManifestSpec) -> Any:
-    return job(request)["template"]["spec"]["containers"][0]
+    return objects_of(request)[-1]["spec"]["template"]["spec"]["containers"][0]
 
 
 def call(*arguments: str) -> Result:
@@ -62,14 +59,6 @@ def test_committed_examples_are_what_is_rendered() -> None:
     committed = {path.name: path.read_text(encoding="ascii") for path in EXAMPLES.iterdir()}
 
     assert committed == rendered(), "python -m tests.manifestexamples writes them anew"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_taken_with_and_without_kueue(kind: Kind) -> None:
-    for queue in (None, "gpus"):
-        request = spec(kind, queue_name=queue, namespace="research")
-
-        check(read(render_manifest(request)), ("1.31", "1.37"))
 
 
 def set_at(path: str, value: object) -> Callable[[list[Any]], None]:
@@ -105,81 +94,6 @@ def test_the_rules_notice_what_is_broken() -> None:
 
         with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
             check(objects, ("1.37",))
-
-
-def test_an_evicted_pod_and_one_that_saved_are_replaced_and_count_as_no_failure() -> None:
-    kinds: tuple[Kind, ...] = ("kubernetes-queue", "kubernetes-ddp")
-    for kind in kinds:
-        rules = job(spec(kind))["podFailurePolicy"]["rules"]
-
-        assert [rule["action"] for rule in rules[:2]] == ["Ignore", "Ignore"]
-        assert rules[0]["onPodConditions"][0]["type"] == "DisruptionTarget"
-        left = [75] if kind == "kubernetes-queue" else [75, 143]
-        assert rules[1]["onExitCodes"]["values"] == left
-
-
-def test_a_failed_pod_of_a_training_ends_all_and_one_of_a_queue_itself_alone() -> None:
-    training, queue = job(spec()), job(spec("kubernetes-queue", max_restarts=4))
-
-    assert training["podFailurePolicy"]["rules"][-1]["action"] == "FailJob"
-    assert training["backoffLimit"] == 0
-    assert queue["podFailurePolicy"]["rules"][-1]["action"] == "FailIndex"
-    assert queue["backoffLimitPerIndex"] == 4
-    assert queue["successPolicy"] == {"rules": [{"succeededCount": 1}]}
-
-
-def test_a_worker_is_called_after_its_pod_and_not_after_its_number() -> None:
-    variables = container(spec("kubernetes-queue"))["env"]
-
-    assert variables[0]["name"] == "HPCTK_HOST"
-    assert variables[0]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-
-
-def test_a_pod_has_longer_to_leave_than_its_program() -> None:
-    request = spec("kubernetes-queue")
-
-    assert container(request)["args"][-2:] == ["--grace", "60s"]
-    assert job(request)["template"]["spec"]["terminationGracePeriodSeconds"] > 60
-
-
-def test_pods_of_a_queue_work_with_one_worker_per_gpu() -> None:
-    request = spec("kubernetes-queue", gpus_per_node=4)
-
-    assert container(request)["args"][:4] == ["work", "/data/runs/x", "--workers", "4"]
-    assert container(request)["resources"]["limits"] == {"nvidia.com/gpu": "4"}
-
-
-def test_pods_of_a_training_meet_at_the_first_of_them() -> None:
-    request = spec(nodes=3, gpus_per_node=2, pvc=("p",), run="t")
-
-    words = container(request)["args"]
-
-    assert words[:5] == ["launch", "--nnodes", "3", "--node-rank", "$(NODE_RANK)"]
-    assert words[words.index("--nproc-per-node") + 1] == "2"
-    assert words[words.index("--master-addr") + 1] == "$(MASTER_ADDR)"
-    assert words[-3:] == ["--run-dir", "/data/t", "train.py"]
-
-
-def test_a_measurement_is_one_job_of_the_largest_number_of_pods() -> None:
-    request = spec("kubernetes-scaling", node_counts=(1, 8), gpus_per_node=2, pvc=("p",))
-
-    service, job = objects_of(request)
-
-    assert service["kind"] == "Service"
-    assert (job["spec"]["completions"], job["spec"]["backoffLimit"]) == (8, 0)
-    words = container(request)["args"]
-    assert words[:6] == ["scaling", "run", "--world-sizes", "2,16", "--ranks-per-node", "2"]
-    assert words[-3:] == ["--resume", "-o", "-"]
-    on_volume = container(replace(request, run="s"))["args"]
-    assert on_volume[-3:] == ["--resume", "-o", "/data/s"]
-
-
-def test_pods_of_a_measurement_are_on_nodes_of_their_own() -> None:
-    template = job(spec("kubernetes-scaling", job_name="s"))["template"]
-    affinity = template["spec"]["affinity"]["podAntiAffinity"]
-    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert term["topologyKey"] == "kubernetes.io/hostname"
-    assert term["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize(
@@ -232,11 +146,12 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"time": "1-0"}, "activeDeadlineSeconds: 86400"),
     ("kubernetes-queue", {"shm": "1G"}, 'sizeLimit: "1Gi"'),
     ("kubernetes-queue", {"workers": 5}, '"--workers"\n        - "5"'),
-    (
-        "kubernetes-scaling",
-        {"command": ("--x",)},
-        '"-o"\n        - "-"\n        - "--x"',
-    ),
+    ("kubernetes-queue", {"max_restarts": 4}, "backoffLimitPerIndex: 4"),
+    ("kubernetes-queue", {"gpus_per_node": 4}, '"--workers"\n        - "4"'),
+    ("kubernetes-scaling", {"node_counts": (1, 8), "gpus_per_node": 2}, '"2,16"'),
+    ("kubernetes-scaling", {"node_counts": (1, 8)}, "completions: 8\n"),
+    ("kubernetes-scaling", {"pvc": ("p",), "run": "s"}, '"-o"\n        - /data/s\n'),
+    ("kubernetes-scaling", {"command": ("--x",)}, '"-o"\n        - "-"\n        - "--x"'),
 ]
 
 
@@ -259,7 +174,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": None}, "--image"),
     ({"user": None}, "--user"),
     ({"job_name": "a_b"}, "--job-name"),
-    ({"job_name": "x" * 62}, "has more than 61 characters"),
+    ({"job_name": "x" * 62}, "--job-name"),
     ({"namespace": "a.b"}, "--namespace"),
     ({"nodes": 0}, "--nodes"),
     ({"nodes": True}, "--nodes"),
@@ -268,9 +183,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mem": "2G"}, "2048 MiB are not less than"),
     ({"pvc": ("p:data",)}, "--pvc"),
     ({"pvc": ("p:/",)}, "--pvc"),
-    ({"pvc": ("p://x",)}, "cannot be a mount point"),
-    ({"pvc": ("p:/dev/shm",)}, "cannot be a mount point"),
-    ({"pvc": ("p:/a/../dev",)}, "cannot be a mount point"),
+    ({"pvc": ("p://x",)}, "--pvc"),
+    ({"pvc": ("p:/dev/shm",)}, "--pvc"),
+    ({"pvc": ("p:/a/../dev",)}, "--pvc"),
     ({"run": "x"}, "no volume is given"),
     ({"pvc": ("p",), "run": "../x"}, "is not below /data"),
     ({"pvc": ("p",), "run": "/elsewhere/x"}, "is not below /data"),
@@ -302,7 +217,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_restarts": 3}, "not used by"),
     ({"command": ()}, "needs a training script"),
     ({"command": ("--lr",)}, "is not a training script"),
-    ({"command": ("train.py", "a\nb")}, "the script's arguments"),
+    ({"command": ("train.py", "a\nb")}, "--command"),
     ({"command": ("x" * 32000,) * 5}, "too long"),
     ({"workers": 2}, "not used by"),
     ({"node_counts": (1, 2)}, "not used by"),
@@ -443,15 +358,21 @@ def test_a_manifest_edited_by_hand_is_told_with_its_difference(tmp_path: Path) -
     assert "\n-  parallelism: 8\n+  parallelism: 2\n" in result.stdout
 
 
+def reasons_of(path: Path) -> tuple[str, ...]:
+    drift = check_manifest(path)
+    assert drift is not None
+    return drift.reasons
+
+
 def test_what_another_version_or_other_rules_rendered_is_told(tmp_path: Path) -> None:
     path = tmp_path / "queue.yaml"
     lines = rendered()["queue.yaml"].replace("backoffLimitPerIndex: 10", "backoffLimitPerIndex: 5")
     first, _, *rest = lines.splitlines(keepends=True)
 
     path.write_text(sign("".join([first, *rest])))
-    assert check_manifest(path).reasons == ("rendered differently",)
+    assert reasons_of(path) == ("rendered differently",)
     path.write_text(sign("".join([first.replace(" 0", " 9", 1), *rest])))
-    (reason,) = check_manifest(path).reasons
+    (reason,) = reasons_of(path)
     assert reason.startswith("rendered by hpctk 9")
 
 
@@ -468,7 +389,7 @@ def test_a_manifest_whose_request_was_edited_is_told(
     path = tmp_path / "ddp.yaml"
     path.write_text(rendered()["ddp.yaml"].replace(old, new))
 
-    assert told in check_manifest(path).reasons[-1]
+    assert told in reasons_of(path)[-1]
 
 
 def test_a_manifest_of_before_there_were_requests_is_not_called_edited(tmp_path: Path) -> None:
@@ -477,7 +398,7 @@ def test_a_manifest_of_before_there_were_requests_is_not_called_edited(tmp_path:
     older = (one for one in lines if not one.startswith(("# hpctk-spec", "# hpctk-body")))
     path.write_text(sign("".join(older)))
 
-    assert check_manifest(path).reasons == (
+    assert reasons_of(path) == (
         "it was rendered by an older hpctk and does not contain its options",
     )
 
@@ -489,4 +410,4 @@ def test_a_request_that_this_version_does_not_know_is_told(tmp_path: Path) -> No
     newer = request.replace('"nodes"', '"knots"')
     path.write_text(text.replace(f"{sha256(request)} {request}", f"{sha256(newer)} {newer}"))
 
-    assert "unknown field 'knots'" in check_manifest(path).reasons[-1]
+    assert "unknown field 'knots'" in reasons_of(path)[-1]

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.engines.kubernetes.manifest import render_manifest
-from hpc_toolkit.engines.kubernetes.request import KINDS, ONLY_OF, Kind, ManifestSpec
+from hpc_toolkit.engines.kubernetes import KINDS, ONLY_OF, Kind, ManifestSpec, render_manifest
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.render.file import origin
 from tests.hostile import HOSTILE, ODD_BUT_FINE
@@ -54,8 +53,10 @@ def gets_what_was_asked(request: ManifestSpec, pod: dict[str, Any]) -> None:
     """What a pod gets, and its program's words and variables, are those of the request."""
     (container,) = pod["containers"]
     assert container["image"] == request.image
-    assert pod.get("nodeSelector", {}) == request.selectors
-    assert pod.get("tolerations", []) == request.tolerations
+    assert [f"{key}={value}" for key, value in pod.get("nodeSelector", {}).items()] == list(
+        request.node_selector
+    )
+    assert list(map(taint, pod.get("tolerations", []))) == list(request.toleration)
     secrets = [one["name"] for one in pod.get("imagePullSecrets", [])]
     assert secrets == list(request.image_pull_secret)
     volumes = zip(pod.get("volumes", []), container.get("volumeMounts", []), strict=True)
@@ -75,6 +76,13 @@ def gets_what_was_asked(request: ManifestSpec, pod: dict[str, Any]) -> None:
         assert words[-len(request.command) :] == list(request.command)
     if request.directory is not None:
         assert request.directory in words
+
+
+def taint(toleration: dict[str, str]) -> str:
+    """A toleration as the option of hpctk writes it."""
+    assert toleration["operator"] == ("Equal" if "value" in toleration else "Exists")
+    marks = {"key": "", "value": "=", "effect": ":"}
+    return "".join(mark + toleration[key] for key, mark in marks.items() if key in toleration)
 
 
 @pytest.mark.parametrize("field", TEXT_FIELDS)

@@ -7,14 +7,22 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.lab import config, directory
+from hpc_toolkit.lab import directory
 from hpc_toolkit.lab.settings import (
+    CLUSTER_NAME,
     CPUS_PER_NODE,
     MAX_SOCKET_BYTES,
     MEM_PER_NODE_MIB,
     LabPaths,
     LabSettings,
     check_name,
+    cluster_toml,
+    first_job_id,
+    gres_conf,
+    hosts_text,
+    ports_needed,
+    slurm_conf,
+    slurmdbd_conf,
 )
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 
@@ -64,16 +72,16 @@ PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=3-00:00:00
 """
 
 
-def slurm_conf(settings: LabSettings) -> str:
-    return config.slurm_conf(settings, PATHS, port=17000, user="ada", first_job=700)
+def conf_of(settings: LabSettings) -> str:
+    return slurm_conf(settings, PATHS, port=17000, user="ada", first_job=700)
 
 
 def test_slurm_conf_is_this_text() -> None:
-    assert slurm_conf(SMALL) == SLURM_CONF
+    assert conf_of(SMALL) == SLURM_CONF
 
 
 def test_gres_conf_names_a_device_for_each_gpu() -> None:
-    assert config.gres_conf(SMALL, PATHS) == (
+    assert gres_conf(SMALL, PATHS) == (
         "AutoDetect=off\nNodeName=n[1-2] Name=gpu Type=a100 File=/tmp/lab/dev/gpu[0-1]\n"
     )
 
@@ -81,22 +89,22 @@ def test_gres_conf_names_a_device_for_each_gpu() -> None:
 def test_a_lab_of_one_node_and_one_gpu_has_no_ranges() -> None:
     one = LabSettings(nodes=1, gpus_per_node=1)
 
-    assert "NodeName=n1 NodeAddr=127.0.0.1 Port=17001 " in slurm_conf(one)
-    assert config.gres_conf(one, PATHS).endswith("NodeName=n1 Name=gpu Type=l40s "
+    assert "NodeName=n1 NodeAddr=127.0.0.1 Port=17001 " in conf_of(one)
+    assert gres_conf(one, PATHS).endswith("NodeName=n1 Name=gpu Type=l40s "
                                                  "File=/tmp/lab/dev/gpu0\n")  # fmt: skip
 
 
 def test_a_lab_without_gpus_names_none() -> None:
     none = LabSettings(nodes=3, gpus_per_node=0)
 
-    assert "gpu" not in slurm_conf(none).casefold()
-    assert config.gres_conf(none, PATHS) == "AutoDetect=off\n"
+    assert "gpu" not in conf_of(none).casefold()
+    assert gres_conf(none, PATHS) == "AutoDetect=off\n"
 
 
 def test_accounting_adds_its_lines_and_its_port() -> None:
     settings = LabSettings(nodes=2, accounting=True)
 
-    more = set(slurm_conf(settings).splitlines()) - set(slurm_conf(LabSettings(2)).splitlines())
+    more = set(conf_of(settings).splitlines()) - set(conf_of(LabSettings(2)).splitlines())
 
     assert more == {
         "AccountingStorageType=accounting_storage/slurmdbd",
@@ -106,11 +114,11 @@ def test_accounting_adds_its_lines_and_its_port() -> None:
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=5",
     }
-    assert config.ports_needed(settings) == 4
+    assert ports_needed(settings) == 4
 
 
 def test_slurmdbd_listens_on_loopback_and_speaks_munge() -> None:
-    lines = config.slurmdbd_conf(SMALL, PATHS, port=17000, user="ada").splitlines()
+    lines = slurmdbd_conf(SMALL, PATHS, port=17000, user="ada").splitlines()
 
     assert {
         "AuthType=auth/munge",
@@ -127,7 +135,7 @@ def test_hosts_keeps_the_machines_names_but_not_for_nodes() -> None:
         "127.0.0.1\tlocalhost\n::1 localhost ip6-localhost # six\n10.0.0.7 n2 n2.site vm\n#x\n"
     )
 
-    assert config.hosts_text(SMALL, machine).splitlines() == [
+    assert hosts_text(SMALL, machine).splitlines() == [
         "127.0.0.1 localhost",
         "127.0.0.1 n1",
         "127.0.0.1 n2",
@@ -138,8 +146,8 @@ def test_hosts_keeps_the_machines_names_but_not_for_nodes() -> None:
 
 def test_labs_a_second_apart_share_no_job_numbers_below_slurms_last_number() -> None:
     for epoch_s in (0.0, 5_999_999.95, 1.8e12):
-        assert 1 <= config.first_job_id(epoch_s) <= 60_000_000
-    assert config.first_job_id(1001.0) - config.first_job_id(1000.0) == 10
+        assert 1 <= first_job_id(epoch_s) <= 60_000_000
+    assert first_job_id(1001.0) - first_job_id(1000.0) == 10
 
 
 def test_a_lab_is_the_built_in_cluster_of_its_name() -> None:
@@ -148,7 +156,7 @@ def test_a_lab_is_the_built_in_cluster_of_its_name() -> None:
     assert (site.nodes, site.gpus_per_node, site.gpu_type) == (8, 4, "l40s")
     assert (asked.nodes, asked.gpus_per_node, asked.gpu_type) == (8, 4, "l40s")
     assert (site.cpus_per_node, site.mem_per_node_mib) == (CPUS_PER_NODE, MEM_PER_NODE_MIB)
-    assert dict(site.identify)["slurm_cluster"] == config.CLUSTER_NAME
+    assert dict(site.identify)["slurm_cluster"] == CLUSTER_NAME
 
 
 @pytest.mark.parametrize(
@@ -160,7 +168,7 @@ def test_the_facts_of_a_lab_are_what_it_was_started_with(
     settings: LabSettings, tmp_path: Path
 ) -> None:
     path = tmp_path / "lab.toml"
-    path.write_text(config.cluster_toml(settings))
+    path.write_text(cluster_toml(settings))
     path.chmod(0o644)
 
     site = load_cluster(str(path))

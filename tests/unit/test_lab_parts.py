@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.lab import programs
-from hpc_toolkit.lab.daemons import failure
-from hpc_toolkit.lab.directory import (
-    LabRecord,
-    check_owner,
-    known_labs,
-    lab_paths,
-    make_directory,
-    read_record,
-    remove_files,
-    write_record,
-)
-from hpc_toolkit.lab.jobs import JobEnd, code_of, parse_logs, run_script
-from hpc_toolkit.lab.lab import Lab
-from hpc_toolkit.lab.members import Member, member_node, members, status_of, surrounding_labs
-from hpc_toolkit.lab.ports import (
+from hpc_toolkit.lab.daemons import (
     FIRST_PORT,
     Listener,
+    failure,
     free_block,
     is_free,
     parse_listeners,
     port_spans,
 )
+from hpc_toolkit.lab.directory import (
+    LabRecord,
+    check_owner,
+    known_labs,
+    make_directory,
+    read_record,
+    remove_files,
+    write_record,
+)
+from hpc_toolkit.lab.jobs import JobEnd, parse_logs, run_script
+from hpc_toolkit.lab.lab import Lab
+from hpc_toolkit.lab.members import Member, member_node, members
 from hpc_toolkit.lab.programs import ask, environment
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, lab_token
-from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord
+from hpc_toolkit.slurm.records import SQUEUE_FIELDS
 from tests.integration.realrun import lives, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 NOBODY = 65534
 SHARED_GROUP = 100
@@ -57,28 +49,11 @@ def paths(tmp_path: Path) -> LabPaths:
     return LabPaths(tmp_path / "lab")
 
 
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        one.listen()
-        yield one.getsockname()[1]
-
-
 def look_only_at(monkeypatch: pytest.MonkeyPatch, span: range) -> None:
-    monkeypatch.setattr("hpc_toolkit.lab.ports.port_spans", lambda: [span])
+    monkeypatch.setattr("hpc_toolkit.lab.daemons.port_spans", lambda: [span])
 
 
 class TestPorts:
-    def test_a_port_that_somebody_listens_on_is_not_free(
-        self, taken: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        look_only_at(monkeypatch, range(taken, taken + 1))
-
-        with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
-            free_block(1, seed=0)
-
     def test_a_port_with_a_listener_at_another_address_is_not_free(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -95,8 +70,8 @@ class TestPorts:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         busy = {FIRST_PORT + 2, FIRST_PORT + 14}
-        monkeypatch.setattr("hpc_toolkit.lab.ports.is_free", lambda port: port not in busy)
-        monkeypatch.setattr("hpc_toolkit.lab.ports.listeners", list)
+        monkeypatch.setattr("hpc_toolkit.lab.daemons.is_free", lambda port: port not in busy)
+        monkeypatch.setattr("hpc_toolkit.lab.daemons.listeners", list)
         look_only_at(monkeypatch, range(FIRST_PORT, FIRST_PORT + 15))
 
         # Three places for a block of 5; the search goes round from wherever it begins.
@@ -244,41 +219,6 @@ class TestMembers:
 
         assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
 
-    @pytest.mark.parametrize(("has_lab", "found"), [(True, False), (False, True)])
-    def test_a_job_without_the_mount_belongs_to_the_lab_of_its_own_root_if_there_is_one(
-        self, has_lab: bool, found: bool, paths: LabPaths, proc: Processes
-    ) -> None:
-        """A job may also have left its lab's root, by chroot(2)."""
-        other = proc.add("11", environ=of_a_job(paths)) / "root"
-        conf = other / paths.slurm_conf.relative_to("/")
-        (conf.parent if has_lab else other).mkdir(parents=True)
-        if has_lab:
-            conf.touch()
-
-        assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
-
-    @pytest.mark.parametrize("marked", [True, False])
-    def test_the_labs_around_a_process_are_those_that_would_end_it(
-        self, marked: bool, paths: LabPaths, proc: Processes, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        outer = lab_token(proc.root.parent)
-        proc.add("self", mount=hosts_mount(outer) if marked else "")
-        monkeypatch.setenv("SLURM_CONF", str(paths.slurm_conf))
-        assert surrounding_labs() == ({outer} if marked else set())
-
-        for name, value in of_a_job(paths).items():
-            monkeypatch.setenv(name, value)
-
-        assert surrounding_labs() == {outer if marked else paths.token}
-
-    def test_the_mount_tells_the_node_also_when_its_file_is_gone(self, paths: LabPaths) -> None:
-        root = f"/some where/hosts/{paths.token}.0a1b2c3d.n12".replace(" ", "\\040")
-        line = f"723 703 254:0 {root} /etc/hosts rw,relatime - ext4 /dev/vda rw\n"
-
-        assert member_node(line, paths.token) == "n12"
-        assert member_node(line.replace(".n12 ", ".n12//deleted "), paths.token) == "n12"
-        assert member_node(f"1 0 0:1 / / rw - ext4 x\n{line}", paths.token) == "n12"
-
     def test_another_labs_mount_and_a_mere_mention_tell_nothing(self, paths: LabPaths) -> None:
         other = LabPaths(Path(f"{paths.root}2"))
 
@@ -299,15 +239,6 @@ class TestMembers:
 
 
 class TestDirectory:
-    def test_a_lab_lies_below_the_users_state(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOME", "/home/ada")
-        for state in ("", "relative"):
-            monkeypatch.setenv("XDG_STATE_HOME", state)
-            assert lab_paths("lab", None).root == Path("/home/ada/.local/state/hpctk/labs/lab")
-        monkeypatch.setenv("XDG_STATE_HOME", "/var/ada")
-
-        assert lab_paths("second", None).root == Path("/var/ada/hpctk/labs/second")
-
     def test_a_directory_that_no_name_can_mean_hides_no_lab(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -382,15 +313,6 @@ class TestDirectory:
             with pytest.raises(ConfigError, match=f"user {NOBODY} can write to .*/theirs"):
                 check_owner(tmp_path / "theirs/deep/lab", others_of_root=others_of_root)
 
-    @as_root
-    def test_a_lab_of_another_user_is_no_one_elses(self, paths: LabPaths) -> None:
-        make_directory(paths)
-        os.chown(paths.root, NOBODY, -1)
-
-        for others_of_root in (False, True):
-            with pytest.raises(ConfigError, match=f"belongs to user {NOBODY}, not to you"):
-                check_owner(paths.root, others_of_root=others_of_root)
-
     def test_directories_above_are_made_for_this_user_alone_to_write(self, tmp_path: Path) -> None:
         before = os.umask(0)
         try:
@@ -419,29 +341,6 @@ class TestDirectory:
         assert {one.name for one in paths.root.iterdir()} == {"lab.json", "db", "thesis.tex"}
         assert paths.root.stat().st_mode == before
 
-    @pytest.mark.parametrize("name", ["lock", "thesis.tex"])
-    def test_down_leaves_a_directory_that_was_never_a_lab_as_it_is(
-        self, paths: LabPaths, name: str
-    ) -> None:
-        paths.root.mkdir(mode=0o711)
-        (paths.root / name).write_text("mine")
-
-        assert Lab(paths).down() == 0
-
-        assert os.listdir(paths.root) == [name]
-        assert paths.root.stat().st_mode & 0o777 == 0o711
-
-    def test_what_a_kill_left_of_lab_json_is_accepted_and_removed(self, paths: LabPaths) -> None:
-        make_directory(paths)
-        left = paths.root / ".lab.json.0a1b2c3d.tmp"
-        left.touch()
-        paths.lock.touch()
-
-        make_directory(paths)
-        remove_files(paths)
-
-        assert not left.exists()
-
     def test_files_of_a_lab_are_removed_and_others_stay(self, paths: LabPaths) -> None:
         make_directory(paths)
         write_record(paths, LabRecord(LabSettings(), 17000, "0a", ready=True))
@@ -454,14 +353,6 @@ class TestDirectory:
 
 
 class TestRecord:
-    RECORD = LabRecord(LabSettings(3, 2, "a100", accounting=True), 17040, "0a1b2c3d", ready=True)
-
-    def test_a_record_is_read_as_it_was_written(self, paths: LabPaths) -> None:
-        paths.root.mkdir()
-        write_record(paths, self.RECORD)
-
-        assert read_record(paths) == self.RECORD
-
     @pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1}', "\xff"])
     def test_a_record_that_cannot_be_read_is_none(self, paths: LabPaths, text: str) -> None:
         paths.root.mkdir()
@@ -469,56 +360,8 @@ class TestRecord:
 
         assert read_record(paths) is None
 
-    def test_a_lab_that_lost_its_processes_is_down(self, paths: LabPaths) -> None:
-        paths.root.mkdir()
-        write_record(paths, self.RECORD)
-
-        now = status_of(paths)
-
-        assert (now.state, now.processes, now.settings) == ("down", 0, self.RECORD.settings)
-        assert now.gone[0] == "munged of localhost"
-        assert "slurmdbd of localhost" in now.gone
-        assert "slurmd of n3" in now.gone
-        assert json.loads(json.dumps(now.to_json()))["slurm_conf"] == str(paths.slurm_conf)
-
-    def test_a_daemon_that_one_look_misses_is_not_gone(
-        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """After 'scontrol reconfigure', daemons of Slurm 23.11 and newer go on as new processes."""
-        paths.root.mkdir()
-        write_record(paths, replace(self.RECORD, settings=LabSettings(2)))
-        munged, control, first, second = daemons = [
-            Member(11, "localhost", "munged"),
-            Member(12, "localhost", "slurmctld"),
-            Member(13, "n1", "slurmd"),
-            Member(14, "n2", "slurmd"),
-        ]
-        looks = [[munged, control, second], [munged, control, first], daemons]
-        monkeypatch.setattr("hpc_toolkit.lab.members.members", lambda _token: looks.pop(0))
-
-        now = status_of(paths)
-
-        assert (now.state, now.gone) == ("up", ())
-        assert looks == [daemons], "no look was needed after every daemon had been seen"
-
 
 class TestJobs:
-    @pytest.mark.parametrize(
-        ("state", "raw", "code"),
-        [
-            ("COMPLETED", 0, 0),
-            ("FAILED", 7, 7),
-            ("FAILED", 137, 137),
-            ("TIMEOUT", 0, 1),
-            ("CANCELLED", 143, 143),
-            ("RUNNING", None, 0),
-        ],
-    )
-    def test_a_jobs_code_is_what_a_shell_would_see(
-        self, state: str, raw: int | None, code: int
-    ) -> None:
-        assert code_of(JobRecord(id="12_3", state=state, exit_code=raw)) == code
-
     def test_logs_are_found_behind_whatever_a_job_is_called(self) -> None:
         text = (
             "JobId=1 JobName=x StdErr=/etc/x StdIn=/a StdOut=/etc/y Power= WorkDir=/w"
@@ -536,7 +379,7 @@ class SlowSlurm:
 
     def __init__(self, paths: LabPaths, *answers: str) -> None:
         self.answers, self.asked = list(answers), 0
-        self.now, self.state, self.cancelled = 0.0, "up", False
+        self.now, self.cancelled = 0.0, False
         self.paths = paths
         self.shown, self.told = b"", list[str]()
         paths.etc.mkdir(parents=True)
@@ -568,7 +411,7 @@ class SlowSlurm:
         return self.paths.root / "12.log"
 
     def status(self, _paths: LabPaths) -> SimpleNamespace:
-        return SimpleNamespace(state=self.state)
+        return SimpleNamespace(state="up")
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -608,18 +451,6 @@ class TestFollowingAJob:
 
         assert slurm.cancelled
 
-    def test_a_lab_that_is_down_is_not_asked_again(
-        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        slurm = SlowSlurm(paths, "error")
-        slurm.state = "down"
-
-        with pytest.raises(HpcToolkitError, match="went down before job 12 ended"):
-            slurm.run(monkeypatch)
-
-        assert slurm.asked == 1
-        assert not slurm.cancelled
-
     def test_a_log_that_was_begun_anew_is_shown_whole(
         self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -631,15 +462,6 @@ class TestFollowingAJob:
         slurm.run(monkeypatch)
 
         assert slurm.shown == b"one, which is longer two grows three"
-
-    def test_a_job_tells_each_reason_for_which_it_waits_once(
-        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        slurm = SlowSlurm(paths, "PENDING", "PENDING", "RUNNING", "COMPLETED")
-
-        slurm.run(monkeypatch)
-
-        assert slurm.told == ["job 12 submitted", "job 12 waits: Resources"]
 
     def test_a_job_that_is_queued_again_has_not_ended(
         self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch

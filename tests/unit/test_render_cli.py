@@ -15,7 +15,7 @@ from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.cli.scriptoptions import PANELS
-from hpc_toolkit.engines.kubernetes.request import KINDS
+from hpc_toolkit.engines.kubernetes import KINDS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.render.file import log_directory, read_header, write_script
 from hpc_toolkit.slurm.render.grammar import FIELDS

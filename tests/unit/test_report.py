@@ -24,12 +24,10 @@ from hypothesis import strategies as st
 from hpc_toolkit import cli
 from hpc_toolkit.cli import campaigns as command
 from hpc_toolkit.notebook import report as notebook_report
-from hpc_toolkit.report.axes import log_span_ticks, moment, number_ticks, span_ticks
-from hpc_toolkit.report.figures import text_width
-from hpc_toolkit.report.gantt import gantt
+from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks
 from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
 from hpc_toolkit.report.runreport import RunFacts, sections
-from hpc_toolkit.report.runtimeline import findings
+from hpc_toolkit.report.runtimeline import findings, gantt
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.results.activity import Activity, read_activity
 from hpc_toolkit.results.history import History
@@ -165,7 +163,7 @@ def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> Non
         ("n2", states.DRAINED),
         ("n2", states.REQUEUED),
     }
-    drawn = gantt("Workers", "x", found.timeline).svg
+    drawn = gantt("x", found.timeline).svg
     said = "".join(one.text or "" for one in ET.fromstring(drawn).iter(f"{SVG}title"))
     for words in ("wa died: lease", "exited early: asked to leave", "requeue 1 of job 78"):
         assert words in said
@@ -215,21 +213,6 @@ def test_an_open_list_without_work_is_not_called_stuck(fast_dir: Path) -> None:
 
     assert "\nAll items added so far are finished, the list is open: 'hpctk add" in text
     assert "no progress" not in text
-
-
-def test_a_worker_whose_file_is_damaged_has_a_lane_and_items(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "run", 1)
-    worker = toy.worker("wa")
-    assert worker.claim(toy.unit_name(0))
-    worker.attempt(0, at=1_002.0, seconds=1.0)
-    worker.release(1_002.0, seconds=2.0)
-    damage(toy, "torn worker file")
-
-    text = report_of(toy.reopen(), markdown=True)
-
-    assert f"1 worker in 1 lane, from {moment(1_000.0)}." in text
-    assert "- workers: 1, host unknown" in text
-    assert "Up to 1 items/s; living workers: up to 1 " in text
 
 
 def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
@@ -342,7 +325,7 @@ def test_marks_that_are_too_many_are_counted_and_not_drawn() -> None:
             at = line.begin + (number + 0.5) * line.width_s
             line.mark(lane, states.EXECUTOR, at, "executor died")
 
-    drawn = gantt("Workers", "x", line).svg
+    drawn = gantt("x", line).svg
 
     assert drawn.count(": executor died</title>") == 2_000
     assert f"not drawn: {MOST_LANES * line.intervals - 2_000:,} more marks" in drawn
@@ -469,6 +452,14 @@ def figures_of(page: str) -> list[ET.Element]:
     return [ET.fromstring(one) for one in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
+def assert_texts_are_inside(figure: ET.Element) -> None:
+    # Without a viewBox a picture is as wide as the page, perhaps that of a phone.
+    width = float(figure.attrib["width"]) if "viewBox" in figure.attrib else PHONE
+    for one in figure.iter(f"{SVG}text"):
+        assert 0 <= float(one.attrib["x"]) <= width
+        assert 0 <= float(one.attrib["y"]) <= float(figure.attrib["height"])
+
+
 def test_every_figure_has_a_title_an_alternative_and_named_axes(fast_dir: Path) -> None:
     toy = busy_run(fast_dir / "run", ("a", "b", "c", "d"))
 
@@ -489,32 +480,7 @@ def test_every_figure_has_a_title_an_alternative_and_named_axes(fast_dir: Path) 
         assert figure.findtext(f"{SVG}desc")
         words = [one.text for one in figure.iter(f"{SVG}text")]
         assert axes.get(str(title), title) in words
-        height = float(figure.attrib["height"])
-        # Without a viewBox a picture is as wide as the page, perhaps that of a phone.
-        width = float(figure.attrib["width"]) if "viewBox" in figure.attrib else PHONE
-        for one in figure.iter(f"{SVG}text"):
-            assert 0 <= float(one.attrib["x"]) <= width
-            assert 0 <= float(one.attrib["y"]) <= height
-
-
-@pytest.mark.parametrize("title", ["Items by state", "Worker time by state"])
-def test_bars_are_divided_in_percent_of_the_page_and_their_texts_fit_a_phone(
-    fast_dir: Path, title: str
-) -> None:
-    toy = busy_run(fast_dir / "run", ("a", "b", "c", "d"))
-    page = report_of(Run.open(toy.root))
-
-    figures = {one.findtext(f"{SVG}title"): one for one in figures_of(page)}
-
-    drawn = figures[title]
-    assert "viewBox" not in drawn.attrib  # it would shrink texts with the bars
-    assert ".scroll svg[viewBox]{height:auto;min-width:40rem}" in page
-    bars = [one for one in drawn.iter(f"{SVG}rect") if one.get("height") == "24"]
-    ends = [[float(one.attrib[key].rstrip("%")) for key in ("x", "width")] for one in bars]
-    assert len(bars) > 1
-    assert all(x >= 1 and x + wide <= 99.2 for x, wide in ends)
-    for one in drawn.iter(f"{SVG}text"):
-        assert float(one.attrib["x"]) + text_width(one.text or "") <= PHONE
+        assert_texts_are_inside(figure)
 
 
 def test_the_first_screen_has_the_range_of_each_numeric_result_and_then_the_failures(
@@ -543,23 +509,6 @@ def test_the_first_screen_has_the_range_of_each_numeric_result_and_then_the_fail
         ["rare", "7", "7", "7", "1"],
     ]
     assert tree(toy.root) == before  # no table was published
-
-
-@pytest.mark.parametrize(
-    ("attempts", "columns"), [(1, ("failed", "error")), (2, ("failed", "retrying", "error"))]
-)
-def test_the_failures_count_items_that_are_tried_again_only_if_there_are_some(
-    fast_dir: Path, attempts: int, columns: tuple[str, ...]
-) -> None:
-    toy = ToyRun(fast_dir / "run", 1, max_attempts=attempts)
-    worker = toy.worker("wa", started=1_000.0, at=1_100.0)
-    assert worker.claim(toy.unit_name(0))
-    worker.attempt(0, "failed", error="ValueError: no", at=1_002.0)
-
-    (table,) = sections(read_facts(toy.reopen()))[1].tables
-
-    assert table.columns[: len(columns)] == columns
-    assert [len(row) for row in table.rows] == [len(table.columns)]
 
 
 @given(st.lists(st.integers(-(10**400), 10**400) | st.floats(), max_size=40))

@@ -1,36 +1,49 @@
-"""The driver of a run's actors: keeps the requested number running while items are left."""
+"""The driver of a run on Ray: joins or starts a cluster, and keeps the run's actors running."""
 
 from __future__ import annotations
 
 import math
+import os
+import secrets
+import shutil
 import signal
+import socket
 import sys
+import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.engines.ray.cluster import joined
-from hpc_toolkit.engines.ray.rank import Order
+from hpc_toolkit.engines.ray.rank import CONCURRENCY, Order, RankActor
 from hpc_toolkit.engines.ray.settings import check_room, demand_of, room
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import MAX_WORKERS
+from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import describe_exit, handling
-from hpc_toolkit.worker.pool import finished_items, overall_code, reported_error
+from hpc_toolkit.worker.pool import overall_code, reported_error
 from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from hpc_toolkit.engines.ray.cluster import RayCluster
     from hpc_toolkit.engines.ray.settings import RaySettings
     from hpc_toolkit.run import Run
     from hpc_toolkit.worker.worker import WorkerOptions
 
+_LONGEST_ROOT = 40
+"""Paths of sockets are 66 characters longer, and have at most 107 bytes (unix(7))."""
+_HOME = "127.0.0.1"
+"""The address on which a local Ray listens."""
+_ANSWER_S = 5.0
+"""Seconds for a connection to a cluster; Ray itself would try for two minutes."""
 _TICK_S = 0.2
 _BARREN_LIVES = 5
 """Consecutive deaths without a finished item after which a rank is given up."""
+_LONG_LIFE_S = 60.0
+"""Seconds after which a lost actor counts as one whose worker had finished items."""
 _TELL_AGAIN_S = 5.0
 """Seconds until a signal is repeated: a worker that is just starting does not handle it yet."""
 _START_S = 60.0
@@ -56,8 +69,8 @@ def work_on_ray(
     Raises HpcToolkitError: Ray is missing, the cluster has no room for a worker, or a worker failed
     with this error.
     """
-    with joined(settings) as cluster:
-        nodes = cluster.nodes()
+    with joined(settings) as ray:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         demand = demand_of(settings, nodes)
         if workers is None:
             workers = max(1, room(nodes, {"GPU": demand["GPU"]})) if demand["GPU"] else 1
@@ -65,7 +78,7 @@ def work_on_ray(
             message = f"workers must be from 1 to {MAX_WORKERS}, got {workers}"
             raise ConfigError(message, hint="one per core, or one per GPU, is usual")
         check_room(nodes, demand, workers)
-        return Engine(cluster, run, workers, options, demand).run(on_tick)
+        return Engine(ray, run, workers, options, demand).run(on_tick)
 
 
 @dataclass(slots=True)
@@ -74,8 +87,8 @@ class _Life:
 
     rank: int
     actor: Any
-    identity: Any
-    """Ray's reference to host and PID, which are known later."""
+    ready: Any
+    """Ray's reference to an answer that the actor gives when it has started."""
     asked_at: float
     """Time of the request by this host's monotonic clock."""
     started: bool = False
@@ -86,18 +99,26 @@ class Engine:
 
     def __init__(
         self,
-        cluster: RayCluster,
+        ray: Any,
         run: Run,
         workers: int,
         options: WorkerOptions,
         demand: dict[str, float],
     ) -> None:
-        self._cluster = cluster
-        self._ray = cluster.ray
+        self._ray = ray
         self._run = run
         self._workers = workers
         self._options = options
         self._demand = demand
+        self._kind = ray.remote(RankActor).options(
+            num_cpus=demand["CPU"],
+            num_gpus=demand["GPU"],
+            memory=demand["memory"] or None,
+            # Not Ray but the driver replaces a dead actor: it counts deaths, and waits between.
+            max_restarts=0,
+            max_concurrency=CONCURRENCY,
+            scheduling_strategy="SPREAD",
+        )
         self._lives: dict[Any, _Life] = {}
         self._due: dict[int, float] = {}
         self._barren = [0] * workers
@@ -153,8 +174,8 @@ class Engine:
                 memory_bytes=int(self._demand["memory"]),
                 options=asdict(self._options),
             )
-            actor = self._cluster.actor(order, self._demand)
-            self._lives[actor.run.remote()] = _Life(rank, actor, actor.identity.remote(), now)
+            actor = self._kind.remote(order.to_json())
+            self._lives[actor.run.remote()] = _Life(rank, actor, actor.__ray_ready__.remote(), now)
 
     def _ended(self) -> list[Any]:
         if not self._lives:
@@ -165,41 +186,31 @@ class Engine:
         return list(ended)
 
     def _bury(self, promise: Any) -> None:
-        life = self._lives[promise]
+        life = self._lives.pop(promise)
         try:
             report = self._ray.get(promise)
         except self._ray.exceptions.RayError as error:
             # The actor's node is lost, or the actor was killed: the same as a killed worker.
             reason = str(error).strip().partition("\n")[0]
-            report = {"code": -int(signal.SIGKILL), "error": None, "reason": reason}
-        code = int(report["code"])
-        fruitful = self._has_finished_items(life)
-        del self._lives[promise]
+            lived_long = time.monotonic() - life.asked_at > _LONG_LIFE_S
+            report = {"code": -int(signal.SIGKILL), "error": None, "finished": lived_long}
+        else:
+            reason = f"its worker was {describe_exit(report['code'])}"
         self._end(life)
         if report["error"] is not None and self._error is None:
             self._error = reported_error(report["error"])
-        if code >= 0:
-            self._codes.append(code)
+        if report["code"] >= 0:
+            self._codes.append(report["code"])
         elif not (self._draining or EXIT_COMPLETE in self._codes):
-            self._replace(life.rank, code, report.get("reason", ""), fruitful=fruitful)
+            self._replace(life.rank, reason, fruitful=bool(report["finished"]))
 
-    def _replace(self, rank: int, code: int, reason: str, *, fruitful: bool) -> None:
-        self._barren[rank] = 0 if fruitful else self._barren[rank] + 1
-        barren = self._barren[rank]
-        what = reason or f"its worker was {describe_exit(code)}"
+    def _replace(self, rank: int, reason: str, *, fruitful: bool) -> None:
+        barren = self._barren[rank] = 0 if fruitful else self._barren[rank] + 1
         if barren >= _BARREN_LIVES:
-            sys.stderr.write(f"note: rank {rank} is given up after {barren} deaths: {what}\n")
+            sys.stderr.write(f"note: rank {rank} is given up after {barren} deaths: {reason}\n")
             return
-        sys.stderr.write(f"note: rank {rank} starts again: {what}\n")
+        sys.stderr.write(f"note: rank {rank} starts again: {reason}\n")
         self._due[rank] = time.monotonic() + (2.0 ** (barren - 1) if barren else 0.0)
-
-    def _has_finished_items(self, life: _Life) -> bool:
-        """Return whether the worker of an ended actor had finished an item; False if unknown."""
-        try:
-            host, pid = self._ray.get(life.identity, timeout=0)
-        except self._ray.exceptions.RayError:
-            return False
-        return finished_items(self._run.paths.workers, pid, host) > 0
 
     def _give_up_waiting(self) -> None:
         """Stop waiting for room on the cluster if no work is left for more workers."""
@@ -225,9 +236,102 @@ class Engine:
 
     def _has_started(self, life: _Life) -> bool:
         if not life.started:
-            life.started = bool(self._ray.wait([life.identity], timeout=0)[0])
+            life.started = bool(self._ray.wait([life.ready], timeout=0)[0])
         return life.started
 
     def _end(self, life: _Life) -> None:
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(life.actor, no_restart=True)
+
+
+@contextmanager
+def joined(settings: RaySettings) -> Iterator[Any]:
+    """Join the cluster of ``settings``, or start one that ends with this block; gives ``ray``.
+
+    Raises HpcToolkitError: Ray is not installed, or does not start or answer.
+    """
+    address = settings.resolve()
+    if find_spec("ray") is None:
+        message = "--engine ray: Ray is not installed"
+        raise ConfigError(message, hint=how_to_add(extra="ray"))
+    if address:
+        _check_answers(address)
+    _quieten(local=not address)
+    import ray
+
+    root = "" if address else _make_root()
+    try:
+        # Ray prints the output of actors, and messages about them; stdout is for data.
+        with redirect_stdout(sys.stderr):
+            _connect(ray, {"address": address} if address else _local(root), address)
+            yield ray
+    finally:
+        ray.shutdown()
+        if root:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _check_answers(address: str) -> None:
+    """Raise HpcToolkitError if nothing listens at ``address``."""
+    host, _, port = address.rpartition(":")
+    place = host.removeprefix("[").removesuffix("]"), int(port)
+    try:
+        socket.create_connection(place, timeout=_ANSWER_S).close()
+    except OSError as error:
+        message = f"no Ray cluster answers at {address}: {error.strerror or error}"
+        hint = "'ray start --head' printed host and port; may this machine connect there?"
+        raise HpcToolkitError(message, hint=hint) from error
+
+
+def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
+    try:
+        ray.init(**how, logging_level="ERROR", log_to_driver=True)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        what = f"no Ray cluster answers at {address}" if address else "Ray does not start here"
+        reason = str(error).strip().partition("\n")[0][:300]
+        hint = "see the output of 'ray start --head'"
+        if address:
+            hint = "use the same Python, Ray and RAY_AUTH_TOKEN as the cluster"
+        message = f"{what}: {reason}"
+        raise HpcToolkitError(message, hint=hint) from error
+
+
+def _local(root: str) -> dict[str, Any]:
+    """Return the arguments of ray.init that start a cluster of this machine alone."""
+    return {
+        "address": "local",
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "include_dashboard": False,
+        "_node_ip_address": _HOME,
+        # Ray opens this directory to everybody (mode 0777), but not its parent.
+        "_temp_dir": f"{root}/r",
+    }
+
+
+def _make_root() -> str:
+    """Create a directory for Ray's sockets and logs that no other user can read."""
+    root = tempfile.mkdtemp(prefix="hpctk-ray-")
+    if len(root) > _LONGEST_ROOT and os.access("/tmp", os.W_OK):  # noqa: S108 - made privately
+        shutil.rmtree(root)
+        root = tempfile.mkdtemp(prefix="hpctk-ray-", dir="/tmp")
+    return root
+
+
+def _quieten(*, local: bool) -> None:
+    """Set the variables that Ray reads when it is imported or started."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray would drop lines that several workers print, but each worker's line has its meaning.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    if local:
+        # A client of Ray can run programs as Ray's user. Ray listens on all interfaces, unless it
+        # is limited to this machine; the token keeps other users of this machine out.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Ray would kill actors for the memory of other processes; a worker watches its own.
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+        # Ray would replace, for ever, actors whose imports take more than a minute.
+        os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")

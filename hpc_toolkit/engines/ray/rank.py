@@ -5,7 +5,7 @@ process of its own, because a worker needs the main thread for its signals and f
 a process with Ray's threads must not fork. Like a local worker, it exits when its parent, the
 actor, ends.
 
-This module does not import ray; :mod:`hpc_toolkit.engines.ray.cluster` makes an actor of the class.
+This module does not import ray; :mod:`hpc_toolkit.engines.ray.engine` makes an actor of the class.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _OF_TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS")
-CONCURRENCY = 3
-"""Concurrent calls: one waits for the end, one for the start, and one passes on a signal."""
+CONCURRENCY = 2
+"""Concurrent calls: one waits for the end, and one passes on a signal."""
 _STDERR = 2
 
 
@@ -118,42 +118,38 @@ class RankActor:
         self._order = Order.from_json(order)
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._started = threading.Event()
         self._told: list[int] = []
 
     def run(self) -> dict[str, Any]:
         """Start the rank's process and wait until it has ended.
 
-        Returns its exit ``code``, negative for a signal, and the ``error`` that it reported, or
-        None.
+        Returns its exit ``code``, negative for a signal, the ``error`` that it reported, or None,
+        and the number of items that it has ``finished``.
         """
-        try:
-            if missing := self._missing():
-                return {"code": 1, "error": missing}
-            read_fd, write_fd = os.pipe()
-            with os.fdopen(read_fd, "rb"):
-                with os.fdopen(write_fd, "wb"), self._lock:
-                    if self._told:
-                        return {"code": TRY_AGAIN, "error": None}
-                    self._child = subprocess.Popen(
-                        self._order.argv(write_fd),
-                        cwd=self._order.cwd,
-                        env=self._order.environment(os.environ),
-                        stdin=subprocess.DEVNULL,
-                        stdout=_STDERR,
-                        pass_fds=(write_fd,),
-                        # A terminal's ^C must reach only the driver, which passes it on once.
-                        process_group=0,
-                    )
-                self._started.set()
-                return {"code": self._child.wait(), "error": _report(read_fd)}
-        finally:
-            self._started.set()
+        if missing := self._missing():
+            return {"code": 1, "error": missing, "finished": 0}
+        read_fd, write_fd = os.pipe()
+        with os.fdopen(read_fd, "rb"):
+            with os.fdopen(write_fd, "wb"), self._lock:
+                if self._told:
+                    return {"code": TRY_AGAIN, "error": None, "finished": 0}
+                self._child = subprocess.Popen(
+                    self._order.argv(write_fd),
+                    cwd=self._order.cwd,
+                    env=self._order.environment(os.environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=_STDERR,
+                    pass_fds=(write_fd,),
+                    # A terminal's ^C must reach only the driver, which passes it on once.
+                    process_group=0,
+                )
+            code = self._child.wait()
+            from hpc_toolkit.rundir.layout import RunPaths
+            from hpc_toolkit.worker.pool import finished_items
 
-    def identity(self) -> tuple[str, int]:
-        """Wait for the worker's start and return its host and PID; the PID is 0 without a start."""
-        self._started.wait()
-        return host_name(), self._child.pid if self._child is not None else 0
+            workers = RunPaths(Path(self._order.root)).workers
+            finished = finished_items(workers, self._child.pid, host_name())
+            return {"code": code, "error": _report(read_fd), "finished": finished}
 
     def tell(self, number: int) -> None:
         """Pass a signal on to the worker; a signal before its start prevents the start."""

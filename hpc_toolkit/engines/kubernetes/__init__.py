@@ -1,1 +1,0 @@
-"""Kubernetes manifests for runs and trainings."""

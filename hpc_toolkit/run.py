@@ -327,7 +327,7 @@ class Run:
 
         A request cannot be withdrawn, and workers that start later are not affected (rule R16).
         """
-        from hpc_toolkit.results.status import reachable_workers
+        from hpc_toolkit.results.workers import reachable_workers
 
         refuse_untrusted(self.root)
         if names := sorted(reachable_workers(self.view, SystemClock())):

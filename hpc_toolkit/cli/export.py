@@ -1,4 +1,7 @@
-"""Files for other programs that 'hpctk status' writes; imported only if one is requested."""
+"""The status of runs in the text format of Prometheus, for node_exporter's textfile collector.
+
+The format is a few lines to write, and the package prometheus-client would be one more to install.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,36 @@ import time
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.cli.arguments import check_out, writing
-from hpc_toolkit.results.prometheus import write_metrics
+from hpc_toolkit.rundir.files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from hpc_toolkit.results.progress import StageCounts
     from hpc_toolkit.results.status import Status
+
+
+METRICS = {
+    "hpctk_items": "Items of a stage by state.",
+    "hpctk_items_retried": "Items that were attempted more than once.",
+    "hpctk_duplicates": "Results beyond the one that counts.",
+    "hpctk_stage_sealed": "1 if no more items can be added.",
+    "hpctk_workers": "Workers by state; draining workers are alive as well.",
+    "hpctk_deaths": "Deaths of workers and executors that were recorded.",
+    "hpctk_rate_items_per_second": "Items done per second by living workers.",
+    "hpctk_eta_seconds": "Seconds until everything is done, the median; absent if unknown.",
+    "hpctk_eta_low_seconds": "Lower end of the interval for the time left, 90 %.",
+    "hpctk_eta_high_seconds": "Its upper end.",
+    "hpctk_complete": "1 if every stage is sealed and no item is pending.",
+    "hpctk_best_reward": "Best reward of a campaign so far.",
+    "hpctk_warnings": "Damage that was skipped, sick hosts, and log entries not readable yet.",
+    "hpctk_status_timestamp_seconds": "When the status was read, in seconds since the epoch.",
+}
+"""Help text of each metric; all of them are gauges."""
+
+_STATES = ("pending", "running", "claimed", "done", "failed", "coming")
+_Sample = tuple[str, dict[str, str], float]
 
 
 def prometheus_file(path: Path) -> Callable[..., None]:
@@ -31,3 +57,62 @@ def prometheus_file(path: Path) -> Callable[..., None]:
             write_metrics(path, found, time.time())
 
     return export
+
+
+def write_metrics(path: Path, found: Sequence[Status], at: float) -> None:
+    """Replace a file by the metrics of these runs; a reader sees the old file or the new one.
+
+    All users can read it, because node_exporter is another user. ``at``: epoch seconds.
+    """
+    replace_file(path, (line.encode(errors="replace") for line in metric_lines(found, at)), 0o644)
+
+
+def metric_lines(found: Iterable[Status], at: float) -> Iterator[str]:
+    """The lines of the file; the samples of one metric follow each other."""
+    samples: dict[str, list[str]] = {name: [] for name in METRICS}
+    for status in found:
+        for name, labels, value in _samples(status, at):
+            inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            samples[name].append(f"{name}{{{inner}}} {value!r}\n")
+    for name, lines in samples.items():
+        if lines:
+            yield f"# HELP {name} {METRICS[name]}\n# TYPE {name} gauge\n"
+            yield from lines
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _samples(status: Status, at: float) -> Iterator[_Sample]:
+    run = {"run": status.run}
+    for name, counts in status.stages.items():
+        yield from _of_stage(counts, {**run, "stage": name})
+    workers = {
+        "alive": status.workers.alive,
+        "draining": status.draining,
+        "finished": status.workers.finished,
+        "dead": status.workers.dead,
+        "unreadable": status.workers.unreadable,
+    }
+    for state, count in workers.items():
+        yield "hpctk_workers", {**run, "state": state}, count
+    yield "hpctk_deaths", run, status.deaths
+    yield "hpctk_rate_items_per_second", run, status.rate_per_s
+    times = {"": status.eta_s, "_low": status.eta_low_s, "_high": status.eta_high_s}
+    for end, seconds in times.items():
+        if seconds is not None:
+            yield f"hpctk_eta{end}_seconds", run, seconds
+    yield "hpctk_complete", run, int(status.complete)
+    if status.best is not None:
+        yield "hpctk_best_reward", {**run, "arm": str(status.best["arm"])}, status.best["reward"]
+    yield "hpctk_warnings", run, len(status.warnings)
+    yield "hpctk_status_timestamp_seconds", run, round(at, 3)
+
+
+def _of_stage(counts: StageCounts, labels: dict[str, str]) -> Iterator[_Sample]:
+    for state in _STATES:
+        yield "hpctk_items", {**labels, "state": state}, getattr(counts, state)
+    yield "hpctk_items_retried", labels, counts.retried
+    yield "hpctk_duplicates", labels, counts.duplicates
+    yield "hpctk_stage_sealed", labels, int(counts.sealed)

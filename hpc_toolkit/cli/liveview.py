@@ -14,10 +14,9 @@ from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
 from hpc_toolkit.report.panel import DIM, failed_items
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
-from hpc_toolkit.results.hosts import read_hosts
 from hpc_toolkit.results.recent import RecentEvents
 from hpc_toolkit.results.sampling import Sampler
-from hpc_toolkit.results.status import living_workers, reachable_workers
+from hpc_toolkit.results.workers import living_workers, reachable_workers, read_hosts
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.screen import END, Screen
@@ -78,7 +77,7 @@ class LiveRun:
             raise RunError(message, hint="the run was removed or moved")
 
     def _read(self) -> Live:
-        from hpc_toolkit.submit.costs import add_cost
+        from hpc_toolkit.submit.jobs import add_cost
         from hpc_toolkit.submit.standstill import why
 
         view = self.run.view

@@ -219,8 +219,7 @@ def _follow(
 ) -> bool:
     """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
     from hpc_toolkit.rundir.proof import believed
-    from hpc_toolkit.submit.costs import add_cost
-    from hpc_toolkit.submit.jobs import JobStates
+    from hpc_toolkit.submit.jobs import JobStates, add_cost
 
     said, jobs = believed(run.paths).said, JobStates(run.paths)
     now, records = run.status(), jobs.read(ask=slurm)

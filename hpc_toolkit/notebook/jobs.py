@@ -15,12 +15,11 @@ from hpc_toolkit.errors import RunError
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.report.notebook import StatusDisplay, status_html
-from hpc_toolkit.results.status import living_workers
+from hpc_toolkit.results.workers import living_workers
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.slurm.render.grammar import parse_array
-from hpc_toolkit.submit.cancellation import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,
     RunJob,
@@ -29,6 +28,7 @@ from hpc_toolkit.submit.jobs import (
     read_jobs,
     record_job,
 )
+from hpc_toolkit.submit.send import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.standstill import why
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted

@@ -23,13 +23,14 @@ from hpc_toolkit.report.figures import (
     text_width,
 )
 from hpc_toolkit.results import activity
+from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.report.figures import Point
-    from hpc_toolkit.results.lanes import Lane, Mark, Timeline
+    from hpc_toolkit.results.activity import Lane, Mark, Timeline
 
 _RIGHT = 24
 _MOST_MARKS = 2_000
@@ -47,9 +48,9 @@ _COLOURS = {
 """The states that are drawn, from the bottom of a lane; the rest of a life is grey."""
 STATE_COLOURS = {**_COLOURS, activity.WAIT: COLOURS[6], activity.TAIL: COLOURS[4]}
 _SYMBOLS = {
-    activity.DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
+    DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
     activity.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", COLOURS[5], "executor died"),
-    activity.DRAINED: ("M-4-3h8l-4 7z", COLOURS[3], "exited early (drained)"),
+    DRAINED: ("M-4-3h8l-4 7z", COLOURS[3], "exited early (drained)"),
     activity.REQUEUED: ("M-3-4 4 0-3 4z", COLOURS[2], "started after a requeue"),
 }
 """Path around the origin, colour and name of each kind of mark."""

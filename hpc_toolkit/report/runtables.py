@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.report.axes import moment
 from hpc_toolkit.report.charts import Box, boxes
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
-from hpc_toolkit.results.durations import ACCURACY
+from hpc_toolkit.results.distributions import ACCURACY
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hpc_toolkit.results.activity import Activity
+    from hpc_toolkit.results.distributions import Range
     from hpc_toolkit.results.failures import Failures
     from hpc_toolkit.results.loads import Loads
-    from hpc_toolkit.results.ranges import Range
     from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.rundir.layout import Manifest
 

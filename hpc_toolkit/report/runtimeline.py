@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.report.figures import Figure
-    from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.lanes import Timeline
+    from hpc_toolkit.results.activity import Activity, Timeline
     from hpc_toolkit.results.loads import Loads
 
 _HEIGHT = 120

@@ -12,8 +12,7 @@ from hpc_toolkit.results import records
 from hpc_toolkit.results.entries import RequestReader, read_entries
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.records import Attempt, Claim, Death, LogEntry, Release, Request
-from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.results.workerlives import end_of
+from hpc_toolkit.results.workers import ALIVE, end_of, living_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -91,7 +90,7 @@ class EventReader:
             if self._is_new("start", name):
                 yield _start(presence)
             end = end_of(name, presence, alive)
-            if end != records.ALIVE and self._is_new(end, name):
+            if end != ALIVE and self._is_new(end, name):
                 yield _end(presence, end, self.history.seen(name))
 
     def _log_events(self) -> Iterator[Event]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.rundir.journal import JournalReader, Line, read_unit_run
+from hpc_toolkit.results.journals import ATTEMPTS, records_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
 
 
-ATTEMPTS = ("done", "failed", "permanent")
-"""Types of the journal lines that end an attempt."""
 _DIGITS = 19
 """No list has an item with a longer number, and Python converts no number of over 4,300 digits."""
 
@@ -214,14 +212,3 @@ def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, An
         if record["type"] in ATTEMPTS and (record["unit"], record["item"]) == (name, found.position)
     ]
     return sorted(attempts, key=lambda pair: (pair[1]["generation"], pair[0]))
-
-
-def records_of(view: RunView, worker: str, unit: str = "") -> Iterator[dict[str, Any]]:
-    """The lines of a worker's journal; of unit runs, only those of ``unit`` if it is given."""
-    path = view.paths.journal(worker)
-    for found in JournalReader(path).poll():
-        if isinstance(found, Line):
-            yield found.record
-        elif unit in ("", found.record["unit"]):
-            yield from read_unit_run(path, found)
-            yield found.record

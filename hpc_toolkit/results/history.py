@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.state import ItemState, Ref
 from hpc_toolkit.results import records
+from hpc_toolkit.results.journals import chunk_of, end_of_journal, last_line_at, lines_of
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
-from hpc_toolkit.rundir.journal import next_release, read_lines
+from hpc_toolkit.rundir.journal import next_release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.rundir.journal import Line
 
-_MEMORY = 1 << 26
-"""Bytes of all journals together that are held in memory."""
-_LEAST_CHUNK, _MOST_CHUNK = 1 << 13, 1 << 20
-_TAIL = 1 << 16
 _AHEAD = 1 << 16
 """Bytes read at once to find the end of a unit run: most are shorter."""
 _ERROR_CHARS = 500
@@ -182,36 +179,11 @@ class History:
         order = self.view.stages[stage].log.segments[entry].order
         return self._first[stage, entry] + (order[position] if order else position)
 
-    def lines(self, worker: str, start: int = 0) -> Iterator[Line]:
-        """The lines of a journal that the view has read; a bounded part of them is in memory."""
-        reader = self.view.readers[worker]
-        try:
-            yield from read_lines(reader.path, start, self._end(worker), self._chunk)
-        except OSError as error:
-            self.view.unreadable[worker] = error
-
     def seen(self, worker: str) -> float | None:
         """A worker's last sign of life, by its own clock: its last heartbeat or journal line."""
         presence = self.presences.get(worker)
-        times = [None if presence is None else presence.at, self.last_line_at(worker)]
+        times = [None if presence is None else presence.at, last_line_at(self.view, worker)]
         return max((at for at in times if at is not None), default=None)
-
-    def last_line_at(self, worker: str) -> float | None:
-        """When a worker wrote the newest line of its journal, by its own clock."""
-        if worker not in self.view.readers:
-            return None
-        # A line that is cut at the start of the range is not valid and does not count.
-        start = max(0, self._end(worker) - _TAIL)
-        return max((line.record["at"] for line in self.lines(worker, start)), default=None)
-
-    @property
-    def _chunk(self) -> int:
-        share = _MEMORY // max(1, len(self.view.readers))
-        return min(_MOST_CHUNK, max(_LEAST_CHUNK, share))
-
-    def _end(self, worker: str) -> int:
-        reader = self.view.readers[worker]
-        return reader.size - reader.torn_bytes
 
     def _unit(self, name: str) -> _Unit | None:
         """The unit that a journal line names; None if its segment is not visible yet."""
@@ -221,7 +193,7 @@ class History:
 
     def _journal(self, worker: str) -> Iterator[tuple[float, Record]]:
         course = self._courses.setdefault(worker, _Course())
-        for line in self.lines(worker, course.offset):
+        for line in lines_of(self.view, worker, course.offset):
             course.offset = line.end
             yield from self._line(worker, course, line)
 
@@ -252,8 +224,8 @@ class History:
         self, unit: _Unit, worker: str, line: Line, run: _Run, before: float
     ) -> tuple[float, Claim]:
         """The claim of the unit run that begins with ``line``; ``before``: time of the last one."""
-        path, end = self.view.paths.journal(worker), self._end(worker)
-        release = next_release(path, line.start, end, min(self._chunk, _AHEAD))
+        path, end = self.view.paths.journal(worker), end_of_journal(self.view, worker)
+        release = next_release(path, line.start, end, min(chunk_of(self.view), _AHEAD))
         began = None
         imported = "from" in line.record  # its items ran in the run of the snapshot
         if release is not None and not imported and run == _run_of(release):
@@ -357,7 +329,9 @@ class History:
         """When a dead worker's last attempt in a unit run ended, and so its next one began."""
         if worker not in self.view.readers:
             return None
-        ends = [line.record["at"] for line in self.lines(worker) if _run_of(line.record) == run]
+        ends = [
+            line.record["at"] for line in lines_of(self.view, worker) if _run_of(line.record) == run
+        ]
         return max(ends, default=None)
 
 

@@ -14,10 +14,6 @@ KILLED, LOST = "killed", "lost"
 BY_WORKER, BY_FILE, UNKNOWN = "worker", "file", ""
 """Which clock gave the time of a claim: the worker's, the file server's (mtime), or none."""
 
-ALIVE, ENDED, DRAINED, DIED, UNKNOWN_END = "alive", "finished", "drained", "died", "unknown"
-"""How a worker ended; ``finished``: nothing was left to do; ``drained``: it exited early, and its
-note says why. Whether a worker is alive is a guess, as in a status."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:

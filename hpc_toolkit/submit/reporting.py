@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.ranges import Range
+    from hpc_toolkit.results.distributions import Range
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
 
@@ -80,7 +80,7 @@ def read_facts(run: Run) -> RunFacts:
 
 
 def _status(run: Run) -> Status:
-    from hpc_toolkit.submit.costs import cost_of
+    from hpc_toolkit.submit.jobs import cost_of
 
     try:
         status = run.status()
@@ -115,8 +115,8 @@ def _items(run: Run, found: Activity | None) -> dict[int, str]:
 
 def _results(run: Run) -> dict[str, Range]:
     """The numbers of a list's results; those of a search are scores, which the search compares."""
+    from hpc_toolkit.results.distributions import ranges_of
     from hpc_toolkit.results.gather import gather
-    from hpc_toolkit.results.ranges import ranges_of
 
     if run.manifest.campaign is not None:
         return {}
@@ -129,6 +129,6 @@ def _search(run: Run) -> list[Section]:
         return []
     from hpc_toolkit.campaign import searchreport
     from hpc_toolkit.campaign.settings import settings_of
-    from hpc_toolkit.submit.costs import worker_price
+    from hpc_toolkit.submit.jobs import worker_price
 
     return searchreport.sections(run.view, settings_of(run.paths, run.manifest), worker_price(run))

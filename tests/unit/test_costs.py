@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.submit.costs import Cost, cost_of, worker_price
-from hpc_toolkit.submit.jobs import RunJob, record_job
+from hpc_toolkit.submit.jobs import Cost, RunJob, cost_of, record_job, worker_price
 
 if TYPE_CHECKING:
     from tests.toyrun import ToyRun

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hpc_toolkit.queue.control import DeathNotice, HealthNotice, ask_to_drain, give_health_notice
 from hpc_toolkit.queue.control import give_notice as tell_of_deaths
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.results import history as history_module
+from hpc_toolkit.results import journals
 from hpc_toolkit.results.entries import RequestReader, read_entries
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
-from hpc_toolkit.results.workerlives import end_of
+from hpc_toolkit.results.workers import end_of
 from hpc_toolkit.rundir.journal import (
     JournalReader,
     encode_line,
@@ -347,7 +347,7 @@ def test_memory_is_a_share_of_a_fixed_number_of_bytes_and_files_are_closed_betwe
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy = ToyRun(fast_dir / "run", 40, unit=1)
-    monkeypatch.setattr(history_module, "_MEMORY", 0)
+    monkeypatch.setattr(journals, "_MEMORY", 0)
     for number in range(40):
         worker = toy.worker(f"w{number:02d}")
         worker.work(toy.unit_name(number), 1, **{f"i{number}": "done"})

@@ -31,12 +31,12 @@ from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
 from hpc_toolkit.report.runreport import RunFacts, sections
 from hpc_toolkit.report.runtimeline import findings
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.results.activity import Activity, read_activity
+from hpc_toolkit.results.activity import MOST_LANES, Activity, Lane, Timeline, read_activity
+from hpc_toolkit.results.distributions import Range, ranges_of
 from hpc_toolkit.results.history import History
-from hpc_toolkit.results.lanes import MOST_LANES, Lane, Timeline
 from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
-from hpc_toolkit.results.ranges import Range, ranges_of
 from hpc_toolkit.results.records import Attempt, Claim, Release
+from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
@@ -160,9 +160,9 @@ def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> Non
 
     marks = {(lane.host, kind) for lane in found.timeline.lanes for _, kind in lane.marks}
     assert marks == {
-        ("n1", states.DIED),
+        ("n1", DIED),
         ("n2", states.EXECUTOR),
-        ("n2", states.DRAINED),
+        ("n2", DRAINED),
         ("n2", states.REQUEUED),
     }
     drawn = gantt("Workers", "x", found.timeline).svg

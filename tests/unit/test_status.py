@@ -25,7 +25,7 @@ from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.report.panel import panel
-from hpc_toolkit.results.counts import StageCounts
+from hpc_toolkit.results.progress import StageCounts
 from hpc_toolkit.results.status import Status, read_status
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.ranks import boot_id, host_name

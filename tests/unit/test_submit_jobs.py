@@ -15,7 +15,6 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
 from hpc_toolkit.submit import jobs as jobs_module
-from hpc_toolkit.submit.cancellation import cancelable_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,
     RunJob,
@@ -26,6 +25,7 @@ from hpc_toolkit.submit.jobs import (
     read_jobs,
     record_job,
 )
+from hpc_toolkit.submit.send import cancelable_jobs
 from hpc_toolkit.submit.standstill import is_stuck, why_waiting
 from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name
 from tests.fakeslurm import Programs, pending_line

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.cli.arguments import check_out, writing
 from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,10 +52,10 @@ def prometheus_file(path: Path) -> Callable[..., None]:
     check_out(path, (".prom",))
 
     def export(*found: Status) -> None:
-        for one in found:
-            one.run = os.path.abspath(one.run)  # so that labels do not depend on where it is called
+        # Absolute, so that labels do not depend on where the command is called.
+        named = [replace(one, run=os.path.abspath(one.run)) for one in found]
         with writing(path):
-            write_metrics(path, found, time.time())
+            write_metrics(path, named, time.time())
 
     return export
 

@@ -218,14 +218,20 @@ def _follow(
     slurm: bool,
 ) -> bool:
     """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
+    from hpc_toolkit.results.status import Beside
     from hpc_toolkit.rundir.proof import believed
-    from hpc_toolkit.submit.jobs import JobStates, add_cost
+    from hpc_toolkit.submit.jobs import JobStates, cost_of
+    from hpc_toolkit.submit.standstill import why
 
-    said, jobs = believed(run.paths).said, JobStates(run.paths)
-    now, records = run.status(), jobs.read(ask=slurm)
+    jobs = JobStates(run.paths)
+    records = jobs.read(ask=slurm)
+    beside = Beside(
+        doctor=believed(run.paths).said,
+        cost=partial(cost_of, run.paths),
+        reason=lambda halt: why(halt, records),
+    )
+    now = run.status(beside=beside)
     while True:
-        now.doctor = said
-        add_cost(now, run)
         show(now, records)
         if hooks is None:
             return failed_items(now) > 0
@@ -242,12 +248,13 @@ def _follow(
         if not run.paths.manifest.exists():
             message = f"{run.root}: run.json is missing"
             raise RunError(message, hint="the run was removed or moved")
-        now = run.status()
+        records = jobs.read(ask=slurm)
+        now = run.status(beside=beside)
         if now.complete and slurm and not all(job.ended for job in records):
             # They are about to end, and what Slurm said before would be the last word.
             time.sleep(_WATCH_S)
             jobs = JobStates(run.paths)
-        records = jobs.read(ask=slurm)
+            records = jobs.read(ask=slurm)
 
 
 def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose: bool) -> bool:
@@ -310,9 +317,6 @@ def _cells(one: Status) -> tuple[str, ...]:
 
 
 def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, verbose: bool) -> None:
-    from hpc_toolkit.submit.standstill import why
-
-    now.reason = why(now, jobs)
     if as_json:
         keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
         records = [{key: getattr(job, key) for key in keys} for job in jobs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.state import ItemState
@@ -28,7 +28,7 @@ PAUSED, NO_WORKER, OPEN, OTHER = "paused", "no worker", "open", "other"
 """Kinds of reasons why a run makes no progress. OPEN: its list is open, and no item is left."""
 
 
-class StageCounts(Record, frozen=False):
+class StageCounts(Record):
     """Items of one stage by state."""
 
     total: int = 0
@@ -55,7 +55,7 @@ class StageCounts(Record, frozen=False):
         return self.pending + self.running + self.claimed
 
 
-class WorkerCounts(Record, frozen=False):
+class WorkerCounts(Record):
     """Number of workers by state."""
 
     alive: int = 0
@@ -67,36 +67,44 @@ class WorkerCounts(Record, frozen=False):
 
 def count_items(stage: StageView, alive: set[str], possible: set[str]) -> StageCounts:
     """Count the items of a stage; ``possible``: the living workers, and those that may be alive."""
-    counts = StageCounts(sealed=stage.log.sealed)
+    total = pending = claimed = done = failed = retried = duplicates = 0
     busy: set[str] = set()
     for name, unit in stage.state.units.items():
         items = unit.unit.count
-        counts.total += items
+        total += items
         if unit.clean is not None:
-            counts.done += items
+            done += items
             continue
         touched = stage.state.touched(unit)
         waiting = items - len(touched)
         for item in touched:
             state = stage.state.item_state(unit, item)
-            counts.done += state is ItemState.DONE
-            counts.failed += state is ItemState.FAILED
+            done += state is ItemState.DONE
+            failed += state is ItemState.FAILED
             waiting += state is ItemState.PENDING
             history = unit.histories.get(item)
             if history is not None:
-                counts.duplicates += max(0, history.done_lines - 1)
-                tries = len(history.failures) + (history.done is not None)
-                counts.retried += tries > 1
+                duplicates += max(0, history.done_lines - 1)
+                retried += len(history.failures) + (history.done is not None) > 1
         holder = _holder(stage, name) if waiting else None
         if holder is None or (holder and holder not in possible):
-            counts.pending += waiting
+            pending += waiting
         else:
-            counts.claimed += waiting
+            claimed += waiting
             busy.add(holder)
     # A worker runs one item at a time, also one that holds several units.
-    counts.running = min(len(busy & (alive | {""})), counts.claimed)
-    counts.claimed -= counts.running
-    return counts
+    running = min(len(busy & (alive | {""})), claimed)
+    return StageCounts(
+        total=total,
+        pending=pending,
+        running=running,
+        claimed=claimed - running,
+        done=done,
+        failed=failed,
+        retried=retried,
+        duplicates=duplicates,
+        sealed=stage.log.sealed,
+    )
 
 
 def _holder(stage: StageView, unit: str) -> str | None:
@@ -108,6 +116,16 @@ def _holder(stage: StageView, unit: str) -> str | None:
         return stage.claims.owner(unit, generation)
     except OSError:
         return ""
+
+
+class Halt(NamedTuple):
+    """Why a run makes no progress; ``kind`` and ``reason`` are "" while it does."""
+
+    run: str
+    """Its path as messages name it."""
+    complete: bool
+    kind: str = ""
+    reason: str = ""
 
 
 def no_progress(

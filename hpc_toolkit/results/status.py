@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.results.failures import group_failures
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
+
+    Presences = dict[str, Presence | None]
+    Ends = tuple[float | None, float | None]
+    """The ends of the interval of the time left, in seconds; None: not known."""
 
 _MOVING_S = 5.0
 _CORRECTED = "the elapsed time is corrected or left out, and items over time are not shown"
@@ -57,8 +61,25 @@ class TimeLeft(Record, kw_only=True):
         return replace(self, low_s=low_s, eta_s=less(self.eta_s), high_s=less(self.high_s))
 
 
-class Status(Record, frozen=False, kw_only=True):
-    """The status of a run at one moment."""
+class Halt(NamedTuple):
+    """Why a run makes no progress, as far as its files show; empty texts while it does."""
+
+    run: str
+    complete: bool
+    kind: str
+    reason: str
+
+
+class Search(NamedTuple):
+    """The search of a campaign, as :attr:`Status.best` and :attr:`Status.search` have it."""
+
+    best: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Status(Record, kw_only=True):
+    """The status of a run at one moment; complete when it is read."""
 
     run: str
     """Path of the run as it was given."""
@@ -145,6 +166,19 @@ class Status(Record, frozen=False, kw_only=True):
         return record
 
 
+class Beside(Record, kw_only=True):
+    """What a caller knows of a run beside its files for workers, to be part of its status."""
+
+    doctor: str = ""
+    """What 'hpctk doctor' reported."""
+    reason: Callable[[Halt], str] = lambda halt: halt.reason
+    """Explains a standstill, for example by the run's jobs."""
+    cost: Callable[[Presences, set[str], Ends], Record | None] = lambda *_: None
+    """Returns the cost from the workers' presences, the living workers and their time left."""
+    search: Callable[[bool], Search] | None = None
+    """Reads the search of a campaign; its argument says whether the run is complete."""
+
+
 def read_status(
     view: RunView,
     clock: Clock,
@@ -152,7 +186,8 @@ def read_status(
     given: str,
     campaign: bool = False,
     forecast: Callable[[set[str]], TimeLeft | None] = lambda _alive: None,
-    seen: dict[str, Presence | None] | None = None,
+    seen: Presences | None = None,
+    beside: Beside | None = None,
 ) -> Status:
     """Read everything that is new and summarize it.
 
@@ -160,6 +195,7 @@ def read_status(
     items, and ``forecast`` returns the time left on the living workers. ``seen``: the workers'
     presences, if the caller has read them and the view; nothing else is read then.
     """
+    beside = beside or Beside()
     is_read = seen is not None
     if seen is None:
         # Before the journals: if they lack lines that a worker reports here, they are old copies.
@@ -180,24 +216,27 @@ def read_status(
     stages = {name: count_items(stage, alive, possible) for name, stage in view.stages.items()}
     off, lives = _on_time(view, seen, clock)
     left = forecast(alive)
-    for name, coming in (left.coming if left is not None else {}).items():
-        stages[name].coming = coming
+    if left is not None:
+        coming = left.coming
+        stages |= {name: replace(stages[name], coming=count) for name, count in coming.items()}
     last = list(view.stages.values())[-1].log
     moving = bool(off) or _moves(view, clock)
     halt, reason = no_progress(view, stages, workers, given, late, campaign=campaign, moving=moving)
-    return Status(
+    times = _time_left(left)
+    cost = beside.cost(seen, alive, (times["eta_low_s"], times["eta_high_s"]))
+    found = Status(
         run=given,
         stages=stages,
         workers=workers,
         rate_per_s=round(_rate(view, alive), 4),
-        **_time_left(left),
+        **times,
         **_spent(view, lives, clock.wall() if alive else 0.0, is_off=bool(off)),
         silent_s=0.0 if off else _silent(view, [known[one] for one in alive], clock),
         throughput={} if off else _throughput(view),
         complete=view.complete,
         deaths=sum(stage.state.deaths for stage in view.stages.values()),
         published=last.table is not None and last.last_retry < last.table[0],
-        reason=reason,
+        reason=beside.reason(Halt(given, view.complete, halt, reason)),
         halt=halt,
         failures=[one.to_json() for one in group_failures(view, seen)],
         warnings=[
@@ -215,7 +254,14 @@ def read_status(
             for worker in sorted(alive & known.keys())
             if known[worker].place
         },
+        cost=None if cost is None else asdict(cost),
+        doctor=beside.doctor,
     )
+    if beside.search is None:
+        return found
+    search = beside.search(found.complete)
+    warnings = [*found.warnings, *search.warnings]
+    return replace(found, best=search.best, search=search.state, warnings=warnings)
 
 
 def _rate(view: RunView, alive: set[str]) -> float:
@@ -227,7 +273,7 @@ def _rate(view: RunView, alive: set[str]) -> float:
 
 def _time_left(left: TimeLeft | None) -> dict[str, Any]:
     if left is None:
-        return {"eta_s": None}
+        return dict.fromkeys(("eta_s", "eta_low_s", "eta_high_s"))
 
     def rounded(seconds: float | None) -> float | None:
         return None if seconds is None else round(seconds, 1)

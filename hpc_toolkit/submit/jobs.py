@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.status import Ends
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import RunPaths
 
@@ -350,26 +350,24 @@ def worker_price(run: Run) -> tuple[float, str] | None:
     return next(((price or 0.0, currency) for price, currency in prices if len(prices) == 1), None)
 
 
-def add_cost(now: Status, run: Run, seen: dict[str, Presence | None] | None = None) -> None:
-    """Add the cost of a run to its status; ``seen`` are the workers' presences, None: read them."""
-    cost = cost_of(run, now, seen)
-    now.cost = None if cost is None else asdict(cost)
+def cost_of(
+    paths: RunPaths, seen: dict[str, Presence | None], alive: set[str], ends: Ends
+) -> Cost | None:
+    """Return the cost of a run; None if no price was recorded, or prices of several currencies.
 
-
-def cost_of(run: Run, now: Status, seen: dict[str, Presence | None] | None = None) -> Cost | None:
-    """Return the cost of a run; None if no price was recorded, or prices of several currencies."""
-    jobs = {job.job: job for job in read_jobs(run.paths) if job.worker_price is not None}
+    ``seen`` are the workers' presences, and ``ends`` those of the interval of the time left.
+    """
+    jobs = {job.job: job for job in read_jobs(paths) if job.worker_price is not None}
     if len({job.currency for job in jobs.values()}) != 1:
         return None
     spent, unpriced, per_hour = 0.0, 0, 0.0
-    for name, presence in (seen or run.view.presences()).items():
+    for name, presence in seen.items():
         job = _job_of(presence.job, jobs) if presence is not None else None
         if presence is None or job is None or job.worker_price is None:
             unpriced += 1
             continue
         spent += max(0.0, presence.at - presence.started) / HOUR_S * job.worker_price
-        per_hour += job.worker_price if name in now.alive else 0.0
-    ends = (now.eta_low_s, now.eta_high_s)
+        per_hour += job.worker_price if name in alive else 0.0
     low, high = (None if end is None else end / HOUR_S * per_hour for end in ends)
     return Cost(spent, next(iter(jobs.values())).currency, low, high, unpriced)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.distributions import Range
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
+    from hpc_toolkit.submit.jobs import Cost
 
 T = TypeVar("T")
 _FAILURES, _RESULTS = 20, 24
@@ -62,7 +63,8 @@ def read_facts(run: Run) -> RunFacts:
     status, made_at = _status(run), time.time()
     found = parts.read("the timeline of the workers", lambda: _activity(run), None)
     if found is not None and found.ahead:
-        status.elapsed_s = found.timeline.end - found.timeline.begin
+        elapsed_s = found.timeline.end - found.timeline.begin
+        status = replace(status, elapsed_s=elapsed_s)
     return RunFacts(
         status=status,
         manifest=run.manifest,
@@ -80,16 +82,19 @@ def read_facts(run: Run) -> RunFacts:
 
 
 def _status(run: Run) -> Status:
+    from hpc_toolkit.results.status import Beside
     from hpc_toolkit.submit.jobs import cost_of
 
+    def cost(*facts: Any) -> Cost | None:
+        with suppress(*_READING):
+            return cost_of(run.paths, *facts)
+        return None
+
+    beside = Beside(cost=cost)
     try:
-        status = run.status()
+        return run.status(beside=beside)
     except _READING:  # a forecast needs more of the run than its status
-        status = run.status(forecast=False)
-    with suppress(*_READING):
-        cost = cost_of(run, status)
-        status.cost = None if cost is None else asdict(cost)
-    return status
+        return run.status(forecast=False, beside=beside)
 
 
 def _activity(run: Run) -> Activity | None:

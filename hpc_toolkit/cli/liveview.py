@@ -15,7 +15,7 @@ from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
 from hpc_toolkit.report.panel import DIM, failed_items
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
-from hpc_toolkit.results.recent import RecentEvents
+from hpc_toolkit.results.events import RecentEvents
 from hpc_toolkit.results.sampling import Sampler
 from hpc_toolkit.results.status import Beside
 from hpc_toolkit.results.workers import living_workers, reachable_workers, read_hosts

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hpc_toolkit.report.terminal import Look
-    from hpc_toolkit.results.recent import Recent
+    from hpc_toolkit.results.events import Recent
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.results.workers import HostLine, WorkerLine
     from hpc_toolkit.slurm.records import JobRecord

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.history import History
-    from hpc_toolkit.results.records import Record
+    from hpc_toolkit.results.records import Work
     from hpc_toolkit.system.clock import Clock
 
 WORK, LOAD, WAIT, TAIL, FAILED, DUPLICATE = "work", "load", "wait", "tail", "failed", "duplicate"
@@ -185,7 +185,7 @@ def read_activity(history: History, clock: Clock) -> Activity:
     done = history.view.throughput
     lanes, timeline = lay_out(seen, min(done.since, clock.wall()), 0.0 if ahead else done.until)
     reader = _Reader(Activity(timeline=timeline, ahead=ahead), seen, lanes)
-    for record in history.records():
+    for record in history.work():
         reader.take(record)
     reader.finish(living_workers(history.view, clock, seen))
     return reader.found
@@ -202,7 +202,7 @@ class _Reader:
         self._longest: list[tuple[float, int, Attempt]] = []
         self._number = 0
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Work) -> None:
         if self.found.ahead:
             record = self._on_time(record)
         if isinstance(record, Attempt):
@@ -217,7 +217,7 @@ class _Reader:
         else:
             self._death(record)
 
-    def _on_time(self, record: Record) -> Record:
+    def _on_time(self, record: Work) -> Work:
         """The record with times that are corrected by its clock."""
         by = self._presences.get(record.by if isinstance(record, Death) else record.worker)
         late = self.found.ahead.get(by.host, 0.0) if by is not None else 0.0

@@ -66,7 +66,7 @@ def trace_rows(history: History, stage: str | None = None) -> Iterator[Row]:
     ``history`` must be up to date, and nothing may have been read from it yet.
     """
     items = _Items(history)
-    for record in history.records():
+    for record in history.work():
         if isinstance(record, Release):
             items.forget(record.stage, record.unit)
         elif isinstance(record, Attempt) and stage in (None, record.stage):

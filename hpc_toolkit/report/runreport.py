@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.distributions import Range
-    from hpc_toolkit.results.failures import Failures
-    from hpc_toolkit.results.loads import Loads
+    from hpc_toolkit.results.distributions import Loads, Range
+    from hpc_toolkit.results.explain import Failures
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.rundir.layout import Manifest
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.report.figures import Figure
     from hpc_toolkit.results.activity import Activity, Timeline
-    from hpc_toolkit.results.loads import Loads
+    from hpc_toolkit.results.distributions import Loads
 
 _HEIGHT = 120
 

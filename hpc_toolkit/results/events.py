@@ -40,6 +40,35 @@ Event = dict[str, Any]
 
 _REQUESTS = {"drain": "drain", "deaths": "notice", "sick": "sick"}
 _REQUESTED = {"drain": "asked to exit", "deaths": "reported dead by Slurm"}
+_KINDS = {Claim: "claim", Release: "release", Death: "death", WorkerEnd: "worker-end"}
+_FIELDS = {
+    "claim": "at stage unit generation worker items group taken_from clock",
+    "attempt": ("at=end stage unit generation item attempt=number outcome worker host begin error"),
+    "release": "at stage unit generation worker seconds done failed",
+    "death": "at stage unit generation item worker host by evidence explained",
+    "worker-start": (
+        "at worker=presence.worker host=presence.host rank=presence.rank job=presence.job "
+        "requeues=presence.restart"
+    ),
+    "worker-end": (
+        "at worker=presence.worker host=presence.host end note=presence.note "
+        "done=presence.done failed=presence.failed"
+    ),
+    "add": "at stage items units",
+    "seal": "at stage",
+    "retry": "at stage items",
+    "gather": "at stage rows=items failed",
+    "request": "at workers host reason",
+}
+"""The keys of each kind of event, with the field of the record where its name is another one."""
+_PAIRS = {kind: [word.partition("=") for word in words.split()] for kind, words in _FIELDS.items()}
+_ROWS = {
+    kind: (
+        [key for key, _, _ in pairs[1:]],
+        attrgetter(*(field or key for key, _, field in pairs)),
+    )
+    for kind, pairs in _PAIRS.items()
+}
 _OBSERVED = ("arm", "scores", "stderrs", "seconds", "failed")
 _TOGETHER_S = 60.0
 """Equal events that follow each other within this time share a line."""
@@ -64,21 +93,22 @@ class EventReader:
         if isinstance(record, LogEntry):
             if isinstance(record.decision, dict):
                 yield from self._decision(record, record.decision)
-            yield _entry(record)
+            yield _event(record.kind, record, record.kind if record.kind in _ROWS else "seal")
         elif isinstance(record, Attempt):
             # An attempt that ended by a death has no event beside that of the death.
             if record.outcome not in (records.KILLED, records.LOST):
-                yield _attempt(record)
-        elif isinstance(record, WorkerStart):
-            yield _start(record.presence)
-        elif isinstance(record, WorkerEnd):
-            yield _end(record)
+                is_result = record.outcome in (records.DONE, records.DUPLICATE)
+                yield _event("done" if is_result else "failed", record, "attempt")
         elif isinstance(record, Request):
-            yield _request(record)
+            event = _event(_REQUESTS.get(record.kind, "notice"), record, "request")
+            yield event | {"workers": list(record.workers)}
         elif isinstance(record, Submission):
             yield {"at": record.at, "event": "job", **record.job}
+        elif isinstance(record, WorkerStart):
+            place = {key: record.presence.place.get(key) for key in ("cpus", "gpus")}
+            yield _event("worker-start", record) | place
         else:
-            yield _work(record)
+            yield _event(_KINDS[type(record)], record)
 
     def _decision(self, entry: LogEntry, decision: dict[str, Any]) -> Iterator[Event]:
         """The tells and the ask of a segment; they are passed on as the log has them."""
@@ -121,107 +151,10 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _entry(entry: LogEntry) -> Event:
-    event = {"at": entry.at, "event": entry.kind, "stage": entry.stage}
-    if entry.kind == "add":
-        event |= {"items": entry.items, "units": entry.units}
-    elif entry.kind == "retry":
-        event |= {"items": entry.items}
-    elif entry.kind == "gather":
-        event |= {"rows": entry.items, "failed": entry.failed}
-    return event
-
-
-def _request(request: Request) -> Event:
-    return {
-        "at": request.at,
-        "event": _REQUESTS.get(request.kind, "notice"),
-        "workers": list(request.workers),
-        "host": request.host,
-        "reason": request.reason,
-    }
-
-
-def _start(presence: Presence) -> Event:
-    return {
-        "at": presence.started,
-        "event": "worker-start",
-        "worker": presence.worker,
-        "host": presence.host,
-        "rank": presence.rank,
-        "job": presence.job,
-        "requeues": presence.restart,
-        "cpus": presence.place.get("cpus"),
-        "gpus": presence.place.get("gpus"),
-    }
-
-
-def _end(found: WorkerEnd) -> Event:
-    presence = found.presence
-    return {
-        "at": found.at,
-        "event": "worker-end",
-        "worker": presence.worker,
-        "host": presence.host,
-        "end": found.end,
-        "note": presence.note,
-        "done": presence.done,
-        "failed": presence.failed,
-    }
-
-
-def _work(record: Claim | Release | Death) -> Event:
-    where = {"stage": record.stage, "unit": record.unit, "generation": record.generation}
-    if isinstance(record, Claim):
-        return {
-            "at": record.at,
-            "event": "claim",
-            **where,
-            "worker": record.worker,
-            "items": record.items,
-            "group": record.group,
-            "taken_from": record.taken_from,
-            "clock": record.clock,
-        }
-    if isinstance(record, Release):
-        return {
-            "at": record.at,
-            "event": "release",
-            **where,
-            "worker": record.worker,
-            "seconds": record.seconds,
-            "done": record.done,
-            "failed": record.failed,
-        }
-    return {
-        "at": record.at,
-        "event": "death",
-        **where,
-        "item": record.item,
-        "worker": record.worker,
-        "host": record.host,
-        "by": record.by,
-        "evidence": record.evidence,
-        "explained": record.explained,
-    }
-
-
-def _attempt(attempt: Attempt) -> Event:
-    result = attempt.outcome in (records.DONE, records.DUPLICATE)
-    return {
-        "at": attempt.end,
-        "event": "done" if result else "failed",
-        "stage": attempt.stage,
-        "unit": attempt.unit,
-        "generation": attempt.generation,
-        "item": attempt.item,
-        "attempt": attempt.number,
-        "outcome": attempt.outcome,
-        "worker": attempt.worker,
-        "host": attempt.host,
-        "begin": attempt.begin,
-        "error": attempt.error,
-    }
+def _event(kind: str, record: Record, row: str = "") -> Event:
+    keys, values_of = _ROWS[row or kind]
+    at, *values = values_of(record)
+    return {"at": at, "event": kind, **dict(zip(keys, values, strict=True))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
-from hpc_toolkit.results.failures import group_failures
+from hpc_toolkit.results.explain import group_failures
 from hpc_toolkit.results.progress import (
     NO_WORKER,
     OPEN,
@@ -119,7 +119,7 @@ class Status(Record, kw_only=True):
     """The kind of that reason (:mod:`hpc_toolkit.results.progress`); "" without a reason."""
     failures: list[dict[str, Any]] = fresh(factory=list)
     """Most frequent kinds of errors of items without a result; the keys are the fields of
-    :class:`hpc_toolkit.results.failures.Failures`."""
+    :class:`hpc_toolkit.results.explain.Failures`."""
     warnings: list[str] = fresh(factory=list)
     """Log entries that cannot be read yet, sick hosts, and damage that was skipped."""
     alive: list[str] = fresh(factory=list)

@@ -130,14 +130,6 @@ def _names(history: History, stage: str | None) -> Iterator[str]:
     yield from keys
 
 
-def _json_lines(rows: Iterator[Row], _names: Iterator[str]) -> Iterator[bytes]:
-    return json_lines(rows)
-
-
-def _json_array(rows: Iterator[Row], _names: Iterator[str]) -> Iterator[bytes]:
-    return json_array(rows)
-
-
 def _cells(row: Row, names: list[str]) -> list[Any]:
     return [*(cell(row["item"].get(name)) for name in names), *(row[key] for key in OWN)]
 
@@ -160,8 +152,8 @@ def _parquet(rows: Iterator[Row], names: Iterator[str]) -> Iterator[bytes]:
 
 
 _WRITERS: dict[str, Callable[[Iterator[Row], Iterator[str]], Iterator[bytes]]] = {
-    ".jsonl": _json_lines,
-    ".json": _json_array,
+    ".jsonl": json_lines,
+    ".json": json_array,
     ".csv": _csv,
     ".parquet": _parquet,
 }

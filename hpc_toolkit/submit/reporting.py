@@ -8,6 +8,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.results.activity import read_activity
+from hpc_toolkit.results.distributions import ranges_of, read_loads
+from hpc_toolkit.results.explain import group_failures, item_json
+from hpc_toolkit.results.gather import gather
+from hpc_toolkit.results.history import History
+from hpc_toolkit.results.status import Beside
+from hpc_toolkit.submit.jobs import cost_of, worker_price
+from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
@@ -56,8 +64,6 @@ class _Parts:
 def read_facts(run: Run) -> RunFacts:
     """Read what a report needs; a part that cannot be read is named in ``problems``."""
     from hpc_toolkit.report.runreport import RunFacts
-    from hpc_toolkit.results.failures import group_failures
-    from hpc_toolkit.results.loads import read_loads
 
     parts, view = _Parts(), run.view
     status, made_at = _status(run), time.time()
@@ -82,9 +88,6 @@ def read_facts(run: Run) -> RunFacts:
 
 
 def _status(run: Run) -> Status:
-    from hpc_toolkit.results.status import Beside
-    from hpc_toolkit.submit.jobs import cost_of
-
     def cost(*facts: Any) -> Cost | None:
         with suppress(*_READING):
             return cost_of(run.paths, *facts)
@@ -98,18 +101,12 @@ def _status(run: Run) -> Status:
 
 
 def _activity(run: Run) -> Activity | None:
-    from hpc_toolkit.results.activity import read_activity
-    from hpc_toolkit.results.history import History
-    from hpc_toolkit.system.clock import SystemClock
-
     history = History(run.view)
     history.refresh()
     return read_activity(history, SystemClock())
 
 
 def _items(run: Run, found: Activity | None) -> dict[int, str]:
-    from hpc_toolkit.results.explain import item_json
-
     items: dict[int, str] = {}
     for one in found.longest if found is not None else ():
         with suppress(*_READING, IndexError):
@@ -120,9 +117,6 @@ def _items(run: Run, found: Activity | None) -> dict[int, str]:
 
 def _results(run: Run) -> dict[str, Range]:
     """The numbers of a list's results; those of a search are scores, which the search compares."""
-    from hpc_toolkit.results.distributions import ranges_of
-    from hpc_toolkit.results.gather import gather
-
     if run.manifest.campaign is not None:
         return {}
     tables = (gather(run.view, name, partial=True, publish=False) for name in run.view.stages)
@@ -134,6 +128,5 @@ def _search(run: Run) -> list[Section]:
         return []
     from hpc_toolkit.campaign import searchreport
     from hpc_toolkit.campaign.settings import settings_of
-    from hpc_toolkit.submit.jobs import worker_price
 
     return searchreport.sections(run.view, settings_of(run.paths, run.manifest), worker_price(run))

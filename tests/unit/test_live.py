@@ -10,7 +10,7 @@ import pytest
 from hpc_toolkit.report.live import Choices, Live, Page, screen_lines
 from hpc_toolkit.report.terminal import Look
 from hpc_toolkit.results.events import Recent
-from hpc_toolkit.results.failures import Failures
+from hpc_toolkit.results.explain import Failures
 from hpc_toolkit.results.progress import StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
 from hpc_toolkit.results.workers import ALIVE, DIED, HostLine, WorkerLine

@@ -240,7 +240,7 @@ class Run:
         """Read the run's current status; writes nothing.
 
         Without a ``forecast`` of the time left it takes less time. ``seen`` are the workers'
-        presences; None: read them. ``beside``: what else the status has.
+        presences; None: read them. ``beside``: what the status has from other sources.
         """
         from hpc_toolkit.results.status import Beside, read_status
 

@@ -43,7 +43,7 @@ _REQUESTED = {"drain": "asked to exit", "deaths": "reported dead by Slurm"}
 _KINDS = {Claim: "claim", Release: "release", Death: "death", WorkerEnd: "worker-end"}
 _FIELDS = {
     "claim": "at stage unit generation worker items group taken_from clock",
-    "attempt": ("at=end stage unit generation item attempt=number outcome worker host begin error"),
+    "attempt": "at=end stage unit generation item attempt=number outcome worker host begin error",
     "release": "at stage unit generation worker seconds done failed",
     "death": "at stage unit generation item worker host by evidence explained",
     "worker-start": (

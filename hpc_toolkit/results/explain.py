@@ -35,7 +35,7 @@ _NUMBER = re.compile(
 )
 
 
-class FoundItem(NamedTuple):
+class FoundItem(Record):
     """An item and its location."""
 
     stage: StageView

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.results.explain import group_failures
@@ -61,7 +61,7 @@ class TimeLeft(Record, kw_only=True):
         return replace(self, low_s=low_s, eta_s=less(self.eta_s), high_s=less(self.high_s))
 
 
-class Halt(NamedTuple):
+class Halt(Record):
     """Why a run makes no progress, as far as its files show; empty texts while it does."""
 
     run: str
@@ -70,7 +70,7 @@ class Halt(NamedTuple):
     reason: str
 
 
-class Search(NamedTuple):
+class Search(Record):
     """The search of a campaign, as :attr:`Status.best` and :attr:`Status.search` have it."""
 
     best: dict[str, Any] | None = None
@@ -286,9 +286,7 @@ def _time_left(left: TimeLeft | None) -> dict[str, Any]:
     }
 
 
-def _on_time(
-    view: RunView, seen: dict[str, Presence | None], clock: Clock
-) -> tuple[list[str], list[Presence]]:
+def _on_time(view: RunView, seen: Presences, clock: Clock) -> tuple[list[str], list[Presence]]:
     """Return the hosts whose clocks are off, if times show one, and corrected presences.
 
     There are no presences if nothing shows by how much the clocks are off.

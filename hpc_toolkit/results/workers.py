@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.results.journals import last_line_at
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
-from hpc_toolkit.system.record import replace
+from hpc_toolkit.system.record import Record, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,7 +133,7 @@ def clocks_off(view: RunView, seen: dict[str, Presence | None], clock: Clock) ->
     return {}
 
 
-class WorkerLine(NamedTuple):
+class WorkerLine(Record):
     """A worker at one moment."""
 
     name: str
@@ -152,7 +152,7 @@ class WorkerLine(NamedTuple):
     """Why it stops or has stopped."""
 
 
-class HostLine(NamedTuple):
+class HostLine(Record):
     """A host and its workers, by name."""
 
     host: str

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item, ItemLines
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.snapshots import Snapshot
-    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.status import Beside, Status
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.rundir.valuefiles import Values
     from hpc_toolkit.system.binding import Shares
@@ -231,31 +231,35 @@ class Run:
         return pool.run(on_tick)
 
     def status(
-        self, *, forecast: bool = True, seen: dict[str, Presence | None] | None = None
+        self,
+        *,
+        forecast: bool = True,
+        seen: dict[str, Presence | None] | None = None,
+        beside: Beside | None = None,
     ) -> Status:
         """Read the run's current status; writes nothing.
 
         Without a ``forecast`` of the time left it takes less time. ``seen`` are the workers'
-        presences; None: read them.
+        presences; None: read them. ``beside``: what the status has from other sources.
         """
-        from hpc_toolkit.results.status import read_status
+        from hpc_toolkit.results.status import Beside, read_status
 
-        given, campaign = str(self.root), self.manifest.campaign
+        given, campaign, beside = str(self.root), self.manifest.campaign, beside or Beside()
         about: dict[str, Any] = {"given": given, "campaign": campaign is not None, "seen": seen}
         read = partial(read_status, self.view, SystemClock(), **about)
         if not forecast:
-            return read()
+            return read(beside=beside)
         from hpc_toolkit.planning.timeleft import Countdown
 
         self._countdown = self._countdown or Countdown(self.view, campaign=campaign, given=given)
-        found = read(forecast=self._countdown.read)
         if campaign is not None:
-            from hpc_toolkit.campaign.summary import add_search
+            from hpc_toolkit.campaign.summary import search_of
             from hpc_toolkit.system.clock import Seldom
 
             self._search = self._search or Seldom()
-            add_search(found, self.view, self.manifest, self._search)
-        return found
+            search = partial(search_of, self.view, self.manifest, self._search)
+            beside = replace(beside, search=search)
+        return read(forecast=self._countdown.read, beside=beside)
 
     def _repr_html_(self) -> str:
         from hpc_toolkit.report.notebook import status_html
@@ -327,7 +331,7 @@ class Run:
 
         A request cannot be withdrawn, and workers that start later are not affected (rule R16).
         """
-        from hpc_toolkit.results.status import reachable_workers
+        from hpc_toolkit.results.workers import reachable_workers
 
         refuse_untrusted(self.root)
         if names := sorted(reachable_workers(self.view, SystemClock())):

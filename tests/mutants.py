@@ -293,7 +293,7 @@ MUTANTS = (
     Mutant(
         "I7",
         "status asks a lock who lives",
-        "results/status.py",
+        "results/workers.py",
         "    if (presence.host, presence.boot) == here:\n",
         "    if (presence.host, presence.boot) == here:\n"
         "        import fcntl\n\n"

@@ -17,6 +17,7 @@ from hpc_toolkit.campaign.search import observe, score_of
 from hpc_toolkit.campaign.settings import METRICS, Campaign, settings_of
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.results.gather import gather
+from hpc_toolkit.results.status import Search
 from hpc_toolkit.rundir.values import not_finite
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.rewards import Reward
     from hpc_toolkit.campaign.evaluations import Searched
     from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.results.status import Status
     from hpc_toolkit.rundir.layout import Manifest
     from hpc_toolkit.system.clock import Seldom
 
@@ -67,21 +67,22 @@ class SearchState:
     that is None, the text says why: ``failed``, ``not evaluated``, or ``2 of 3 tasks``."""
 
 
-def add_search(found: Status, view: RunView, manifest: Manifest, kept: Seldom[SearchState]) -> None:
-    """Add the state of the search, or why it is not known, to the status of a campaign."""
+def search_of(
+    view: RunView, manifest: Manifest, kept: Seldom[SearchState], complete: bool
+) -> Search:
+    """The state of the search, or why it is not known, as the status of a campaign has it."""
 
     def state() -> SearchState:
         return search_so_far(view, settings_of(view.paths, manifest))
 
     try:
-        search, _ = kept.read(state, found.complete)
+        search, _ = kept.read(state, complete)
     except RunError as error:
-        found.warnings.append(error.message)
-        return
-    found.search = asdict(search)
+        return Search(warnings=(error.message,))
+    best = None
     if search.best is not None:
-        counted = {"evaluated": search.evaluated, "arms": search.arms}
-        found.best = {**asdict(search.best), **counted}
+        best = asdict(search.best) | {"evaluated": search.evaluated, "arms": search.arms}
+    return Search(best, asdict(search))
 
 
 def search_so_far(view: RunView, campaign: Campaign) -> SearchState:

@@ -32,6 +32,7 @@ from hpc_toolkit.rundir.trust import check_trust
 from hpc_toolkit.submit.reporting import report_of
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import counted, format_duration
+from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -206,9 +207,7 @@ def _outcome(run: Run) -> Summary | None:
 
 def _status_lines(run: Run) -> list[str]:
     """The status without the search, which the summary below it describes."""
-    now = run.status()
-    now.search = None
-    return status_lines(now)
+    return status_lines(replace(run.status(), search=None))
 
 
 def summary_lines(summary: Summary) -> list[str]:

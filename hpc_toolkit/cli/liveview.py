@@ -8,6 +8,7 @@ import io
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.cli.screen import END, Screen
@@ -15,10 +16,10 @@ from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
 from hpc_toolkit.report.panel import DIM, failed_items
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
-from hpc_toolkit.results.hosts import read_hosts
-from hpc_toolkit.results.recent import RecentEvents
+from hpc_toolkit.results.events import RecentEvents
 from hpc_toolkit.results.sampling import Sampler
-from hpc_toolkit.results.status import living_workers, reachable_workers
+from hpc_toolkit.results.status import Beside
+from hpc_toolkit.results.workers import living_workers, reachable_workers, read_hosts
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted
 
@@ -52,12 +53,18 @@ class LiveRun:
 
     def __init__(self, run: Run, jobs: JobStates, *, slurm: bool) -> None:
         from hpc_toolkit.rundir.proof import believed
+        from hpc_toolkit.submit.jobs import cost_of
+        from hpc_toolkit.submit.standstill import why
 
         self.run, self._jobs, self._slurm = run, jobs, slurm
         self._clock = SystemClock()
         self._sampler = Sampler(run.view, self._clock)
         self._events = RecentEvents(run.view)
-        self._doctor = believed(run.paths).said
+        self._beside = Beside(
+            doctor=believed(run.paths).said,
+            cost=partial(cost_of, run.paths),
+            reason=lambda halt: why(halt, self.records),
+        )
         self.records: list[JobRecord] = []
         self._seen: dict[str, Presence | None] = {}
         self._asked = float("-inf")
@@ -78,16 +85,10 @@ class LiveRun:
             raise RunError(message, hint="the run was removed or moved")
 
     def _read(self) -> Live:
-        from hpc_toolkit.submit.costs import add_cost
-        from hpc_toolkit.submit.standstill import why
-
         view = self.run.view
         seen = self._seen = self._sampler.look()
-        now = self.run.status(seen=seen)
-        now.doctor = self._doctor
-        add_cost(now, self.run, seen)
+        now = self.run.status(seen=seen, beside=self._beside)
         alive = living_workers(view, self._clock, seen)
-        now.reason = why(now, self.records)
         return Live(
             now,
             self.records,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hpc_toolkit.results.records import Submission
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import RunPaths
 
@@ -321,13 +322,14 @@ def _since(text: str, now: float) -> float:
 
 def _print(run: Run, first: float, *, follow: bool) -> None:
     from hpc_toolkit.results.events import EventReader, event_line
+    from hpc_toolkit.results.history import History
     from hpc_toolkit.results.sampling import pause_s
-    from hpc_toolkit.system.clock import SystemClock
 
     campaign = run.manifest.campaign or {}
     search = campaign.get("search")
     policy = search.get("policy") if isinstance(search, dict) else None
-    reader = EventReader(run.view, SystemClock(), lambda: _jobs(run), policy)
+    history = History(run.view, jobs=lambda: _jobs(run))
+    reader = EventReader(history, policy)
     complete_at = float("inf")
     gc.enable()  # the number of events has no limit
     while True:
@@ -337,7 +339,7 @@ def _print(run: Run, first: float, *, follow: bool) -> None:
         sys.stdout.flush()
         if run.view.complete:  # its workers exit after their last item
             complete_at = min(complete_at, time.monotonic())
-        over = run.view.complete and not reader.alive
+        over = run.view.complete and not history.alive
         if not follow or over or time.monotonic() > complete_at + _EXIT_S or _is_closed():
             return
         time.sleep(pause_s(run.view, _POLL_S))
@@ -353,11 +355,12 @@ def _is_closed() -> bool:
     return any(found & (select.POLLERR | select.POLLHUP) for _, found in watch.poll(0))
 
 
-def _jobs(run: Run) -> Iterator[dict[str, Any]]:
+def _jobs(run: Run) -> Iterator[Submission]:
+    from hpc_toolkit.results.records import Submission
     from hpc_toolkit.submit.jobs import read_jobs
 
     for job in read_jobs(run.paths):
         record = asdict(job)
-        at = job.submitted or None
         facts = {key: record[key] for key in _JOB}
-        yield {"file": f"{job.job} {job.submitted}", "at": at, "event": "job", **facts}
+        name = f"{job.job} {job.submitted}"
+        yield Submission(name=name, at=job.submitted or None, job=facts)

@@ -93,7 +93,9 @@ def status(run: str | None, **given: Any) -> None:
     hooks = _hooks(given, watch=watch)
     export = None
     if given["prometheus"] is not None:
-        export = _prometheus_file(Path(given["prometheus"]))
+        from hpc_toolkit.cli.export import prometheus_file
+
+        export = prometheus_file(Path(given["prometheus"]))
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, export, as_json=as_json, verbose=verbose)
     else:
@@ -215,15 +217,20 @@ def _follow(
     slurm: bool,
 ) -> bool:
     """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
+    from hpc_toolkit.results.status import Beside
     from hpc_toolkit.rundir.proof import believed
-    from hpc_toolkit.submit.costs import add_cost
-    from hpc_toolkit.submit.jobs import JobStates
+    from hpc_toolkit.submit.jobs import JobStates, cost_of
+    from hpc_toolkit.submit.standstill import why
 
-    said, jobs = believed(run.paths).said, JobStates(run.paths)
-    now, records = run.status(), jobs.read(ask=slurm)
+    jobs = JobStates(run.paths)
+    records = jobs.read(ask=slurm)
+    beside = Beside(
+        doctor=believed(run.paths).said,
+        cost=partial(cost_of, run.paths),
+        reason=lambda halt: why(halt, records),
+    )
+    now = run.status(beside=beside)
     while True:
-        now.doctor = said
-        add_cost(now, run)
         show(now, records)
         if hooks is None:
             return failed_items(now) > 0
@@ -240,12 +247,13 @@ def _follow(
         if not run.paths.manifest.exists():
             message = f"{run.root}: run.json is missing"
             raise RunError(message, hint="the run was removed or moved")
-        now = run.status()
+        records = jobs.read(ask=slurm)
+        now = run.status(beside=beside)
         if now.complete and slurm and not all(job.ended for job in records):
             # They are about to end, and what Slurm said before would be the last word.
             time.sleep(_WATCH_S)
             jobs = JobStates(run.paths)
-        records = jobs.read(ask=slurm)
+            records = jobs.read(ask=slurm)
 
 
 def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose: bool) -> bool:
@@ -308,9 +316,6 @@ def _cells(one: Status) -> tuple[str, ...]:
 
 
 def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, verbose: bool) -> None:
-    from hpc_toolkit.submit.standstill import why
-
-    now.reason = why(now, jobs)
     if as_json:
         keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
         records = [{key: getattr(job, key) for key in keys} for job in jobs]
@@ -326,23 +331,3 @@ def _export(export: Export, now: Status, _jobs: list[JobRecord]) -> None:
 def status_lines(now: Status) -> list[str]:
     """A run's status as people read it."""
     return draw(panel(now))
-
-
-def _prometheus_file(path: Path) -> Export:
-    """A function that replaces a file by the metrics of the statuses that it is given.
-
-    Raises ConfigError, before any run is read: the file cannot be written, or node_exporter would
-    not read it.
-    """
-    from hpc_toolkit.cli.arguments import check_out, writing
-    from hpc_toolkit.results.prometheus import write_metrics
-
-    check_out(path, (".prom",))
-
-    def export(*found: Status) -> None:
-        for one in found:
-            one.run = os.path.abspath(one.run)  # so that labels do not depend on where it is called
-        with writing(path):
-            write_metrics(path, found, time.time())
-
-    return export

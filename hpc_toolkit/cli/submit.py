@@ -346,7 +346,7 @@ def cancel(
         hpctk cancel runs/eval --job 4711 --yes
     """
     from hpc_toolkit.rundir.layout import RunPaths
-    from hpc_toolkit.submit.cancellation import cancel_jobs, cancelable_jobs
+    from hpc_toolkit.submit.send import cancel_jobs, cancelable_jobs
     from hpc_toolkit.training.progress import is_training
 
     paths = RunPaths(Path(run)) if is_training(Path(run)) else open_run(run).paths

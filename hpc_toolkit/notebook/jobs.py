@@ -9,18 +9,20 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.report.notebook import StatusDisplay, status_html
-from hpc_toolkit.results.status import living_workers
+from hpc_toolkit.results.progress import NO_WORKER
+from hpc_toolkit.results.status import Beside
+from hpc_toolkit.results.workers import living_workers
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.slurm.render.grammar import parse_array
-from hpc_toolkit.submit.cancellation import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,
     RunJob,
@@ -29,6 +31,7 @@ from hpc_toolkit.submit.jobs import (
     read_jobs,
     record_job,
 )
+from hpc_toolkit.submit.send import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.standstill import why
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.status import Halt, Status
     from hpc_toolkit.slurm.records import JobRecord
 
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.2, 2.0
@@ -78,10 +81,11 @@ class Page:
 
 def _stand(run: Run, states: JobStates) -> Status:
     """A run's status; if it has no workers, the reason comes from its jobs in Slurm."""
-    now = run.status()
-    if now.lacks_workers:
-        now.reason = why(now, states.read())
-    return now
+    return run.status(beside=Beside(reason=partial(_reason, states)))
+
+
+def _reason(states: JobStates, halt: Halt) -> str:
+    return why(halt, states.read()) if halt.kind == NO_WORKER else halt.reason
 
 
 def submission_folder(run: Run) -> Path:
@@ -149,15 +153,16 @@ class WorkerJobs:
 
     def status(self) -> Status:
         """The run's status; if it has no workers, the reason comes from the jobs."""
-        now = _stand(self.run, self._job_states)
-        if now.lacks_workers:
-            for job in self._local():
-                if local_state(job) == RUNNING:
-                    now.reason = (
-                        f"no worker is alive, and job {job.job_id} runs here: its workers are "
-                        f"starting, or {job.paths.stderr} tells why not"
-                    )
-        return now
+        return self.run.status(beside=Beside(reason=self._reason))
+
+    def _reason(self, halt: Halt) -> str:
+        here = [job for job in self._local() if local_state(job) == RUNNING]
+        if halt.kind != NO_WORKER or not here:
+            return _reason(self._job_states, halt)
+        return (
+            f"no worker is alive, and job {here[-1].job_id} runs here: its workers are "
+            f"starting, or {here[-1].paths.stderr} tells why not"
+        )
 
     def cancel(self) -> None:
         """Cancel the jobs; their workers first finish their item or give it back.

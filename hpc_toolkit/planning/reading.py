@@ -14,8 +14,9 @@ from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, read_settings
 from hpc_toolkit.planning.work import Batch, Seen, StageWork, Work, context
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.results.explain import ATTEMPTS, records_of, unit_items
-from hpc_toolkit.results.status import clocks_off, living_workers
+from hpc_toolkit.results.explain import unit_items
+from hpc_toolkit.results.journals import ATTEMPTS, records_of
+from hpc_toolkit.results.workers import clocks_off, living_workers
 from hpc_toolkit.system.quantities import HOUR_S, counted
 from hpc_toolkit.system.ranks import boot_id, host_name
 

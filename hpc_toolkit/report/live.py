@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.panel import BAD, DIM, WARN, Row, clock_time, rate_text, short_panel
 from hpc_toolkit.report.terminal import draw, draw_line, text_indent
-from hpc_toolkit.results.hosts import ALIVE, DIED
+from hpc_toolkit.results.workers import ALIVE, DIED
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import columns, cut, pad, wrap
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hpc_toolkit.report.terminal import Look
-    from hpc_toolkit.results.hosts import HostLine, WorkerLine
-    from hpc_toolkit.results.recent import Recent
+    from hpc_toolkit.results.events import Recent
     from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.workers import HostLine, WorkerLine
     from hpc_toolkit.slurm.records import JobRecord
 
 _NARROW = 49

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from hpc_toolkit.results.counts import StageCounts
+    from hpc_toolkit.results.progress import StageCounts
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
 

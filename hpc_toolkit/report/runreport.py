@@ -15,16 +15,15 @@ from hpc_toolkit.report.figures import COLOURS, GRID, Figure
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import failed_items, rate_text, time_left
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.results.durations import ACCURACY
+from hpc_toolkit.results.distributions import ACCURACY
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.failures import Failures
-    from hpc_toolkit.results.loads import Loads
-    from hpc_toolkit.results.ranges import Range
+    from hpc_toolkit.results.distributions import Loads, Range
+    from hpc_toolkit.results.explain import Failures
     from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.rundir.layout import Manifest

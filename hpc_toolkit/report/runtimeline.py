@@ -27,15 +27,15 @@ from hpc_toolkit.report.figures import (
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import rate_text
 from hpc_toolkit.results import activity as states
+from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.report.figures import Point
-    from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.lanes import Lane, Mark, Timeline
-    from hpc_toolkit.results.loads import Loads
+    from hpc_toolkit.results.activity import Activity, Lane, Mark, Timeline
+    from hpc_toolkit.results.distributions import Loads
 
 _HEIGHT = 120
 ZONE = f"Times are in {time.strftime('%Z')}."
@@ -56,9 +56,9 @@ _COLOURS = {
 """The states that are drawn, from the bottom of a lane; the rest of a life is grey."""
 _STATE_COLOURS = {**_COLOURS, states.WAIT: COLOURS[6], states.TAIL: COLOURS[4]}
 _SYMBOLS = {
-    states.DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
+    DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
     states.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", COLOURS[5], "executor died"),
-    states.DRAINED: ("M-4-3h8l-4 7z", COLOURS[3], "exited early (drained)"),
+    DRAINED: ("M-4-3h8l-4 7z", COLOURS[3], "exited early (drained)"),
     states.REQUEUED: ("M-3-4 4 0-3 4z", COLOURS[2], "started after a requeue"),
 }
 """Path around the origin, colour and name of each kind of mark."""

@@ -1,26 +1,36 @@
 """What the workers of a run did over time, summed up in bounded memory.
 
-Every second of a worker's life is counted once, in one of :data:`STATES`.
+Every second of a worker's life is counted once, in one of :data:`STATES`. A timeline has a lane for
+each worker, or for the workers of hosts if there are many, and intervals of equal length.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.queue.presence import FINISHED
 from hpc_toolkit.results import records
-from hpc_toolkit.results.durations import GroupDurations
-from hpc_toolkit.results.lanes import Lane, Timeline, lay_out
+from hpc_toolkit.results.distributions import GroupDurations
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
-from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.results.workerlives import clocks_ahead, corrected, end_of
+from hpc_toolkit.results.workers import (
+    ALIVE,
+    DIED,
+    DRAINED,
+    clocks_ahead,
+    corrected,
+    end_of,
+    living_workers,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.history import History
-    from hpc_toolkit.results.records import Record
+    from hpc_toolkit.results.records import Work
     from hpc_toolkit.system.clock import Clock
 
 WORK, LOAD, WAIT, TAIL, FAILED, DUPLICATE = "work", "load", "wait", "tail", "failed", "duplicate"
@@ -38,9 +48,90 @@ STATES = {
 
 _OUTCOMES = {records.DONE: WORK, records.DUPLICATE: DUPLICATE}
 _LONGEST, _DEATHS = 15, 100
+MOST_LANES = 200
+_MOST_CELLS, _FINEST, _COARSEST = 12_000, 240, 48
+_TEXT_CHARS = 160
 
-DIED, EXECUTOR, DRAINED, REQUEUED = "died", "executor died", "drained", "requeued"
-"""Kinds of marks on a timeline."""
+EXECUTOR, REQUEUED = "executor died", "requeued"
+"""Kinds of marks on a timeline, beside the ends of workers that died or were drained."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One row of a timeline."""
+
+    host: str
+    """The host of its workers, or the first and the last of several."""
+    workers: int = 0
+    spent: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Seconds by state and interval."""
+    lives: dict[int, float] = field(default_factory=dict)
+    """Seconds that workers lived, by interval."""
+    marks: dict[tuple[int, str], Mark] = field(default_factory=dict)
+    """Marks by interval and kind."""
+
+
+@dataclass(slots=True)
+class Mark:
+    """Events of one kind in one interval of a lane."""
+
+    at: float
+    """The first of them, in epoch seconds."""
+    text: str
+    """What it was."""
+    count: int = 1
+
+
+class Timeline:
+    """Intervals of equal length, and lanes that are filled with seconds."""
+
+    def __init__(self, begin: float, end: float, lanes: list[Lane]) -> None:
+        self.begin = begin
+        self.lanes = lanes
+        self.other = Lane("(unknown host)")
+        """For workers whose files cannot be read."""
+        fine = _MOST_CELLS // max(1, len(lanes))
+        self.intervals = min(_FINEST, max(_COARSEST, fine))
+        self.width_s = max((end - begin) / self.intervals, 1e-5)
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.intervals * self.width_s
+
+    @property
+    def drawn(self) -> list[Lane]:
+        """The lanes that workers have."""
+        return [*self.lanes, *([self.other] if self.other.workers else [])]
+
+    def interval(self, at: float) -> int:
+        return min(max(int((at - self.begin) / self.width_s), 0), self.intervals - 1)
+
+    def add(self, lane: Lane, state: str, begin: float, end: float) -> None:
+        """Count the seconds of a worker in a state."""
+        self.fill(lane.spent.setdefault(state, {}), begin, end)
+
+    def live(self, lane: Lane, begin: float, end: float) -> None:
+        """Count a worker's life."""
+        lane.workers += 1
+        self.fill(lane.lives, begin, end)
+
+    def mark(self, lane: Lane, kind: str, at: float, text: str) -> None:
+        key = (self.interval(at), kind)
+        if key in lane.marks:
+            lane.marks[key].count += 1
+        else:
+            lane.marks[key] = Mark(at, text[:_TEXT_CHARS])
+
+    def fill(self, cells: dict[int, float], begin: float, end: float, rate: float = 1.0) -> None:
+        """Add ``rate`` for each second to the intervals."""
+        first, last = self.interval(begin), self.interval(end)
+        if first == last:
+            cells[first] = cells.get(first, 0.0) + rate * (end - begin)
+            return
+        for number in range(first, last + 1):
+            low = begin if number == first else self.begin + number * self.width_s
+            high = end if number == last else self.begin + (number + 1) * self.width_s
+            cells[number] = cells.get(number, 0.0) + rate * max(high - low, 0.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,12 +180,12 @@ def read_activity(history: History, clock: Clock) -> Activity:
     Times are those of the workers' clocks, less what they are ahead of the file server's. Seconds
     that a clock counts twice, because it was set back, are counted once.
     """
-    ahead = clocks_ahead(history)
+    ahead = clocks_ahead(history.view, history.presences)
     seen = {name: one and corrected(one, ahead) for name, one in history.presences.items()}
     done = history.view.throughput
     lanes, timeline = lay_out(seen, min(done.since, clock.wall()), 0.0 if ahead else done.until)
     reader = _Reader(Activity(timeline=timeline, ahead=ahead), seen, lanes)
-    for record in history.records():
+    for record in history.work():
         reader.take(record)
     reader.finish(living_workers(history.view, clock, seen))
     return reader.found
@@ -111,7 +202,7 @@ class _Reader:
         self._longest: list[tuple[float, int, Attempt]] = []
         self._number = 0
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Work) -> None:
         if self.found.ahead:
             record = self._on_time(record)
         if isinstance(record, Attempt):
@@ -126,7 +217,7 @@ class _Reader:
         else:
             self._death(record)
 
-    def _on_time(self, record: Record) -> Record:
+    def _on_time(self, record: Work) -> Work:
         """The record with times that are corrected by its clock."""
         by = self._presences.get(record.by if isinstance(record, Death) else record.worker)
         late = self.found.ahead.get(by.host, 0.0) if by is not None else 0.0
@@ -225,19 +316,64 @@ class _Reader:
     def _close(self, worker: _Worker, end: str) -> None:
         seen = worker.presence.at if worker.presence is not None else worker.at
         if worker.in_run:
-            state = RUNNING if end == records.ALIVE else FAILED
+            state = RUNNING if end == ALIVE else FAILED
         else:
-            state = TAIL if worker.has_run and end in (records.ENDED, records.DRAINED) else WAIT
+            state = TAIL if worker.has_run and end in (FINISHED, DRAINED) else WAIT
         self._spend(worker, state, seen)
         self.found.lives_s += worker.at - worker.began
         self.found.timeline.live(worker.lane, worker.began, worker.at)
 
     def _mark_end(self, name: str, worker: _Worker, end: str) -> None:
-        if worker.died is not None or end == records.DIED:
+        if worker.died is not None or end == DIED:
             why = f": {worker.died.evidence}" if worker.died is not None else ""
             self._mark(worker, DIED, worker.at, f"{name} died{why}")
-        elif end == records.DRAINED and worker.presence is not None:
+        elif end == DRAINED and worker.presence is not None:
             self._mark(worker, DRAINED, worker.at, f"{name} exited early: {worker.presence.note}")
 
     def _mark(self, worker: _Worker, kind: str, at: float, text: str) -> None:
         self.found.timeline.mark(worker.lane, kind, at, text)
+
+
+def lay_out(
+    presences: dict[str, Presence | None], since: float, until: float
+) -> tuple[dict[str, Lane], Timeline]:
+    """The lane of each worker, and the empty timeline: of their lives, at least to ``until``.
+
+    ``since`` is when it begins if no life is known.
+    A lane has the workers of one rank that followed each other. If these are too many, a lane has
+    all workers of a host, or of several hosts.
+    """
+    lives = [one for one in presences.values() if one is not None and one.started]
+    lives.sort(key=lambda one: (one.host, one.started, one.rank, one.worker))
+    begin = min((one.started for one in lives), default=since)
+    end = max(begin, until, *(one.at for one in lives))
+    lanes, of = _by_rank(lives)
+    if len(lanes) > MOST_LANES:
+        lanes, of = _by_host(lives)
+    return of, Timeline(begin, end, lanes)
+
+
+def _by_rank(lives: Iterable[Presence]) -> tuple[list[Lane], dict[str, Lane]]:
+    lanes: dict[str, list[tuple[Lane, list[float]]]] = defaultdict(list)
+    of: dict[str, Lane] = {}
+    for one in lives:
+        free = (found for found in lanes[one.host] if found[1][0] <= one.started)
+        lane, ends = next(free, (None, [0.0]))
+        if lane is None:
+            lane = Lane(one.host)
+            lanes[one.host].append((lane, ends))
+        of[one.worker], ends[0] = lane, max(one.at, one.started)
+    return [lane for some in lanes.values() for lane, _ in some], of
+
+
+def _by_host(lives: list[Presence]) -> tuple[list[Lane], dict[str, Lane]]:
+    hosts = list(dict.fromkeys(one.host for one in lives))
+    size = -(-len(hosts) // MOST_LANES)
+    lanes: list[Lane] = []
+    lane_of: dict[str, Lane] = {}
+    for first in range(0, len(hosts), size):
+        some = hosts[first : first + size]
+        lane = Lane(some[0] if len(some) == 1 else f"{some[0]} to {some[-1]}")
+        lanes.append(lane)
+        lane_of |= dict.fromkeys(some, lane)
+    return lanes, {one.worker: lane_of[one.host] for one in lives}

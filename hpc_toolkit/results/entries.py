@@ -1,4 +1,4 @@
-"""The entries of the stages' logs, and the requests to workers, with the times of their files."""
+"""What is recorded beside the journals: log entries, requests to workers, and their lives."""
 
 from __future__ import annotations
 
@@ -6,30 +6,55 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.log import SEALED
-from hpc_toolkit.results.records import LogEntry, Request
+from hpc_toolkit.results.records import LogEntry, Request, WorkerEnd, WorkerStart
+from hpc_toolkit.results.workers import ALIVE, end_of
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from hpc_toolkit.queue.log import StageLog
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.rundir.layout import RunPaths
 
 _KINDS = {"items": "add", "retries": "retry", "results": "gather", SEALED: "seal"}
 
 
-def read_entries(view: RunView, after: dict[str, int] | None = None) -> list[LogEntry]:
-    """The log entries that a view has read, by stage and number.
+class EntryReader:
+    """Reads the entries of the stages' logs and the files in ``control/``, each of them once."""
 
-    ``after``: the last number of each stage that the caller knows; only later entries are read.
-    """
-    return [
-        _entry(stage.log, number)
-        for name, stage in view.stages.items()
-        for number in range((after or {}).get(name, 0) + 1, stage.log.length + 1)
-    ]
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+        self._numbers: dict[str, int] = {}
+        """The last log entry that was read, by stage."""
+        self._requests: set[str] = set()
+
+    def poll(self) -> Iterator[LogEntry | Request]:
+        """What is new; a request that cannot be read yet is tried again by the next call."""
+        for name, stage in self._view.stages.items():
+            for number in range(self._numbers.get(name, 0) + 1, stage.log.length + 1):
+                entry = _entry(stage.log, number)
+                self._numbers[name] = number
+                yield entry
+        control = self._view.paths.control
+        for name in sorted(files.list_names(control)):
+            if name.endswith(".json") and name not in self._requests:
+                record = _first_record(control / name)
+                if record:
+                    self._requests.add(name)
+                    yield _request(control / name, record)
+
+
+def lives(
+    seen: Mapping[str, Presence | None], alive: set[str]
+) -> Iterator[WorkerStart | WorkerEnd]:
+    """The starts of all workers whose presence was read, and the ends of those not alive."""
+    for name, one in seen.items():
+        if one is not None:  # else it cannot be read yet, or is damaged
+            yield WorkerStart(at=one.started, presence=one)
+            if (end := end_of(name, one, alive)) != ALIVE:
+                yield WorkerEnd(at=one.at, presence=one, end=end)
 
 
 def _entry(log: StageLog, number: int) -> LogEntry:
@@ -67,24 +92,6 @@ def _first_record(path: Path) -> dict[str, Any]:
 
 def _length(values: object) -> int:
     return len(values) if isinstance(values, list) else 0
-
-
-class RequestReader:
-    """Reads every file in ``control/`` once."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
-        self._read: set[str] = set()
-
-    def poll(self) -> Iterator[Request]:
-        """What is new; a file that cannot be read yet is tried again by the next call."""
-        for name in sorted(files.list_names(self._paths.control)):
-            if name.endswith(".json") and name not in self._read:
-                path = self._paths.control / name
-                record = _first_record(path)
-                if record:
-                    self._read.add(name)
-                    yield _request(path, record)
 
 
 def _request(path: Path, record: dict[str, Any]) -> Request:

@@ -1,112 +1,114 @@
-"""What happened in a run as one stream of JSON objects in the order of time."""
+"""What happened in a run: as one stream of JSON objects in the order of time, and its latest part.
+
+Times are those of the records (:mod:`hpc_toolkit.results.records`).
+"""
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
-from operator import itemgetter
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.results import records
-from hpc_toolkit.results.entries import RequestReader, read_entries
-from hpc_toolkit.results.history import History
-from hpc_toolkit.results.records import Attempt, Claim, Death, LogEntry, Release, Request
-from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.results.workerlives import end_of
+from hpc_toolkit.results.entries import EntryReader, lives
+from hpc_toolkit.results.records import (
+    Attempt,
+    Claim,
+    Death,
+    LogEntry,
+    Release,
+    Request,
+    Submission,
+    WorkerEnd,
+    WorkerStart,
+)
+from hpc_toolkit.results.workers import DIED
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.results.history import Record
-    from hpc_toolkit.system.clock import Clock
+    from hpc_toolkit.results.history import History
+    from hpc_toolkit.results.records import Record
 
 Event = dict[str, Any]
 """``at``: epoch seconds, None if no file records the time; ``event``: its kind; and more keys."""
 
-_Timed = tuple[float, Event]
 _REQUESTS = {"drain": "drain", "deaths": "notice", "sick": "sick"}
+_REQUESTED = {"drain": "asked to exit", "deaths": "reported dead by Slurm"}
+_KINDS = {Claim: "claim", Release: "release", Death: "death", WorkerEnd: "worker-end"}
+_FIELDS = {
+    "claim": "at stage unit generation worker items group taken_from clock",
+    "attempt": "at=end stage unit generation item attempt=number outcome worker host begin error",
+    "release": "at stage unit generation worker seconds done failed",
+    "death": "at stage unit generation item worker host by evidence explained",
+    "worker-start": (
+        "at worker=presence.worker host=presence.host rank=presence.rank job=presence.job "
+        "requeues=presence.restart"
+    ),
+    "worker-end": (
+        "at worker=presence.worker host=presence.host end note=presence.note "
+        "done=presence.done failed=presence.failed"
+    ),
+    "add": "at stage items units",
+    "seal": "at stage",
+    "retry": "at stage items",
+    "gather": "at stage rows=items failed",
+    "request": "at workers host reason",
+}
+"""The keys of each kind of event, with the field of the record where its name is another one."""
+_PAIRS = {kind: [word.partition("=") for word in words.split()] for kind, words in _FIELDS.items()}
+_ROWS = {
+    kind: (
+        [key for key, _, _ in pairs[1:]],
+        attrgetter(*(field or key for key, _, field in pairs)),
+    )
+    for kind, pairs in _PAIRS.items()
+}
 _OBSERVED = ("arm", "scores", "stderrs", "seconds", "failed")
+_TOGETHER_S = 60.0
+"""Equal events that follow each other within this time share a line."""
 
 
 class EventReader:
     """Reads the events of a run; each :meth:`poll` goes on where the last one ended."""
 
-    def __init__(
-        self,
-        view: RunView,
-        clock: Clock,
-        jobs: Callable[[], Iterable[Event]] = lambda: (),
-        policy: str | None = None,
-    ) -> None:
-        """``jobs`` returns an event for each job that was submitted so far.
-
-        ``policy``: the policy of a campaign whose log does not record it.
-        """
-        self.history = History(view)
-        self.alive = False
-        """Whether a worker seemed alive at the last poll."""
-        self._clock = clock
-        self._jobs = jobs
+    def __init__(self, history: History, policy: str | None = None) -> None:
+        """``policy``: the policy of a campaign whose log does not record it."""
+        self._history = history
         self._policy: object = policy
-        self._entries: dict[str, int] = {}
-        self._requests = RequestReader(view.paths)
-        self._known: set[tuple[str, str]] = set()
-        """Job files, and states of workers, whose events were returned."""
 
-    def poll(self) -> Iterator[_Timed]:
+    def poll(self) -> Iterator[tuple[float, Event]]:
         """What is new, each with the time by which it is sorted: infinite if there is none."""
-        self.history.refresh()
-        others = [
-            *self._log_events(),
-            *(request_event(one) for one in self._requests.poll()),
-            *self._worker_events(),
-            *self._job_events(),
-        ]
-        timed = [(math.inf if one["at"] is None else one["at"], one) for one in others]
-        recorded = ((at, record_event(one)) for at, one in self.history.timed_records())
-        both = (sorted(timed, key=itemgetter(0)), recorded)
-        yield from ((at, one) for at, one in heapq.merge(*both, key=itemgetter(0)) if one)
+        self._history.refresh()
+        for at, record in self._history.records():
+            for event in self._events(record):
+                yield at, event
 
-    def _job_events(self) -> Iterator[Event]:
-        for job in self._jobs():
-            if self._is_new("job", str(job["file"])):
-                yield {key: value for key, value in job.items() if key != "file"}
-
-    def _is_new(self, kind: str, name: str) -> bool:
-        key = (kind, name)
-        new = key not in self._known
-        self._known.add(key)
-        return new
-
-    def _worker_events(self) -> Iterator[Event]:
-        found = self.history.presences
-        alive = living_workers(self.history.view, self._clock, found)
-        self.alive = bool(alive)
-        for name, presence in found.items():
-            if presence is None:  # it cannot be read yet, or is damaged
-                continue
-            if self._is_new("start", name):
-                yield _start(presence)
-            end = end_of(name, presence, alive)
-            if end != records.ALIVE and self._is_new(end, name):
-                yield _end(presence, end, self.history.seen(name))
-
-    def _log_events(self) -> Iterator[Event]:
-        for entry in read_entries(self.history.view, self._entries):
-            self._entries[entry.stage] = entry.number
-            if isinstance(entry.decision, dict):
-                yield from self._decision(entry, entry.decision)
-            event = {"at": entry.at, "event": entry.kind, "stage": entry.stage}
-            if entry.kind == "add":
-                event |= {"items": entry.items, "units": entry.units}
-            elif entry.kind == "retry":
-                event |= {"items": entry.items}
-            elif entry.kind == "gather":
-                event |= {"rows": entry.items, "failed": entry.failed}
-            yield event
+    def _events(self, record: Record) -> Iterator[Event]:
+        if isinstance(record, LogEntry):
+            if isinstance(record.decision, dict):
+                yield from self._decision(record, record.decision)
+            yield _event(record.kind, record, record.kind if record.kind in _ROWS else "seal")
+        elif isinstance(record, Attempt):
+            # An attempt that ended by a death has no event beside that of the death.
+            if record.outcome not in (records.KILLED, records.LOST):
+                is_result = record.outcome in (records.DONE, records.DUPLICATE)
+                yield _event("done" if is_result else "failed", record, "attempt")
+        elif isinstance(record, Request):
+            event = _event(_REQUESTS.get(record.kind, "notice"), record, "request")
+            yield event | {"workers": list(record.workers)}
+        elif isinstance(record, Submission):
+            yield {"at": record.at, "event": "job", **record.job}
+        elif isinstance(record, WorkerStart):
+            place = {key: record.presence.place.get(key) for key in ("cpus", "gpus")}
+            yield _event("worker-start", record) | place
+        else:
+            yield _event(_KINDS[type(record)], record)
 
     def _decision(self, entry: LogEntry, decision: dict[str, Any]) -> Iterator[Event]:
         """The tells and the ask of a segment; they are passed on as the log has them."""
@@ -149,99 +151,101 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _start(presence: Presence) -> Event:
-    return {
-        "at": presence.started,
-        "event": "worker-start",
-        "worker": presence.worker,
-        "host": presence.host,
-        "rank": presence.rank,
-        "job": presence.job,
-        "requeues": presence.restart,
-        "cpus": presence.place.get("cpus"),
-        "gpus": presence.place.get("gpus"),
-    }
+def _event(kind: str, record: Record, row: str = "") -> Event:
+    keys, values_of = _ROWS[row or kind]
+    at, *values = values_of(record)
+    return {"at": at, "event": kind, **dict(zip(keys, values, strict=True))}
 
 
-def _end(presence: Presence, end: str, seen: float | None) -> Event:
-    return {
-        "at": seen,
-        "event": "worker-end",
-        "worker": presence.worker,
-        "host": presence.host,
-        "end": end,
-        "note": presence.note,
-        "done": presence.done,
-        "failed": presence.failed,
-    }
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Something that happened, or several alike."""
+
+    at: float
+    """Epoch seconds, of the last one."""
+    what: str
+    count: int = 1
+    where: str = ""
+    """Worker or host of the last one."""
+    is_bad: bool = False
 
 
-def request_event(request: Request) -> Event:
-    """The event of a request to workers or a notice about them."""
-    return {
-        "at": request.at,
-        "event": _REQUESTS.get(request.kind, "notice"),
-        "workers": list(request.workers),
-        "host": request.host,
-        "reason": request.reason,
-    }
+class RecentEvents:
+    """Returns the latest events of a run; log entries and requests are read once."""
+
+    def __init__(self, view: RunView) -> None:
+        self._entries = EntryReader(view)
+        self._kept: list[Recent] = []
+
+    def read(
+        self,
+        seen: Mapping[str, Presence | None],
+        alive: set[str],
+        failures: Sequence[dict[str, Any]],
+        most: int = 10,
+    ) -> list[Recent]:
+        """The latest events, newest first; ``failures`` are those of a status."""
+        for record in self._entries.poll():
+            self._kept += _recent_entry(record) if isinstance(record, LogEntry) else [_told(record)]
+        self._kept = sorted(self._kept, key=attrgetter("at"))[-most:]
+        # The ends are found anew each time: a worker that seemed dead may show life again.
+        known = (one for one in lives(seen, alive) if one.at or isinstance(one, WorkerEnd))
+        found = [*self._kept, *map(_recent_life, known), *_failed(failures)]
+        return _joined(sorted(found, key=attrgetter("at"), reverse=True), most)
 
 
-def record_event(record: Record) -> Event | None:
-    """The event of a record; None for an attempt that ended by a death, which has its own event."""
-    if isinstance(record, Attempt):
-        return _attempt(record)
-    where = {"stage": record.stage, "unit": record.unit, "generation": record.generation}
-    if isinstance(record, Claim):
-        return {
-            "at": record.at,
-            "event": "claim",
-            **where,
-            "worker": record.worker,
-            "items": record.items,
-            "group": record.group,
-            "taken_from": record.taken_from,
-            "clock": record.clock,
-        }
-    if isinstance(record, Release):
-        return {
-            "at": record.at,
-            "event": "release",
-            **where,
-            "worker": record.worker,
-            "seconds": record.seconds,
-            "done": record.done,
-            "failed": record.failed,
-        }
-    assert isinstance(record, Death)
-    return {
-        "at": record.at,
-        "event": "death",
-        **where,
-        "item": record.item,
-        "worker": record.worker,
-        "host": record.host,
-        "by": record.by,
-        "evidence": record.evidence,
-        "explained": record.explained,
-    }
+def _recent_entry(entry: LogEntry) -> Iterator[Recent]:
+    at, items = entry.at or 0.0, counted(entry.items or 0, "item")
+    decision = entry.decision if isinstance(entry.decision, dict) else None
+    if decision is not None:
+        arms = decision.get("arms")
+        count = len(arms) if isinstance(arms, list) else 0
+        yield Recent(at, f"search requested {counted(count, 'arm')} ({items})")
+    elif entry.kind == "add":
+        yield Recent(at, f"{items} added to stage {entry.stage}")
+    elif entry.kind == "retry":
+        yield Recent(at, f"retry of {items} of {entry.stage}")
+    elif entry.kind == "gather":
+        yield Recent(at, f"results of {entry.stage} gathered")
 
 
-def _attempt(attempt: Attempt) -> Event | None:
-    if attempt.outcome in (records.KILLED, records.LOST):
-        return None
-    result = attempt.outcome in (records.DONE, records.DUPLICATE)
-    return {
-        "at": attempt.end,
-        "event": "done" if result else "failed",
-        "stage": attempt.stage,
-        "unit": attempt.unit,
-        "generation": attempt.generation,
-        "item": attempt.item,
-        "attempt": attempt.number,
-        "outcome": attempt.outcome,
-        "worker": attempt.worker,
-        "host": attempt.host,
-        "begin": attempt.begin,
-        "error": attempt.error,
-    }
+def _told(one: Request) -> Recent:
+    if one.kind == "sick":
+        return Recent(one.at or 0.0, f"host {one.host}: {one.reason}", is_bad=True)
+    what = _REQUESTED.get(one.kind, one.kind)
+    reason = f" ({one.reason})" if one.reason else ""
+    return Recent(one.at or 0.0, f"{counted(len(one.workers), 'worker')} {what}{reason}")
+
+
+def _recent_life(one: WorkerStart | WorkerEnd) -> Recent:
+    presence, at = one.presence, one.at or 0.0
+    if isinstance(one, WorkerStart):
+        return Recent(at, "worker started", where=presence.host)
+    if one.end == DIED:
+        return Recent(at, "worker died", where=presence.worker, is_bad=True)
+    why = f": {presence.note}" if presence.note else ""
+    return Recent(at, f"worker ended{why}", where=presence.host)
+
+
+def _failed(failures: Sequence[dict[str, Any]]) -> Iterator[Recent]:
+    for one in failures:
+        if one["last"] is not None:
+            yield Recent(one["last"], f"item {one['item']} failed: {one['message']}", is_bad=True)
+
+
+def _joined(events: list[Recent], most: int) -> list[Recent]:
+    """The newest events, those that are alike and near each other as one."""
+    found: list[Recent] = []
+    begun: dict[str, tuple[int, float]] = {}
+    for one in events:
+        place, at = begun.get(one.what, (-1, 0.0))
+        if place >= 0 and at - one.at <= _TOGETHER_S:
+            before = found[place]
+            found[place] = Recent(before.at, one.what, before.count + 1, before.where, one.is_bad)
+        elif len(found) == most:
+            break
+        else:
+            place = len(found)
+            found.append(one)
+        begun[one.what] = (place, one.at)
+    return found

@@ -1,4 +1,4 @@
-"""The history of a run: claims, attempts, releases and deaths from its journals, in time order.
+"""The history of a run: everything that its files record, as one stream in the order of time.
 
 Everything is read from the run's files, without locks, without writes and without calls to Slurm.
 The reader holds a part of each journal, so its memory does not grow with the number of attempts.
@@ -10,35 +10,37 @@ import heapq
 import math
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.state import ItemState, Ref
 from hpc_toolkit.results import records
-from hpc_toolkit.results.records import Attempt, Claim, Death, Release
-from hpc_toolkit.rundir.journal import next_release, read_lines
+from hpc_toolkit.results.entries import EntryReader, lives
+from hpc_toolkit.results.journals import chunk_of, end_of_journal, last_line_at, lines_of
+from hpc_toolkit.results.records import Attempt, Claim, Death, Release, WorkerStart
+from hpc_toolkit.results.workers import living_workers
+from hpc_toolkit.rundir.journal import next_release
+from hpc_toolkit.system.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.state import UnitState
     from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.results.records import Record, Submission, Work, WorkerEnd
     from hpc_toolkit.rundir.journal import Line
+    from hpc_toolkit.system.clock import Clock
 
-_MEMORY = 1 << 26
-"""Bytes of all journals together that are held in memory."""
-_LEAST_CHUNK, _MOST_CHUNK = 1 << 13, 1 << 20
-_TAIL = 1 << 16
 _AHEAD = 1 << 16
 """Bytes read at once to find the end of a unit run: most are shorter."""
 _ERROR_CHARS = 500
+_TIME = itemgetter(0)
 _ROUNDING_S = 0.002
 """Most by which rounding moves a claim's time: journals have milliseconds."""
 
-Record = Claim | Attempt | Release | Death
 _Run = tuple[str, int]
 """A unit with its stage, as journals name it, and a generation."""
 
@@ -122,16 +124,28 @@ class _Unit(NamedTuple):
 
 
 class History:
-    """Reads the records of a run; each call of :meth:`records` goes on where the last one ended.
+    """Reads the records of a run; each call goes on where the last one ended.
 
-    Call :meth:`refresh` before it. A journal that cannot be read is skipped, as in a status; the
-    view's ``unreadable`` then has the error.
+    Call :meth:`refresh` before. A journal that cannot be read is skipped, as in a status; the
+    view's ``unreadable`` then has the error. ``jobs`` returns all jobs submitted so far.
     """
 
-    def __init__(self, view: RunView) -> None:
+    def __init__(
+        self,
+        view: RunView,
+        clock: Clock | None = None,
+        jobs: Callable[[], Iterable[Submission]] = lambda: (),
+    ) -> None:
         self.view = view
         self.presences: dict[str, Presence | None] = {}
         """The workers' presences when they were last read."""
+        self.alive: set[str] = set()
+        """The workers that seemed alive when :meth:`records` was last called."""
+        self._clock = clock or SystemClock()
+        self._jobs = jobs
+        self._entries = EntryReader(view)
+        self._known: set[tuple[str, str]] = set()
+        """States of workers, and jobs, whose records were returned."""
         self._courses: dict[str, _Course] = {}
         self._first: dict[tuple[str, int], int] = {}
         self._claimed: dict[str, dict[str, int]] = {name: {} for name in view.stages}
@@ -150,22 +164,45 @@ class History:
                 self._first[stage.spec.name, entry] = number
                 number += segment.count
 
-    def records(self) -> Iterator[Record]:
-        """Everything that the last :meth:`refresh` read and that was not returned before.
+    def records(self) -> Iterator[tuple[float, Record]]:
+        """All that the last :meth:`refresh` read and that was not returned before.
 
-        In the order of the times at which it was recorded, a claim when its unit run began. The
-        lines of one journal keep their order, whatever its clock did. A result is ``done`` or
-        ``duplicate`` by what is known now; a later line may change that.
+        Each record comes with the time by which it is sorted, infinite if none is known: when it
+        was recorded, for a claim when its unit run began. The lines of one journal keep their
+        order, whatever its clock did. A result is ``done`` or ``duplicate`` by what is known now; a
+        later line may change that.
         """
-        for _, record in self.timed_records():
-            yield record
+        self.alive = living_workers(self.view, self._clock, self.presences)
+        found = (*self._entries.poll(), *self._new_lives(), *self._new_jobs())
+        beside = [(math.inf if one.at is None else one.at, one) for one in found]
+        return heapq.merge(sorted(beside, key=_TIME), self._timed_work(), key=_TIME)
 
-    def timed_records(self) -> Iterator[tuple[float, Record]]:
-        """As :meth:`records`, with the time by which each record is sorted; it may be infinite."""
+    def work(self) -> Iterator[Work]:
+        """As :meth:`records`, only what workers wrote into their journals."""
+        return (record for _, record in self._timed_work())
+
+    def _timed_work(self) -> Iterator[tuple[float, Work]]:
         streams = [self._journal(worker) for worker in sorted(self.view.readers)]
-        for at, record in heapq.merge(*streams, self._open_claims(), key=itemgetter(0)):
+        for at, record in heapq.merge(*streams, self._open_claims(), key=_TIME):
             if not isinstance(record, Claim) or self._is_new(record):
                 yield at, record
+
+    def _new_lives(self) -> Iterator[WorkerStart | WorkerEnd]:
+        for one in lives(self.presences, self.alive):
+            name = one.presence.worker
+            if isinstance(one, WorkerStart):
+                if self._is_first("start", name):
+                    yield one
+            elif self._is_first(one.end, name):
+                yield replace(one, at=self.seen(name))
+
+    def _new_jobs(self) -> Iterator[Submission]:
+        return (one for one in self._jobs() if self._is_first("job", one.name))
+
+    def _is_first(self, kind: str, name: str) -> bool:
+        is_first = (kind, name) not in self._known
+        self._known.add((kind, name))
+        return is_first
 
     def _is_new(self, claim: Claim) -> bool:
         """Whether a claim was not returned yet; its file and its journal both show it."""
@@ -182,36 +219,11 @@ class History:
         order = self.view.stages[stage].log.segments[entry].order
         return self._first[stage, entry] + (order[position] if order else position)
 
-    def lines(self, worker: str, start: int = 0) -> Iterator[Line]:
-        """The lines of a journal that the view has read; a bounded part of them is in memory."""
-        reader = self.view.readers[worker]
-        try:
-            yield from read_lines(reader.path, start, self._end(worker), self._chunk)
-        except OSError as error:
-            self.view.unreadable[worker] = error
-
     def seen(self, worker: str) -> float | None:
         """A worker's last sign of life, by its own clock: its last heartbeat or journal line."""
         presence = self.presences.get(worker)
-        times = [None if presence is None else presence.at, self.last_line_at(worker)]
+        times = [None if presence is None else presence.at, last_line_at(self.view, worker)]
         return max((at for at in times if at is not None), default=None)
-
-    def last_line_at(self, worker: str) -> float | None:
-        """When a worker wrote the newest line of its journal, by its own clock."""
-        if worker not in self.view.readers:
-            return None
-        # A line that is cut at the start of the range is not valid and does not count.
-        start = max(0, self._end(worker) - _TAIL)
-        return max((line.record["at"] for line in self.lines(worker, start)), default=None)
-
-    @property
-    def _chunk(self) -> int:
-        share = _MEMORY // max(1, len(self.view.readers))
-        return min(_MOST_CHUNK, max(_LEAST_CHUNK, share))
-
-    def _end(self, worker: str) -> int:
-        reader = self.view.readers[worker]
-        return reader.size - reader.torn_bytes
 
     def _unit(self, name: str) -> _Unit | None:
         """The unit that a journal line names; None if its segment is not visible yet."""
@@ -219,13 +231,13 @@ class History:
         state = stage.state.units.get(name.partition("/")[2]) if stage is not None else None
         return None if stage is None or state is None else _Unit.of(stage, state)
 
-    def _journal(self, worker: str) -> Iterator[tuple[float, Record]]:
+    def _journal(self, worker: str) -> Iterator[tuple[float, Work]]:
         course = self._courses.setdefault(worker, _Course())
-        for line in self.lines(worker, course.offset):
+        for line in lines_of(self.view, worker, course.offset):
             course.offset = line.end
             yield from self._line(worker, course, line)
 
-    def _line(self, worker: str, course: _Course, line: Line) -> Iterator[tuple[float, Record]]:
+    def _line(self, worker: str, course: _Course, line: Line) -> Iterator[tuple[float, Work]]:
         record, at = line.record, line.record["at"]
         if course.unit is None or course.run[0] != record["unit"]:
             course.unit = self._unit(record["unit"])
@@ -252,8 +264,8 @@ class History:
         self, unit: _Unit, worker: str, line: Line, run: _Run, before: float
     ) -> tuple[float, Claim]:
         """The claim of the unit run that begins with ``line``; ``before``: time of the last one."""
-        path, end = self.view.paths.journal(worker), self._end(worker)
-        release = next_release(path, line.start, end, min(self._chunk, _AHEAD))
+        path, end = self.view.paths.journal(worker), end_of_journal(self.view, worker)
+        release = next_release(path, line.start, end, min(chunk_of(self.view), _AHEAD))
         began = None
         imported = "from" in line.record  # its items ran in the run of the snapshot
         if release is not None and not imported and run == _run_of(release):
@@ -282,7 +294,7 @@ class History:
                     if owner is not None:
                         claim = unit.claim(generation, owner)
                         found.append((math.inf if claim.at is None else claim.at, claim))
-        yield from sorted(found, key=itemgetter(0))
+        yield from sorted(found, key=_TIME)
 
     def _attempt(self, unit: _Unit, worker: str, line: Line) -> Attempt:
         record = line.record
@@ -318,7 +330,7 @@ class History:
 
     def _death(
         self, unit: _Unit, record: dict[str, Any], by: str, ended: float | None = None
-    ) -> Iterator[tuple[float, Record]]:
+    ) -> Iterator[tuple[float, Work]]:
         """A death and the attempt that it ended; several lines about one generation count once."""
         run = _run_of(record)
         if run in self._died:
@@ -357,7 +369,9 @@ class History:
         """When a dead worker's last attempt in a unit run ended, and so its next one began."""
         if worker not in self.view.readers:
             return None
-        ends = [line.record["at"] for line in self.lines(worker) if _run_of(line.record) == run]
+        ends = [
+            line.record["at"] for line in lines_of(self.view, worker) if _run_of(line.record) == run
+        ]
         return max(ends, default=None)
 
 

@@ -7,16 +7,15 @@ process that wrote it, so times of different hosts differ by as much as their cl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpc_toolkit.queue.presence import Presence
 
 DONE, DUPLICATE, FAILED, PERMANENT = "done", "duplicate", "failed", "permanent"
 KILLED, LOST = "killed", "lost"
 BY_WORKER, BY_FILE, UNKNOWN = "worker", "file", ""
 """Which clock gave the time of a claim: the worker's, the file server's (mtime), or none."""
-
-ALIVE, ENDED, DRAINED, DIED, UNKNOWN_END = "alive", "finished", "drained", "died", "unknown"
-"""How a worker ended; ``finished``: nothing was left to do; ``drained``: it exited early, and its
-note says why. Whether a worker is alive is a guess, as in a status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +113,6 @@ class Death:
     """When it was recorded, by the clock of ``by``."""
 
 
-Record = Claim | Attempt | Release | Death
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
     """One entry of a stage's log."""
@@ -154,3 +150,37 @@ class Request:
     """The host of a ``sick`` notice."""
     reason: str = ""
     """Explanation for people; of ``deaths``, what Slurm reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStart:
+    """A worker started."""
+
+    at: float
+    presence: Presence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnd:
+    """A worker that is not alive."""
+
+    at: float | None
+    """Its last sign of life, by its own clock."""
+    presence: Presence
+    end: str
+    """How it ended (:mod:`hpc_toolkit.results.workers`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job was submitted for the run."""
+
+    name: str
+    """Differs from the names of other submissions."""
+    at: float | None
+    job: dict[str, Any]
+
+
+Work = Claim | Attempt | Release | Death
+"""What workers write into their journals."""
+Record = Work | LogEntry | Request | WorkerStart | WorkerEnd | Submission

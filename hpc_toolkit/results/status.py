@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
-from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.results.counts import StageCounts, WorkerCounts
-from hpc_toolkit.results.failures import group_failures
-from hpc_toolkit.results.reasons import (
+from hpc_toolkit.results.explain import group_failures
+from hpc_toolkit.results.progress import (
     NO_WORKER,
     OPEN,
     PAUSED,
+    StageCounts,
+    WorkerCounts,
+    count_items,
     damage,
     hidden_entries,
     no_progress,
     sick_hosts,
     unreadable_workers,
 )
-from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.results.workers import OFF_S, clocks_off, corrected, living_workers
 from hpc_toolkit.system.record import Record, asdict, fresh, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
 
+    Presences = dict[str, Presence | None]
+    Ends = tuple[float | None, float | None]
+    """The ends of the interval of the time left, in seconds; None: not known."""
+
 _MOVING_S = 5.0
-_OFF_S = 120.0
 _CORRECTED = "the elapsed time is corrected or left out, and items over time are not shown"
 
 
@@ -60,8 +61,25 @@ class TimeLeft(Record, kw_only=True):
         return replace(self, low_s=low_s, eta_s=less(self.eta_s), high_s=less(self.high_s))
 
 
-class Status(Record, frozen=False, kw_only=True):
-    """The status of a run at one moment."""
+class Halt(Record):
+    """Why a run makes no progress, as far as its files show; empty texts while it does."""
+
+    run: str
+    complete: bool
+    kind: str
+    reason: str
+
+
+class Search(Record):
+    """The search of a campaign, as :attr:`Status.best` and :attr:`Status.search` have it."""
+
+    best: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Status(Record, kw_only=True):
+    """The status of a run at one moment; complete when it is read."""
 
     run: str
     """Path of the run as it was given."""
@@ -98,16 +116,16 @@ class Status(Record, frozen=False, kw_only=True):
     reason: str
     """Why there is no progress; "" if there is some, or all is done."""
     halt: str = ""
-    """The kind of that reason (:mod:`hpc_toolkit.results.reasons`); "" without a reason."""
+    """The kind of that reason (:mod:`hpc_toolkit.results.progress`); "" without a reason."""
     failures: list[dict[str, Any]] = fresh(factory=list)
     """Most frequent kinds of errors of items without a result; the keys are the fields of
-    :class:`hpc_toolkit.results.failures.Failures`."""
+    :class:`hpc_toolkit.results.explain.Failures`."""
     warnings: list[str] = fresh(factory=list)
     """Log entries that cannot be read yet, sick hosts, and damage that was skipped."""
     alive: list[str] = fresh(factory=list)
     """Names of the living workers."""
     cost: dict[str, Any] | None = None
-    """Fields of :class:`hpc_toolkit.submit.costs.Cost`; None where no price is known."""
+    """Fields of :class:`hpc_toolkit.submit.jobs.Cost`; None where no price is known."""
     draining: int = 0
     """Living workers that were asked to leave."""
     old_copies: int = 0
@@ -148,6 +166,19 @@ class Status(Record, frozen=False, kw_only=True):
         return record
 
 
+class Beside(Record, kw_only=True):
+    """What a caller knows of a run beside its files for workers, to be part of its status."""
+
+    doctor: str = ""
+    """What 'hpctk doctor' reported."""
+    reason: Callable[[Halt], str] = lambda halt: halt.reason
+    """Explains a standstill, for example by the run's jobs."""
+    cost: Callable[[Presences, set[str], Ends], Record | None] = lambda *_: None
+    """Returns the cost from the workers' presences, the living workers and their time left."""
+    search: Callable[[bool], Search] | None = None
+    """Reads the search of a campaign; its argument says whether the run is complete."""
+
+
 def read_status(
     view: RunView,
     clock: Clock,
@@ -155,7 +186,8 @@ def read_status(
     given: str,
     campaign: bool = False,
     forecast: Callable[[set[str]], TimeLeft | None] = lambda _alive: None,
-    seen: dict[str, Presence | None] | None = None,
+    seen: Presences | None = None,
+    beside: Beside | None = None,
 ) -> Status:
     """Read everything that is new and summarize it.
 
@@ -163,6 +195,7 @@ def read_status(
     items, and ``forecast`` returns the time left on the living workers. ``seen``: the workers'
     presences, if the caller has read them and the view; nothing else is read then.
     """
+    beside = beside or Beside()
     is_read = seen is not None
     if seen is None:
         # Before the journals: if they lack lines that a worker reports here, they are old copies.
@@ -180,27 +213,30 @@ def read_status(
                 stage.claims.refresh()
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
-    stages = {name: _count(stage, alive, possible) for name, stage in view.stages.items()}
+    stages = {name: count_items(stage, alive, possible) for name, stage in view.stages.items()}
     off, lives = _on_time(view, seen, clock)
     left = forecast(alive)
-    for name, coming in (left.coming if left is not None else {}).items():
-        stages[name].coming = coming
+    if left is not None:
+        coming = left.coming
+        stages |= {name: replace(stages[name], coming=count) for name, count in coming.items()}
     last = list(view.stages.values())[-1].log
     moving = bool(off) or _moves(view, clock)
     halt, reason = no_progress(view, stages, workers, given, late, campaign=campaign, moving=moving)
-    return Status(
+    times = _time_left(left)
+    cost = beside.cost(seen, alive, (times["eta_low_s"], times["eta_high_s"]))
+    found = Status(
         run=given,
         stages=stages,
         workers=workers,
         rate_per_s=round(_rate(view, alive), 4),
-        **_time_left(left),
+        **times,
         **_spent(view, lives, clock.wall() if alive else 0.0, is_off=bool(off)),
         silent_s=0.0 if off else _silent(view, [known[one] for one in alive], clock),
         throughput={} if off else _throughput(view),
         complete=view.complete,
         deaths=sum(stage.state.deaths for stage in view.stages.values()),
         published=last.table is not None and last.last_retry < last.table[0],
-        reason=reason,
+        reason=beside.reason(Halt(given, view.complete, halt, reason)),
         halt=halt,
         failures=[one.to_json() for one in group_failures(view, seen)],
         warnings=[
@@ -218,7 +254,14 @@ def read_status(
             for worker in sorted(alive & known.keys())
             if known[worker].place
         },
+        cost=None if cost is None else asdict(cost),
+        doctor=beside.doctor,
     )
+    if beside.search is None:
+        return found
+    search = beside.search(found.complete)
+    warnings = [*found.warnings, *search.warnings]
+    return replace(found, best=search.best, search=search.state, warnings=warnings)
 
 
 def _rate(view: RunView, alive: set[str]) -> float:
@@ -230,7 +273,7 @@ def _rate(view: RunView, alive: set[str]) -> float:
 
 def _time_left(left: TimeLeft | None) -> dict[str, Any]:
     if left is None:
-        return {"eta_s": None}
+        return dict.fromkeys(("eta_s", "eta_low_s", "eta_high_s"))
 
     def rounded(seconds: float | None) -> float | None:
         return None if seconds is None else round(seconds, 1)
@@ -243,38 +286,19 @@ def _time_left(left: TimeLeft | None) -> dict[str, Any]:
     }
 
 
-def _on_time(
-    view: RunView, seen: dict[str, Presence | None], clock: Clock
-) -> tuple[list[str], list[Presence]]:
+def _on_time(view: RunView, seen: Presences, clock: Clock) -> tuple[list[str], list[Presence]]:
     """Return the hosts whose clocks are off, if times show one, and corrected presences.
 
     There are no presences if nothing shows by how much the clocks are off.
     """
     lives = [one for one in seen.values() if one is not None]
     ahead = clocks_off(view, seen, clock)
-    early = sorted({one.host for one in lives if one.at > clock.wall() + _OFF_S})
+    early = sorted({one.host for one in lives if one.at > clock.wall() + OFF_S})
     if early and not ahead:
         return early, []
     if not ahead:
         return [], lives
-    from hpc_toolkit.results.workerlives import corrected
-
     return sorted(ahead), [corrected(one, ahead) for one in lives]
-
-
-def clocks_off(view: RunView, seen: dict[str, Presence | None], clock: Clock) -> dict[str, float]:
-    """Return the seconds by which clocks of hosts are ahead, if a presence shows that one is."""
-    lives = [one for one in seen.values() if one is not None]
-    with suppress(OSError):
-        first, last = view.paths.manifest.stat().st_mtime - _OFF_S, clock.wall() + _OFF_S
-        if any(one.started and (one.started < first or one.at > last) for one in lives):
-            from hpc_toolkit.results.history import History
-            from hpc_toolkit.results.workerlives import clocks_ahead
-
-            history = History(view)
-            history.presences = seen
-            return clocks_ahead(history)
-    return {}
 
 
 def _spent(view: RunView, known: list[Presence], now: float, *, is_off: bool) -> dict[str, Any]:
@@ -305,95 +329,3 @@ def _throughput(view: RunView) -> dict[str, Any]:
     begin, done = view.throughput.counts()
     width_s = view.throughput.width_s
     return {"begin": begin, "width_s": width_s, "done": [round(one, 2) for one in done]}
-
-
-def reachable_workers(
-    view: RunView, clock: Clock, seen: dict[str, Presence | None] | None = None
-) -> set[str]:
-    """Workers that a request may reach: all but those that have left or died on this host.
-
-    Workers of other hosts count even if they seem dead, because their clocks may be wrong.
-    ``seen`` as for :func:`living_workers`.
-    """
-    seen = view.presences() if seen is None else seen
-    here = (host_name(), boot_id())
-    return living_workers(view, clock, seen) | {
-        name
-        for name, one in seen.items()
-        if one is not None and one.state != FINISHED and (one.host, one.boot) != here
-    }
-
-
-def living_workers(
-    view: RunView, clock: Clock, seen: dict[str, Presence | None] | None = None
-) -> set[str]:
-    """Workers that have not left and do not seem dead; a guess that no rule of the queue uses.
-
-    A worker whose presence cannot be read may be alive, so it is among them.
-    ``seen`` are the workers' presences; None: read them.
-    """
-    here = (host_name(), boot_id())
-    seen = view.presences() if seen is None else seen
-    # A worker that was silent more than once has several notices.
-    _, given = ControlReader(view.paths).poll()
-    notices = {(one.worker, one.heartbeat) for one in given if one.final}
-
-    def alive(name: str, one: Presence) -> bool:
-        left = one.state == FINISHED or (name, one.heartbeat) in notices
-        return not left and _seems_alive(one, here, clock)
-
-    return {name for name, one in seen.items() if one is None or alive(name, one)}
-
-
-def _seems_alive(presence: Presence, here: tuple[str, str], clock: Clock) -> bool:
-    """For display only: workers judge each other by what they observe themselves."""
-    if (presence.host, presence.boot) == here:
-        ticks = process_ticks(presence.pid)
-        return ticks > 0 and presence.ticks in {0, ticks}
-    silence = clock.wall() - presence.at
-    return silence < max(DEFAULT_LEASE_S, 3 * presence.interval_s)
-
-
-def _count(stage: StageView, alive: set[str], possible: set[str]) -> StageCounts:
-    """Count the items of a stage; ``possible``: the living workers, and those that may be alive."""
-    counts = StageCounts(sealed=stage.log.sealed)
-    busy: set[str] = set()
-    for name, unit in stage.state.units.items():
-        items = unit.unit.count
-        counts.total += items
-        if unit.clean is not None:
-            counts.done += items
-            continue
-        touched = stage.state.touched(unit)
-        waiting = items - len(touched)
-        for item in touched:
-            state = stage.state.item_state(unit, item)
-            counts.done += state is ItemState.DONE
-            counts.failed += state is ItemState.FAILED
-            waiting += state is ItemState.PENDING
-            history = unit.histories.get(item)
-            if history is not None:
-                counts.duplicates += max(0, history.done_lines - 1)
-                tries = len(history.failures) + (history.done is not None)
-                counts.retried += tries > 1
-        holder = _holder(stage, name) if waiting else None
-        if holder is None or (holder and holder not in possible):
-            counts.pending += waiting
-        else:
-            counts.claimed += waiting
-            busy.add(holder)
-    # A worker runs one item at a time, also one that holds several units.
-    counts.running = min(len(busy & (alive | {""})), counts.claimed)
-    counts.claimed -= counts.running
-    return counts
-
-
-def _holder(stage: StageView, unit: str) -> str | None:
-    """Return the worker that holds a unit; None: nobody does, "": its name cannot be read."""
-    generation = stage.claims.generation(unit)
-    if generation == 0 or stage.is_released(unit):
-        return None
-    try:
-        return stage.claims.owner(unit, generation)
-    except OSError:
-        return ""

@@ -99,7 +99,7 @@ def check_rows(rows: Iterable[Row]) -> None:
             raise RunError(message, hint=hint)
 
 
-def json_lines(rows: Iterable[Row], _values: Values | None = None) -> Iterator[bytes]:
+def json_lines(rows: Iterable[Row], _more: object = None) -> Iterator[bytes]:
     """Each row as a line of JSON, one or more lines at once."""
     if isinstance(rows, Table):
         yield from rows.lines()
@@ -239,7 +239,7 @@ def beside(name: str, keys: Container[str]) -> str:
     return name
 
 
-def json_array(rows: Iterable[Row], _values: Values | None = None) -> Iterator[bytes]:
+def json_array(rows: Iterable[Row], _more: object = None) -> Iterator[bytes]:
     """One array, with one row on each line."""
     before = b"[\n"
     for lines in json_lines(rows):

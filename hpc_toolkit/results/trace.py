@@ -66,7 +66,7 @@ def trace_rows(history: History, stage: str | None = None) -> Iterator[Row]:
     ``history`` must be up to date, and nothing may have been read from it yet.
     """
     items = _Items(history)
-    for record in history.records():
+    for record in history.work():
         if isinstance(record, Release):
             items.forget(record.stage, record.unit)
         elif isinstance(record, Attempt) and stage in (None, record.stage):
@@ -130,14 +130,6 @@ def _names(history: History, stage: str | None) -> Iterator[str]:
     yield from keys
 
 
-def _json_lines(rows: Iterator[Row], _names: Iterator[str]) -> Iterator[bytes]:
-    return json_lines(rows)
-
-
-def _json_array(rows: Iterator[Row], _names: Iterator[str]) -> Iterator[bytes]:
-    return json_array(rows)
-
-
 def _cells(row: Row, names: list[str]) -> list[Any]:
     return [*(cell(row["item"].get(name)) for name in names), *(row[key] for key in OWN)]
 
@@ -160,8 +152,8 @@ def _parquet(rows: Iterator[Row], names: Iterator[str]) -> Iterator[bytes]:
 
 
 _WRITERS: dict[str, Callable[[Iterator[Row], Iterator[str]], Iterator[bytes]]] = {
-    ".jsonl": _json_lines,
-    ".json": _json_array,
+    ".jsonl": json_lines,
+    ".json": json_array,
     ".csv": _csv,
     ".parquet": _parquet,
 }

@@ -96,7 +96,7 @@ def _too_short(forecaster: Forecaster, ask: Ask, choice: Choice) -> str:
 
 def _idle(run: Run, ask: Ask) -> list[str]:
     """Return a warning if at least one node would find no unit; the list is not open for more."""
-    from hpc_toolkit.results.status import living_workers  # a program of its own has no run
+    from hpc_toolkit.results.workers import living_workers  # a program of its own has no run
 
     view = run.view
     if not all(stage.log.sealed for stage in view.stages.values()):

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.results.activity import read_activity
+from hpc_toolkit.results.distributions import ranges_of, read_loads
+from hpc_toolkit.results.explain import group_failures, item_json
+from hpc_toolkit.results.gather import gather
+from hpc_toolkit.results.history import History
+from hpc_toolkit.results.status import Beside
+from hpc_toolkit.submit.jobs import cost_of, worker_price
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,9 +24,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.ranges import Range
+    from hpc_toolkit.results.distributions import Range
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
+    from hpc_toolkit.submit.jobs import Cost
 
 T = TypeVar("T")
 _FAILURES, _RESULTS = 20, 24
@@ -55,14 +64,13 @@ class _Parts:
 def read_facts(run: Run) -> RunFacts:
     """Read what a report needs; a part that cannot be read is named in ``problems``."""
     from hpc_toolkit.report.runreport import RunFacts
-    from hpc_toolkit.results.failures import group_failures
-    from hpc_toolkit.results.loads import read_loads
 
     parts, view = _Parts(), run.view
     status, made_at = _status(run), time.time()
     found = parts.read("the timeline of the workers", lambda: _activity(run), None)
     if found is not None and found.ahead:
-        status.elapsed_s = found.timeline.end - found.timeline.begin
+        elapsed_s = found.timeline.end - found.timeline.begin
+        status = replace(status, elapsed_s=elapsed_s)
     return RunFacts(
         status=status,
         manifest=run.manifest,
@@ -80,31 +88,25 @@ def read_facts(run: Run) -> RunFacts:
 
 
 def _status(run: Run) -> Status:
-    from hpc_toolkit.submit.costs import cost_of
+    def cost(*facts: Any) -> Cost | None:
+        with suppress(*_READING):
+            return cost_of(run.paths, *facts)
+        return None
 
+    beside = Beside(cost=cost)
     try:
-        status = run.status()
+        return run.status(beside=beside)
     except _READING:  # a forecast needs more of the run than its status
-        status = run.status(forecast=False)
-    with suppress(*_READING):
-        cost = cost_of(run, status)
-        status.cost = None if cost is None else asdict(cost)
-    return status
+        return run.status(forecast=False, beside=beside)
 
 
 def _activity(run: Run) -> Activity | None:
-    from hpc_toolkit.results.activity import read_activity
-    from hpc_toolkit.results.history import History
-    from hpc_toolkit.system.clock import SystemClock
-
     history = History(run.view)
     history.refresh()
     return read_activity(history, SystemClock())
 
 
 def _items(run: Run, found: Activity | None) -> dict[int, str]:
-    from hpc_toolkit.results.explain import item_json
-
     items: dict[int, str] = {}
     for one in found.longest if found is not None else ():
         with suppress(*_READING, IndexError):
@@ -115,9 +117,6 @@ def _items(run: Run, found: Activity | None) -> dict[int, str]:
 
 def _results(run: Run) -> dict[str, Range]:
     """The numbers of a list's results; those of a search are scores, which the search compares."""
-    from hpc_toolkit.results.gather import gather
-    from hpc_toolkit.results.ranges import ranges_of
-
     if run.manifest.campaign is not None:
         return {}
     tables = (gather(run.view, name, partial=True, publish=False) for name in run.view.stages)
@@ -129,6 +128,5 @@ def _search(run: Run) -> list[Section]:
         return []
     from hpc_toolkit.campaign import searchreport
     from hpc_toolkit.campaign.settings import settings_of
-    from hpc_toolkit.submit.costs import worker_price
 
     return searchreport.sections(run.view, settings_of(run.paths, run.manifest), worker_price(run))

@@ -1,4 +1,4 @@
-"""Check a submission, exclude nodes that failed, send it to Slurm, and record its jobs.
+"""Check a submission, exclude nodes that failed, send it to Slurm, record its jobs; cancel jobs.
 
 The run, or the directory of a training, keeps a copy of the script, and sbatch gets that copy. A
 crash between sbatch and the job's record loses only the record: the job's workers name their job
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
@@ -25,16 +25,24 @@ from hpc_toolkit.slurm.records import NODE_FAILURES
 from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
 from hpc_toolkit.slurm.sbatch import sbatch
-from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, own_login, record_job
+from hpc_toolkit.submit.jobs import (
+    JobStates,
+    RunJob,
+    keep_script,
+    known_jobs,
+    own_login,
+    record_job,
+)
 from hpc_toolkit.system.terminal import note, printable
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.submit.submission import Script, Submission
@@ -232,3 +240,76 @@ def _of_jobs(records: list[JobRecord]) -> Iterator[tuple[str, Failure]]:
     for record in (start for job in records for start in (job, *job.lost)):
         if record.state in NODE_FAILURES:
             yield record.nodes, (record.end or 0.0, f"job {record.id} ended with {record.state}")
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job in the queue that has the id of one of the run's jobs."""
+
+    record: JobRecord
+    cluster: str
+    foreign: str = ""
+    """Why it may not be the run's, and is not cancelled; "" for the run's own."""
+
+
+def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> list[QueuedJob]:
+    """The run's jobs that are still in the queue, as :func:`queued_jobs` returns them.
+
+    ``only`` are ids of jobs, each of which must be the run's.
+
+    Raises:
+        ConfigError: an id is not the run's.
+        SlurmError: Slurm does not answer; nothing was cancelled.
+    """
+    jobs = known_jobs(paths)
+    wanted = list(only or ())
+    ids = [job.job for job in jobs]
+    if unknown := [one for one in wanted if one not in ids]:
+        message = f"--job {unknown[0]}: no job of {paths.root}"
+        raise ConfigError(message, hint=f"its jobs: {', '.join(ids[-10:]) or 'none is known'}")
+    if wanted:
+        return queued_jobs([job for job in jobs if job.job in wanted])
+    # Workers name the elements of an array, perhaps many; it is enough to name the array.
+    arrays = {job.job for job in jobs if job.array is not None}
+    return queued_jobs(job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job})
+
+
+def queued_jobs(jobs: Iterable[RunJob]) -> list[QueuedJob]:
+    """The jobs that are still in the queue; one query for each cluster.
+
+    A job that differs from what is known of it, or that Slurm does not name, counts as foreign.
+
+    Raises SlurmError: Slurm does not answer.
+    """
+    found = []
+    wanted = list(jobs)
+    for cluster in dict.fromkeys(job.cluster for job in wanted):
+        mine = {job.job: job for job in wanted if job.cluster == cluster}
+        for one, record in slurm.squeue(mine, cluster=cluster, timeout_s=slurm.PATIENCE_S).items():
+            if record.waiting or record.running:
+                found.append(QueuedJob(record, cluster, _foreign(mine[one], record)))
+    # Leave out the elements of an array that is cancelled as a whole.
+    whole = {job.record.id for job in found if not job.foreign}
+    return [job for job in found if job.record.array not in whole - {job.record.id}]
+
+
+def _foreign(job: RunJob, record: JobRecord) -> str:
+    """Why this may not be the job that is known; "" for the run's own."""
+    if other := job.contradicts(record, user=own_login()):
+        return other
+    missing = ""
+    if not record.name or not record.user:
+        missing = "Slurm did not say whose it is"
+    elif not job.recorded and not job.name:
+        missing = "its workers did not note its name, and no submission was noted"
+    return f"{missing}; {job.by_hand}" if missing else ""
+
+
+def cancel_jobs(jobs: Iterable[QueuedJob]) -> None:
+    """Cancel the jobs that are the run's own; one call for each cluster.
+
+    Raises SlurmError: one of them could not be cancelled.
+    """
+    own = [job for job in jobs if not job.foreign]
+    for cluster in dict.fromkeys(job.cluster for job in own):
+        slurm.scancel([job.record.id for job in own if job.cluster == cluster], cluster=cluster)

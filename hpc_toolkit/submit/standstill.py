@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.results.progress import NO_WORKER, OPEN
 from hpc_toolkit.rundir.files import last_lines
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import log_files, read_jobs
@@ -14,7 +15,7 @@ from hpc_toolkit.submit.jobs import log_files, read_jobs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.status import Halt
     from hpc_toolkit.slurm.records import JobRecord
 
 _SENTENCES = {
@@ -64,13 +65,13 @@ _STATES = {
 }
 
 
-def why(now: Status, jobs: Sequence[JobRecord]) -> str:
+def why(now: Halt, jobs: Sequence[JobRecord]) -> str:
     """Why there is no progress; without workers, what a job of the run waits for and what helps."""
     suspended = [job.id for job in jobs if job.state in _SUSPENDED]
-    goes_on = not now.complete and not now.is_open
+    goes_on = not now.complete and now.kind != OPEN
     if suspended and goes_on and not any(job.state == "RUNNING" for job in jobs):
         return f"Slurm has suspended job {suspended[0]}: it continues when Slurm resumes it"
-    if not now.lacks_workers:
+    if now.kind != NO_WORKER:
         return now.reason
     for job in jobs:
         if job.running:
@@ -89,7 +90,7 @@ def why(now: Status, jobs: Sequence[JobRecord]) -> str:
     return f"no worker is alive, and job {job.id} waits: {why_waiting(job)}"
 
 
-def _after_end(now: Status, job: JobRecord) -> str:
+def _after_end(now: Halt, job: JobRecord) -> str:
     """Why there are no workers: if their last job failed, how, and the last lines of its log."""
     if not job.ended or job.state == "COMPLETED":
         return now.reason

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.submit.costs import Cost, cost_of, worker_price
-from hpc_toolkit.submit.jobs import RunJob, record_job
+from hpc_toolkit.submit.jobs import Cost, RunJob, cost_of, record_job, worker_price
 
 if TYPE_CHECKING:
+    from hpc_toolkit.results.status import Ends
     from tests.toyrun import ToyRun
 
 JOB = RunJob(job="7", submitted=1.0, worker_price=3.0, currency="EUR")
 
 
-def cost(toy: ToyRun, *jobs: RunJob, **changes: Any) -> Cost | None:
+def cost(toy: ToyRun, *jobs: RunJob, ends: Ends = (None, None)) -> Cost | None:
     for job in jobs:
         record_job(toy.paths, job)
     toy.worker("a", job="7", started=1000.0, at=4600.0)
     toy.worker("b", job="7", started=1000.0, at=8200.0)
     toy.worker("c", job="8", started=1000.0, at=4600.0)
-    run = toy.reopen()
-    return cost_of(run, replace(run.status(), **{"alive": ["b"], **changes}))
+    return cost_of(toy.paths, toy.run.view.presences(), {"b"}, ends)
 
 
 def test_workers_cost_their_lives_and_the_living_the_time_left(toy: ToyRun) -> None:
     other = replace(JOB, job="8", worker_price=1.0)
 
-    found = cost(toy, JOB, other, eta_low_s=1800.0, eta_high_s=3600.0)
+    found = cost(toy, JOB, other, ends=(1800.0, 3600.0))
 
     assert found == Cost(spent=10.0, currency="EUR", low=1.5, high=3.0)
 

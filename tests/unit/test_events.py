@@ -17,6 +17,8 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.control import HealthNotice, ask_to_drain, give_health_notice
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.events import EventReader, event_line
+from hpc_toolkit.results.history import History
+from hpc_toolkit.results.records import Submission
 from hpc_toolkit.run import Run
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
@@ -30,9 +32,10 @@ if TYPE_CHECKING:
     Event = dict[str, Any]
 
 
-def reader_of(root: Path, jobs: Callable[[], Iterable[Event]] = lambda: ()) -> EventReader:
+def reader_of(root: Path, jobs: Callable[[], Iterable[Submission]] = lambda: ()) -> EventReader:
     run = Run.open(root)
-    return EventReader(RunView(run.paths, run.manifest), ManualClock(280.0), jobs)
+    view = RunView(run.paths, run.manifest)
+    return EventReader(History(view, ManualClock(280.0), jobs))
 
 
 def events_of(root: Path) -> list[Event]:
@@ -112,7 +115,7 @@ def test_a_damaged_run_gives_the_events_that_are_left(busy: ToyRun, lost: str, l
 
 
 def test_each_poll_gives_what_is_new(busy: ToyRun) -> None:
-    jobs: list[Event] = []
+    jobs: list[Submission] = []
     reader = reader_of(busy.root, lambda: jobs)
     assert len(list(reader.poll())) == 13
     assert list(reader.poll()) == []
@@ -125,7 +128,7 @@ def test_each_poll_gives_what_is_new(busy: ToyRun) -> None:
     ask_to_drain(busy.paths, ["wc"])
     notice = HealthNotice(host="n1", worker="wa", whole=True, sure=True, at=1.0, reason="all fail")
     give_health_notice(busy.paths, notice)
-    jobs.append({"file": "7 1.0", "at": None, "event": "job", "job": "7"})
+    jobs.append(Submission(name="7 1.0", at=None, job={"job": "7"}))
 
     found = [event for _, event in reader.poll()]
     assert sorted(kinds(found)) == sorted(

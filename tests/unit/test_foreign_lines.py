@@ -102,7 +102,7 @@ def read_all(run: Run, clock: ManualClock) -> None:
     history = History(view)
     history.refresh()
     list(trace_rows(history))
-    list(EventReader(view, clock).poll())
+    list(EventReader(History(view, clock)).poll())
     read_work(view, clock, given="run")
     work_since(view, clock, 0.0)
     what_is_left(view, clock, job=None, watch_s=0.0, pause=lambda _: None)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hpc_toolkit.queue.control import DeathNotice, HealthNotice, ask_to_drain, give_health_notice
 from hpc_toolkit.queue.control import give_notice as tell_of_deaths
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.results import history as history_module
-from hpc_toolkit.results.entries import RequestReader, read_entries
+from hpc_toolkit.results import journals
+from hpc_toolkit.results.entries import EntryReader
 from hpc_toolkit.results.history import History
-from hpc_toolkit.results.records import Attempt, Claim, Death, Release
-from hpc_toolkit.results.workerlives import end_of
+from hpc_toolkit.results.records import Attempt, Claim, Death, LogEntry, Release, Request
+from hpc_toolkit.results.workers import end_of
 from hpc_toolkit.rundir.journal import (
     JournalReader,
     encode_line,
@@ -40,7 +40,7 @@ def history_of(toy: ToyRun) -> History:
 
 
 def attempts(history: History) -> list[Attempt]:
-    return [one for one in history.records() if isinstance(one, Attempt)]
+    return [one for one in history.work() if isinstance(one, Attempt)]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_lost_attempt_begins_where_the_last_one_of_its_unit_run_ended(fast_dir
     second.death(1, generation=1, worker="wa", evidence="lock", explained="drain", at=300.0)
     second.death(1, generation=1, worker="wa", evidence="lock", explained="drain", at=301.0)
 
-    found = list(history_of(toy).records())
+    found = list(history_of(toy).work())
 
     lost = [one for one in found if isinstance(one, Attempt) and one.outcome == "lost"]
     assert [(one.begin, one.end, one.seconds) for one in lost] == [(110.0, None, None)]
@@ -138,7 +138,7 @@ def test_a_claim_has_the_time_of_its_unit_run_else_of_its_own_file(disturbed: To
     claims = disturbed.stage_paths.claims
     os.utime(claims / "000001-3.1.lock", (107.0, 107.0), follow_symlinks=False)
 
-    found = [one for one in history_of(disturbed).records() if isinstance(one, Claim)]
+    found = [one for one in history_of(disturbed).work() if isinstance(one, Claim)]
 
     assert [(one.unit, one.generation, one.worker, one.at, one.clock) for one in found] == [
         ("000001-0", 1, "wa", 101.0, "worker"),
@@ -149,7 +149,7 @@ def test_a_claim_has_the_time_of_its_unit_run_else_of_its_own_file(disturbed: To
     assert [one.taken_from for one in found] == [None, None, "wa", "wa"]
     # A file that is one more name of an earlier claim has that claim's time.
     os.link(claims / "000001-3.1.lock", claims / "another", follow_symlinks=False)
-    again = [one for one in history_of(disturbed).records() if isinstance(one, Claim)]
+    again = [one for one in history_of(disturbed).work() if isinstance(one, Claim)]
     assert [one.at for one in again] == [101.0, None, 110.0, 299.0]
     assert again[1].clock == ""
 
@@ -161,7 +161,7 @@ def test_reading_goes_on_where_it_ended_and_returns_nothing_twice(fast_dir: Path
 
     def new() -> list[str]:
         history.refresh()
-        return [type(one).__name__ for one in history.records()]
+        return [type(one).__name__ for one in history.work()]
 
     assert new() == []
     worker.claim(toy.unit_name(0))
@@ -207,7 +207,7 @@ def test_a_claim_lies_between_the_lines_around_it_although_times_are_rounded(
     worker.attempt(4, at=10.085, seconds=0.0)
     worker.release(10.086, seconds=seconds)
 
-    times = [at for at, _ in history_of(toy).timed_records()]
+    times = [at for at, _ in history_of(toy).records()]
 
     assert times == sorted(times)
 
@@ -240,9 +240,10 @@ def test_log_entries_and_requests_have_the_times_of_their_files(disturbed: ToyRu
 
     view = RunView(disturbed.paths, disturbed.run.manifest)
     view.poll()
-    entries = read_entries(view)
-    reader = RequestReader(disturbed.paths)
-    requests = {one.kind: one for one in reader.poll()}
+    reader = EntryReader(view)
+    found = list(reader.poll())
+    entries = [one for one in found if isinstance(one, LogEntry)]
+    requests = {one.kind: one for one in found if isinstance(one, Request)}
 
     assert [(one.number, one.kind, one.items) for one in entries] == [
         (1, "add", 6),
@@ -251,7 +252,6 @@ def test_log_entries_and_requests_have_the_times_of_their_files(disturbed: ToyRu
         (4, "gather", 6),
     ]
     assert entries[2].at == 50.0
-    assert read_entries(view, {"items": 3}) == entries[3:]
     assert requests["drain"].workers == ("wb",)
     assert (requests["deaths"].workers, requests["deaths"].reason) == (("wa",), "node failure")
     assert (requests["sick"].host, requests["sick"].reason) == ("n1", "all fail")
@@ -264,7 +264,6 @@ def test_reading_a_history_changes_nothing_below_the_run(disturbed: ToyRun) -> N
 
     history = history_of(disturbed)
     list(history.records())
-    read_entries(history.view)
 
     assert tree(disturbed.root) == before
 
@@ -281,7 +280,7 @@ def test_counts_agree_with_the_status_for_arbitrary_journals(
     status = toy.reopen().status()
     counts = status.stages["items"]
 
-    found = list(history_of(toy).records())
+    found = list(history_of(toy).work())
 
     ended = [one for one in found if isinstance(one, Attempt)]
     outcomes = Counter(one.outcome for one in ended)
@@ -347,7 +346,7 @@ def test_memory_is_a_share_of_a_fixed_number_of_bytes_and_files_are_closed_betwe
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy = ToyRun(fast_dir / "run", 40, unit=1)
-    monkeypatch.setattr(history_module, "_MEMORY", 0)
+    monkeypatch.setattr(journals, "_MEMORY", 0)
     for number in range(40):
         worker = toy.worker(f"w{number:02d}")
         worker.work(toy.unit_name(number), 1, **{f"i{number}": "done"})
@@ -356,7 +355,7 @@ def test_memory_is_a_share_of_a_fixed_number_of_bytes_and_files_are_closed_betwe
     history = history_of(toy)
     before = len(os.listdir("/proc/self/fd"))
 
-    stream = history.records()
+    stream = history.work()
     next(stream)
 
     assert len(os.listdir("/proc/self/fd")) == before

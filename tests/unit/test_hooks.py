@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.hooks import Hooks
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.results.counts import StageCounts, WorkerCounts
-from hpc_toolkit.results.reasons import PAUSED
+from hpc_toolkit.results.progress import PAUSED, StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun

@@ -9,11 +9,11 @@ import pytest
 
 from hpc_toolkit.report.live import Choices, Live, Page, screen_lines
 from hpc_toolkit.report.terminal import Look
-from hpc_toolkit.results.counts import StageCounts, WorkerCounts
-from hpc_toolkit.results.failures import Failures
-from hpc_toolkit.results.hosts import ALIVE, DIED, HostLine, WorkerLine
-from hpc_toolkit.results.recent import Recent
+from hpc_toolkit.results.events import Recent
+from hpc_toolkit.results.explain import Failures
+from hpc_toolkit.results.progress import StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
+from hpc_toolkit.results.workers import ALIVE, DIED, HostLine, WorkerLine
 from hpc_toolkit.slurm.records import JobRecord
 
 SIZES = [(80, 24), (200, 50), (40, 20)]
@@ -25,14 +25,14 @@ def worker(name: str, state: str = ALIVE, **changes: Any) -> WorkerLine:
     return WorkerLine(name=name, state=state, **{**facts, **changes})
 
 
-def live(hosts: int = 62, text: str = "", **changes: Any) -> Live:
+def live(hosts: int = 62, text: str = "", *, now: Any = (), **changes: Any) -> Live:
     """A run with three kinds of failures, and eight workers on each of many hosts."""
     errors = ("CUDA out of memory", "loss is nan at step", "[Errno #] Input/output error: 'PATH'")
     failures = [
         Failures(f"RuntimeError: {error}{text}", 200, item=17, example={"n": 1}, hosts={"n1": 200})
         for error in errors
     ]
-    now = Status(
+    status = Status(
         run=f"runs/bench{text}",
         stages={"items": StageCounts(total=1000, pending=300, running=90, done=400, failed=210)},
         workers=WorkerCounts(alive=hosts * 8 - 1, dead=1),
@@ -47,6 +47,7 @@ def live(hosts: int = 62, text: str = "", **changes: Any) -> Live:
         reason="",
         failures=[one.to_json() for one in failures],
         throughput={"done": [1.0, 2.0, 5.0, 3.0] * 20},
+        **dict(now),
     )
     lines = [
         HostLine(f"gpu{host:03}", tuple(worker(f"gpu{host:03}-{n}{text}") for n in range(8)))
@@ -55,7 +56,7 @@ def live(hosts: int = 62, text: str = "", **changes: Any) -> Live:
     lines.insert(0, HostLine("broken", (worker("broken-1", DIED, is_busy=False),)))
     events = [Recent(0.0, f"event {n}{text}", where="gpu001") for n in range(10)]
     jobs = [JobRecord(id="4711", state="RUNNING", nodes="gpu[001-062]")]
-    return Live(now, **{"jobs": jobs, "hosts": lines, "events": events, **changes})
+    return Live(status, **{"jobs": jobs, "hosts": lines, "events": events, **changes})
 
 
 def width(line: str) -> int:
@@ -104,13 +105,11 @@ def test_at_80x24_all_that_is_important_fits_and_hosts_give_way() -> None:
 
 
 def searching(arm: str) -> Live:
-    found = live(hosts=0)
     best = {"arm": f"best-{arm}", "keys": {}, "reward": 0.5, "stderr": None}
     counts = {"policy": "gp-ucb", "arms": 99, "budget": 60, "asked": 9, "evaluations": 45}
     last = [(f"{n}-{arm}", 0.25, "") for n in range(3)]
     rest = {"rounds": 3, "best": best, "ties": 2, "rounds_since_best": 0, "last": last}
-    found.now.search = {**counts, **rest}
-    return found
+    return live(hosts=0, now={"search": {**counts, **rest}})
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
@@ -194,8 +193,8 @@ def test_the_last_line_asks_and_answers(chosen: Choices, last: str) -> None:
 
 
 def test_the_cpus_and_gpus_of_workers_are_shown_to_who_asks_for_them() -> None:
-    found = live(hosts=3)
-    found.now.places = {"gpu001-3": {"host": "gpu001", "cpus": "4-7", "gpus": ["2"]}}
+    place = {"host": "gpu001", "cpus": "4-7", "gpus": ["2"]}
+    found = live(hosts=3, now={"places": {"gpu001-3": place}})
 
     def shown(chosen: Choices) -> list[str]:
         lines = screen_lines(found, chosen, Look(columns=80), 100)

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from hpc_toolkit.report.notebook import StatusDisplay, status_html
 from hpc_toolkit.report.panel import Bar, Row, headline, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw
-from hpc_toolkit.results.counts import StageCounts, WorkerCounts
-from hpc_toolkit.results.failures import Failures
-from hpc_toolkit.results.reasons import NO_WORKER, OPEN, PAUSED
+from hpc_toolkit.results.explain import Failures
+from hpc_toolkit.results.progress import NO_WORKER, OPEN, PAUSED, StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.terminal import printable
 from hpc_toolkit.worker.pausing import closing

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.cli import load_commands
-from hpc_toolkit.results.counts import StageCounts, WorkerCounts
-from hpc_toolkit.results.prometheus import METRICS, metric_lines
+from hpc_toolkit.cli.export import METRICS, metric_lines
+from hpc_toolkit.results.progress import StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.clock import SystemClock
 from tests.documents import REPOSITORY

@@ -29,12 +29,11 @@ from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
 from hpc_toolkit.report.runreport import RunFacts, sections
 from hpc_toolkit.report.runtimeline import findings, gantt
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.results.activity import Activity, read_activity
+from hpc_toolkit.results.activity import MOST_LANES, Activity, Lane, Timeline, read_activity
+from hpc_toolkit.results.distributions import HostLoad, Loads, Range, ranges_of, read_loads
 from hpc_toolkit.results.history import History
-from hpc_toolkit.results.lanes import MOST_LANES, Lane, Timeline
-from hpc_toolkit.results.loads import HostLoad, Loads, read_loads
-from hpc_toolkit.results.ranges import Range, ranges_of
 from hpc_toolkit.results.records import Attempt, Claim, Release
+from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
@@ -158,9 +157,9 @@ def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> Non
 
     marks = {(lane.host, kind) for lane in found.timeline.lanes for _, kind in lane.marks}
     assert marks == {
-        ("n1", states.DIED),
+        ("n1", DIED),
         ("n2", states.EXECUTOR),
-        ("n2", states.DRAINED),
+        ("n2", DRAINED),
         ("n2", states.REQUEUED),
     }
     drawn = gantt("x", found.timeline).svg
@@ -303,7 +302,7 @@ def test_a_page_is_bounded_by_lanes_marks_and_rows_and_not_by_the_run(
         )
         for name, number in names.items()
     }
-    monkeypatch.setattr(history, "records", lambda: synthetic(names, 100_000))
+    monkeypatch.setattr(history, "work", lambda: synthetic(names, 100_000))
 
     found = read_activity(history, ManualClock(10_000.0))
 
@@ -638,8 +637,8 @@ def test_samples_of_a_large_file_are_read_in_parts(
 ) -> None:
     toy = busy_run(fast_dir / "run", ("a",))
     everything = read_loads(toy.paths)
-    monkeypatch.setattr("hpc_toolkit.results.loads._MOST_BYTES", 4_096)
-    monkeypatch.setattr("hpc_toolkit.results.loads._PART", 512)
+    monkeypatch.setattr("hpc_toolkit.results.distributions._MOST_BYTES", 4_096)
+    monkeypatch.setattr("hpc_toolkit.results.distributions._PART", 512)
 
     some = read_loads(toy.paths)
 

@@ -8,10 +8,10 @@ import pytest
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.results import sampling
-from hpc_toolkit.results.hosts import read_hosts
-from hpc_toolkit.results.recent import RecentEvents
+from hpc_toolkit.results.events import RecentEvents
 from hpc_toolkit.results.sampling import FILES_PER_S, Sampler, pause_s
-from hpc_toolkit.results.status import living_workers, read_status
+from hpc_toolkit.results.status import read_status
+from hpc_toolkit.results.workers import living_workers, read_hosts
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 

@@ -222,12 +222,6 @@ def test_a_singleton_chain_is_the_scripts_own_directive(run: ToyRun, programs: P
     assert "#SBATCH --dependency=singleton\n" in Path(first[-1]).read_text()
 
 
-def test_a_chain_of_one_job_is_refused(run: ToyRun, programs: Programs) -> None:
-    assert refused("--dependency", "afterany").hint.startswith("write afterany:JOB")
-    assert sent(programs) == []
-    assert not run.paths.jobs.exists()
-
-
 def test_an_array_beyond_slurms_limit_is_split(run: ToyRun, programs: Programs) -> None:
     Path("small.toml").write_text("max_array_size = 100\n[defaults]\ntime = '5'\n")
 
@@ -250,14 +244,6 @@ def test_the_limit_of_arrays_is_asked_from_slurm(run: ToyRun, programs: Programs
     assert call("array", "--array", "0-100").stdout == "101\n"
     assert call("array", "--array", "0-101").stdout == "102\n103\n"
     assert len(read_jobs(run.paths)) == 3
-
-
-def test_arrays_and_chains_exclude_each_other(run: ToyRun, programs: Programs) -> None:
-    message = refused("array", "--array", "0-9", "--jobs", "2").message
-
-    assert message == "--jobs and --array exclude each other"
-    assert sent(programs) == []
-    assert not run.paths.jobs.exists()
 
 
 def test_a_complete_run_is_refused_unless_forced(run: ToyRun, programs: Programs) -> None:
@@ -294,18 +280,6 @@ def test_a_run_that_others_could_change_is_refused(run: ToyRun, programs: Progra
     assert sent(programs) == []
 
 
-def test_a_forbidden_directory_is_refused(run: ToyRun, programs: Programs, elsewhere: Path) -> None:
-    text = f"forbidden_submit_dirs = ['{elsewhere.parent}']\n[defaults]\ntime = '5'\n"
-    Path("strict.toml").write_text(text)
-
-    error = refused("--cluster", "strict.toml")
-
-    assert f"takes no jobs from below {elsewhere.parent}" in error.message
-    assert "strict.toml: forbidden_submit_dirs" in error.message
-    assert sent(programs) == []
-    assert run.root.exists()
-
-
 @pytest.mark.parametrize("pattern", ["logs/%j/x.out", "%x/%j.out"])
 def test_a_script_whose_log_has_a_directory_that_slurm_names_is_sent_with_a_warning(
     pattern: str, programs: Programs
@@ -326,9 +300,22 @@ def test_logs_without_a_place_are_refused(run: ToyRun, programs: Programs) -> No
     assert not read_jobs(run.paths)
 
 
-@pytest.mark.parametrize("name", ["a\nb", "$(reboot)", "--x"])
-def test_hostile_names_are_refused(run: ToyRun, programs: Programs, name: str) -> None:
-    assert refused(f"--job-name={name}").message.startswith("--job-name: ")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--job-name=a\nb",), "--job-name: "),
+        (("--job-name=$(reboot)",), "--job-name: "),
+        (("--job-name=--x",), "--job-name: "),
+        (("--dependency", "afterany"), "write afterany:JOB"),
+        (("array", "--array", "0-9", "--jobs", "2"), "--jobs and --array exclude each other"),
+    ],
+)
+def test_a_request_that_cannot_be_sent_is_refused_before_anything_is_written(
+    run: ToyRun, programs: Programs, words: tuple[str, ...], said: str
+) -> None:
+    error = refused(*words)
+
+    assert any(text.startswith(said) for text in (error.message, error.hint))
     assert sent(programs) == []
     assert not run.paths.jobs.exists()
 
@@ -495,36 +482,22 @@ def test_a_node_that_failed_is_left_out_and_that_is_said(run: ToyRun, programs: 
     assert read_jobs(run.paths)[0].excluded == ("n3",)
 
 
-def test_a_node_that_failed_is_taken_again_on_request(run: ToyRun, programs: Programs) -> None:
-    failing_node(run, "w", "n3", time.time() - 60)
-
-    result = call("--no-exclude-failed")
-
-    assert ("n3" in result.stderr, len(sent(programs)[0])) == (False, 2)
-
-
-@pytest.mark.parametrize("explained", ["", "preempted"])
-def test_a_death_that_no_node_explains_leaves_none_out(
-    run: ToyRun, programs: Programs, explained: str
+@pytest.mark.parametrize(
+    ("age_s", "explained", "words"),
+    [
+        pytest.param(60, "node failure", ("--no-exclude-failed",), id="on request"),
+        pytest.param(60, "node failure", ("--sbatch", "nodelist=n3"), id="named in the request"),
+        pytest.param(90_000, "node failure", (), id="failed on another day"),
+        pytest.param(60, "", (), id="death not explained"),
+        pytest.param(60, "preempted", (), id="death explained by preemption"),
+    ],
+)
+def test_a_node_whose_failure_says_nothing_about_the_next_job_is_not_left_out(
+    run: ToyRun, programs: Programs, age_s: float, explained: str, words: tuple[str, ...]
 ) -> None:
-    failing_node(run, "w", "n3", time.time() - 60, explained)
+    failing_node(run, "w", "n3", time.time() - age_s, explained)
 
-    assert "n3" not in call().stderr
-    assert len(sent(programs)[0]) == 2
-
-
-def test_a_failure_of_another_day_is_forgotten(run: ToyRun, programs: Programs) -> None:
-    failing_node(run, "w", "n3", time.time() - 90000)
-
-    assert "n3" not in call().stderr
-    assert len(sent(programs)[0]) == 2
-
-
-def test_a_node_that_is_asked_for_by_name_is_taken(run: ToyRun, programs: Programs) -> None:
-    failing_node(run, "w", "n3", time.time() - 60)
-
-    call("--sbatch", "nodelist=n3")
-
+    assert "left out" not in call(*words).stderr
     assert len(sent(programs)[0]) == 2
 
 
@@ -693,28 +666,24 @@ def test_a_script_without_a_run_is_sent_from_where_it_lies(programs: Programs) -
     assert [path.name for path in Path().iterdir()] == ["own.sbatch"]
 
 
-@pytest.mark.parametrize("text", ["-x n7", "--exclude=n7"])
-def test_what_a_script_leaves_out_itself_stays_left_out(
-    run: ToyRun, programs: Programs, text: str
+@pytest.mark.parametrize(
+    ("text", "excluded"),
+    [
+        ("-x n7", ["--exclude=n7,n3"]),
+        ("--exclude=n7", ["--exclude=n7,n3"]),
+        ("-w n3", []),
+        ("-F hosts", []),
+    ],
+)
+def test_a_script_keeps_the_nodes_that_it_names_or_leaves_out(
+    run: ToyRun, programs: Programs, text: str, excluded: list[str]
 ) -> None:
     failing_node(run, "w", "n3", time.time() - 60)
     Path("own.sbatch").write_text(f"#!/bin/bash\n#SBATCH {text}\ntrue\n")
 
     call("own.sbatch", "--run", "runs/a")
 
-    assert sent(programs)[0][1] == "--exclude=n7,n3"
-
-
-@pytest.mark.parametrize("text", ["-w n3", "-F hosts"])
-def test_a_script_that_names_its_nodes_gets_them(
-    run: ToyRun, programs: Programs, text: str
-) -> None:
-    failing_node(run, "w", "n3", time.time() - 60)
-    Path("own.sbatch").write_text(f"#!/bin/bash\n#SBATCH {text}\ntrue\n")
-
-    call("own.sbatch", "--run", "runs/a")
-
-    assert not [word for word in sent(programs)[0] if word.startswith("--exclude")]
+    assert [word for word in sent(programs)[0] if word.startswith("--exclude")] == excluded
 
 
 def test_a_script_that_works_elsewhere_gets_its_run_by_an_absolute_path(
@@ -745,15 +714,23 @@ def test_the_run_in_a_script_lies_where_its_job_works(
     assert [job.job for job in read_jobs(RunPaths(elsewhere / "runs/a"))] == ["5"]
 
 
-def test_a_script_is_refused_from_a_forbidden_directory(
-    run: ToyRun, programs: Programs, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [(), ("own.sbatch", "--run", "runs/a")])
+def test_nothing_is_sent_from_a_forbidden_directory(
+    run: ToyRun,
+    programs: Programs,
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
 ) -> None:
     text = f"forbidden_submit_dirs = ['{elsewhere.parent}']\n[defaults]\ntime = '5'\n"
     Path("strict.toml").write_text(text)
     monkeypatch.setenv("HPCTK_CLUSTER", "./strict.toml")
     Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
 
-    assert "takes no jobs from below" in refused("own.sbatch", "--run", "runs/a").message
+    error = refused(*words)
+
+    assert f"takes no jobs from below {elsewhere.parent}" in error.message
+    assert "strict.toml: forbidden_submit_dirs" in error.message
     assert sent(programs) == []
     assert read_jobs(run.paths) == []
 

@@ -15,7 +15,6 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
 from hpc_toolkit.submit import jobs as jobs_module
-from hpc_toolkit.submit.cancellation import cancelable_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,
     RunJob,
@@ -26,6 +25,7 @@ from hpc_toolkit.submit.jobs import (
     read_jobs,
     record_job,
 )
+from hpc_toolkit.submit.send import cancelable_jobs
 from hpc_toolkit.submit.standstill import is_stuck, why_waiting
 from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name
 from tests.fakeslurm import Programs, pending_line
@@ -164,20 +164,30 @@ def test_i7_status_shows_jobs_and_changes_nothing_below_the_run(
 
 
 @pytest.mark.parametrize(
-    ("state", "why"),
+    ("jobs", "why"),
     [
         (
-            "PREEMPTED",
+            [{"State": "PREEMPTED", "Reason": "None"}],
             "no worker is alive: job 7 was preempted and does not restart; 'hpctk submit'",
         ),
-        ("SUSPENDED", "Slurm has suspended job 7: it continues when Slurm resumes it"),
+        (
+            [{"State": "SUSPENDED", "Reason": "None"}],
+            "Slurm has suspended job 7: it continues when Slurm resumes it",
+        ),
+        ([{"State": "RUNNING", "NodeList": "n1"}], "'hpctk logs --job 7' tells why not"),
+        (  # the job that can start by itself is the better hope
+            [{"Reason": "JobHeldUser"}, {"Reason": "Resources"}],
+            "job 8 waits: the nodes that it needs are busy",
+        ),
     ],
 )
-def test_status_says_what_preemption_did_to_a_job(
-    toy: ToyRun, programs: Programs, state: str, why: str
+def test_status_says_what_the_jobs_show_of_a_standstill(
+    toy: ToyRun, programs: Programs, jobs: list[dict[str, str]], why: str
 ) -> None:
-    programs.answer("squeue", pending_line(State=state, Reason="None"))
-    record_job(toy.paths, JOB)
+    lines = [pending_line(str(number), **cells) for number, cells in enumerate(jobs, 7)]
+    programs.answer("squeue", "\n".join(lines))
+    for number in range(7, 7 + len(jobs)):
+        record_job(toy.paths, replace(JOB, job=str(number)))
 
     assert why in call("status", str(toy.root)).stdout
 
@@ -395,13 +405,6 @@ def test_a_living_worker_leaves_the_reason_alone(toy: ToyRun, programs: Programs
     assert "why" not in call("status", str(toy.root)).stdout
 
 
-def test_a_job_with_nodes_and_no_workers_points_to_its_log(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", pending_line(State="RUNNING", NodeList="n1"))
-    record_job(toy.paths, JOB)
-
-    assert "'hpctk logs --job 7' tells why not" in call("status", str(toy.root)).stdout
-
-
 @pytest.mark.parametrize(
     ("cells", "log", "told"),
     [
@@ -426,15 +429,6 @@ def test_status_says_how_the_last_job_failed_and_what_it_printed_last(
     found = " ".join(call("status", str(toy.root)).stdout.split())
 
     assert told in found
-
-
-def test_a_job_that_can_start_by_itself_is_the_better_hope(toy: ToyRun, programs: Programs) -> None:
-    lines = [pending_line("7", Reason="JobHeldUser"), pending_line("8", Reason="Resources")]
-    programs.answer("squeue", "\n".join(lines))
-    for number in "78":
-        record_job(toy.paths, replace(JOB, job=number))
-
-    assert "job 8 waits: the nodes that it needs are busy" in call("status", str(toy.root)).stdout
 
 
 @pytest.mark.parametrize(

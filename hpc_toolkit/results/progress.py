@@ -1,15 +1,17 @@
-"""Why a run makes no progress, and what is wrong with it, as its files show."""
+"""Items and workers by state, why a run makes no progress, and what is wrong with its files."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.system.quantities import counted
+from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
@@ -17,14 +19,113 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.results.counts import StageCounts, WorkerCounts
+    from hpc_toolkit.queue.view import RunView, StageView
 
 
 _NEW_S = 60.0
 """More than clocks usually differ by, and than a new file is without its first line."""
 PAUSED, NO_WORKER, OPEN, OTHER = "paused", "no worker", "open", "other"
 """Kinds of reasons why a run makes no progress. OPEN: its list is open, and no item is left."""
+
+
+class StageCounts(Record):
+    """Items of one stage by state."""
+
+    total: int = 0
+    pending: int = 0
+    """Items without a result that no living worker has claimed."""
+    running: int = 0
+    """Items that a living worker runs now, one for each worker that holds a unit."""
+    claimed: int = 0
+    """Items that wait behind these in the units of living workers."""
+    done: int = 0
+    failed: int = 0
+    retried: int = 0
+    """Items that were attempted in more than one generation."""
+    duplicates: int = 0
+    """Results beyond the one that counts."""
+    sealed: bool = False
+    """Whether no more items can be added."""
+    coming: int = 0
+    """Items that the search of a campaign may still request; not in ``total``."""
+
+    @property
+    def left(self) -> int:
+        """Items in the queue without a result that are not failed for good."""
+        return self.pending + self.running + self.claimed
+
+
+class WorkerCounts(Record):
+    """Number of workers by state."""
+
+    alive: int = 0
+    finished: int = 0
+    dead: int = 0
+    unreadable: int = 0
+    """Workers whose file in ``workers/`` cannot be read: they may be running or not."""
+
+
+def count_items(stage: StageView, alive: set[str], possible: set[str]) -> StageCounts:
+    """Count the items of a stage; ``possible``: the living workers, and those that may be alive."""
+    total = pending = claimed = done = failed = retried = duplicates = 0
+    busy: set[str] = set()
+    for name, unit in stage.state.units.items():
+        items = unit.unit.count
+        total += items
+        if unit.clean is not None:
+            done += items
+            continue
+        touched = stage.state.touched(unit)
+        waiting = items - len(touched)
+        for item in touched:
+            state = stage.state.item_state(unit, item)
+            done += state is ItemState.DONE
+            failed += state is ItemState.FAILED
+            waiting += state is ItemState.PENDING
+            history = unit.histories.get(item)
+            if history is not None:
+                duplicates += max(0, history.done_lines - 1)
+                retried += len(history.failures) + (history.done is not None) > 1
+        holder = _holder(stage, name) if waiting else None
+        if holder is None or (holder and holder not in possible):
+            pending += waiting
+        else:
+            claimed += waiting
+            busy.add(holder)
+    # A worker runs one item at a time, also one that holds several units.
+    running = min(len(busy & (alive | {""})), claimed)
+    return StageCounts(
+        total=total,
+        pending=pending,
+        running=running,
+        claimed=claimed - running,
+        done=done,
+        failed=failed,
+        retried=retried,
+        duplicates=duplicates,
+        sealed=stage.log.sealed,
+    )
+
+
+def _holder(stage: StageView, unit: str) -> str | None:
+    """Return the worker that holds a unit; None: nobody does, "": its name cannot be read."""
+    generation = stage.claims.generation(unit)
+    if generation == 0 or stage.is_released(unit):
+        return None
+    try:
+        return stage.claims.owner(unit, generation)
+    except OSError:
+        return ""
+
+
+class Halt(NamedTuple):
+    """Why a run makes no progress; ``kind`` and ``reason`` are "" while it does."""
+
+    run: str
+    """Its path as messages name it."""
+    complete: bool
+    kind: str = ""
+    reason: str = ""
 
 
 def no_progress(

@@ -5,16 +5,21 @@ The format is a few lines to write, and the package prometheus-client would be o
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.cli.arguments import check_out, writing
 from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from hpc_toolkit.results.counts import StageCounts
+    from hpc_toolkit.results.progress import StageCounts
     from hpc_toolkit.results.status import Status
+
 
 METRICS = {
     "hpctk_items": "Items of a stage by state.",
@@ -36,6 +41,23 @@ METRICS = {
 
 _STATES = ("pending", "running", "claimed", "done", "failed", "coming")
 _Sample = tuple[str, dict[str, str], float]
+
+
+def prometheus_file(path: Path) -> Callable[..., None]:
+    """A function that replaces a file by the metrics of the statuses that it is given.
+
+    Raises ConfigError, before any run is read: the file cannot be written, or node_exporter would
+    not read it.
+    """
+    check_out(path, (".prom",))
+
+    def export(*found: Status) -> None:
+        # Absolute, so that labels do not depend on where the command is called.
+        named = [replace(one, run=os.path.abspath(one.run)) for one in found]
+        with writing(path):
+            write_metrics(path, named, time.time())
+
+    return export
 
 
 def write_metrics(path: Path, found: Sequence[Status], at: float) -> None:

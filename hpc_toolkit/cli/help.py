@@ -51,7 +51,8 @@ _METAVARS = {
     "path": "PATH",
 }
 """What stands for a value, by typer's names of its type."""
-_ALL = "hpc_toolkit.help_all"
+ALL = "hpc_toolkit.help_all"
+"""Key of the context by which the help shows all options."""
 _COMPLETION = {"install_completion", "show_completion"}
 _EXAMPLES = "Examples:"
 _TYPES: dict[str, type] = {"N": int, "NUMBER": float}
@@ -97,11 +98,11 @@ class _PlainHelp:
             heading = getattr(param, "rich_help_panel", None)
             if param.param_type_name == "argument":
                 heading = heading or "Arguments"
-            row = _row(param, ctx, everything=ctx.meta.get(_ALL, False))
+            row = _row(param, ctx, everything=ctx.meta.get(ALL, False))
             if row is not None:
                 sections.setdefault(heading or "Options", []).append(row)
         for heading, rows in sections.items():
-            _write_rows(formatter, heading, rows)
+            write_rows(formatter, heading, rows)
 
 
 class HelpCommand(_PlainHelp, TyperCommand):
@@ -117,11 +118,11 @@ class HelpGroup(_PlainHelp, TyperGroup):
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
-            if not command.hidden or ctx.meta.get(_ALL, False):
+            if not command.hidden or ctx.meta.get(ALL, False):
                 row = (name, _first_sentence(command.help or ""))
                 sections.setdefault(command.rich_help_panel or "Commands", []).append(row)
         for heading, rows in sections.items():
-            _write_rows(formatter, heading, rows)
+            write_rows(formatter, heading, rows)
         super().format_options(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -150,7 +151,7 @@ class Commands(typer.Typer):
 def _show_all(ctx: Any, _param: Any, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    ctx.meta[_ALL] = True
+    ctx.meta[ALL] = True
     print(ctx.get_help())
     raise typer.Exit
 
@@ -193,7 +194,7 @@ def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
     return spelled.replace("<", "").replace(">", ""), text
 
 
-def _write_rows(formatter: Any, heading: str, rows: list[tuple[str, str]]) -> None:
+def write_rows(formatter: Any, heading: str, rows: list[tuple[str, str]]) -> None:
     if rows:
         with formatter.section(heading):
             formatter.write_dl(rows)

@@ -13,7 +13,7 @@ import typer
 from hpc_toolkit.cli.arguments import refuse_given, was_given
 from hpc_toolkit.cli.scalingjobs import submit_own
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.slurm.render.spec import option
 from hpc_toolkit.system.options import Option
 from hpc_toolkit.system.quantities import format_duration, parse_duration
 from hpc_toolkit.system.terminal import note, printable_lines

@@ -24,7 +24,7 @@ from hpc_toolkit.cli.measuring import HOSTS, here, not_empty, own, show_analysis
 from hpc_toolkit.cli.scalingjobs import submissions, submit
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.slurm.render.spec import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.training.scaling.settings import (

@@ -19,7 +19,7 @@ from hpc_toolkit.results.status import living_workers
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import UNKNOWN
-from hpc_toolkit.slurm.render.grammar import parse_array
+from hpc_toolkit.slurm.render.values import parse_array
 from hpc_toolkit.submit.cancellation import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,

@@ -264,7 +264,7 @@ class Ask:
 
 def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = False) -> Ask:
     from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks
-    from hpc_toolkit.slurm.render.grammar import parse_array
+    from hpc_toolkit.slurm.render.values import parse_array
 
     # Its indices may be more than one array can have; 'hpctk submit' sends several arrays then.
     full = complete(replace(spec, array=None), cluster)

@@ -14,14 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.allowlist import QUANTITIES
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.file import read_header
-from hpc_toolkit.slurm.render.rules import RIVALS, asked, option
+from hpc_toolkit.slurm.render.kinds import prepared
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
-from hpc_toolkit.slurm.render.training import prepared
+from hpc_toolkit.slurm.render.spec import OPTIONS, RIVALS, ScriptSpec, asked, option, read_spec
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:
@@ -33,7 +31,8 @@ GENERIC = replace(load_cluster("generic"), conda_base="/opt/conda", container_ru
 TEXT_FIELDS = [
     field.name
     for field in fields(ScriptSpec)
-    if field.name in QUANTITIES or re.fullmatch(r"str( \| None)?|bool \| str", str(field.type))
+    if OPTIONS[field.name].value.quantity
+    or re.fullmatch(r"str( \| None)?|bool \| str", str(field.type))
 ]
 LIST_FIELDS = [field.name for field in fields(ScriptSpec) if "tuple" in str(field.type)]
 NEEDS: dict[str, dict[str, Any]] = {

@@ -10,9 +10,8 @@ import pytest
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
-from hpc_toolkit.slurm.render.kinds import TRAININGS
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import read_spec
+from hpc_toolkit.slurm.render.spec import TRAININGS, read_spec
 from tests.scripttext import batch_options, batch_program
 
 GENERIC, LAB, KILLARNEY = (load_cluster(name) for name in ("generic", "lab", "killarney"))

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit import __version__
 from hpc_toolkit.engines.kubernetes.request import NODE_COUNTS, ManifestSpec
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, RenderError, near_miss
-from hpc_toolkit.slurm.render.drift import Drift
-from hpc_toolkit.slurm.render.file import origin, read_request, read_script, sha256, sign
-from hpc_toolkit.slurm.render.rules import asked, option_words
-from hpc_toolkit.slurm.render.script import fill
+from hpc_toolkit.slurm.render.file import (
+    option_words,
+    origin,
+    read_request,
+    read_script,
+    sha256,
+    sign,
+)
+from hpc_toolkit.slurm.render.script import Drift, fill
+from hpc_toolkit.slurm.render.spec import asked
 from hpc_toolkit.system.options import spelled
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.work import SURE
-from hpc_toolkit.slurm.clusters.partitions import Needs, for_partition, named_site
+from hpc_toolkit.slurm.clusters.choice import Needs, for_partition, named_site
 from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_duration, format_mem
 
 if TYPE_CHECKING:

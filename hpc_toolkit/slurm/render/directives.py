@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.partitions import (
+from hpc_toolkit.slurm.clusters.choice import (
     Needs,
     choose_partition,
     fitting_site,

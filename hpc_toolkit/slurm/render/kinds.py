@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.clusters.partitions import named_site
+from hpc_toolkit.slurm.clusters.choice import named_site
 from hpc_toolkit.slurm.render.spec import (
     ARRAYS,
     OPTIONS,

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.batch.preflight import usable_gpus
+from hpc_toolkit.slurm.batch.node import usable_gpus
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.training.launch import plan as plans
 

@@ -163,8 +163,8 @@ def init(
     Examples:
         hpctk cluster init mysite --from-slurm
     """
-    from hpc_toolkit.slurm.clusters.draft import draft, write_draft
-    from hpc_toolkit.slurm.clusters.probe import ask_slurm
+    from hpc_toolkit.slurm.clusters.draft import ask_slurm, draft
+    from hpc_toolkit.slurm.clusters.files import write_draft
 
     if not from_slurm:
         msg = "only --from-slurm is known as a source"

@@ -217,10 +217,8 @@ def test_nodes_are_given_back_where_the_script_can(
     ("template", "fields", "message"),
     [
         ("command", {}, "the template command needs a program"),
-        ("command", {"command": ("x",), "run": "r"}, "--run: "),
         ("work-queue", {"command": ("x",)}, "the template work-queue cannot run 'x'"),
         ("array", {}, "the template array needs --array"),
-        ("work-queue", {"array": "0-3"}, "--array: not supported by the template work-queue"),
     ],
 )
 def test_what_a_template_would_leave_out_is_refused(

@@ -5,7 +5,7 @@ Each line of ``--oneliner show partition`` and ``show node`` is one record.
 
 from __future__ import annotations
 
-from hpc_toolkit.slurm.clusters.probe import SlurmFacts
+from hpc_toolkit.slurm.clusters.draft import SlurmFacts
 from hpc_toolkit.slurm.controller import parse_config
 from hpc_toolkit.slurm.records import parse_records
 

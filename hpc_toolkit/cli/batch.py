@@ -224,7 +224,7 @@ def preflight(
     Examples:
         hpctk preflight runs/eval --gpus 4
     """
-    from hpc_toolkit.slurm.batch.preflight import check_node
+    from hpc_toolkit.slurm.batch.node import check_node
 
     root = Path(run) if run is not None else None
     report = check_node(root, gpus=gpus, free_bytes=parse_size(free, where="--free"))
@@ -243,7 +243,7 @@ def stage(
         hpctk stage /tmp/data /scratch/me/corpus
     """
 
-    from hpc_toolkit.slurm.batch.staging import stage_paths
+    from hpc_toolkit.slurm.batch.node import stage_paths
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

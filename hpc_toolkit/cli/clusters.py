@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
+from hpc_toolkit.slurm.render.spec import shown
 from hpc_toolkit.system.quantities import format_mem, format_walltime
 from hpc_toolkit.system.terminal import printable, show_error
 
@@ -163,8 +163,8 @@ def init(
     Examples:
         hpctk cluster init mysite --from-slurm
     """
-    from hpc_toolkit.slurm.clusters.draft import draft, write_draft
-    from hpc_toolkit.slurm.clusters.probe import ask_slurm
+    from hpc_toolkit.slurm.clusters.draft import ask_slurm, draft
+    from hpc_toolkit.slurm.clusters.files import write_draft
 
     if not from_slurm:
         msg = "only --from-slurm is known as a source"
@@ -182,8 +182,7 @@ def _record(cluster: Cluster) -> dict[str, Any]:
     del record["origins"]
     for key in ("identify", "env", "nccl", "defaults", "facts"):
         record[key] = dict(record[key])
-    for name in record["defaults"].keys() & QUANTITIES.keys():
-        record["defaults"][name] = show_quantity(record["defaults"][name], name)
+    record["defaults"] = {name: shown(name, one) for name, one in record["defaults"].items()}
     return record
 
 

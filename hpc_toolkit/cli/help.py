@@ -47,7 +47,8 @@ _ORDER = (LIST, SEARCH, TRAIN, SLURM, CHECK, SCRIPTS)
 
 _METAVARS = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH"}
 """What stands for a value of this type if nothing is declared."""
-_ALL = "hpc_toolkit.help_all"
+ALL = "hpc_toolkit.help_all"
+"""Key of the context by which the help shows all options."""
 _EXAMPLES = "Examples:"
 _TYPES: dict[str, type] = {"N": int, "NUMBER": float}
 """Value names whose values are converted; all others stay text."""
@@ -113,11 +114,11 @@ class HelpCommand(click.Command):
         """Write arguments and options by their headings."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
-            row = _row(param, ctx, everything=ctx.meta.get(_ALL, False))
+            row = _row(param, ctx, everything=ctx.meta.get(ALL, False))
             if row is not None:
                 sections.setdefault(getattr(param, "panel", "Options"), []).append(row)
         for heading, rows in sections.items():
-            _write_rows(formatter, heading, rows)
+            write_rows(formatter, heading, rows)
 
 
 class Commands(HelpCommand, click.Group):
@@ -161,11 +162,11 @@ class Commands(HelpCommand, click.Group):
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
         for name in self.list_commands(ctx):
             command: Any = self.commands[name]
-            if not command.hidden or ctx.meta.get(_ALL, False):
+            if not command.hidden or ctx.meta.get(ALL, False):
                 row = (name, _first_sentence(command.help or ""))
                 sections.setdefault(command.panel, []).append(row)
         for heading, rows in sections.items():
-            _write_rows(formatter, heading, rows)
+            write_rows(formatter, heading, rows)
         super().format_options(ctx, formatter)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -192,7 +193,7 @@ class Commands(HelpCommand, click.Group):
 
 def _show_all(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        ctx.meta[_ALL] = True
+        ctx.meta[ALL] = True
         print(ctx.get_help())
         ctx.exit()
 
@@ -230,7 +231,7 @@ def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
     return spelled, text.replace("  [", " [")
 
 
-def _write_rows(formatter: Any, heading: str, rows: list[tuple[str, str]]) -> None:
+def write_rows(formatter: Any, heading: str, rows: list[tuple[str, str]]) -> None:
     if rows:
         with formatter.section(heading):
             formatter.write_dl(rows)

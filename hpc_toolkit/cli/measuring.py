@@ -14,7 +14,7 @@ import click
 from hpc_toolkit.cli.arguments import refuse_given, was_given
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.slurm.render.spec import option
 from hpc_toolkit.system.options import Option, only_given
 from hpc_toolkit.system.quantities import format_duration, parse_duration
 from hpc_toolkit.system.terminal import note, printable_lines

@@ -19,7 +19,7 @@ from hpc_toolkit.cli.scriptoptions import (
     script_arguments,
 )
 from hpc_toolkit.errors import ConfigError, RenderError, RunError
-from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.slurm.render.spec import option
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.terminal import note, printable
 
@@ -106,7 +106,7 @@ def render(template: str | None, **given: Any) -> None:
 def _name_run(template: str | None, given: dict[str, Any], base: dict[str, Any]) -> str:
     """Add to ``given`` the only run below ./runs, as ``submit`` does; if there is none, say so."""
     from hpc_toolkit.rundir.layout import all_runs
-    from hpc_toolkit.slurm.render.kinds import QUEUES
+    from hpc_toolkit.slurm.render.spec import QUEUES
 
     kind = template or base.get("template", DEFAULT_TEMPLATE)
     if kind not in QUEUES or given["run"] or base.get("run"):
@@ -162,7 +162,7 @@ def _show_request(spec: ScriptSpec, site: Cluster) -> None:
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
     from hpc_toolkit.engines.kubernetes import check_manifest
-    from hpc_toolkit.slurm.render.drift import check_drift
+    from hpc_toolkit.slurm.render.script import check_drift
 
     for name in only_given(given):
         msg = f"{option(name)}: not allowed with --check"

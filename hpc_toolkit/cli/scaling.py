@@ -33,7 +33,7 @@ from hpc_toolkit.cli.measuring import (
 )
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.slurm.render.spec import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.training.scaling.settings import (

@@ -1,9 +1,8 @@
 """The options of a job script, and the class of every command that renders one.
 
 The name of an option is that of a field of ScriptSpec, or its singular. ``--sbatch NAME[=VALUE]``
-sets the fields that repeat other options of sbatch (``slurm.render.grammar.FIELDS``), or passes an
-option on. The help
-shows the options that people use daily; the others are hidden.
+sets the fields that repeat other options of sbatch (``slurm.render.spec.FIELDS``), or passes an
+option on. The help shows the options that people use daily; the others are hidden.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from hpc_toolkit.cli.arguments import argument, complete_cluster, find_cluster
-from hpc_toolkit.cli.help import HelpCommand
+from hpc_toolkit.cli.help import ALL, HelpCommand, write_rows
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
-from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED, PASSED_ALONE
-from hpc_toolkit.slurm.render.rules import RIVALS
-from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, needs_value, read_sbatch, read_spec
-from hpc_toolkit.system.options import Option, flag, many, only_given
+from hpc_toolkit.slurm.render.spec import DEFAULTS, FIELDS, OPTIONS, option, read_spec, rivals_of
+from hpc_toolkit.slurm.render.values import PASSED, PASSED_ALONE
+from hpc_toolkit.system.options import Option, flag, only_given
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -31,79 +29,57 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.render.spec import Row, ScriptSpec
     from hpc_toolkit.system.options import Panels
 
 DEFAULT_TEMPLATE = "work-queue"
 
 
-def _rare(name: str, help_text: str, metavar: str, *, repeated: bool = False) -> Option:
-    return Option(name, help_text, metavar, repeated=repeated, hidden=True)
-
-
-PANELS: Panels = {
-    "Resources": (
-        Option("nodes", "Number of nodes. [default: 1]", "N"),
-        Option("gpus_per_node", "GPUs on each node: 4 or l40s:4. [default: 0]", "[TYPE:]N"),
-        Option("ntasks_per_node", "Ranks on each node. [default: one per GPU]", "N"),
-        Option("cpus_per_task", "CPUs of each rank. [default: an equal share]", "N"),
-        Option("mem", "Memory of each node: 480G; 0 is all of it.", "SIZE"),
-        Option("time", "Time limit, e.g. 4:00:00 or 4h; a plain number is minutes.", "TIME"),
-        _rare("gpu_type", "Type of the GPUs. [default: the cluster's]", "TYPE"),
-        _rare("isolate_gpus", "Let each rank see only its own GPUs.", ""),
-    ),
+_DAILY: dict[str, tuple[str | Option, ...]] = {
+    "Resources": ("nodes", "gpus_per_node", "ntasks_per_node", "cpus_per_task", "mem", "time"),
     "Placement": (
         Option("cluster", "A cluster's name, or a TOML file.", complete=complete_cluster),
-        Option("account", "Account to charge."),
-        Option("partition", "Comma-separated partitions."),
-        Option("qos", "Quality of service."),
+        *("account", "partition", "qos"),
     ),
-    "Scheduling": (
-        Option("array", "Indices of a job array; %8: at most 8 at once.", "0-99%8"),
-        Option("dependency", "Jobs to wait for: afterok:JOB, afterany:JOB ..."),
-        flag("requeue/no-requeue", "Requeue the job while work remains. [default: on]"),
-        _rare("max_restarts", f"Restarts, including Slurm's own. [default: {MAX_RESTARTS}]", "N"),
-        _rare("array_offset", "Number added to the array index. [default: 0]", "N"),
-    ),
-    "Job and its log": (
-        Option("job_name", "Name of the job and script. [default: TEMPLATE]"),
-        Option("output", "The log. [default: slurm/logs/%x-%j.out]", "PATTERN"),
-        many("sbatch", "Any other option of sbatch", "NAME[=VALUE]"),
-    ),
-    "Training": (
-        _rare("run_dir", "Directory for rendezvous and logs. [default: runs/JOB-NAME]", "DIR"),
-        _rare("launch", "task-per-node (default) or task-per-gpu.", "FORM"),
-        _rare("nproc_per_node", "Ranks on each node. [default: one per GPU]", "N"),
-        _rare("rank_restarts", "Restarts of ranks inside a job. [default: 3]", "N"),
-        _rare("backend", "nccl or gloo. [default: nccl with GPUs]", "NAME"),
-        _rare("stage", "Copy this to each node's disk first.", "PATH", repeated=True),
-        _rare("stage_dir", "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR"),
-        _rare("cpu_bind", "CPUs of each task: 'srun --cpu-bind'.", "WHAT"),
-        _rare("mem_bind", "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT"),
-        _rare("numa_binding", "node: bind each rank to the CPUs near its GPU.", "MODE"),
-        _rare("distribution", "Order of the tasks: 'srun --distribution'.", "HOW"),
-        _rare("hint", "nomultithread, memory_bound ...: 'srun --hint'.", "WORD"),
-    ),
+    "Scheduling": ("array", "dependency", "requeue"),
+    "Job and its log": ("job_name", "output", "sbatch"),
+    "Training": (),
     "Environment": (
-        Option("run", "Run directory; the script's argument overrides it.", "DIR"),
-        many("module", "Load this module"),
-        Option("conda", "Activate this conda environment: name or path."),
-        Option("venv", "Use this virtual environment.", "DIR"),
-        Option("container", "Run the ranks in this image."),
-        many("env", "Export this variable", "NAME=VALUE"),
-        many("setup", "Run this command before the work starts", "COMMAND"),
-        flag("plain", "Use only srun and torchrun, without hpctk."),
+        *("run", "modules", "conda", "venv", "container", "env", "setup", "plain"),
         flag("monitor", "Log the load of each node in the run's directory."),
-        _rare("node_cache", "Copy checkpoints to this local disk, e.g. $SLURM_TMPDIR.", "DIR"),
-        _rare("idle_exit", "How long a rank waits for work. [default: 10min]", "DURATION"),
-        _rare("lease", "Silence after which a rank counts as dead. [default: 3min]", "DURATION"),
-        _rare("python", "Interpreter on the nodes. [default: this one]", "FILE"),
-        _rare("container_python", "Interpreter in the container.", "FILE"),
-        _rare("bind", "Bind a directory.", "FROM[:TO[:ro]]", repeated=True),
-        _rare("node_setup", "Run this first, once on each node.", "COMMAND", repeated=True),
-        _rare("teardown", "Run this command at the end.", "COMMAND", repeated=True),
+        Option(
+            *("node_cache", "Copy checkpoints to this local disk, e.g. $SLURM_TMPDIR.", "DIR"),
+            hidden=True,
+        ),
     ),
 }
+"""The options that the help shows, in its order, and those without a field."""
+
+
+def _panels() -> Panels:
+    rows = {name: row for name, row in OPTIONS.items() if row.panel}
+    panels = {
+        panel: [one if isinstance(one, Option) else _option(one, rows.pop(one)) for one in daily]
+        for panel, daily in _DAILY.items()
+    }
+    for name, row in rows.items():
+        if row.panel in panels:
+            panels[row.panel].append(_option(name, row, hidden=True))
+    return {panel: tuple(options) for panel, options in panels.items()}
+
+
+def _option(name: str, row: Row, *, hidden: bool = False) -> Option:
+    default = DEFAULTS[name]
+    spelled = option(name).removeprefix("--").replace("-", "_")
+    return Option(
+        f"{spelled}/no_{spelled}" if default is True else spelled,
+        *(row.help, row.metavar),
+        repeated=isinstance(default, tuple),
+        hidden=hidden,
+    )
+
+
+PANELS: Panels = _panels()
 """Every option, by the panel of the help that shows it."""
 
 
@@ -135,11 +111,29 @@ class ScriptCommand(HelpCommand):
         except click.NoSuchOption as error:
             raise _moved(error.option_name, words) or error from None
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options; ``--help-all`` also lists the names that ``--sbatch`` checks."""
+        super().format_options(ctx, formatter)
+        if ctx.meta.get(ALL, False):
+            rows = [(_sbatch_term(name), OPTIONS[name.replace("-", "_")].help) for name in FIELDS]
+            write_rows(formatter, "Names that --sbatch checks", rows)
+
     def invoke(self, ctx: Any) -> Any:
         """Call the function, with the fields that ``--sbatch`` sets beside the other options."""
         if ctx.params["sbatch"]:
+            from hpc_toolkit.slurm.render.file import read_sbatch
+
             ctx.params |= read_sbatch(ctx.params.pop("sbatch"))
         return super().invoke(ctx)
+
+
+def _sbatch_term(name: str) -> str:
+    from hpc_toolkit.slurm.render.file import needs_value
+
+    metavar = OPTIONS[name.replace("-", "_")].metavar
+    if needs_value(name):
+        return f"{name}={metavar}"
+    return f"{name}[={metavar}]" if metavar else name
 
 
 _REFERENCE = re.compile(r"\$(\{?[A-Za-z_]|\()")
@@ -154,6 +148,7 @@ class _MovedOptionError(ConfigError):
 
 def _moved(option: str, words: list[str]) -> ConfigError | None:
     """The error for an option that ``--sbatch`` takes; None for any other unknown option."""
+    from hpc_toolkit.slurm.render.file import needs_value
 
     name = option.removeprefix("--")
     if name not in (*FIELDS, *PASSED, *PASSED_ALONE):
@@ -224,7 +219,7 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     if not base:
         return values
 
-    replaced = {name for rivals in RIVALS if values.keys() & set(rivals) for name in rivals}
+    replaced = {other for name in values for other in rivals_of(name)}
     given = values.get("sbatch", ())
     names = {text.partition("=")[0] for text in given}
     kept = [text for text in base.get("sbatch", ()) if text.partition("=")[0] not in names]

@@ -24,8 +24,7 @@ from hpc_toolkit.cli.scriptoptions import (
 )
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.slurm.records import script_options
-from hpc_toolkit.slurm.render.rules import option
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import ScriptSpec, option
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.system.terminal import note, printable
@@ -180,7 +179,7 @@ def _of_request(
     exclude_failed: bool,
     size_for_s: float | None = None,
 ) -> Submission:
-    from hpc_toolkit.slurm.render.kinds import PROGRAMS
+    from hpc_toolkit.slurm.render.spec import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_request
 
@@ -227,7 +226,7 @@ def _of_script(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> Submission:
     from hpc_toolkit.slurm.render.file import read_script
-    from hpc_toolkit.slurm.render.kinds import QUEUES
+    from hpc_toolkit.slurm.render.spec import QUEUES
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_script
 
@@ -280,8 +279,8 @@ def _header(path: Path, text: str, *, needed: bool) -> Header | None:
 
 def _training(header: Header | None) -> str | None:
     """The directory of the training that a script starts; None if it starts none of ours."""
-    from hpc_toolkit.slurm.render.kinds import TRAININGS
-    from hpc_toolkit.slurm.render.training import training_directory
+    from hpc_toolkit.slurm.render.kinds import training_directory
+    from hpc_toolkit.slurm.render.spec import TRAININGS
 
     if header is None or header.template not in TRAININGS or header.request.get("plain"):
         return None

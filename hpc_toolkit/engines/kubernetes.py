@@ -18,15 +18,22 @@ from hpc_toolkit.slurm.allowlist import (
     looks_secret,
     refuse_twice,
 )
-from hpc_toolkit.slurm.render.file import origin, read_request, read_script, sha256, sign
-from hpc_toolkit.slurm.render.rules import asked, option_words
+from hpc_toolkit.slurm.render.file import (
+    option_words,
+    origin,
+    read_request,
+    read_script,
+    sha256,
+    sign,
+)
+from hpc_toolkit.slurm.render.spec import asked
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.slurm.render.drift import Drift
+    from hpc_toolkit.slurm.render.script import Drift
 
 Kind = Literal["kubernetes-queue", "kubernetes-ddp", "kubernetes-scaling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -303,7 +310,7 @@ def command_line(spec: ManifestSpec) -> str:
 
 def check_manifest(path: Path) -> Drift | None:
     """Render the manifest at ``path`` again from its first lines; None if it is another file."""
-    from hpc_toolkit.slurm.render.drift import Drift
+    from hpc_toolkit.slurm.render.script import Drift
 
     try:
         text = read_script(path)

@@ -19,9 +19,9 @@ from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
-from hpc_toolkit.slurm.render.grammar import PASSED
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.surroundings import surroundings
+from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.slurm.sbatch import sbatch, sbatch_argv
 from hpc_toolkit.submit.send import check_directory
 from hpc_toolkit.system.gpus import visible_gpus

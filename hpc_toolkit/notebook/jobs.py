@@ -22,7 +22,7 @@ from hpc_toolkit.results.workers import living_workers
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import UNKNOWN
-from hpc_toolkit.slurm.render.grammar import parse_array
+from hpc_toolkit.slurm.render.values import parse_array
 from hpc_toolkit.submit.jobs import (
     JobStates,
     RunJob,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.work import SURE
-from hpc_toolkit.slurm.clusters.partitions import Needs, for_partition, named_site
+from hpc_toolkit.slurm.clusters.choice import Needs, for_partition, named_site
 from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_duration, format_mem
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Ask:
 
 def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = False) -> Ask:
     from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks
-    from hpc_toolkit.slurm.render.grammar import parse_array
+    from hpc_toolkit.slurm.render.values import parse_array
 
     # Its indices may be more than one array can have; 'hpctk submit' sends several arrays then.
     full = complete(replace(spec, array=None), cluster)

@@ -13,16 +13,16 @@ from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import log_pattern
-from hpc_toolkit.slurm.render.grammar import parse_array
-from hpc_toolkit.slurm.render.kinds import TRAININGS
+from hpc_toolkit.slurm.render.spec import TRAININGS
+from hpc_toolkit.slurm.render.values import parse_array
 from hpc_toolkit.slurm.sbatch import sbatch_argv
 from hpc_toolkit.submit.jobs import script_copy
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.render.grammar import Array
     from hpc_toolkit.slurm.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.render.values import Array
 
 _MOST_CHUNKS = 1000
 
@@ -87,8 +87,8 @@ def of_request(
 
     Raises RenderError: the cluster cannot provide it.
     """
+    from hpc_toolkit.slurm.render.kinds import training_directory
     from hpc_toolkit.slurm.render.script import render_script
-    from hpc_toolkit.slurm.render.training import training_directory
 
     folder, notes = cwd / "slurm", []
     chunks, limit = [Chunk(spec.array or "", 0)], None

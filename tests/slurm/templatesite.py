@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.slurm.render.kinds import PROGRAMS
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import read_spec
+from hpc_toolkit.slurm.render.spec import PROGRAMS, read_spec
 from tests.integration.realrun import HANG_S
 from tests.slurm.rehearsal import wait_until
 

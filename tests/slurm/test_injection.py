@@ -12,9 +12,8 @@ import pytest
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.run import Run
-from hpc_toolkit.slurm.allowlist import QUANTITIES
 from hpc_toolkit.slurm.render import script as render
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import OPTIONS, ScriptSpec
 from tests.hostile import ODD_BUT_FINE
 from tests.slurm import injection
 from tests.slurm.injection import DIRECTIVES, PLACES, TEXTS
@@ -120,12 +119,13 @@ def test_ordinary_odd_names_are_accepted(place: str, shape: str, but: str) -> No
 
 
 def test_every_field_and_every_key_is_a_place() -> None:
-    from hpc_toolkit.slurm.clusters.keys import DEFAULT_OPTIONS, KEYS
+    from hpc_toolkit.slurm.clusters.keys import KEYS
+    from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS
 
     fields = {
         name
         for name, field in ScriptSpec.__dataclass_fields__.items()
-        if (name in QUANTITIES or "int" not in str(field.type))
+        if (OPTIONS[name].value.quantity or "int" not in str(field.type))
         and "bool" not in str(field.type).split(" |")[0]
     }
     words = {place.name.replace("-", "_") for place in PLACES}

@@ -21,7 +21,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
 from hpc_toolkit.notebook.executors import Resources
 from hpc_toolkit.run import Run
-from hpc_toolkit.slurm.render.grammar import PASSED
+from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.system.terminal import show_error
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 from tests.slurm import injection

@@ -28,7 +28,7 @@ import os
 import sys
 from pathlib import Path
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm.batch.shrink import shrink_job
+from hpc_toolkit.slurm.batch.work import shrink_job
 from hpc_toolkit.slurm.controller import host_names
 from hpc_toolkit.system.ranks import RankInfo
 

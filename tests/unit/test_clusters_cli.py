@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.clusters import probe as clusterprobe
+from hpc_toolkit.slurm.clusters import draft as clusterdraft
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.scontrol_outputs import ROUTED
 
@@ -189,7 +189,7 @@ def test_schema_prints_json() -> None:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusterprobe, "ask_slurm", lambda: ROUTED)
+    monkeypatch.setattr(clusterdraft, "ask_slurm", lambda: ROUTED)
 
 
 @pytest.mark.usefixtures("slurm")

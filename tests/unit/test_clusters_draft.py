@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.clusters.draft import draft, write_draft
+from hpc_toolkit.slurm.clusters.draft import SlurmFacts, draft, gpus_of
 from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, parse_cluster
-from hpc_toolkit.slurm.clusters.probe import SlurmFacts, gpus_of
+from hpc_toolkit.slurm.clusters.files import write_draft
 from hpc_toolkit.slurm.controller import parse_config
 from hpc_toolkit.slurm.records import parse_records
 from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED, facts

@@ -13,7 +13,7 @@ from hpc_toolkit.slurm.clusters import files
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import VARIABLES, cluster_names, load_cluster
 from hpc_toolkit.slurm.clusters.files import cluster_files, user_directory
-from hpc_toolkit.slurm.clusters.keys import DEFAULT_OPTIONS, MEMORY_OPTIONS
+from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, MEMORY_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
-from hpc_toolkit.slurm.clusters.partitions import (
+from hpc_toolkit.slurm.clusters.choice import (
     Needs,
     choose_partition,
     fitting_site,
     for_partition,
 )
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
 
 MIXED = parse_cluster(
     """

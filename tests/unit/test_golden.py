@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.file import origin
-from hpc_toolkit.slurm.render.script import template_names
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.kinds import PLAIN
+from hpc_toolkit.slurm.render.script import render_script, template_names
+from hpc_toolkit.slurm.render.spec import OPTIONS, PROGRAMS, ScriptSpec, option, read_spec
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -92,3 +95,28 @@ def test_examples_show_every_option_and_every_template() -> None:
     shown = {name for _, _, request in examples for name in request}
     assert {field.name for field in fields(ScriptSpec)} - shown == {"job_name"}
     assert {template for _, template, _ in examples} == set(template_names())
+
+
+def test_every_template_refuses_the_options_that_it_does_not_use() -> None:
+    values = {name: one for _, _, given in _load().EXAMPLES.values() for name, one in given.items()}
+    reasons = set()
+    for name, row in OPTIONS.items():
+        given = {one: values[one] for one in (name, row.needs) if one in values}
+        unused = set(template_names()) - set(row.templates)
+        without_hpctk = [] if row.plain else [one for one in row.templates if one in PLAIN]
+        for template in (*unused, *without_hpctk):
+            program = {"command": ("train.py",)} if template in PROGRAMS else {}
+            plain = {"plain": True} if template in without_hpctk else {"python": "/p/python"}
+            spec = read_spec({**program, **plain, **given})
+            with pytest.raises(RenderError, match=f"^({option(name)}|{option(row.needs)}): ") as no:
+                render_script(spec, load_cluster("generic"), template)
+            reasons.add(no.value.message.partition(": ")[2].replace(template, "TEMPLATE"))
+
+    assert reasons == {
+        "not used by the template TEMPLATE",
+        "not supported by the template TEMPLATE",
+        "the template TEMPLATE starts one task per node; Ray assigns CPUs and GPUs",
+        "not used by trainings, whose ranks see all GPUs of their node",
+        "TEMPLATE runs one process",
+        "not supported by plain scripts",
+    }

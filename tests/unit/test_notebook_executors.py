@@ -16,10 +16,9 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.notebook.executors import LOCAL, Resources
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
-from hpc_toolkit.slurm.render.grammar import PASSED
-from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
+from hpc_toolkit.slurm.render.spec import ScriptSpec, option, read_spec
+from hpc_toolkit.slurm.render.values import PASSED
 from tests.fakesbatch import KeptJobs, options
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.slurm.batch import preflight
-from hpc_toolkit.slurm.batch.preflight import check_node, usable_gpus
+from hpc_toolkit.slurm.batch import node as preflight
+from hpc_toolkit.slurm.batch.node import check_node, usable_gpus
 
 if TYPE_CHECKING:
     from tests.toyrun import ToyRun

@@ -18,9 +18,8 @@ from hpc_toolkit.cli.scriptoptions import PANELS
 from hpc_toolkit.engines.kubernetes import KINDS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.render.file import log_directory, read_header, write_script
-from hpc_toolkit.slurm.render.grammar import FIELDS
 from hpc_toolkit.slurm.render.script import template_names
-from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import FIELDS, ScriptSpec
 from tests.scripttext import batch_words
 from tests.toyrun import ToyRun, empty_campaign
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.render.drift import check_drift
 from hpc_toolkit.slurm.render.file import sha256
+from hpc_toolkit.slurm.render.script import check_drift
 
 if TYPE_CHECKING:
     from collections.abc import Callable

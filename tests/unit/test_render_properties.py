@@ -14,14 +14,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.allowlist import QUANTITIES
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.file import read_header
-from hpc_toolkit.slurm.render.rules import RIVALS, asked, option
+from hpc_toolkit.slurm.render.kinds import prepared
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
-from hpc_toolkit.slurm.render.training import prepared
+from hpc_toolkit.slurm.render.spec import (
+    OPTIONS,
+    RIVALS,
+    TRAININGS,
+    ScriptSpec,
+    asked,
+    option,
+    read_spec,
+)
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:
@@ -33,20 +39,18 @@ GENERIC = replace(load_cluster("generic"), conda_base="/opt/conda", container_ru
 TEXT_FIELDS = [
     field.name
     for field in fields(ScriptSpec)
-    if field.name in QUANTITIES or re.fullmatch(r"str( \| None)?|bool \| str", str(field.type))
+    if OPTIONS[field.name].value.quantity
+    or re.fullmatch(r"str( \| None)?|bool \| str", str(field.type))
 ]
 LIST_FIELDS = [field.name for field in fields(ScriptSpec) if "tuple" in str(field.type)]
 NEEDS: dict[str, dict[str, Any]] = {
-    **{name: {"gpus_per_node": 1} for name in ("mem_per_gpu", "gpu_type", "gpu_bind")},
+    **{name: {"gpus_per_node": 1} for name in OPTIONS if OPTIONS[name].needs == "gpus_per_node"},
     "container": {"container_python": "/c/python"},
     "container_python": {"container": "/x.sif"},
     "bind": {"container": "/x.sif", "container_python": "/c/python"},
     "stage_dir": {"stage": ("/data/x",)},
 }
-OF_TRAININGS = {
-    *("launch", "nproc_per_node", "rank_restarts", "backend", "run_dir", "stage", "stage_dir"),
-    *("cpu_bind", "mem_bind", "numa_binding", "distribution", "hint"),
-}
+OF_TRAININGS = {name for name, row in OPTIONS.items() if set(row.templates) <= set(TRAININGS)}
 TRAIN = {"nodes": 2, "gpus_per_node": 4}
 
 
@@ -304,9 +308,8 @@ def test_every_field_is_tried() -> None:
     named = {field.name for field in fields(ScriptSpec)}
     plain = {name for name in named if name not in TEXT_FIELDS + LIST_FIELDS}
 
-    assert {"job_name", "output", "dependency", "exclusive", "python"} <= set(TEXT_FIELDS)
+    assert {"job_name", "output", "exclusive", "python", "cpu_bind"} <= set(TEXT_FIELDS)
     assert {"env", "sbatch", "command", "bind", "stage"} <= set(LIST_FIELDS)
-    assert {"run_dir", "stage_dir", "launch", "backend", "cpu_bind"} <= set(TEXT_FIELDS)
     # Numbers and flags: click and test_absurd_numbers_are_refused hold them.
     assert {type(getattr(spec(), name)) for name in plain} <= {int, bool, type(None)}
 

@@ -18,7 +18,8 @@ from hpc_toolkit.slurm.render.directives import (
     forbidden,
     log_pattern,
 )
-from hpc_toolkit.slurm.render.spec import ScriptSpec, command_line, read_command, read_spec
+from hpc_toolkit.slurm.render.file import command_line, read_command
+from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 
 PYTHON = "/opt/python"
 GENERIC = load_cluster("generic")

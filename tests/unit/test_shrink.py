@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
-from hpc_toolkit.slurm.batch.shrink import kept_nodes, shrink_job
+from hpc_toolkit.slurm.batch.work import kept_nodes, shrink_job
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.system import processes
 from hpc_toolkit.system.ranks import RankInfo

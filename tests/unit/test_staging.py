@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
-from hpc_toolkit.slurm.batch.staging import StagingError, stage_paths
+from hpc_toolkit.slurm.batch.node import StagingError, stage_paths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_disk_without_the_room_is_told_and_left_as_it_was(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr("hpc_toolkit.slurm.batch.staging.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("hpc_toolkit.slurm.batch.node.shutil.disk_usage", lambda _: usage)
 
     with pytest.raises(StagingError, match=r"1006 B do not fit into 1000 B at .*n1"):
         stage_paths([source], place(tmp_path), users=1)
@@ -116,7 +116,7 @@ def test_what_is_neither_file_nor_directory_is_refused_before_anything_is_copied
     else:
         path.symlink_to("/dev/null")
     monkeypatch.setattr(
-        "hpc_toolkit.slurm.batch.staging.shutil.copyfile", lambda *_: pytest.fail("copied")
+        "hpc_toolkit.slurm.batch.node.shutil.copyfile", lambda *_: pytest.fail("copied")
     )
 
     with pytest.raises(StagingError, match=r"cannot stage .*(odd|null): it is neither a file nor"):
@@ -133,7 +133,7 @@ def test_a_copying_that_fails_is_told_and_leaves_nothing(
     def broken(path: Path, *_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    monkeypatch.setattr("hpc_toolkit.slurm.batch.staging.shutil.copyfile", broken)
+    monkeypatch.setattr("hpc_toolkit.slurm.batch.node.shutil.copyfile", broken)
 
     with pytest.raises(StagingError, match=r"cannot copy to .*Input/output error: .*tokens"):
         stage_paths([source], place(tmp_path), users=1)
@@ -147,7 +147,7 @@ def test_a_copying_that_is_ended_leaves_nothing(
     def ended(*_: object) -> None:
         raise SystemExit(143)
 
-    monkeypatch.setattr("hpc_toolkit.slurm.batch.staging.shutil.copyfile", ended)
+    monkeypatch.setattr("hpc_toolkit.slurm.batch.node.shutil.copyfile", ended)
 
     with pytest.raises(SystemExit):
         stage_paths([source], place(tmp_path), users=1)
@@ -159,7 +159,7 @@ def test_a_directory_of_somebody_else_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place(tmp_path).parent.mkdir()
-    monkeypatch.setattr("hpc_toolkit.slurm.batch.staging.os.geteuid", lambda: 4711)
+    monkeypatch.setattr("hpc_toolkit.slurm.batch.node.os.geteuid", lambda: 4711)
 
     with pytest.raises(StagingError, match=r"hpctk-17.0 belongs to another user"):
         stage_paths([source], place(tmp_path), users=1)

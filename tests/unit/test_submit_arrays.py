@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.render.grammar import parse_array
+from hpc_toolkit.slurm.render.values import parse_array
 from hpc_toolkit.submit.submission import Chunk
 from hpc_toolkit.submit.submission import split_array as split_parsed
 

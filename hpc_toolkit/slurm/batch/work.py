@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.queue.left import Left, what_is_left
+from hpc_toolkit.queue.presence import FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.slurm.batch.job import JobError, show
-from hpc_toolkit.slurm.batch.shrink import shrink_job
 from hpc_toolkit.slurm.batch.step import (
     CUT_SHORT,
     NO_CONTAINER,
@@ -28,13 +28,16 @@ from hpc_toolkit.slurm.batch.step import (
     cpus_per_task,
     shell_code,
 )
+from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.controller import job_nodes, set_nodes
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.system.ranks import RankInfo, host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import NoReturn
 
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.slurm.batch.requeue import Restarts
 
 _WATCH_S = 60.0
@@ -46,6 +49,9 @@ _LONG_S = 600.0
 """A life of this many seconds counts as success: a search takes days."""
 _LOOK_S = 30.0
 _TELL_S = 5.0
+_STARTING_S = 900.0
+_REFUSALS = 10
+"""Consecutive refusals to shrink the job after which :func:`shrink_job` raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,3 +306,75 @@ class CoordinatorProcess:
             self._stop_ranks()
             self._next = time.monotonic() + _TELL_S
         return max(0.0, self._next - time.monotonic())
+
+
+def kept_nodes(
+    nodes: list[str],
+    ranks: Iterable[Presence],
+    rank: RankInfo,
+    *,
+    first: str,
+    starting: bool = True,
+) -> list[str]:
+    """Return the ``nodes`` of the job of ``rank`` to keep, in order.
+
+    The node ``first`` is always kept: the script runs on it. A node is given back when it had
+    ranks in this start of the job and all of them reported that they left. A node with silent or
+    dead ranks is kept. A node without ranks is kept only while the job is ``starting``; later it
+    counts as left out by the preflight.
+    """
+    mine = [one for one in ranks if (one.job, one.restart) == (rank.job_id, rank.restart)]
+    begun = {one.host for one in mine}
+    at_work = {one.host for one in mine if one.state != FINISHED}
+    return [
+        node
+        for node in nodes
+        if node == first or node in at_work or (starting and node not in begun)
+    ]
+
+
+def shrink_job(
+    paths: RunPaths, rank: RankInfo, nodes: list[str], *, every_s: float
+) -> Iterator[list[str]]:
+    """Give back idle nodes until only the first one is left; yield the nodes each time.
+
+    Otherwise a node would stay allocated until the last rank of the job is done. Called by the
+    batch process of a job, on its first node, with the nodes of the job at its start. Nodes that
+    the job loses are ignored. While Slurm does not list the job's nodes, none are given back.
+    ``every_s`` are the seconds between two checks.
+
+    Raises SlurmError: Slurm refused ten times in a row to shrink the job.
+    """
+    job = rank.job_id or ""
+    refusals = 0
+    started = time.monotonic()
+    while len(nodes) > 1:
+        time.sleep(every_s)
+        starting = time.monotonic() - started < _STARTING_S
+        found = filter(None, map(read_presence, paths.workers.glob("*.json")))
+        kept = kept_nodes(nodes, found, rank, first=host_name(), starting=starting)
+        # Slurm refuses a list that contains a node that the job has lost.
+        present = _present_nodes(job) if kept != nodes else None
+        if present is None:
+            continue
+        kept = [node for node in kept if node in present]
+        idle = [node for node in present if node not in kept]
+        try:
+            if idle:
+                set_nodes(job, kept)
+        except SlurmError:
+            # The job may have lost a node after the listing, or slurmdbd may not answer.
+            refusals += 1
+            if refusals == _REFUSALS:
+                raise
+            continue
+        refusals, nodes = 0, kept
+        if idle:
+            yield idle
+
+
+def _present_nodes(job: str) -> list[str] | None:
+    try:
+        return job_nodes(job)
+    except SlurmError:
+        return None

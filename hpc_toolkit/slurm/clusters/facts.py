@@ -19,12 +19,8 @@ from hpc_toolkit.slurm.clusters.files import (
     read_table,
     with_earlier,
 )
-from hpc_toolkit.slurm.clusters.keys import (
-    DEFAULT_OPTIONS,
-    KEYS,
-    MEMORY_OPTIONS,
-    Option,
-)
+from hpc_toolkit.slurm.clusters.keys import KEYS, Option
+from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, OPTIONS, rivals_of
 from hpc_toolkit.system import tomltable as t
 
 if TYPE_CHECKING:
@@ -292,15 +288,15 @@ class MergedFacts:
             text = environ.get(variable)
             if text:
                 where = f"${variable}"
-                number = option == "cpus_per_task" and re.fullmatch("[0-9]{1,9}", text)
+                number = OPTIONS[option].value.word is int and re.fullmatch("[0-9]{1,9}", text)
                 value = Option(option)(int(text) if number else text, where)
                 self.set_inner("defaults", option, value, Origin(where))
 
     def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:
         pairs: dict[str, Any] = self.values.setdefault(field, {})
-        if field == "defaults" and inner in MEMORY_OPTIONS:
+        if field == "defaults":
             # Slurm takes only one memory option, so a later layer's replaces an earlier one.
-            for other in MEMORY_OPTIONS:
+            for other in rivals_of(inner):
                 pairs.pop(other, None)
                 self.origins.pop(f"{field}.{other}", None)
         pairs[inner] = value

@@ -1,4 +1,4 @@
-"""Find and read cluster files, in four layers: built-in, site, user and project.
+"""Find, read and write cluster files, in four layers: built-in, site, user and project.
 
 A file of a later layer overrides files of the same name in earlier layers, key by key. Cluster
 files contain commands, so a file that others can write is refused.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.system.installation import config_directory
 from hpc_toolkit.system.terminal import printable
 
@@ -133,6 +134,28 @@ def parse_table(text: str, file: str) -> dict[str, Any]:
     except RecursionError:
         msg = f"{file}: is nested hundreds of levels deep"
     raise ConfigError(msg, hint="write the cluster file as TOML")
+
+
+def write_draft(name: str, text: str, *, out: str | None, force: bool) -> Path:
+    """Write a draft, by default to the user's cluster files, and return its path.
+
+    Raises ConfigError if the file exists and ``force`` is not set, or if it cannot be written.
+    """
+    directory = Path(out).parent if out else user_directory()
+    if directory is None:
+        msg = "this user has no home directory"
+        raise ConfigError(msg, hint="choose a file with -o")
+    path = directory / (Path(out).name if out else f"{name}{SUFFIX}")
+    if path.exists() and not force:
+        msg = f"{path}: the file exists"
+        raise ConfigError(msg, hint="--force overwrites it; -o FILE writes another")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [text.encode()])
+    except OSError as error:
+        msg = f"{path}: cannot be written: {error.strerror}"
+        raise ConfigError(msg, hint="give another file with -o") from None
+    return path
 
 
 def _bytes(found: ClusterFile) -> bytes:

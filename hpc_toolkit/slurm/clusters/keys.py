@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.allowlist import (
-    COUNTS,
-    QUANTITIES,
     check_bind,
-    check_count,
     check_module,
-    check_text,
     check_variable,
     matches,
-    read_quantity,
     setup_words,
+)
+from hpc_toolkit.slurm.render.spec import (
+    DEFAULT_OPTIONS,
+    MEMORY_OPTIONS,
+    OPTIONS,
+    read_quantity,
 )
 from hpc_toolkit.system import tomltable as t
 
@@ -31,14 +32,6 @@ ContainerRuntime = Literal["apptainer", "pyxis"]
 Backend = Literal["nccl", "gloo"]
 
 MAX_AMOUNT = 1_000_000
-
-MEMORY_OPTIONS = ("mem", "mem_per_cpu", "mem_per_gpu")
-
-DEFAULT_OPTIONS = (
-    *("account", "partition", "qos", "reservation", "constraint", "time", "cpus_per_task"),
-    *MEMORY_OPTIONS,
-)
-"""sbatch options that may have a default in ``[defaults]``, or in a variable ``HPCTK_...``."""
 
 NCCL_NAME = r"(NCCL|TORCH_NCCL|RCCL|OFI_NCCL|GLOO|TP|UCX|FI|CXI|PSM3)_[A-Z0-9_]{1,100}"
 """Variables of NCCL, RCCL, Gloo, TensorPipe, UCX and libfabric with its providers."""
@@ -97,15 +90,13 @@ class Option:
     name: str
 
     def __call__(self, value: object, where: str) -> str | int:
-        if self.name in QUANTITIES:
-            return read_quantity(t.text(value, where), self.name, where)
-        if self.name in COUNTS:
-            number = t.count(value, where)
-            check_count(number, COUNTS[self.name], where)
-            return number
-        text = t.text(value, where)
-        check_text(text, self.name, where)
-        return text
+        kind = OPTIONS[self.name].value
+        if kind.quantity is not None:
+            return read_quantity(self.name, t.text(value, where), where)
+        read = t.count if kind.word is int else t.text
+        found = read(value, where)
+        kind.check(found, where)
+        return found
 
 
 _amount = t.number_from(0, MAX_AMOUNT, f"a number from 0 to {MAX_AMOUNT}")

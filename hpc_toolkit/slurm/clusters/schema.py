@@ -13,6 +13,7 @@ from typing import Any
 
 from hpc_toolkit.slurm.clusters import facts as clusters
 from hpc_toolkit.slurm.clusters import keys
+from hpc_toolkit.slurm.render.spec import OPTIONS
 from hpc_toolkit.system import tomltable as t
 
 _TEXT = {"type": "string"}
@@ -43,6 +44,8 @@ def _schema(convert: Any) -> dict[str, Any]:
         return {"enum": list(convert.choices)}
     if isinstance(convert, keys.Table):
         return _object(convert.keys, {})
+    if isinstance(convert, keys.Option):
+        return {"type": "integer"} if OPTIONS[convert.name].value.word is int else _TEXT
     return _SCHEMAS.get(convert, _TEXT)
 
 
@@ -65,7 +68,6 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     t.mem: {**_TEXT, "examples": ["500G"]},
     t.count: {"type": "integer"},
     t.count_or_zero: {"type": "integer"},
-    keys.Option("cpus_per_task"): {"type": "integer"},
     keys.amount: {"type": "number"},
     **dict.fromkeys((t.texts, keys.binds, keys.directories, keys.modules, keys.commands), _TEXTS),
     **dict.fromkeys((t.pairs, keys.exports, keys.nccl), _PAIRS),

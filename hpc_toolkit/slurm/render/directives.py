@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.allowlist import QUANTITIES, show_quantity
-from hpc_toolkit.slurm.clusters.keys import MEMORY_OPTIONS
-from hpc_toolkit.slurm.clusters.partitions import (
+from hpc_toolkit.slurm.clusters.choice import (
     Needs,
     choose_partition,
     fitting_site,
     named_site,
 )
-from hpc_toolkit.slurm.render.grammar import parse_array, split_passed
-from hpc_toolkit.slurm.render.rules import option
+from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS, OPTIONS, option, rivals_of, shown
+from hpc_toolkit.slurm.render.values import parse_array
 from hpc_toolkit.system.quantities import HOUR_S, format_walltime
 
 if TYPE_CHECKING:
@@ -37,6 +35,12 @@ FALLBACK_SIGNAL_S = 300
 LOG = "slurm/logs/%x-%j.out"
 ARRAY_LOG = "slurm/logs/%x-%A_%a.out"
 """The log of an array element; %j would be a different number for each element."""
+
+DIRECTIVES = sorted(
+    (name for name, row in OPTIONS.items() if row.directive),
+    key=lambda name: OPTIONS[name].directive,
+)
+"""Fields of which sbatch's options are made, in the order of a script."""
 
 _FILLED_IN = r"\\|%[0-9]*[A-Za-z%]"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
@@ -73,29 +77,31 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
 
 
 def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
-    names = ["job-name", "account", "partition", "qos", "reservation", "constraint", "nodelist"]
-    names += ["exclude", "nodes", "ntasks", "ntasks-per-node"]
-    options = [(name, _value(full, name)) for name in names]
-    options += _gpu_directives(full, named_site(cluster, full.partition))
-    names = ["gpu-bind", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu"]
-    names += ["exclusive", "oversubscribe", "time", "time-min", "signal", "array", "dependency"]
-    options += [(name, _value(full, name)) for name in names]
-    if full.dependency:
+    depends = "yes" if full.kill_on_invalid_dep else "no"
+    of_several: dict[str, list[tuple[str, Any]]] = {
+        "gpus_per_node": _gpu_directives(full, named_site(cluster, full.partition)),
+        "array": [("array", full.array and parse_array(full.array, "--array").text)],
         # Without this option, a job whose dependency can never be met stays pending for ever.
-        options.append(("kill-on-invalid-dep", "yes" if full.kill_on_invalid_dep else "no"))
-    # Sites set JobRequeue differently, so the script always states it.
-    options.append(("requeue" if full.requeue else "no-requeue", True))
-    # A queue survives a lost node: only its ranks' items are taken over. Any other program has to
-    # start again on all nodes.
-    options.append(("no-kill", not full.command))
-    names = ["open-mode", "output", "error", "chdir"]
-    options += [(name, _value(full, name)) for name in names]
+        "kill_on_invalid_dep": [("kill-on-invalid-dep", full.dependency and depends)],
+        "requeue": [
+            # Sites set JobRequeue differently, so the script always states it.
+            ("requeue" if full.requeue else "no-requeue", True),
+            # A queue survives a lost node: only its ranks' items are taken over. Any other program
+            # has to start again on all nodes.
+            ("no-kill", not full.command),
+        ],
+    }
+    options: list[tuple[str, Any]] = []
+    for name in DIRECTIVES:
+        value = shown(name, getattr(full, name))
+        options += of_several.get(name, [(name.replace("_", "-"), value)])
     given = [
         (name, None if value is True else str(value))
         for name, value in options
         if value is not None and value is not False
     ]
-    return [*given, *(split_passed(text, "--sbatch") for text in full.sbatch)]
+    passed = [text.partition("=") for text in full.sbatch]
+    return [*given, *((name, value if equals else None) for name, equals, value in passed)]
 
 
 def directive_text(directive: Directive) -> str:
@@ -122,22 +128,12 @@ def log_pattern(spec: ScriptSpec) -> str:
     return spec.output or (ARRAY_LOG if spec.array else LOG)
 
 
-def _value(full: ScriptSpec, name: str) -> Any:
-    field = name.replace("-", "_")
-    value = getattr(full, field)
-    if value is not None and field in QUANTITIES:
-        return show_quantity(value, field)
-    return parse_array(value, "--array").text if value and field == "array" else value
-
-
 def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict[str, str]]:
     """Return ``spec`` with the cluster's defaults for open fields, and where these are written."""
     sources = {}
     for name, value in cluster.defaults:
         given = getattr(spec, name) is not None
-        rivals = name in MEMORY_OPTIONS and _memory(spec)
-        rivals = rivals or (name == "cpus_per_task" and spec.cpus_per_gpu is not None)
-        if given or rivals:
+        if given or any(getattr(spec, other) is not None for other in rivals_of(name)):
             continue
         sources[name] = cluster.written(f"defaults.{name}")
         field: dict[str, Any] = {name: value}

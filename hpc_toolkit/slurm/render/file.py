@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hpc_toolkit.errors import RenderError
+from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.rundir import files
+from hpc_toolkit.slurm.allowlist import refuse_twice
+from hpc_toolkit.slurm.render.spec import DEFAULTS, FIELDS, OPTIONS, asked, option, shown
+from hpc_toolkit.slurm.render.values import PASSED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 _MARK = "# hpctk-body: sha256:"
 _HERE = "# hpctk-body:"
@@ -104,10 +113,6 @@ def read_header(script: str, where: str) -> Header:
 
     Raises RenderError if the script was not rendered, or if its header was edited.
     """
-    import shlex
-
-    from hpc_toolkit.slurm.render.spec import read_command
-
     text = script.replace("\r\n", "\n")
     found = [re.search(pattern, text) for pattern in (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER)]
     version, command, template, cluster = found
@@ -125,6 +130,92 @@ def read_header(script: str, where: str) -> Header:
         cluster_sha256=cluster[2],
         request=request,
     )
+
+
+def option_words(name: str, value: Any) -> list[str]:
+    """Return an option and its value as words; one word for a flag, a pair for each of a tuple."""
+    if value is True:
+        return [name]
+    if value is False:
+        return [name.replace("--", "--no-", 1)]
+    values = value if isinstance(value, tuple) else (value,)
+    texts = ["=".join(one) if isinstance(one, tuple) else str(one) for one in values]
+    return [word for text in texts for word in (name, text)]
+
+
+def command_line(spec: ScriptSpec, template: str, cluster: str) -> list[str]:
+    """Return the words of the command that renders this script again."""
+    argv = ["hpctk", "render", template, "--cluster", cluster]
+    values = asked(spec)
+    words = values.pop("command", ())
+    for name, given in values.items():
+        value = shown(name, given)
+        passed = name.replace("_", "-")
+        if passed in FIELDS:
+            text = "no" if value is False else value
+            argv += ["--sbatch", passed if value is True else f"{passed}={text}"]
+        else:
+            argv += option_words(option(name), value)
+    return [*argv, "--", *words] if words else argv
+
+
+def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
+    """The template, the cluster and the fields of a ``command_line`` that was split into words.
+
+    ``read_spec(fields)`` is the request. Raises RenderError for an option that this version does
+    not know, and ValueError for words that are not such a command.
+    """
+    known = {option(name): name for name in OPTIONS}
+    hpctk, render, template, option_, cluster, *words = argv
+    if (hpctk, render, option_) != ("hpctk", "render", "--cluster"):
+        raise ValueError(argv)
+    found: dict[str, Any] = {}
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            found["command"] = tuple(words)
+            break
+        negated = word not in known and word.startswith("--no-")
+        name = known.get(word.replace("--no-", "--", 1) if negated else word, "")
+        if not name:
+            msg = f"its request has an unknown option {word!r}"
+            raise RenderError(msg, hint=near_miss(word, list(known)))
+        if isinstance(DEFAULTS[name], bool):
+            found[name] = not negated
+        else:
+            value = OPTIONS[name].value.word(words.pop(0))
+            several = isinstance(DEFAULTS[name], tuple)
+            found[name] = (*found.get(name, ()), value) if several else value
+    return template, cluster, found | read_sbatch(found.pop("sbatch", ()))
+
+
+def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
+    """The fields that ``--sbatch NAME[=VALUE]`` sets; other names stay in the field ``sbatch``.
+
+    Raises RenderError for a name that is given twice or lacks its value.
+    """
+    refuse_twice([text.partition("=")[0] for text in texts], "--sbatch")
+    found: dict[str, Any] = {}
+    passed = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and needs_value(name):
+            msg = f"--sbatch: {name!r} needs a value"
+            raise RenderError(msg, hint=f"write --sbatch {name}=VALUE")
+        if name not in FIELDS:
+            passed.append(text)
+            continue
+        field = name.replace("-", "_")
+        try:
+            found[field] = OPTIONS[field].value.word(value) if equals else True
+        except ValueError:
+            found[field] = value  # read_spec refuses it and names the range
+    return found | ({"sbatch": tuple(passed)} if passed else {})
+
+
+def needs_value(name: str) -> bool:
+    """Whether this option of sbatch must have a value; False for one that hpctk does not know."""
+    return name in PASSED or (name in FIELDS and DEFAULTS[name.replace("-", "_")] is not False)
 
 
 def _foreign(where: str) -> RenderError:

@@ -1,47 +1,34 @@
-"""The templates by what they start, the options that each accepts, and plain scripts."""
+"""What each template starts and which options it takes: programs, trainings and plain scripts."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.render.rules import asked, option
+from hpc_toolkit.slurm.clusters.choice import named_site
+from hpc_toolkit.slurm.render.spec import (
+    ARRAYS,
+    OPTIONS,
+    PROGRAMS,
+    QUEUES,
+    RAY,
+    TASKS,
+    TRAININGS,
+    asked,
+    option,
+)
 from hpc_toolkit.system.options import launcher_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.directives import Directive
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
-TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
-"""Templates that start the ranks of a training script."""
-
-RAY = "ray"
-"""The template that starts a Ray cluster and runs its driver."""
-
-QUEUES = ("work-queue", "array", "campaign")
-"""Templates that start workers on a run."""
-
-PROGRAMS = ("command", RAY, *TRAININGS)
-"""Templates that start a user's program instead of workers on a run."""
-
-ARRAYS = ("array", "command")
-"""Templates that can be job arrays."""
-
-_OF_QUEUES = ("run", "idle_exit", "lease")
-_OF_TRAININGS = (
-    *("launch", "run_dir", "nproc_per_node", "rank_restarts", "backend", "stage", "stage_dir"),
-    *("cpu_bind", "mem_bind", "numa_binding", "distribution", "hint"),
-)
-_TASKS = ("ntasks", "ntasks_per_node", "ntasks_per_gpu", "isolate_gpus", "gpu_bind")
-_ALONE = ("launch", "nproc_per_node")
-_NOT_FOR = {
-    "train-cpu": (*_ALONE, "rank_restarts", "backend", "gpus_per_node", "numa_binding"),
-    "train-single-gpu": _ALONE,
-}
 _STARTERS = re.compile(r"(.*/)?(python[0-9.]*|torchrun|accelerate|srun|mpirun)")
 _EXAMPLE = {
     "command": "hpctk render command --nodes 2 -- python train.py",
@@ -51,13 +38,16 @@ _EXAMPLE = {
     "train-multi-gpu": "hpctk render train-multi-gpu --gpus-per-node 4 -- train.py --lr 1",
     "train-multi-node": "hpctk render train-multi-node --nodes 2 --gpus-per-node 4 -- train.py",
 }
-TEMPLATES = ("command", "train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
-"""The templates of which there are plain scripts."""
+BY_NODE, BY_RANK = "task-per-node", "task-per-gpu"
+"""How ranks are started: by one launcher on each node, or each rank by srun."""
 
-_NEED_HPCTK = (
-    *("signal", "max_restarts", "launch", "rank_restarts", "backend", "run_dir", "numa_binding"),
-    *("stage", "stage_dir", "container", "node_setup", "teardown", "array_offset"),
-)
+CPUS = 64
+"""CPUs of ``train-cpu`` if the number of CPUs per node is unknown."""
+
+RANK_RESTARTS = 3
+
+PLAIN = ("command", *TRAININGS)
+"""The templates of which there are plain scripts."""
 
 
 def check_template(spec: ScriptSpec, template: str) -> None:
@@ -69,18 +59,17 @@ def check_template(spec: ScriptSpec, template: str) -> None:
         msg = "--python: the interpreter on the nodes is unknown"
         raise RenderError(msg, hint="give the absolute path of a Python with hpc_toolkit")
     if template in PROGRAMS:
-        _check_program(spec, template, given)
+        _check_program(spec, template)
     elif spec.command:
         msg = f"the template {template} cannot run {spec.command[0]!r}"
         raise RenderError(msg, hint="use the template command for other programs")
-    if template == RAY:
-        why = "the template ray starts one task per node; Ray assigns CPUs and GPUs"
-        _refuse(given, (*_TASKS, "container"), why)
+    for name in given:
+        if template not in OPTIONS[name].templates:
+            why, hint = _unused(OPTIONS[name].templates, template)
+            msg = f"{option(name)}: {why}"
+            raise RenderError(msg, hint=hint)
     if template in TRAININGS:
-        _check_training(spec, template, given)
-    else:
-        why = f"not used by the template {template}"
-        _refuse(given, _OF_TRAININGS, why, "leave it out, or render a train-... template")
+        _check_training(spec, template)
     _check_container(spec, template)
     _check_array(spec, template)
 
@@ -92,9 +81,6 @@ def _check_array(spec: ScriptSpec, template: str) -> None:
     if spec.array_offset and spec.array is None:
         msg = "--array-offset: the job is not an array"
         raise RenderError(msg, hint="add --array 0-99, or leave it out")
-    if spec.array is not None and template not in ARRAYS:
-        msg = f"--array: not supported by the template {template}"
-        raise RenderError(msg, hint="use the template array or command")
 
 
 def _check_container(spec: ScriptSpec, template: str) -> None:
@@ -108,7 +94,7 @@ def _check_container(spec: ScriptSpec, template: str) -> None:
         raise RenderError(msg, hint="give its path: --container-python /usr/bin/python3")
 
 
-def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
+def _check_program(spec: ScriptSpec, template: str) -> None:
     if not spec.command:
         what = "a program" if template not in TRAININGS else "a training script"
         msg = f"the template {template} needs {what}"
@@ -116,16 +102,28 @@ def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> No
     if spec.command[0] == "-m" and template not in TRAININGS:
         msg = f"the template {template} cannot start the module {spec.command[1]}"
         raise RenderError(msg, hint=f"add the interpreter: python -m {spec.command[1]}")
-    why = f"not used by the template {template}"
-    hint = "leave it out, or pass it as an argument of the program"
-    _refuse(given, _OF_QUEUES, why, hint)
 
 
-def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
-    _refuse(given, _TASKS, "not used by trainings, whose ranks see all GPUs of their node")
+def _unused(templates: tuple[str, ...], template: str) -> tuple[str, str]:
+    """Why ``template`` does not take an option of ``templates``, and what to do."""
+    unused = f"not used by the template {template}"
+    if templates == QUEUES:
+        return unused, "leave it out, or pass it as an argument of the program"
+    if templates == ARRAYS:
+        why = f"not supported by the template {template}"
+        return why, "use the template array or command"
+    if template == RAY and "command" in templates:
+        why = "the template ray starts one task per node; Ray assigns CPUs and GPUs"
+        return why, "leave it out"
+    if template not in TRAININGS:
+        return unused, "leave it out, or render a train-... template"
+    if templates == TASKS:
+        return "not used by trainings, whose ranks see all GPUs of their node", "leave it out"
     more = "train-multi-gpu" if template == "train-single-gpu" else "train-multi-node"
-    hint = f"leave it out, or render {more}"
-    _refuse(given, _NOT_FOR.get(template, ()), f"{template} runs one process", hint)
+    return f"{template} runs one process", f"leave it out, or render {more}"
+
+
+def _check_training(spec: ScriptSpec, template: str) -> None:
     if template != "train-multi-node" and spec.nodes > 1:
         msg = f"--nodes: the template {template} runs on one node"
         raise RenderError(msg, hint="use the template train-multi-node")
@@ -148,21 +146,14 @@ def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> N
         raise RenderError(msg, hint=f"write only the script after --: {_EXAMPLE[template]}")
 
 
-def _refuse(
-    given: dict[str, Any], names: tuple[str, ...], why: str, hint: str = "leave it out"
-) -> None:
-    for name in names:
-        if name in given:
-            msg = f"{option(name)}: {why}"
-            raise RenderError(msg, hint=hint)
-
-
 def _check_plain(template: str, given: dict[str, Any]) -> None:
-    if template not in TEMPLATES:
+    if template not in PLAIN:
         msg = f"--plain: the template {template} needs hpctk on the nodes"
-        raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(TEMPLATES)}")
-    why = "not supported by plain scripts"
-    _refuse(given, _NEED_HPCTK, why, "leave it out, or leave out --plain")
+        raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(PLAIN)}")
+    for name in given:
+        if not OPTIONS[name].plain:
+            msg = f"{option(name)}: not supported by plain scripts"
+            raise RenderError(msg, hint="leave it out, or leave out --plain")
 
 
 def plain_words(
@@ -195,3 +186,133 @@ def _starter(full: ScriptSpec, template: str) -> list[str]:
         *('--nnodes="$SLURM_JOB_NUM_NODES"', '--rdzv-id="$SLURM_JOB_ID"', "--rdzv-backend=c10d"),
         '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    program: tuple[str, ...]
+    """What srun starts, the interpreter first."""
+    processes: int
+    """Ranks that share the CPUs of one task."""
+    options: tuple[str, ...]
+
+
+def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
+    """Return a training's request with its ranks, and the tasks and CPUs per node to start them.
+
+    A task is a process that srun starts: a rank in the form task-per-gpu, else one launcher or
+    program per node with the CPUs of all its ranks. ``cluster`` states CPUs per rank and per node.
+    The request must have passed ``check_template``. A request for the template ray gets one task
+    per node; requests for other templates are returned unchanged. Raises RenderError for ranks that
+    their backend cannot join.
+    """
+    if template == RAY:
+        return replace(spec, ntasks_per_node=1)
+    if template not in TRAININGS:
+        return spec
+    gpus = spec.gpus_per_node or (1 if template == "train-single-gpu" else 0)
+    by_rank = spec.launch == BY_RANK
+    standard: dict[str, Any] = {
+        "launch": BY_NODE,
+        "nproc_per_node": gpus or 1,
+        "rank_restarts": 0 if by_rank else RANK_RESTARTS,
+        "backend": cluster.gpu_backend if gpus else "gloo",
+        "run_dir": training_directory(spec.run_dir, spec.job_name),
+        "cpu_bind": None if spec.hint else _bound(template, by_rank=by_rank),
+    }
+    chosen = {name: value for name, value in standard.items() if getattr(spec, name) is None}
+    full = replace(spec, gpus_per_node=gpus, **chosen)
+    _check_backend(full)
+    if full.numa_binding:
+        _check_binding(full)
+    tasks = full.nproc_per_node or 1 if by_rank else 1
+    cpus = _cpus(full, template, cluster, tasks)
+    return replace(full, ntasks_per_node=tasks, cpus_per_gpu=None, cpus_per_task=cpus)
+
+
+def training_directory(run_dir: str | None, job_name: str) -> str:
+    """Return the directory of a training's rendezvous, logs and jobs, relative to its job's."""
+    return run_dir or f"runs/{job_name}"
+
+
+def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
+    """Return the training parts of a complete request's script; None for other templates."""
+    if template not in TRAININGS or full.ntasks_per_node is None:
+        return None
+    alone = template == "train-cpu"
+    launcher = () if alone else ("-P", "-m", "hpc_toolkit", "launch", *_launch_options(full))
+    options = [f"--run-dir={full.run_dir}", *(["--alone"] if alone else [])]
+    options += [f"--srun={word}" for word in _srun_options(full, cluster)]
+    options += [f"--stage={path}" for path in full.stage]
+    if full.stage_dir:
+        options.append(f"--stage-dir={full.stage_dir}")
+    if full.stage and full.ntasks_per_node > 1:
+        options.append(f"--tasks={full.ntasks_per_node}")
+    python = full.container_python if full.container else full.python
+    return Training(
+        program=(python or "", *launcher, *full.command),
+        processes=(full.nproc_per_node or 1) // full.ntasks_per_node,
+        options=tuple(options),
+    )
+
+
+def _srun_options(full: ScriptSpec, cluster: Cluster) -> list[str]:
+    names = ("cpu_bind", "mem_bind", "distribution", "hint")
+    given = {name: getattr(full, name) for name in names}
+    if cluster.gpu_request == "gpus-per-task" and full.gpus_per_node:
+        # Otherwise each rank would see only its own GPU, with no direct path to its node's others.
+        given["gpu_bind"] = "none"
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value]
+
+
+def _launch_options(full: ScriptSpec) -> list[str]:
+    options: dict[str, Any] = {"--run-dir": full.run_dir, "--backend": full.backend}
+    if full.ntasks_per_node == 1:
+        options["--nproc-per-node"] = full.nproc_per_node
+        options["--max-restarts"] = full.rank_restarts
+        if full.numa_binding:
+            options["--numa-binding"] = full.numa_binding
+    return [f"{name}={value}" for name, value in options.items()]
+
+
+def _check_backend(full: ScriptSpec) -> None:
+    backend, ranks, gpus = full.backend, full.nproc_per_node or 1, full.gpus_per_node
+    if backend == "gloo":
+        return
+    if not gpus:
+        msg = f"--backend: {backend} needs GPUs, but the job requests none"
+        raise RenderError(msg, hint="add --gpus-per-node N, or leave it out for gloo")
+    if ranks > gpus:
+        msg = f"--nproc-per-node: {backend} cannot join {ranks} ranks on {gpus} GPUs of a node"
+        raise RenderError(msg, hint="one rank per GPU, or --backend gloo")
+
+
+def _check_binding(full: ScriptSpec) -> None:
+    ranks, gpus = full.nproc_per_node or 1, full.gpus_per_node
+    if full.launch == BY_RANK:
+        msg = "--numa-binding: with --launch task-per-gpu, srun binds the ranks"
+        raise RenderError(msg, hint="use --cpu-bind, or leave it out")
+    if ranks > gpus:
+        msg = f"--numa-binding: a node's GPUs ({gpus}) are fewer than its ranks ({ranks})"
+        raise RenderError(msg, hint="one rank per GPU, or leave it out")
+
+
+def _bound(template: str, *, by_rank: bool) -> str:
+    """Return the default CPU binding: a rank gets its own cores, a launcher's ranks share them."""
+    return "cores" if by_rank or template == "train-cpu" else "none"
+
+
+def _cpus(full: ScriptSpec, template: str, cluster: Cluster, tasks: int) -> int | None:
+    """Return the CPUs of a task; None if the task shall get its share of the node's CPUs."""
+    if full.cpus_per_task:
+        return full.cpus_per_task
+    if full.cpus_per_gpu:
+        return max(1, full.cpus_per_gpu * full.gpus_per_node // tasks)
+    if template == "train-cpu":
+        return named_site(cluster, full.partition).cpus_per_node or CPUS
+    of_a_task = (full.nproc_per_node or 1) // tasks
+    of_a_rank = dict(cluster.defaults).get("cpus_per_task")
+    if of_a_rank:
+        return int(of_a_rank) * of_a_task
+    shared = full.gpus_per_node and cluster.cpus_per_node and cluster.gpus_per_node
+    return None if shared else of_a_task

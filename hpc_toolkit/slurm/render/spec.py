@@ -1,24 +1,85 @@
-"""A user's request for a job script, checked when it is created.
+"""The options of job scripts, one row each, and a user's request, checked when it is created.
 
-An instance is valid by construction: no later step sees a value that a shell could misread.
+``ScriptSpec`` is the table: the command line, the header of a script, its directives, the
+[defaults] of cluster files and the reference read its rows. An instance is valid by construction:
+no later step sees a value that a shell could misread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.slurm.allowlist import QUANTITIES, read_quantity, refuse_twice, show_quantity
-from hpc_toolkit.slurm.render.grammar import FIELDS, PASSED
-from hpc_toolkit.slurm.render.rules import asked, check_request, option, option_words
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.allowlist import refusal
+from hpc_toolkit.slurm.render import values as v
+from hpc_toolkit.slurm.render.values import check_passed, count, path, text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from dataclasses import Field
+    from collections.abc import Mapping
 
 MAX_RESTARTS = 10
 """Also the default of ``hpctk batch``, so that a script need not say it."""
+
+QUEUES = ("work-queue", "array", "campaign")
+"""Templates that start workers on a run."""
+
+RAY = "ray"
+"""The template that starts a Ray cluster and runs its driver."""
+
+TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
+"""Templates that start the ranks of a training script."""
+
+PROGRAMS = ("command", RAY, *TRAININGS)
+"""Templates that start a user's program instead of workers on a run."""
+
+ARRAYS = ("array", "command")
+"""Templates that can be job arrays."""
+
+TASKS = (*QUEUES, "command")
+"""Templates whose ranks are Slurm's tasks."""
+
+_ALL = (*QUEUES, *PROGRAMS)
+_WITH_GPUS = tuple(one for one in _ALL if one != "train-cpu")
+_NOT_RAY = (*TASKS, *TRAININGS)
+_LAUNCHED = TRAININGS[1:]
+_SEVERAL = TRAININGS[2:]
+
+RESOURCES, PLACEMENT, SCHEDULING = "Resources", "Placement", "Scheduling"
+JOB, TRAINING, ENVIRONMENT = "Job and its log", "Training", "Environment"
+_ARGUMENTS = "Arguments"
+_RANKS_MAX = 4096
+
+
+class Row(NamedTuple):
+    """What one option is, beside its name and its default."""
+
+    panel: str
+    """Heading of the help; "" for an option that is written ``--sbatch NAME[=VALUE]``."""
+    value: v.Value
+    help: str
+    """One line for people."""
+    metavar: str = "TEXT"
+    directive: int = 0
+    """Group of its directive, 0 for none; directives are sorted by it, then as the table is."""
+    templates: tuple[str, ...] = _ALL
+    """Templates that use it; others refuse it."""
+    plain: bool = True
+    """Whether it works in a script without hpctk."""
+    excludes: tuple[str, ...] = ()
+    """Later or earlier rows that a request must not have together with this one."""
+    needs: str = ""
+    """The row without which this one has no effect."""
+    site: int = 0
+    """Group of its default in a cluster file, 0 for none; sorted as directives are."""
+
+
+T = TypeVar("T")
+
+
+def _field(default: T, row: Row) -> T:
+    found: T = field(default=default, metadata={"row": row})
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,123 +90,210 @@ class ScriptSpec:
     RenderError or ConfigError for a value that no cluster could accept.
     """
 
-    job_name: str = "work-queue"
-    """Name of the job and, with ``.sbatch``, of the script."""
-    account: str | None = None
-    partition: str | None = None
-    """Comma-separated partitions; many sites choose by the time limit."""
-    qos: str | None = None
-    reservation: str | None = None
-    constraint: str | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    nodes: int = 1
-    ntasks: int | None = None
-    """Total number of ranks; by default ``ntasks_per_node`` on each node."""
-    ntasks_per_node: int | None = None
-    """Ranks on each node; by default one per GPU, or one without GPUs."""
-    ntasks_per_gpu: int | None = None
-    """Ranks that share one GPU and see no other."""
-    gpus_per_node: int = 0
-    gpu_type: str | None = None
-    """Type of the GPUs, if it is not the cluster's."""
-    isolate_gpus: bool = False
-    """Whether a rank sees only its own GPUs; otherwise it sees all GPUs of its node."""
-    gpu_bind: str | None = None
-    """Which GPUs a rank sees, in sbatch's notation."""
-    gres: str | None = None
-    """Generic resources of each node other than GPUs."""
-    cpus_per_task: int | None = None
-    """CPUs of each rank; by default its share of the node's."""
-    cpus_per_gpu: int | None = None
-    """CPUs per GPU, shared by the ranks of a node."""
-    mem: int | None = None
-    """MiB of each node; 0 is all of its memory. Excludes the next two options."""
-    mem_per_cpu: int | None = None
-    mem_per_gpu: int | None = None
-    exclusive: bool | str = False
-    """Whether to keep other jobs off the nodes: True for all jobs, or only for those of another
-    "user", "mcs" label or "topo" block (Slurm 24.05)."""
-    oversubscribe: bool = False
-    """Whether other jobs may use the same CPUs."""
-    time: int | None = None
-    time_min: int | None = None
-    """Shortest limit, in seconds, that Slurm may lower ``time`` to in order to start earlier."""
-    signal: str | None = None
-    """``B:USR1@seconds``: how long before the time limit the script is warned, up to a minute
-    earlier."""
-    requeue: bool = True
-    """Whether the job may start again: by Slurm after a failure, by its script while items are
-    left."""
-    idle_exit: int | None = None
-    """Seconds that a rank waits for work before it leaves: ``hpctk work --idle-exit``."""
-    lease: int | None = None
-    """Seconds of silence after which a rank counts as dead: ``hpctk work --lease``."""
-    max_restarts: int = MAX_RESTARTS
-    array: str | None = None
-    array_offset: int = 0
-    """Number that the script adds to its index; a long list of indices needs several arrays."""
-    dependency: str | None = None
-    kill_on_invalid_dep: bool = True
-    """Whether Slurm cancels the job, or leaves it pending, if its dependency can never be met."""
-    output: str | None = None
-    """The log's path in sbatch's notation, relative to ``chdir``; see ``log_pattern``."""
-    error: str | None = None
-    open_mode: str = "append"
-    """Whether a requeued job appends to its log or empties it."""
-    chdir: str | None = None
-    sbatch: tuple[str, ...] = ()
-    """``NAME[=VALUE]``: options of sbatch that have no field of their own, such as ``begin`` and
-    ``mail-type``. sbatch checks their values."""
-    run: str | None = None
-    """The run directory; the script's first argument overrides it."""
-    plain: bool = False
-    """Whether the script has nothing of hpctk in it, and gives up what hpctk does around a step."""
-    python: str | None = None
-    """Absolute path of the interpreter on the nodes that has hpc_toolkit; needed unless ``plain``.
-    """
-    container_python: str | None = None
-    modules: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    conda: str | None = None
-    venv: str | None = None
-    """Absolute path of a virtual environment; its interpreter and programs come first."""
-    container: str | None = None
-    bind: tuple[str, ...] = ()
-    """``FROM[:TO[:ro]]``: directories to bind into the container, after the cluster's."""
-    node_setup: tuple[str, ...] = ()
-    teardown: tuple[str, ...] = ()
-    """Commands to run in the script after the step, however it ended."""
-    launch: str | None = None
-    """How the ranks of a training are started: "task-per-node", by one launcher on each node, or
-    "task-per-gpu", by srun."""
-    nproc_per_node: int | None = None
-    """Ranks of a training on each node; by default one per GPU, or one without GPUs."""
-    rank_restarts: int | None = None
-    """How often a training's ranks start again inside the job after one of them failed."""
-    backend: str | None = None
-    run_dir: str | None = None
-    """Directory of a training for its rendezvous, logs and checkpoints."""
-    stage: tuple[str, ...] = ()
-    stage_dir: str | None = None
-    """Directory for these copies; by default the job's directory on the node's disk."""
-    cpu_bind: str | None = None
-    """CPUs that each task of a training is bound to: ``srun --cpu-bind``."""
-    mem_bind: str | None = None
-    """NUMA nodes from which a task gets memory: ``srun --mem-bind``."""
-    numa_binding: str | None = None
-    """How a launcher binds each rank to CPUs near its GPU: "node" for those of its NUMA node."""
-    distribution: str | None = None
-    """How tasks are spread over nodes, sockets and cores: ``srun --distribution``."""
-    hint: str | None = None
-    """How to bind tasks to cores and threads, such as nomultithread: ``srun --hint``."""
-    command: tuple[str, ...] = ()
-    """Program and arguments of the ``command`` template, word by word; for a training the script
-    and its arguments."""
+    # Two or three lines for each row, as in a table.
+    # fmt: off
+    job_name: str = _field("work-queue", Row(JOB, v.NAME,
+        "Name of the job and script. [default: TEMPLATE]", directive=1))
+    account: str | None = _field(None, Row(PLACEMENT, text(v.WORD, "one account name"),
+        "Account to charge.", directive=1, site=1))
+    partition: str | None = _field(None, Row(PLACEMENT,
+        text(v.WORDS, "partition names, separated by commas"), "Comma-separated partitions.",
+        directive=1, site=1))
+    qos: str | None = _field(None, Row(PLACEMENT, text(v.WORD, "one name of a quality of service"),
+        "Quality of service.", directive=1, site=1))
+    reservation: str | None = _field(None, Row("",
+        text(v.WORDS, "reservation names, separated by commas"), "Comma-separated reservations.",
+        directive=1, site=1))
+    constraint: str | None = _field(None, Row("",
+        text(v.FEATURES, "node features joined by & or |"), "Features that the nodes must have.",
+        directive=1, site=1))
+    nodelist: str | None = _field(None, Row("", v.HOSTS, "Nodes that the job must get.",
+        directive=1))
+    exclude: str | None = _field(None, Row("", v.HOSTS, "Nodes that the job must not get.",
+        directive=1))
+    nodes: int = _field(1, Row(RESOURCES, count(1, 65536), "Number of nodes. [default: 1]", "N",
+        directive=1))
+    ntasks: int | None = _field(None, Row("", count(1, 2**28),
+        "Number of ranks in all. [default: --ntasks-per-node on each node]", "N", directive=1,
+        templates=TASKS, excludes=("ntasks_per_gpu",)))
+    ntasks_per_node: int | None = _field(None, Row(RESOURCES, count(1, _RANKS_MAX),
+        "Ranks on each node. [default: one per GPU]", "N", directive=1, templates=TASKS,
+        excludes=("ntasks_per_gpu",)))
+    ntasks_per_gpu: int | None = _field(None, Row("", count(1, 32),
+        "Ranks that share one GPU and see no other.", "N", templates=TASKS, needs="gpus_per_node"))
+    gpus_per_node: int = _field(0, Row(RESOURCES, count(0, 128),
+        "GPUs on each node: 4 or l40s:4. [default: 0]", "[TYPE:]N", directive=1,
+        templates=_WITH_GPUS))
+    gpu_type: str | None = _field(None, Row(RESOURCES, v.GPU_TYPE,
+        "Type of the GPUs. [default: the cluster's]", "TYPE", needs="gpus_per_node"))
+    isolate_gpus: bool = _field(False, Row(RESOURCES, v.FLAG,
+        "Let each rank see only its own GPUs.", "", templates=TASKS, excludes=("ntasks_per_gpu",),
+        needs="gpus_per_node"))
+    gpu_bind: str | None = _field(None, Row("", v.GPU_BIND, "GPUs that a rank sees.", directive=1,
+        templates=TASKS, excludes=("isolate_gpus", "ntasks_per_gpu"), needs="gpus_per_node"))
+    gres: str | None = _field(None, Row("", v.GRES,
+        "Generic resources of each node other than GPUs."))
+    cpus_per_task: int | None = _field(None, Row(RESOURCES, count(1, 4096),
+        "CPUs of each rank. [default: an equal share]", "N", directive=1,
+        excludes=("cpus_per_gpu",), site=2))
+    cpus_per_gpu: int | None = _field(None, Row("", count(1, 4096),
+        "CPUs per GPU, shared by the ranks of a node.", "N", directive=1, needs="gpus_per_node"))
+    mem: int | None = _field(None, Row(RESOURCES, v.NODE_MEMORY,
+        "Memory of each node: 480G; 0 is all of it.", "SIZE", directive=1,
+        excludes=("mem_per_cpu", "mem_per_gpu"), site=2))
+    mem_per_cpu: int | None = _field(None, Row("", v.MEMORY, "Memory per CPU.", "SIZE", directive=1,
+        excludes=("mem_per_gpu",), site=2))
+    mem_per_gpu: int | None = _field(None, Row("", v.MEMORY, "Memory per GPU.", "SIZE", directive=1,
+        needs="gpus_per_node", site=2))
+    exclusive: bool | str = _field(False, Row("", v.EXCLUSIVE,
+        "Keep other jobs off the nodes; user, mcs or topo (24.05): only those of others.",
+        "WHO", directive=1, excludes=("oversubscribe",)))
+    oversubscribe: bool = _field(False, Row("", v.FLAG, "Let other jobs use the same CPUs.", "",
+        directive=1))
+    time: int | None = _field(None, Row(RESOURCES, v.WALLTIME,
+        "Time limit, e.g. 4:00:00 or 4h; a plain number is minutes.", "TIME", directive=1,
+        site=1))
+    time_min: int | None = _field(None, Row("", v.WALLTIME,
+        "Shortest limit that Slurm may choose to start earlier.", "TIME", directive=1))
+    signal: str | None = _field(None, Row("", v.SIGNAL,
+        "How long before the time limit the script is warned, up to a minute earlier.",
+        "B:USR1@SECONDS", directive=1, plain=False))
+    requeue: bool = _field(True, Row(SCHEDULING, v.FLAG,
+        "Requeue the job while work remains. [default: on]", "", directive=2))
+    idle_exit: int | None = _field(None, Row(ENVIRONMENT, v.DURATION,
+        "How long a rank waits for work. [default: 10min]", "DURATION", templates=QUEUES))
+    lease: int | None = _field(None, Row(ENVIRONMENT, v.DURATION,
+        "Silence after which a rank counts as dead. [default: 3min]", "DURATION", templates=QUEUES))
+    max_restarts: int = _field(MAX_RESTARTS, Row(SCHEDULING, count(0, 1000),
+        f"Restarts, including Slurm's own. [default: {MAX_RESTARTS}]", "N", plain=False))
+    array: str | None = _field(None, Row(SCHEDULING, v.ARRAY,
+        "Indices of a job array; %8: at most 8 at once.", "0-99%8", directive=1, templates=ARRAYS))
+    array_offset: int = _field(0, Row(SCHEDULING, count(0, 2**31),
+        "Number added to the array index. [default: 0]", "N", plain=False))
+    dependency: str | None = _field(None, Row(SCHEDULING, v.DEPENDENCY,
+        "Jobs to wait for: afterok:JOB, afterany:JOB ...", directive=1))
+    kill_on_invalid_dep: bool = _field(True, Row("", v.FLAG,
+        "no: leave the job pending if its dependency can never be met.", "no", directive=1))
+    output: str | None = _field(None, Row(JOB, v.LOG, "The log. [default: slurm/logs/%x-%j.out]",
+        "PATTERN", directive=4))
+    error: str | None = _field(None, Row("", v.LOG, "A log for stderr alone.", "PATTERN",
+        directive=4))
+    open_mode: str = _field("append", Row("", text("append|truncate", "append or truncate"),
+        "Whether a requeued job appends to its log or empties it.", directive=3))
+    chdir: str | None = _field(None, Row("", v.DIRECTORY, "Working directory of the job.", "DIR",
+        directive=4))
+    sbatch: tuple[str, ...] = _field((), Row(JOB,
+        v.Value(lambda texts, where: check_passed(texts, where, _OWN)),
+        "Any other option of sbatch; may be repeated.", "NAME[=VALUE]"))
+    run: str | None = _field(None, Row(ENVIRONMENT,
+        path(v.NO_OPTION, "a run's path; ./-x for one called -x"),
+        "Run directory; the script's argument overrides it.", "DIR", templates=QUEUES))
+    plain: bool = _field(False, Row(ENVIRONMENT, v.FLAG,
+        "Use only srun and torchrun, without hpctk.", ""))
+    python: str | None = _field(None, Row(ENVIRONMENT,
+        path(v.ABSOLUTE, "the absolute path of an interpreter"),
+        "Interpreter on the nodes. [default: this one]", "FILE"))
+    container_python: str | None = _field(None, Row(ENVIRONMENT,
+        path(v.ABSOLUTE, "an absolute path in the container"), "Interpreter in the container.",
+        "FILE"))
+    modules: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.MODULES,
+        "Load this module; may be repeated."))
+    setup: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
+        "Run this command before the work starts; may be repeated.", "COMMAND"))
+    env: tuple[tuple[str, str], ...] = _field((), Row(ENVIRONMENT, v.VARIABLES,
+        "Export this variable; may be repeated.", "NAME=VALUE"))
+    conda: str | None = _field(None, Row(ENVIRONMENT,
+        text(v.CONDA, "an environment's name, or its absolute path without ':'"),
+        "Activate this conda environment: name or path.", excludes=("venv",)))
+    venv: str | None = _field(None, Row(ENVIRONMENT,
+        text(v.PROGRAMS, "an absolute path without ':'"), "Use this virtual environment.", "DIR"))
+    container: str | None = _field(None, Row(ENVIRONMENT,
+        text(v.NO_OPTION, "an image: a file, or docker://name:tag"), "Run the ranks in this image.",
+        "IMAGE", templates=_NOT_RAY, plain=False))
+    bind: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.BINDS, "Bind a directory.",
+        "FROM[:TO[:ro]]", needs="container"))
+    node_setup: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
+        "Run this first, once on each node.", "COMMAND", plain=False))
+    teardown: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
+        "Run this command at the end.", "COMMAND", plain=False))
+    launch: str | None = _field(None, Row(TRAINING,
+        text("task-per-node|task-per-gpu", "task-per-node or task-per-gpu"),
+        "task-per-node (default) or task-per-gpu.", "FORM", templates=_SEVERAL, plain=False))
+    nproc_per_node: int | None = _field(None, Row(TRAINING, count(1, 4096),
+        "Ranks on each node. [default: one per GPU]", "N", templates=_SEVERAL))
+    rank_restarts: int | None = _field(None, Row(TRAINING, count(0, 1000),
+        "Restarts of ranks inside a job. [default: 3]", "N", templates=_LAUNCHED, plain=False))
+    backend: str | None = _field(None, Row(TRAINING, text("nccl|gloo", "nccl or gloo"),
+        "nccl or gloo. [default: nccl with GPUs]", "NAME", templates=_LAUNCHED, plain=False))
+    run_dir: str | None = _field(None, Row(TRAINING,
+        path(v.NO_OPTION, "a directory's path; ./-x for one called -x"),
+        "Directory for rendezvous and logs. [default: runs/JOB-NAME]", "DIR", templates=TRAININGS,
+        plain=False))
+    stage: tuple[str, ...] = _field((), Row(TRAINING, v.STAGED,
+        "Copy this to each node's disk first.", "PATH", excludes=("container",),
+        templates=TRAININGS, plain=False))
+    stage_dir: str | None = _field(None, Row(TRAINING,
+        path(v.ABSOLUTE, "an absolute path on the nodes' own disks"),
+        "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR", needs="stage",
+        templates=TRAININGS, plain=False))
+    cpu_bind: str | None = _field(None, Row(TRAINING, v.CPU_BIND,
+        "CPUs of each task: 'srun --cpu-bind'.", "WHAT", excludes=("hint",), templates=TRAININGS))
+    mem_bind: str | None = _field(None, Row(TRAINING, v.MEM_BIND,
+        "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT", templates=TRAININGS))
+    numa_binding: str | None = _field(None, Row(TRAINING,
+        text("node", "node: each rank runs on the CPUs of its GPU's NUMA node"),
+        "node: bind each rank to the CPUs near its GPU.", "MODE", templates=_LAUNCHED, plain=False))
+    distribution: str | None = _field(None, Row(TRAINING, v.DISTRIBUTION,
+        "Order of the tasks: 'srun --distribution'.", "HOW", templates=TRAININGS))
+    hint: str | None = _field(None, Row(TRAINING, v.HINT,
+        "nomultithread, memory_bound ...: 'srun --hint'.", "WORD", templates=TRAININGS))
+    command: tuple[str, ...] = _field((), Row(_ARGUMENTS, v.PROGRAM,
+        "Program and arguments; of a training the script and its arguments."))
+    # fmt: on
 
     def __post_init__(self) -> None:
-        check_request(self)
+        for name, row in OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None or DEFAULTS[name] is not None:
+                row.value.check(value, option(name))
+        _check_together(self)
+
+
+OPTIONS: dict[str, Row] = {one.name: one.metadata["row"] for one in fields(ScriptSpec)}
+"""The table, by the names of the fields."""
+
+DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(ScriptSpec)}
+
+FIELDS = tuple(name.replace("_", "-") for name, row in OPTIONS.items() if not row.panel)
+"""Names that ``--sbatch`` takes for fields, which are checked."""
+
+RIVALS = tuple((name, other) for name, row in OPTIONS.items() for other in row.excludes)
+"""Pairs of fields that exclude each other."""
+
+DEFAULT_OPTIONS = tuple(
+    sorted((name for name, row in OPTIONS.items() if row.site), key=lambda n: OPTIONS[n].site)
+)
+"""Fields that may have a default in ``[defaults]``, or in a variable ``HPCTK_...``."""
+
+MEMORY_OPTIONS = ("mem", *OPTIONS["mem"].excludes)
+
+
+def option(name: str) -> str:
+    """The option of a field, as users write it."""
+    word = {"modules": "module"}.get(name, name).replace("_", "-")
+    return f"--sbatch {word}" if word in FIELDS else f"--{word}"
+
+
+def rivals_of(name: str) -> list[str]:
+    return [one for pair in RIVALS if name in pair for one in pair if one != name]
+
+
+_OWN: dict[str, str] = {
+    name.replace("_", "-"): f"use {option(name)}"
+    for name, row in OPTIONS.items()
+    if row.directive or not row.panel
+}
+"""Options of sbatch that are rows, and how to write them."""
 
 
 def read_spec(values: Mapping[str, Any]) -> ScriptSpec:
@@ -153,101 +301,60 @@ def read_spec(values: Mapping[str, Any]) -> ScriptSpec:
 
     Raises RenderError or ConfigError.
     """
-    read = {
-        name: read_quantity(value, name, option(name))
-        for name, value in values.items()
-        if name in QUANTITIES and value is not None
+    return ScriptSpec(**{name: _read(name, value) for name, value in values.items()})
+
+
+def _read(name: str, value: Any) -> Any:
+    read = OPTIONS[name].value.quantity if name in OPTIONS else None
+    return value if read is None or value is None else read_quantity(name, value, option(name))
+
+
+def read_quantity(name: str, value: object, where: str) -> int:
+    """Parse the text of a field with a unit into seconds or MiB."""
+    read = OPTIONS[name].value.quantity
+    assert read is not None
+    if not isinstance(value, str):
+        raise refusal(where, value, "text with a unit, such as '4h' or '480G'")
+    return read(value, where=where)
+
+
+def shown(name: str, value: Any) -> Any:
+    """The value of a field as ``read_spec`` and Slurm read it."""
+    kind = OPTIONS[name].value
+    return value if value is None or kind.quantity is None else kind.show(value)
+
+
+def asked(spec: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults, in their order."""
+    return {
+        one.name: getattr(spec, one.name)
+        for one in fields(spec)
+        if getattr(spec, one.name) != one.default
     }
-    return ScriptSpec(**{**values, **read})
 
 
-def command_line(spec: ScriptSpec, template: str, cluster: str) -> list[str]:
-    """Return the words of the command that renders this script again."""
-    argv = ["hpctk", "render", template, "--cluster", cluster]
-    values: dict[str, Any] = {
-        name: show_quantity(value, name) if name in QUANTITIES else value
-        for name, value in asked(spec).items()
-    }
-    words = values.pop("command", ())
-    for name, value in values.items():
-        passed = name.replace("_", "-")
-        if passed in FIELDS:
-            text = "no" if value is False else value
-            argv += ["--sbatch", passed if value is True else f"{passed}={text}"]
-        else:
-            argv += option_words(option(name), value)
-    return [*argv, "--", *words] if words else argv
-
-
-def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
-    """The template, the cluster and the fields of a ``command_line`` that was split into words.
-
-    ``read_spec(fields)`` is the request. Raises RenderError for an option that this version does
-    not know, and ValueError for words that are not such a command.
-    """
-    known = {option(field.name): field for field in fields(ScriptSpec)}
-    hpctk, render, template, name, cluster, *words = argv
-    if (hpctk, render, name) != ("hpctk", "render", "--cluster"):
-        raise ValueError(argv)
-    found: dict[str, Any] = {}
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            found["command"] = tuple(words)
-            break
-        negated = word not in known and word.startswith("--no-")
-        field = known.get(word.replace("--no-", "--", 1) if negated else word)
-        if field is None:
-            msg = f"its request has an unknown option {word!r}"
-            raise RenderError(msg, hint=near_miss(word, list(known)))
-        if isinstance(field.default, bool):
-            found[field.name] = not negated
-        else:
-            found[field.name] = _read_value(field, words.pop(0), found.get(field.name, ()))
-    return template, cluster, found | read_sbatch(found.pop("sbatch", ()))
-
-
-def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
-    """The fields that ``--sbatch NAME[=VALUE]`` sets; other names stay in the field ``sbatch``.
-
-    Raises RenderError for a name that is given twice or lacks its value.
-    """
-    refuse_twice([text.partition("=")[0] for text in texts], "--sbatch")
-    found: dict[str, Any] = {}
-    passed = []
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals and needs_value(name):
-            msg = f"--sbatch: {name!r} needs a value"
-            raise RenderError(msg, hint=f"write --sbatch {name}=VALUE")
-        if name not in FIELDS:
-            passed.append(text)
-            continue
-        field = _field(name)
-        try:
-            found[field.name] = _read_value(field, value) if equals else True
-        except ValueError:
-            found[field.name] = value  # read_spec refuses it and names the range
-    return found | ({"sbatch": tuple(passed)} if passed else {})
-
-
-def needs_value(name: str) -> bool:
-    """Whether this option of sbatch must have a value; False for one that hpctk does not know."""
-    return name in PASSED or (name in FIELDS and _field(name).default is not False)
-
-
-def _field(name: str) -> Field[Any]:
-    return next(field for field in fields(ScriptSpec) if field.name == name.replace("-", "_"))
-
-
-def _read_value(field: Field[Any], text: str, before: tuple[Any, ...] = ()) -> Any:
-    """The value of a field from one option; ``before``, of the same option given earlier."""
-    if field.name == "env":
-        name, _, value = text.partition("=")
-        return (*before, (name, value))
-    if isinstance(field.default, tuple):
-        return (*before, text)
-    if isinstance(field.default, bool):
-        return {"yes": True, "no": False}.get(text, text)
-    is_count = "int" in str(field.type).split(" | ") and field.name not in QUANTITIES
-    return int(text) if is_count else text
+def _check_together(spec: ScriptSpec) -> None:
+    given = asked(spec)
+    for name, other in RIVALS:
+        if name in given and other in given:
+            msg = f"{option(name)} and {option(other)} exclude each other"
+            raise RenderError(msg, hint="leave one of them out")
+    for name in given:
+        needed = OPTIONS[name].needs
+        if needed == "gpus_per_node" and not spec.gpus_per_node:
+            msg = f"{option(name)}: the job requests no GPU"
+            raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
+        if needed and needed not in given:
+            msg = f"{option(name)} needs {option(needed)}"
+            hint = f"add {option(needed)} {OPTIONS[needed].metavar}, or leave it out"
+            raise RenderError(msg, hint=hint)
+    if spec.ntasks is None:
+        return
+    if spec.ntasks < spec.nodes:
+        msg = f"--sbatch ntasks: {spec.ntasks} ranks are fewer than {spec.nodes} nodes"
+        raise RenderError(msg, hint="request fewer nodes")
+    most = spec.nodes * (spec.ntasks_per_node or _RANKS_MAX)
+    if spec.ntasks > most:
+        msg = f"--sbatch ntasks: {spec.ntasks} are more than"
+        msg += f" --nodes x --ntasks-per-node, at most {most}"
+        raise RenderError(msg, hint="leave out --ntasks-per-node, or request more nodes")

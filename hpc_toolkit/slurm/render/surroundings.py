@@ -11,17 +11,17 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import setup_words, show_quantity
+from hpc_toolkit.slurm.allowlist import setup_words
 from hpc_toolkit.slurm.render.directives import cpus_of_rank, ranks
-from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.directives import Directive
+    from hpc_toolkit.slurm.render.kinds import Training
     from hpc_toolkit.slurm.render.spec import ScriptSpec
-    from hpc_toolkit.slurm.render.training import Training
 
 Step = tuple[list[str], str]
 """The words of a command, and the log message if the command fails."""
@@ -93,7 +93,7 @@ def _values(
     yield from ((name, value) for name, (value, usual) in standard.items() if value != usual)
     for name in ("idle_exit", "lease"):
         if seconds := getattr(full, name):
-            yield name.replace("_", "-"), show_quantity(seconds, name)
+            yield name.replace("_", "-"), shown(name, seconds)
     # Not in an array, whose last element scontrol would take for all of them.
     several = full.nodes > 1 and not (full.array or full.container)
     if template == "work-queue" and cluster.shrink_jobs and several:

@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.batch.preflight import usable_gpus
+from hpc_toolkit.slurm.batch.node import usable_gpus
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.training.launch import meeting

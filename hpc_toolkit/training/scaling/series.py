@@ -139,8 +139,8 @@ def priced(
 
 def _site(series: Series, given: str | None) -> tuple[Cluster | None, list[str]]:
     """Return the cluster whose file is used, and notes on why there is none."""
+    from hpc_toolkit.slurm.clusters.choice import named_site
     from hpc_toolkit.slurm.clusters.facts import load_cluster
-    from hpc_toolkit.slurm.clusters.partitions import named_site
 
     name = given or series.cluster
     if not name:

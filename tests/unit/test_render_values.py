@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.render.grammar import MAX_INDEX, check_dependency, parse_array
+from hpc_toolkit.slurm.render.values import MAX_INDEX, check_dependency, parse_array
 
 
 @pytest.mark.parametrize(

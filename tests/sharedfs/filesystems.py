@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 from tests.sharedfs.hosts import ADDRESS, HOSTS, SERVER, Hosts, HostsError, Namespaces
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.sharedfs.rehearsal import Size
+from tests.sharedfs.rehearsal import Size
 
 _READY_S = 30.0
 

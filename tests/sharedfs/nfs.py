@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.hosts import SERVER
 from tests.sharedfs.kernels import PROGRAMS, Kernels
-
-if TYPE_CHECKING:
-    from tests.sharedfs.rehearsal import Size
+from tests.sharedfs.rehearsal import Size
 
 
 class NFS(Filesystem):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.outcome import MEASURED, SAID, Outcome, said_by
 from tests.sharedfs.rehearsal import Rehearsal, Size
 from tests.sharedfs.scenarios import (
+    Scenario,
     additions,
     campaign,
     examination,
@@ -21,13 +25,6 @@ from tests.sharedfs.scenarios import (
     server_restart,
     takeover,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.sharedfs.filesystems import Filesystem
-    from tests.sharedfs.scenarios import Scenario
 
 
 @dataclass(frozen=True)

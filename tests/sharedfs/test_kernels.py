@@ -6,18 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.hosts import HOSTS, SERVER, processes_in
 from tests.sharedfs.nfs import NFS42, NFS3Cached
 from tests.sharedfs.rehearsal import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sharedfs.filesystems import Filesystem
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nfs")]  # skips where there can be none
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.hosts import HOSTS
 from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.sides import Side
-
-if TYPE_CHECKING:
-    from tests.sharedfs.filesystems import Filesystem
 
 
 @pytest.mark.parametrize(

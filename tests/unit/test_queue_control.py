@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +13,7 @@ from hpc_toolkit.queue.control import (
     ask_to_drain,
     give_notice,
 )
-
-if TYPE_CHECKING:
-    from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.rundir.layout import RunPaths
 
 NOTICE = DeathNotice(worker="n3-1-a", heartbeat=7, explained="node failure")
 
@@ -69,10 +66,3 @@ def test_a_file_that_cannot_be_read_yet_is_read_when_it_can(paths: RunPaths, tex
     path.write_text(json.dumps({"request": "drain", "workers": ["a"]}))
 
     assert reader.poll() == ([Request("drain-0.json", frozenset({"a"}))], [])
-
-
-def test_other_requests_and_other_files_are_ignored(paths: RunPaths) -> None:
-    (paths.control / "new-0.json").write_text('{"request": "of a later version", "workers": []}')
-    (paths.control / "notes.txt").write_text("drain")
-
-    assert ControlReader(paths).poll() == ([], [])

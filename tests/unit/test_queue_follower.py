@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.pacing import LOOK_LOCAL_S, READINGS_PER_S
-from hpc_toolkit.queue.view import Follower
+from hpc_toolkit.queue.view import Follower, StageView
 from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun, ToyWorker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.queue.view import StageView
-
 
 CROWD = 200
 

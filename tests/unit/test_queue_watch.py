@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,9 +10,7 @@ from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.watch import Watch
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
-
-if TYPE_CHECKING:
-    from tests.toyrun import ToyRun, ToyWorker
+from tests.toyrun import ToyRun, ToyWorker
 
 LEASE_S = 60.0
 LOOK_S = 20.0

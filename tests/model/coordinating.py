@@ -11,25 +11,30 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
 import hpc_toolkit.campaign.coordinator
 import hpc_toolkit.campaign.search
-from hpc_toolkit.bandit import ArmTable, Observation, Policy, Proposal, Pull, StopRules, make_policy
+from hpc_toolkit.bandit import Observation, Proposal, Pull, make_policy
 from hpc_toolkit.bandit.registry import round_options
 from hpc_toolkit.campaign.coordinator import Coordinator
-from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
+from hpc_toolkit.campaign.settings import METRICS, TASKS
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue import log
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.journal import encode_line
-from hpc_toolkit.rundir.layout import Manifest
 from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hpc_toolkit.bandit import ArmTable, Policy, StopRules
+    from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.rundir.layout import Manifest
 
 SCORES = {1: 1.0, 2: 0.0}
 """Of every item, by the generation that did it: two results of one item never agree."""

@@ -8,10 +8,9 @@ order.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.bandit import Observation, Pull, TaskSet
 from hpc_toolkit.campaign.decisions import SEARCH
@@ -32,6 +31,9 @@ from tests.model.coordinating import (
     play,
 )
 from tests.model.memorydisk import ROOT, Content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Entry = tuple[str, bytes]
 """What an entry of a log names, and its payload."""

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.queue.assignment import Assignment
 from hpc_toolkit.queue.claims import claim_name
-from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.journal import JournalWriter
-from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.worker import unitruns
 from hpc_toolkit.worker.attempts import END, Report
 from hpc_toolkit.worker.hosthealth import FailureCount
 from hpc_toolkit.worker.membership import Drain
 from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
 from tests.manualclock import ManualClock
-from tests.model.memorydisk import Disk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.queue.assignment import Assignment
+    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.rundir.layout import Manifest
+    from tests.model.memorydisk import Disk
 
 KINDS = ("done", "failed", "permanent")
 """Ways in which an item ends."""

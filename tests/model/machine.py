@@ -10,8 +10,7 @@ before. Exclusive names and a process's own files are never old.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.assignment import Assignment, Picker
@@ -51,6 +50,10 @@ from tests.model.values import (
 )
 from tests.model.verdicts import HEARTBEAT, Verdicts
 from tests.toyrun import plain_items, spec_of, units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 HEAD = f"{STAGE}/head"
 

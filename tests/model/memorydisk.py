@@ -10,11 +10,10 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
@@ -22,6 +21,9 @@ from hpc_toolkit.queue import control, items, leases, log
 from hpc_toolkit.results import gather
 from hpc_toolkit.rundir import files, journal, layout
 from hpc_toolkit.worker import attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 Content = bytes | str
 """A file, or the target of a symlink."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tests.model.checks import Checker
 from tests.model.machine import Model
 from tests.model.memorydisk import memory_instead_of_files
-from tests.model.values import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.model.values import Config
 
 S = TypeVar("S")
 T_contra = TypeVar("T_contra", contravariant=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.claims import parse_claim
-from hpc_toolkit.queue.leases import Verdict
 from tests.model.memorydisk import ROOT, Content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.queue.leases import Verdict
 
 Claim = tuple[str, int, str]
 """(unit, generation, owner)."""

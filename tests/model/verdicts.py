@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hpc_toolkit.queue.leases import Liveness, Verdict
 from hpc_toolkit.queue.presence import read_presence
 from tests.manualclock import ManualClock
-from tests.model.choices import Choices
-from tests.model.machine import Model
 from tests.model.values import EVILS, State
+
+if TYPE_CHECKING:
+    from tests.model.choices import Choices
+    from tests.model.machine import Model
 
 HEARTBEAT = 1
 """Of everybody, always: that an owner was silent for the lease is a choice."""

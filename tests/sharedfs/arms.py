@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.science.workloads.synthetic import Sleep
 from hpc_toolkit.system.processes import parent_of
 from tests.sharedfs.outcome import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 CAMPAIGN = """
 name = "arms"

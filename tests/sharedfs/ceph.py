@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.sharedfs.filesystems import Filesystem
-from tests.sharedfs.hosts import ADDRESS, SERVER, HostsError, Namespaces
-from tests.sharedfs.rehearsal import Size
+from tests.sharedfs.hosts import ADDRESS, SERVER, HostsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.sharedfs.hosts import Namespaces
+    from tests.sharedfs.rehearsal import Size
 
 _CONFIGURATION = """\
 [global]

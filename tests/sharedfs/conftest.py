@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,14 +13,19 @@ from hpc_toolkit.lab.programs import search_path
 from tests.sharedfs.filesystems import Filesystem, mounted
 from tests.sharedfs.hosts import PROGRAMS, NoHostsError
 from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
-from tests.sharedfs.outcome import COLUMNS, MEASURED, NOTED, SAID, Outcome, text_table
+from tests.sharedfs.outcome import COLUMNS, MEASURED, NOTED, SAID, text_table
 from tests.sharedfs.plays import Plays
-from tests.sharedfs.rehearsal import Size
-from tests.sharedfs.scenarios import Scenario
 
-Kinds = tuple[type[Filesystem], ...]
-Rehearse = Callable[[Scenario, Size, str], Outcome]
-Reports = Callable[[Size, str], dict[str, Any]]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.sharedfs.outcome import Outcome
+    from tests.sharedfs.rehearsal import Size
+    from tests.sharedfs.scenarios import Scenario
+
+    Kinds = tuple[type[Filesystem], ...]
+    Rehearse = Callable[[Scenario, Size, str], Outcome]
+    Reports = Callable[[Size, str], dict[str, Any]]
 
 NFS_NAMES = {kind.name for kind in NFS_KINDS}
 

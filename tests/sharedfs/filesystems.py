@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tests.sharedfs.hosts import ADDRESS, HOSTS, SERVER, Hosts, HostsError, Namespaces
-from tests.sharedfs.rehearsal import Size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.sharedfs.rehearsal import Size
 
 _READY_S = 30.0
 

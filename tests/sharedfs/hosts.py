@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hpc_toolkit.lab.programs import search_path
 from tests.sharedfs.agent import age, contents, is_marked, stack
+
+if TYPE_CHECKING:
+    import signal
 
 ADDRESS = "10.77.0.1"
 """The server's. Neither GlusterFS nor MooseFS takes a loopback address."""

@@ -19,13 +19,15 @@ import subprocess
 import sys
 import threading
 import time
-from io import BufferedWriter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.lab.programs import search_path
 from tests.sharedfs import agent
 from tests.sharedfs.hosts import ADDRESS, HOSTS, SERVER, TRACES, Hosts, HostsError, children, joined
+
+if TYPE_CHECKING:
+    from io import BufferedWriter
 
 PROGRAMS = ("linux.uml", "rpc.nfsd", "rpc.statd", "rpcbind", "modprobe", "mkfs.ext4", "gcc")
 

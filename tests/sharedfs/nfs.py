@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.hosts import SERVER
 from tests.sharedfs.kernels import PROGRAMS, Kernels
-from tests.sharedfs.rehearsal import Size
+
+if TYPE_CHECKING:
+    from tests.sharedfs.rehearsal import Size
 
 
 class NFS(Filesystem):

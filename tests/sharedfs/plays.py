@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.outcome import MEASURED, SAID, Outcome, said_by
 from tests.sharedfs.rehearsal import Rehearsal, Size
 from tests.sharedfs.scenarios import (
-    Scenario,
     additions,
     campaign,
     examination,
@@ -25,6 +21,13 @@ from tests.sharedfs.scenarios import (
     server_restart,
     takeover,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.sharedfs.filesystems import Filesystem
+    from tests.sharedfs.scenarios import Scenario
 
 
 @dataclass(frozen=True)

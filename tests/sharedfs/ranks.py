@@ -7,11 +7,15 @@ import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.closingline import CLOSING
-from tests.sharedfs.hosts import Hosts
 from tests.sharedfs.outcome import Ended
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sharedfs.hosts import Hosts
 
 _ABORT_S = 5.0
 

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.lab.programs import search_path
 from hpc_toolkit.queue.claims import parse_claim
@@ -21,10 +20,14 @@ from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.rundir.journal import decode_line
 from tests.sharedfs import arms
 from tests.sharedfs.agent import MARK
-from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.hosts import HOSTS, OWN
 from tests.sharedfs.outcome import Ended, Outcome, standstill
 from tests.sharedfs.ranks import Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.sharedfs.filesystems import Filesystem
 
 T = TypeVar("T")
 

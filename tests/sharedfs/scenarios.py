@@ -7,16 +7,20 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.sharedfs.hosts import HOSTS
-from tests.sharedfs.outcome import Ended, Outcome
-from tests.sharedfs.ranks import Ranks
-from tests.sharedfs.rehearsal import HIT, SPARED, Rehearsal
+from tests.sharedfs.rehearsal import HIT, SPARED
 
-Scenario = Callable[[Rehearsal], Outcome]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sharedfs.outcome import Ended, Outcome
+    from tests.sharedfs.ranks import Ranks
+    from tests.sharedfs.rehearsal import Rehearsal
+
+    Scenario = Callable[[Rehearsal], Outcome]
 
 _ROUNDS = 3
 _FIRST_ITEMS, _LONG_ITEMS = 24, 5

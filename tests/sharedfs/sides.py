@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
-from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.rehearsal import PYTHONPATH
+
+if TYPE_CHECKING:
+    from tests.sharedfs.filesystems import Filesystem
 
 
 class Side:

@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.hosts import HOSTS, SERVER, processes_in
 from tests.sharedfs.nfs import NFS42, NFS3Cached
 from tests.sharedfs.rehearsal import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sharedfs.filesystems import Filesystem
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nfs")]  # skips where there can be none
 

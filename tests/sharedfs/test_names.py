@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.hosts import HOSTS
 from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.sides import Side
+
+if TYPE_CHECKING:
+    from tests.sharedfs.filesystems import Filesystem
 
 
 @pytest.mark.parametrize(

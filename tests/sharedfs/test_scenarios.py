@@ -6,18 +6,16 @@ a cluster would have.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.sharedfs.ceph import CephFS
-from tests.sharedfs.conftest import Rehearse, Reports
-from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.nfs import NFS3, NFS3Cached
-from tests.sharedfs.outcome import Outcome
 from tests.sharedfs.plays import is_played
-from tests.sharedfs.rehearsal import FULL, HIT, SMALL, SPARED, Size
+from tests.sharedfs.rehearsal import FULL, HIT, SMALL, SPARED
 from tests.sharedfs.scenarios import (
-    Scenario,
     additions,
     campaign,
     kills,
@@ -30,6 +28,13 @@ from tests.sharedfs.scenarios import (
     server_restart,
     takeover,
 )
+
+if TYPE_CHECKING:
+    from tests.sharedfs.conftest import Rehearse, Reports
+    from tests.sharedfs.filesystems import Filesystem
+    from tests.sharedfs.outcome import Outcome
+    from tests.sharedfs.rehearsal import Size
+    from tests.sharedfs.scenarios import Scenario
 
 KINDS_BY_NAME = {kind.name: kind for kind in (*FUSE_KINDS, *NFS_KINDS)}
 MOST_STANDSTILL_S = 10.0

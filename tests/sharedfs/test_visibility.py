@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.sharedfs.ceph import CephFS
-from tests.sharedfs.filesystems import Filesystem
 from tests.sharedfs.hosts import HOSTS
 from tests.sharedfs.kinds import NFS_KINDS
 from tests.sharedfs.outcome import NOTED
 from tests.sharedfs.rewrites import KINDS
 from tests.sharedfs.sides import Side
+
+if TYPE_CHECKING:
+    from tests.sharedfs.filesystems import Filesystem
 
 LATE_S = 10.0
 """The goal is 2 s on a machine that does nothing else; without a sync it takes 30 s and more."""

@@ -65,6 +65,8 @@ def test_what_a_collective_cannot_do_is_named() -> None:
         distributed.all_reduce(whole, "mean")  # type: ignore[arg-type] # what is refused
     with pytest.raises(HpcToolkitError, match="rank 1 cannot send"):
         distributed.broadcast(whole, source=1)
+    with pytest.raises(HpcToolkitError, match="pass 2 is not one of the 2"):
+        distributed.accumulating(torch.nn.Linear(1, 1), 2, 2)
 
 
 def test_there_is_no_group_and_the_model_stays_bare() -> None:

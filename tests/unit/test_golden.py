@@ -11,16 +11,13 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 
 from hpc_toolkit.slurm.render.file import origin
 from hpc_toolkit.slurm.render.script import template_names
 from hpc_toolkit.slurm.render.spec import ScriptSpec
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 EXAMPLES = Path(__file__).parents[2] / "slurm" / "examples"
 

@@ -464,3 +464,8 @@ def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
     assert reader.health == [given]
     reader.poll()
     assert reader.health == [given]
+
+
+def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
+    assert health_of(OPEN, OPEN, weight=CONSECUTIVE_FAILURES // 2) is Health.SUSPECT
+    assert health_of(DONE, DONE, weight=CONSECUTIVE_FAILURES // 2) is Health.WELL

@@ -20,6 +20,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import by_name
 from hpc_toolkit.training.launch import agent, launch, launcher
 from hpc_toolkit.training.launch.agent import watch
+from hpc_toolkit.training.launch.meeting import Address
 from hpc_toolkit.training.launch.outcome import (
     Outcome,
     RankFailure,
@@ -49,7 +50,8 @@ from hpc_toolkit.training.launch.ranks import (
     make_next,
     streams_of,
 )
-from hpc_toolkit.training.launch.rendezvous import Ending, Rounds
+from hpc_toolkit.training.launch.rendezvous import Ending, Place, Rounds
+from tests.integration.realrun import wait_until
 from tests.manualclock import ManualClock
 
 SRUN = {
@@ -797,3 +799,14 @@ def test_a_rank_is_bound_to_the_cpus_of_its_gpus_node(
         assert cpus_near_gpu(0, tmp_path) == expected
     with pytest.raises(ConfigError, match="--numa-binding: torch sees no GPU 1"):
         cpus_near_gpu(1, tmp_path)
+
+
+def test_a_warning_right_after_the_start_ends_no_rank(tmp_path: Path) -> None:
+    ranks = Ranks(plan_of(), tmp_path, Place(Address("n0", 1), 0, 2), restart=0)
+
+    ranks.start(["true"], os.environ)
+    ranks.warn(signal.SIGUSR1)
+    wait_until(lambda: None not in ranks.codes().values(), "the ranks to end")
+    ranks.end()
+
+    assert ranks.codes() == {0: 0, 1: 0}

@@ -200,6 +200,8 @@ def test_a_port_that_another_program_has_is_told_with_what_to_do() -> None:
 
 
 def test_a_node_is_called_by_the_first_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meeting.resolves("127.0.0.1")
+    assert not meeting.resolves("no such name")
     monkeypatch.setattr(meeting, "resolves", lambda name: name in ("n7", "10.0.0.1"))
     monkeypatch.setattr("socket.gethostname", lambda: "n7")
 

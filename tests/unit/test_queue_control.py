@@ -66,3 +66,10 @@ def test_a_file_that_cannot_be_read_yet_is_read_when_it_can(paths: RunPaths, tex
     path.write_text(json.dumps({"request": "drain", "workers": ["a"]}))
 
     assert reader.poll() == ([Request("drain-0.json", frozenset({"a"}))], [])
+
+
+def test_other_requests_and_other_files_are_ignored(paths: RunPaths) -> None:
+    (paths.control / "new-0.json").write_text('{"request": "of a later version", "workers": []}')
+    (paths.control / "notes.txt").write_text("drain")
+
+    assert ControlReader(paths).poll() == ([], [])

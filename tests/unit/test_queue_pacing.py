@@ -279,3 +279,12 @@ def test_whoever_sees_fewer_alive_takes_a_larger_part() -> None:
     assert before is not None
     assert pacing.at_most is not None
     assert pacing.at_most > 50 * before
+
+
+def test_a_worker_that_waits_wakes_every_second_for_its_heart() -> None:
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, 4096, local=False).pacing
+    pacing.polled(2)
+    assert not pacing.scan_due()
+
+    assert pacing.wait_s == 1.0

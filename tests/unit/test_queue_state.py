@@ -301,3 +301,13 @@ def test_i5_a_late_line_never_changes_a_table(fast_dir: Path) -> None:
     assert toy.rows() == published
     assert toy.states() == {(1, 0): "failed", (1, 1): "done"}
     assert toy.reopen().status().stages["items"].failed == 1
+
+
+def test_a_unit_done_in_one_pass_is_kept_as_that_pass(toy: ToyRun) -> None:
+    toy.worker("w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+
+    (unit,) = toy.stage().state.units.values()
+
+    assert unit.clean is not None
+    assert unit.histories == {}
+    assert set(toy.states().values()) == {"done"}

@@ -98,17 +98,6 @@ def test_a_living_worker_at_which_nobody_looks_for_long_is_not_dead(toy: ToyRun)
         crowd.clock.advance(3 * LEASE_S)
 
 
-def test_a_silence_counts_from_the_first_look(toy: ToyRun) -> None:
-    """A worker that was silent for hours may beat next."""
-    crowd = Crowd(toy, 16)
-    crowd.dead.add(min(crowd.workers))
-    crowd.clock.advance(100 * LEASE_S)
-
-    seen = [bool(crowd.step()) for _ in range(5)]
-
-    assert seen.index(True) * LOOK_S >= LEASE_S
-
-
 def test_a_worker_that_woke_up_is_watched_again(toy: ToyRun) -> None:
     """Slurm suspends and continues jobs."""
     crowd = Crowd(toy, 16)

@@ -411,3 +411,12 @@ def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:
     assert found.stdout.splitlines()[2:] == ["| all_reduce | 4 | 3.8 MiB | 1000 us | 4 | 6 |"]
     (row,) = json.loads((tmp_path / "o.json").read_text())["rows"]
     assert row["bus_bytes_per_s"] == pytest.approx(6e9)
+
+
+def test_a_picture_of_one_world_size_and_of_several_bases_can_be_drawn(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("world_size,seconds\n4,480\n")
+
+    for name in (str(tmp_path / "one.csv"), str(PUBLISHED)):
+        assert scaling("analyze", name, "-o", str(tmp_path / "p.svg")).exit_code == 0
+        ET.fromstring((tmp_path / "p.svg").read_text())
+    assert "NaN" not in (tmp_path / "p.svg").read_text()

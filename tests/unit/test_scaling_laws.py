@@ -14,7 +14,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.collectives import expected_s, record_of
 from hpc_toolkit.training.scaling.comparison import compare, fit, judge
 from hpc_toolkit.training.scaling.loaders import LoaderAdvice, advise_loaders
-from hpc_toolkit.training.scaling.page import headline
+from hpc_toolkit.training.scaling.page import as_markdown, headline
 from hpc_toolkit.training.scaling.program import over_ranks
 from hpc_toolkit.training.scaling.series import Law, Point, Series
 
@@ -315,3 +315,15 @@ def test_one_number_of_loaders_has_no_advice() -> None:
 
     for found in ([one, one], [with_loaders], [with_loaders, elsewhere]):
         assert list(advise_loaders(found)) == []
+
+
+def test_the_overview_advises_no_world_size_where_one_alone_was_measured() -> None:
+    judged = [
+        (found, judge(found))
+        for found in (compare(series({2: 1.0})), compare(series({1: 1, 2: 2})))
+    ]
+
+    lines = as_markdown(judged).splitlines()
+
+    assert lines[4].startswith("| s | measure another | ")
+    assert lines[5].startswith("| s | 2 | ")

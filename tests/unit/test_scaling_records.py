@@ -120,6 +120,7 @@ def test_what_varies_makes_series_of_their_own_in_the_order_of_its_values() -> N
 
     assert [one.name for one in found] == ["accumulate=1", "accumulate=2", "accumulate=4"]
     assert [one.points[1].rate for one in found] == [16.0, 17.0, 19.0]
+    assert [one.variation for one in found] == [{"accumulate": n} for n in (1, 2, 4)]
 
 
 def test_the_order_of_reading_changes_nothing_and_the_later_of_two_counts() -> None:

@@ -253,3 +253,18 @@ def test_an_open_run_is_sealed_after_its_last_items(tmp_path: Path) -> None:
 
     counts = toy.reopen().status().stages["items"]
     assert (counts.total, counts.sealed) == (2, True)
+
+
+def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 3, unit=3)
+    toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
+    write_snapshot(tmp_path / "s.json", toy.reopen().snapshot())
+    expected = '2 rows of 3 items, 0 computed again: 1 missing\n  missing       {"id": 2}\n'
+
+    for source in (toy.root, tmp_path / "s.json"):
+        assert called("gather", "--check", source) == (1, expected)
+    code, printed = called("gather", toy.root, "--check", "--recompute", 2, "--json")
+    assert code == 1
+    assert '"recomputed": 2' in printed
+    assert "value.id was null, is 0" in printed
+    assert "are for --recompute" in called("gather", toy.root, "--check", "--tolerance", "1e-3")[1]

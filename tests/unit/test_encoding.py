@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.worker.attempts import DONE, KEPT, Report
+from hpc_toolkit.worker.attempts import DONE, KEPT, PERMANENT, Report
 from hpc_toolkit.worker.calls import item_of
 
 
@@ -139,3 +139,13 @@ def test_an_object_is_shown_by_its_parts_unless_they_are_long() -> None:
 
     assert report(short)[1]["value"] == {"a": [1]}
     assert report(long)[1]["value"] == "<collections.OrderedDict, 78.3 KiB>"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [(Rude(), "rude"), (DEEP, "value is nested too deeply")]
+)
+def test_a_result_that_cannot_be_stored_fails_for_good(value: Any, problem: str) -> None:
+    kind, line = report(value)
+
+    assert (kind, line["error_type"]) == (PERMANENT, "UnstorableError")
+    assert problem in line["error"]

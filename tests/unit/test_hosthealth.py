@@ -469,3 +469,24 @@ def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
 def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
     assert health_of(OPEN, OPEN, weight=CONSECUTIVE_FAILURES // 2) is Health.SUSPECT
     assert health_of(DONE, DONE, weight=CONSECUTIVE_FAILURES // 2) is Health.WELL
+
+
+def test_single_host_is_never_suspect(ward: Ward, fast_dir: Path) -> None:
+    ward.toy.paths.worker("other").unlink()
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
+    ward.attempt(ward.worker("mate", "a"), range(CONSECUTIVE_FAILURES), "done")
+
+    assert not ward.watch.check()
+
+
+def test_result_after_a_wait_lets_8_more_be_looked_into(ward: Ward) -> None:
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
+    ward.watch.check()
+    ward.clock.advance(HOLD_S + 1)
+    assert not ward.watch.check()
+    ward.attempt(ward.me, [30], "done")
+    ward.clock.advance(1)
+
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES, 2 * CONSECUTIVE_FAILURES))
+
+    assert ward.watch.check()

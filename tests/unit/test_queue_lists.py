@@ -158,3 +158,7 @@ def test_a_damaged_list_is_refused_with_its_line(
 
     assert message in caught.value.message
     assert caught.value.message.startswith(str(tmp_path / name))
+
+
+def test_a_count_is_the_numbers_below_it() -> None:
+    assert list(counted(3, "seed")) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]

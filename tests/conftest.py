@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # A loaded machine must not fail a test, and a failing example must be found again tomorrow.
 settings.register_profile(

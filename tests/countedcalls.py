@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tests.replacedcalls import ReplacedCalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class CountedCalls(ReplacedCalls):

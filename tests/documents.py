@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.rundir.examples import EXAMPLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "hpc_toolkit"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+import pytest
 
 _SBATCH = """\
 #!/bin/sh

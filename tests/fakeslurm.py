@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shutil
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS
 from hpc_toolkit.submit.jobs import own_login
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def squeue_line(**cells: str) -> str:

@@ -7,17 +7,13 @@ of objects that do not exist, and all custom resources.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import kubernetes_validate
 import yaml
 
-from hpc_toolkit.engines.kubernetes import render_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpc_toolkit.engines.kubernetes import ManifestSpec
+from hpc_toolkit.engines.kubernetes import ManifestSpec, render_manifest
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 

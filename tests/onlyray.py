@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _WAIT_S = 240.0
 

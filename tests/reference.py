@@ -6,8 +6,9 @@ A page of docs/reference/ has a comment such as ``<!-- generated: commands -->``
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 import griffe
@@ -16,14 +17,10 @@ from hpc_toolkit import cli
 from hpc_toolkit.campaign import arms, models, settings, tables
 from hpc_toolkit.cli.help import _ORDER
 from hpc_toolkit.cli.manifests import TEMPLATES, manifest_command
+from hpc_toolkit.engines.kubernetes import Kind
 from hpc_toolkit.slurm.clusters.schema import cluster_schema
 from hpc_toolkit.system import tomltable
 from tests.documents import REPOSITORY, public_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from hpc_toolkit.engines.kubernetes import Kind
 
 
 def plain(text: str) -> str:

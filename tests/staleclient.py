@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from hpc_toolkit.rundir import files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 class StaleClient:

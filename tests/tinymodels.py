@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+import torch
+from torch import Tensor
 
-    import torch
-    from torch import Tensor
-
-    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
 BLOCKS = 3
 WIDTH = 16

@@ -5,28 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
 
 from hpc_toolkit.queue import items as items_module
 from hpc_toolkit.queue.claims import Claims
-from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.items import Item, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
-from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from tests.replacedcalls import ReplacedCalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.queue.view import StageView
 
 NOOP = WorkloadSpec(function="hpc_toolkit.science.workloads.synthetic:Noop")
 
@@ -266,6 +263,30 @@ class Faults(ReplacedCalls):
 
 FAULTS = [errno.EIO, errno.ENOSPC, errno.ESTALE, "short"]
 """Ways in which a call can fail."""
+
+
+def every_fault(kind: int | str) -> Iterator[Faults]:
+    """Faults at the first call, at the second one, and so on, until no call is left to fail."""
+    for at in count(1):
+        faults = Faults(at, kind)
+        yield faults
+        if not faults.fired:
+            return
+
+
+def all_at_once(call: Callable[[int], object], count: int) -> None:
+    """Call with the numbers below ``count`` in threads that begin together."""
+    barrier = threading.Barrier(count)
+
+    def one(number: int) -> None:
+        barrier.wait()
+        call(number)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run
+from tests.faults.cut import Cut
 from tests.toyrun import ToyWorker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.faults.cut import Cut
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 CAMPAIGN = {

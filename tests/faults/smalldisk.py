@@ -7,15 +7,12 @@ import os
 import shutil
 import subprocess
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.system.processes import die_with_parent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _NEW_MOUNTS = 0x20000  # CLONE_NEWNS, see unshare(2)
 _CANNOT = 77

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.faults.campaignrun import asked, make_campaign, play
 from tests.faults.test_faults import EVERY, Place
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def check_coordinator(home: Path, every: int) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.queue import log
 from hpc_toolkit.run import Run
-from tests.faults.cut import Commands, copy_of
+from tests.faults.cut import Commands, Cut, Struck, copy_of
 from tests.faults.test_faults import done_lines
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.faults.cut import Cut, Struck
 
 LEASE = ("--lease", "300ms")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +15,9 @@ from hpc_toolkit.queue import log
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.run import Run
 from tests.faults.campaignrun import CAMPAIGN, make_campaign
-from tests.faults.cut import Commands, copy_of
+from tests.faults.cut import Commands, Cut, Struck, copy_of
 from tests.faults.test_damage import soaking
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.faults.cut import Cut, Struck
 
 SEGMENT, TABLE, RETRY = (f"stages/items/{kind}/*" for kind in ("items", "results", "retries"))
 WORK = ("work", "run", "--lease", "300ms", "--idle-exit", "100ms")

@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -24,9 +25,6 @@ from hpc_toolkit.rundir.layout import RunPaths, WorkloadSpec
 from tests.faults import loud, tally
 from tests.faults.cut import WAYS, Commands, Cut, Struck, copy_of
 from tests.toyrun import NOOP, ToyRun, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 ITEMS = 4
 EVERY = 23

@@ -7,23 +7,18 @@ ask is made once, and it ends by itself.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.faults import tally
 from tests.faults.campaignrun import asked, make_campaign, play
-from tests.faults.cut import copy_of
+from tests.faults.cut import Going, Struck, copy_of
 from tests.faults.test_coordinator import table_of
 from tests.faults.test_faults import ITEMS, Place, make_new, place_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.faults.cut import Going, Struck
 
 LEASE = ("--lease", "300ms")
 OTHERS = ("gather", "add", "seal", "retry", "init", "drain")

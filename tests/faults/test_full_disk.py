@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
 from tests.faults import tally
-from tests.faults.cut import Commands, copy_of
+from tests.faults.cut import Commands, Struck, copy_of
 from tests.faults.smalldisk import fill, on_disk
 from tests.faults.test_faults import check_parts, done_lines
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.faults.cut import Struck
 
 ITEMS = 12
 LEASE = ("--lease", "300ms")

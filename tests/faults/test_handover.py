@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.faults import tally
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[2]
 

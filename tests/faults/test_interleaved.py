@@ -6,8 +6,9 @@ Each coordinator is a process that stops before it creates an entry; one at a ti
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from tests.faults import tally
 from tests.faults.campaignrun import CAMPAIGN, asked, play
 from tests.faults.cut import ENTRIES, Commands, Going, copy_of
 from tests.faults.test_coordinator import table_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 BEFORE_ASKS = 3
 """Entries of the stage before: its items, its seal and its table."""

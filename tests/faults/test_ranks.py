@@ -6,7 +6,8 @@ Nobody starts anything again: the pool replaces its worker, the worker its execu
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,9 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
 from hpc_toolkit.worker import attempts, executor, pool
 from tests.faults import loud
-from tests.faults.cut import WAYS
+from tests.faults.cut import WAYS, Cut, Struck
 from tests.faults.test_faults import EVERY, ITEMS, Place, check_parts, make_new
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.faults.cut import Cut, Struck
 
 LEASE = ("--lease", "300ms")
 POOL_WAYS = tuple(way for way in WAYS if "power" not in way)

@@ -13,13 +13,11 @@ import pathlib
 import threading
 import uuid
 import zoneinfo
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 
 class Colour(enum.Enum):

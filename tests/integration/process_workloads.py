@@ -10,16 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.system.processes import parent_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 Item = dict[str, Any]
 

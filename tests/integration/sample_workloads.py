@@ -9,14 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.system.processes import parent_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 Item = dict[str, Any]
 

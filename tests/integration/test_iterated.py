@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,7 @@ from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.snapshots import read_snapshot
 from hpc_toolkit.run import Run
 from hpc_toolkit.training.monitor import read_recordings
-from tests.integration.realrun import lives, wait_until
-
-if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import Hpctk, lives, wait_until
 
 COUNT, FLAKY = 100, 20
 HANGS, KILLS = 33, 66

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.run import Run
 from tests.integration.realrun import (
     REPOSITORY,
     Hpctk,
@@ -21,9 +21,6 @@ from tests.integration.realrun import (
     wait_until,
     workers_of,
 )
-
-if TYPE_CHECKING:
-    from hpc_toolkit.run import Run
 
 
 def benchmark(hpctk: Hpctk, name: str, *words: object) -> subprocess.CompletedProcess[str]:

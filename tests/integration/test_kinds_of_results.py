@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,9 +21,6 @@ from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.jsonlines import decode
 from tests.integration.kinds_of_results import KINDS, NOT_STORED, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 ITEMS = [{"kind": name} for name in (*KINDS, NOT_STORED)]

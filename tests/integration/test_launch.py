@@ -9,16 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.integration.realrun import lives, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.realrun import Hpctk, Started
+from tests.integration.realrun import Hpctk, Started, lives, wait_until
 
 # A process that imports torch takes 3 s alone, and many times that among others.
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

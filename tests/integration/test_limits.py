@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.mark.slow

@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.queue.lists import grid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import Hpctk
 
 NUMBERS = {
     "whole": "0 1 -2",

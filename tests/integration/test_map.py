@@ -6,14 +6,10 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.realrun import wait_until
-
-if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import Hpctk, wait_until
 
 WORK = """\
 import os, time

@@ -7,20 +7,15 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit import notebook
-from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.queue.presence import Presence, read_presence
+from hpc_toolkit.run import Run
 from tests.documents import REPOSITORY
-from tests.integration.realrun import Started, lives, rows_by_id, wait_until, workers_of
+from tests.integration.realrun import Hpctk, Started, lives, rows_by_id, wait_until, workers_of
 from tests.notebooks import EXAMPLE, execute
-
-if TYPE_CHECKING:
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.run import Run
-    from tests.integration.realrun import Hpctk
 
 # What submitit's main does before it calls the function.
 RANK = """

@@ -8,17 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.queue.presence import DRAINING, read_presence
-from tests.integration.realrun import journal_lines, wait_until
+from hpc_toolkit.run import Run
+from tests.integration.realrun import Hpctk, journal_lines, wait_until
 from tests.toyrun import units_of
-
-if TYPE_CHECKING:
-    from hpc_toolkit.run import Run
-    from tests.integration.realrun import Hpctk
 
 
 def make(hpctk: Hpctk, groups: int = 4, gate: Path | None = None, **options: Any) -> Run:

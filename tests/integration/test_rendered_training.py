@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.integration.test_rendered_script import HOSTILE_NAME, FakeSlurm, slurm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["slurm"]
 

@@ -6,19 +6,22 @@ import json
 import os
 import select
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 from hpc_toolkit.worker.executor import Executor
-from tests.integration.realrun import journal_lines, rows_by_id, wait_until, workers_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.run import Run
-    from tests.integration.realrun import Hpctk, Started
+from tests.integration.realrun import (
+    Hpctk,
+    Started,
+    journal_lines,
+    rows_by_id,
+    wait_until,
+    workers_of,
+)
 
 WORKLOAD = "sample_workloads:fail_on_host"
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DRAINS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PYTHON = (sys.executable, "-m", "hpc_toolkit")
 

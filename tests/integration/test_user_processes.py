@@ -10,15 +10,19 @@ from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.run import Run
-from tests.integration.realrun import journal_lines, lives, rows_by_id, wait_until, workers_of
-
-if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import (
+    Hpctk,
+    journal_lines,
+    lives,
+    rows_by_id,
+    wait_until,
+    workers_of,
+)
 
 
 def make(hpctk: Hpctk, function: str, items: list[dict[str, Any]], **settings: Any) -> Run:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from examples import mini_pythia
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, pick_device, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from examples import mini_pythia
 from hpc_toolkit.errors import PermanentError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,10 +24,6 @@ from hpc_toolkit.science.workloads.text_tasks import (
     texts,
 )
 from tests.tinymodels import alone, cut
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.rundir.layout import RunPaths
 from tests.manualclock import ManualClock
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -10,22 +10,18 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import hpc_toolkit
 from hpc_toolkit import cli
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.results.gather import NotCompleteError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 PACKAGE = Path(hpc_toolkit.__file__).parent
 
@@ -320,10 +316,6 @@ def test_an_error_survives_a_process_border_with_its_hint() -> None:
                 assert type(one) is kind
                 assert (str(one), one.message, one.hint) == (message, message, hint)
                 assert one.exit_code == error.exit_code
-
-
-def test_an_error_without_a_hint_has_an_empty_one() -> None:
-    assert NotCompleteError("x").hint == ""
 
 
 def commands() -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Benchmarks count failures as failures."""
+"""Benchmarks count failures as failures, and the queue beside ours really runs every item."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,14 +48,6 @@ def test_a_drain_that_fails_is_a_row_and_the_next_ones_are_measured(
     assert table.lost
 
 
-def test_only_named_filesystems_are_measured_with_all_mounts_of_their_hosts(part: Any) -> None:
-    sharedfs = part("sharedfs")
-    names = [kind.name for kind in sharedfs.chosen(sharedfs.NFS_KINDS, ["CephFS", "NFSv3"])]
-    assert names == ["NFSv3", "NFSv3 actimeo=60"]
-    assert sharedfs.chosen(sharedfs.FUSE_KINDS, ["NFSv3"]) == ()
-    assert sharedfs.chosen(sharedfs.NFS_KINDS, None) == sharedfs.NFS_KINDS
-
-
 def test_another_queue_that_fails_is_left_out_and_the_rest_is_measured(
     part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,23 +72,31 @@ def test_another_queue_that_fails_is_left_out_and_the_rest_is_measured(
     assert failed["bad"].seen.startswith("failed: no / luck (exit code 1 of ")
 
 
-def test_what_a_fault_costs_is_told_by_the_items(part: Any, tmp_path: Path) -> None:
-    told = [
-        *("start 0 70 7 1.0", "end 0 70 7 1.5", "start 1 80 8 1.0", "start 2 90 9 2.0"),
-        *("start 3 71 7 2.0", "end 3 71 7 2.25", "start 2 72 7 2.75", "end 2 72 7 3.0"),
-        *("start 0 81 8 3.5", "end 0 81 8 3.75", "start 3 72 7 4.0", "end 3 72 7 4.25"),
-        *("start 1 82 8 6.25", "end 1 82 8 6.5", "start 4 72 7 6.5", "end 4 72 7 6.75"),
-    ]
-    (tmp_path / "run-notes").mkdir()
-    (tmp_path / "run-notes" / "trace").write_text("".join(f"{line}\n" for line in told))
-    faults = {0: "fail", 1: "hang", 2: "kill"}
-    items = [{"seed": seed, **({"how": faults[seed]} if seed < 3 else {})} for seed in range(5)]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-    rows = part("iterated").fault_rows(tmp_path / "run", items)
 
-    assert [row[1:] for row in rows] == [
-        ["1", "2.00 s", "0.50 s"],
-        ["1", "5.25 s", "5.25 s"],
-        ["1", "0.75 s", "0.75 s"],
-        ["1", "", "0.25 s"],
-    ]
+def test_the_naive_queue_runs_every_item_once_and_says_how_fast(tmp_path: Path) -> None:
+    argv = [sys.executable, str(BENCHMARKS / "peers.py"), "naive_filelock", "--items", "40"]
+
+    ended = subprocess.run(
+        [*argv, "--workers", "2", "--dir", str(tmp_path / "q")], capture_output=True, check=True
+    )
+
+    found = json.loads(ended.stdout)
+    assert (found["done"], found["twice"], found["capped"]) == (40, 0, False)
+    assert found["items_per_s"] > 0
+    assert len(list((tmp_path / "q" / "results").iterdir())) == 40
+
+
+def test_a_queue_that_does_not_end_is_cut_at_the_cap(tmp_path: Path) -> None:
+    argv = [sys.executable, str(BENCHMARKS / "peers.py"), "naive_filelock", "--items", "1000000"]
+
+    ended = subprocess.run(
+        [*argv, "--workers", "1", "--cap", "0.2", "--dir", str(tmp_path / "q")],
+        capture_output=True,
+        check=True,
+    )
+
+    found = json.loads(ended.stdout)
+    assert found["capped"]
+    assert 0 < found["done"] < 1_000_000

@@ -55,15 +55,6 @@ def test_a_training_that_lacks_steps_differs_without_limit(part: Any, tmp_path: 
     assert part("trainingruns").difference(tmp_path / "none", tmp_path / "none") == math.inf
 
 
-def test_trainings_overlap_by_the_steps_made_while_the_other_trained(
-    part: Any, tmp_path: Path
-) -> None:
-    one, other = made(tmp_path / "one", [1, 2, 3, 4]), made(tmp_path / "other", [1, 2], at=2.0)
-
-    assert part("trainingruns").overlap(one, other) == 2
-    assert part("trainingruns").overlap(one, tmp_path / "none") == 0
-
-
 @pytest.mark.parametrize(
     ("again", "repeated", "lost"), [(11, 5, 0), (16, 0, 0), (6, 10, 5), (1, 15, 10)]
 )
@@ -140,15 +131,3 @@ def test_a_killed_rank_that_is_slow_or_loses_a_checkpoint_breaks_the_promise(
 
     assert len(missed(measured(part, restarts={"hpctk launch": [restart], "torchrun": []}))) == 1
     assert missed(measured(part, restarts={"hpctk launch": [], "torchrun": [restart]})) == []
-
-
-def test_the_page_names_what_was_missed(part: Any) -> None:
-    found = measured(part)
-    found["losses"][0]["jobs"] = [rows(part, name="cpu", code=1)]
-    found["trees"][0]["threads"] = 3
-
-    page = part("trainingpage").page(30, 1000, found)
-
-    cores = part("trainingjobs").CORES
-    jobs = f"plain, train-cpu, {cores} cores; xgboost: 3 threads on 1 cores"
-    assert page[-1] == f"Targets: MISSED: {jobs}."

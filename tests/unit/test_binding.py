@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.binding import Place, Shares, own_place, place_workers
 from hpc_toolkit.system.machine import Machine, format_cpus, parse_cpus, read_machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 1 << 30
 MEMORY = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n"}
@@ -287,13 +285,7 @@ def test_what_a_process_has_is_read_from_the_kernel_and_its_environment() -> Non
 
 
 @pytest.mark.parametrize(
-    ("place", "text"),
-    [
-        (Place(cpus=(0, 1, 2, 8), gpus=("0",), memory_bytes=2**30), "CPUs 0-2,8, GPUs 0, 1.0 GiB"),
-        (Place(cpus=(3,), gpus=()), "CPUs 3, no GPU"),
-        (Place(), ""),
-    ],
+    "place", [Place(cpus=(0, 1), gpus=("0",), memory_bytes=2**30), Place(gpus=()), Place()]
 )
-def test_a_place_is_the_same_after_json(place: Place, text: str) -> None:
+def test_a_place_is_the_same_after_json(place: Place) -> None:
     assert Place.from_record(json.loads(json.dumps(place.to_record()))) == place
-    assert str(place).startswith(text)

@@ -8,10 +8,11 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from hpc_toolkit import Executor
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.code import executed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _numbers = itertools.count()
 

@@ -46,18 +46,3 @@ def test_a_later_round_lists_the_tasks_that_took_longest_first(dispatch: Any) ->
     means = scores.seconds[list(trace.arms[:4])].mean(axis=0)
     longest = sorted(range(5), key=lambda task: -means[task])
     assert second.groups[0].kinds[:5] == tuple(scores.tasks.names[task] for task in longest)
-
-
-def test_the_table_has_the_speed_up_of_the_queue_and_of_the_ideal(
-    dispatch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "PULLS", 6)
-    monkeypatch.setattr(dispatch, "GPUS", 4)
-    scores = score_table(0, 5)
-
-    lines = dispatch.compare(scores, Entrant.parse("random"), Asks("rounds", 6), 1, 1.0)
-
-    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| speed-up")]
-    queue, ideal = (float(row[1].rstrip("x")) for row in cells)
-    assert 1 < queue < 4
-    assert 1 < ideal <= 4

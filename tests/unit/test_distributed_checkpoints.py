@@ -7,7 +7,8 @@ import random
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ torch = pytest.importorskip("torch")
 from hpc_toolkit.errors import HpcToolkitError  # noqa: E402
 from hpc_toolkit.rundir.files import replacing_file  # noqa: E402
 from hpc_toolkit.training.distributed import Checkpoints, ResumableSampler, checkpoints  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 
@@ -83,10 +81,6 @@ def test_a_training_that_begins_anew_keeps_what_it_saves(tmp_path: Path) -> None
     assert names(tmp_path) == ["step-000000050.pt", "step-000000500.pt"]
     toy.checkpoints.save(100)
     assert names(tmp_path) == ["step-000000100.pt", "step-000000500.pt"]
-
-
-def test_nothing_is_restored_where_there_is_nothing(tmp_path: Path) -> None:
-    assert Toy(tmp_path / "absent").checkpoints.restore() is None
 
 
 def torn(path: Path) -> None:
@@ -194,11 +188,9 @@ def test_where_nothing_can_be_written_it_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(HpcToolkitError, match="cannot be written"):
         Toy(tmp_path / "file").checkpoints.save(1)
-
-
-def test_settings_that_would_keep_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HpcToolkitError, match="keep is 0"):
         Toy(tmp_path, keep=0)
+    assert Toy(tmp_path / "absent").checkpoints.restore() is None
 
 
 def test_a_full_disk_leaves_the_checkpoints_before(

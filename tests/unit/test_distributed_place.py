@@ -19,26 +19,18 @@ LAUNCHED = {
 AGENTS_TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
 
 
-def test_a_launchers_variables_name_rank_and_node() -> None:
-    info = DistributedInfo.from_environ(LAUNCHED)
-
-    assert (info.rank, info.local_rank, info.world_size) == (5, 1, 8)
-    assert (info.local_world_size, info.node_rank, info.restart) == (4, 1, 2)
-    assert info.launched
-    assert not info.is_main
-
-
-def test_a_launcher_inside_a_step_is_believed_before_slurm() -> None:
+def test_a_launchers_variables_name_rank_and_node_and_are_believed_before_slurm() -> None:
     info = DistributedInfo.from_environ({**AGENTS_TASK, **LAUNCHED, "SLURM_RESTART_COUNT": "3"})
 
-    assert (info.rank, info.world_size, info.requeue) == (5, 8, 3)
+    assert (info.rank, info.local_rank, info.world_size) == (5, 1, 8)
+    assert (info.local_world_size, info.node_rank, info.restart, info.requeue) == (4, 1, 2, 3)
+    assert (info.launched, info.is_main) == (True, False)
 
 
 def test_a_task_of_srun_is_a_rank() -> None:
     info = DistributedInfo.from_environ({**AGENTS_TASK, "SLURM_LOCALID": "1", "SLURM_NODEID": "0"})
 
-    assert (info.rank, info.local_rank, info.world_size) == (1, 1, 2)
-    assert info.launched
+    assert (info.rank, info.local_rank, info.world_size, info.launched) == (1, 1, 2, True)
 
 
 @pytest.mark.parametrize(

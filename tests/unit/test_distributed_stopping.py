@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.distributed import StopSignal, stopping
-
-if TYPE_CHECKING:
-    from tests.manualclock import ManualClock
+from tests.manualclock import ManualClock
 
 
 def looks(stop: StopSignal, clock: ManualClock, step_s: float, steps: int) -> list[int]:

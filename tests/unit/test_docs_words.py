@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +20,6 @@ from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.clusters.facts import VARIABLES
 from tests import manpage
 from tests.documents import DOCS, PACKAGE, REPOSITORY, USER_DOCS, public_names, read_blocks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BANNED_WORDS = re.compile(r"\b(slaves?|experiments?|sessions?)\b", re.IGNORECASE)
 

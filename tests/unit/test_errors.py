@@ -6,7 +6,7 @@ import copy
 import errno
 import os
 import traceback
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +14,7 @@ from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.worker.worker import unwritable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("kind", [ConfigError, NotCompleteError])
@@ -38,12 +34,6 @@ def test_a_traceback_without_a_hint_ends_with_the_message() -> None:
     error = ConfigError("what is wrong")
 
     assert traceback.format_exception(error)[-1].endswith("ConfigError: what is wrong\n")
-
-
-def test_the_command_line_shows_a_hint_once(capsys: pytest.CaptureFixture[str]) -> None:
-    show_error(ConfigError("what is wrong", hint="how to fix it"))
-
-    assert capsys.readouterr().err == "error: what is wrong\nhint: how to fix it\n"
 
 
 # Python raises BrokenPipeError for ESHUTDOWN as well.

@@ -137,14 +137,9 @@ def test_an_error_while_writing_leaves_nothing(
 
     assert (caught.value.exit_code, names(tmp_path)) == (exit_code, [])
     assert "free space" in caught.value.hint
-
-
-def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-
     with pytest.raises(RunError, match=r"cannot make .*file/first") as caught:
         write_example(tmp_path / "file" / "first", "list")
-
     assert "permissions" in caught.value.hint
 
 

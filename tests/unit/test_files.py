@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.rundir import files, mounts
-from tests.toyrun import FAULTS, Faults
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-
-def test_create_name_gives_everybody_the_first_target(tmp_path: Path) -> None:
-    name = tmp_path / "name"
-
-    assert files.create_name(name, "first") == "first"
-    assert files.create_name(name, "second") == "first"
-    assert os.readlink(name) == "first"
+from tests.toyrun import FAULTS, all_at_once, every_fault
 
 
 @pytest.mark.parametrize("twins", [False, True])
 def test_i6_create_name_has_one_winner_of_many_at_once(tmp_path: Path, twins: bool) -> None:
-    barrier = threading.Barrier(16)
+    twin = [tmp_path / f"w{n}" if twins else None for n in range(16)]
+    for n, path in enumerate(twin):
+        if path is not None:
+            files.create_name(path, f"w{n}")
     answers: list[str] = []
 
-    def take(who: str) -> None:
-        twin = tmp_path / who if twins else None
-        if twin is not None:
-            files.create_name(twin, who)
-        barrier.wait()
-        answers.append(files.create_name(tmp_path / "name", who, twin=twin))
+    def take(n: int) -> None:
+        answers.append(files.create_name(tmp_path / "name", f"w{n}", twin=twin[n]))
 
-    threads = [threading.Thread(target=take, args=(f"w{n}",)) for n in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    all_at_once(take, 16)
 
     assert len(answers) == 16
     assert set(answers) == {os.readlink(tmp_path / "name")}
@@ -118,22 +102,13 @@ def test_create_name_makes_a_symlink_where_a_twin_gets_no_other_name(
     assert files.create_name(tmp_path / "name", "you", twin=tmp_path / "twin") == "me"
 
 
+@pytest.mark.parametrize("hidden", [FileNotFoundError(), ""])
 def test_read_name_that_is_invisible_for_a_moment_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers: list[Any] = [FileNotFoundError(), FileNotFoundError(), "owner"]
-    monkeypatch.setattr(os, "readlink", _answering(answers))
-    monkeypatch.setattr("time.sleep", lambda _: None)
-
-    assert files.read_name(tmp_path / "name") == "owner"
-
-
-def test_read_name_whose_target_is_empty_for_a_moment_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: Any
 ) -> None:
     (tmp_path / "name").symlink_to("owner")
-    targets = iter(["", "", "owner"])
-    monkeypatch.setattr(os, "readlink", lambda _: next(targets))
+    monkeypatch.setattr(os, "readlink", _answering([hidden, hidden, "owner"]))
+    monkeypatch.setattr("time.sleep", lambda _: None)
 
     assert files.read_name(tmp_path / "name") == "owner"
 
@@ -249,33 +224,27 @@ def test_write_new_refuses_a_taken_name_and_leaves_it_alone(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", FAULTS, ids=str)
 def test_write_new_that_fails_anywhere_leaves_nothing(tmp_path: Path, kind: int | str) -> None:
-    at = 0
-    while True:
-        at += 1
-        path = tmp_path / str(at)
-        with Faults(at, kind) as faults:
+    for faults in every_fault(kind):
+        path = tmp_path / str(faults.at)
+        with faults:
             try:
                 files.write_new(path, [b"one", b"two"])
             except OSError:
                 assert not path.exists()
             else:
                 assert path.read_bytes() == b"onetwo"
-        if not faults.fired:
-            break
-    assert at > 1
+    assert faults.at > 1
 
 
 @pytest.mark.parametrize("kind", FAULTS, ids=str)
 def test_replace_file_that_fails_anywhere_keeps_the_old_or_has_the_new(
     tmp_path: Path, kind: int | str
 ) -> None:
-    at = 0
-    while True:
-        at += 1
-        path = tmp_path / str(at) / "file"
+    for faults in every_fault(kind):
+        path = tmp_path / str(faults.at) / "file"
         path.parent.mkdir()
         path.write_bytes(b"old")
-        with Faults(at, kind) as faults:
+        with faults:
             try:
                 files.replace_file(path, [b"n", b"ew"])
             except OSError:
@@ -283,24 +252,16 @@ def test_replace_file_that_fails_anywhere_keeps_the_old_or_has_the_new(
             else:
                 assert path.read_bytes() == b"new"
         assert [found.name for found in path.parent.iterdir()] == ["file"]
-        if not faults.fired:
-            break
-    assert at > 1
+    assert faults.at > 1
 
 
-def test_sync_directory_accepts_filesystems_that_cannot(
+def test_sync_directory_accepts_a_filesystem_that_cannot_and_reports_a_disk_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "fsync", _answering([OSError(errno.EINVAL, "cannot")]))
+    answers = [OSError(errno.EINVAL, "cannot"), OSError(errno.EIO, "broken disk")]
+    monkeypatch.setattr(os, "fsync", _answering(answers))
 
     files.sync_directory(tmp_path)
-
-
-def test_sync_directory_reports_a_disk_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", _answering([OSError(errno.EIO, "broken disk")]))
-
     with pytest.raises(OSError, match="broken disk"):
         files.sync_directory(tmp_path)
 
@@ -364,30 +325,17 @@ def test_a_shared_filesystem_is_known_whatever_its_directory_is_called(
     assert not files.is_local(shared)
 
 
-def test_is_local_says_no_of_what_it_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("call", "answer", "refusal"),
+    [
+        ("symlink", OSError(errno.EPERM, "no"), "Operation not permitted"),
+        ("readlink", "PROBE", "a symlink's target was changed"),
+    ],
+)
+def test_symlink_refusal_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, answer: Any, refusal: str
 ) -> None:
-    monkeypatch.setattr(files, "filesystem_of", lambda _: "lustre")
-
-    assert not files.is_local(tmp_path)
-
-
-def test_symlink_refusal_of_a_working_directory_is_empty_and_leaves_nothing(tmp_path: Path) -> None:
     assert files.symlink_refusal(tmp_path) == ""
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, call, _answering([answer]))
 
-
-def test_symlink_refusal_says_what_the_filesystem_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "symlink", _answering([OSError(errno.EPERM, "no")]))
-
-    assert files.symlink_refusal(tmp_path) == "Operation not permitted"
-
-
-def test_symlink_refusal_notices_a_changed_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "readlink", lambda _: "PROBE")
-
-    assert files.symlink_refusal(tmp_path) == "a symlink's target was changed"
+    assert files.symlink_refusal(tmp_path) == refusal

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,14 +25,12 @@ from hpc_toolkit.results.explain import explain, find_item
 from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.trace import trace_rows
+from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.submit.reporting import read_facts
 from tests.manualclock import ManualClock
 from tests.oracle import Told, expect
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from hpc_toolkit.run import Run
 
 ITEMS, UNIT = 8, 4
 KINDS = ("done", "failed", "permanent")

@@ -14,7 +14,8 @@ import time
 import types
 import weakref
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,6 @@ from hpc_toolkit.errors import CallError, ConfigError, RunError, TryAgainLaterEr
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker import calls
 from tests.toyrun import ToyWorker
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def written(root: Path) -> list[dict[str, Any]]:
@@ -198,15 +196,6 @@ def test_a_run_of_something_else_is_refused(fast_dir: Path) -> None:
             Executor(fast_dir / "r", workers=workers)  # type: ignore[arg-type] # refused
 
 
-def test_a_script_that_workers_import_creates_no_executor(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls.Calls, "importing", True)
-
-    with pytest.raises(RunError, match=r"a worker imports this script.* below if __name__"):
-        Executor(fast_dir / "r")
-
-
 def test_the_arguments_of_a_partial_are_those_of_the_call(fast_dir: Path) -> None:
     tens = functools.partial(int, base=10)
     power = functools.partial(functools.partial(pow, 2), 3)
@@ -250,28 +239,6 @@ def test_a_dropped_executor_is_collected_once_its_calls_are_done(fast_dir: Path)
     thread.join(60)
     assert (dropped(), thread.is_alive()) == (None, False)
     assert not Run.open(fast_dir / "r").status().stages["items"].sealed
-
-
-def test_an_idle_executor_that_is_dropped_is_collected(fast_dir: Path) -> None:
-    executor = Executor(fast_dir / "r")
-    dropped, thread = weakref.ref(executor), executor._thread
-
-    del executor
-
-    thread.join(60)
-    assert (dropped(), thread.is_alive()) == (None, False)
-
-
-def test_a_run_that_disappears_ends_the_futures(fast_dir: Path) -> None:
-    executor = Executor(fast_dir / "r")
-    future = executor.submit(math.sqrt, 4)
-    while not executor._waiting:
-        time.sleep(0.005)
-
-    (fast_dir / "r").rename(fast_dir / "elsewhere")
-
-    with pytest.raises(RunError, match=r"No such file or directory: '.*r/run.json'"):
-        future.result(timeout=60)
 
 
 def test_calls_go_on_when_the_script_changes_its_directory(
@@ -417,3 +384,15 @@ def test_a_lack_of_workers_is_reported_once(
         f"'hpctk work {fast_dir}/r' or 'hpctk submit --run {fast_dir}/r'\n"
     )
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_disappears_ends_the_futures(fast_dir: Path) -> None:
+    executor = Executor(fast_dir / "r")
+    future = executor.submit(math.sqrt, 4)
+    while not executor._waiting:
+        time.sleep(0.005)
+
+    (fast_dir / "r").rename(fast_dir / "elsewhere")
+
+    with pytest.raises(RunError, match=r"No such file or directory: '.*r/run.json'"):
+        future.result(timeout=60)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 
@@ -21,9 +21,6 @@ from hpc_toolkit.slurm.render.file import origin
 from hpc_toolkit.slurm.render.kinds import PLAIN
 from hpc_toolkit.slurm.render.script import render_script, template_names
 from hpc_toolkit.slurm.render.spec import OPTIONS, PROGRAMS, ScriptSpec, option, read_spec
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 EXAMPLES = Path(__file__).parents[2] / "slurm" / "examples"
 

@@ -46,26 +46,24 @@ def test_every_rank_has_a_gpu_and_none_is_shared_without_need(gpus: int, ranks: 
     assert max(taken.count(gpu) for gpu in taken) == -(-ranks // gpus)
 
 
-def test_a_rank_of_a_step_takes_its_own_of_the_visible_gpus() -> None:
-    assert rank_environment(step(2, CUDA_VISIBLE_DEVICES="4,5,6,7")) == {
-        "CUDA_VISIBLE_DEVICES": "6"
-    }
+FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+AMD = {"ROCR_VISIBLE_DEVICES": "0,1,2,3"}
 
 
-def test_the_number_of_ranks_is_that_of_the_ranks_own_node() -> None:
-    gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-
-    assert rank_environment(step(1, node=2, tasks="4(x2),2", **gpus)) == {
-        "CUDA_VISIBLE_DEVICES": "2,3"
-    }
-
-
-def test_amd_gpus_are_shared_where_only_their_variable_is_set() -> None:
-    assert rank_environment(step(1, ROCR_VISIBLE_DEVICES="0,1,2,3")) == {
-        "ROCR_VISIBLE_DEVICES": "1"
-    }
-    both = step(1, ROCR_VISIBLE_DEVICES="0,1,2,3", CUDA_VISIBLE_DEVICES="0,1,2,3")
-    assert rank_environment(both) == {"CUDA_VISIBLE_DEVICES": "1"}
+@pytest.mark.parametrize(
+    ("environ", "share"),
+    [
+        (step(2, CUDA_VISIBLE_DEVICES="4,5,6,7"), {"CUDA_VISIBLE_DEVICES": "6"}),
+        # The ranks of the own node are two.
+        ({**step(1, node=2, tasks="4(x2),2"), **FOUR}, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        ({**step(1), **AMD}, {"ROCR_VISIBLE_DEVICES": "1"}),
+        ({**step(1), **AMD, **FOUR}, {"CUDA_VISIBLE_DEVICES": "1"}),
+    ],
+)
+def test_a_rank_of_a_step_takes_its_own_of_the_visible_gpus(
+    environ: dict[str, str], share: dict[str, str]
+) -> None:
+    assert rank_environment(environ) == share
 
 
 @pytest.mark.parametrize(

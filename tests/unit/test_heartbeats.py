@@ -1,22 +1,23 @@
-"""A worker of a shared filesystem sends each heartbeat to the server, and little else."""
+"""A worker sends each heartbeat of a shared filesystem, and what it knows of others at first."""
 
 from __future__ import annotations
 
 import errno
 import itertools
 import os
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.queue.presence import DRAINING, PresenceFile, read_presence
-from hpc_toolkit.rundir.layout import read_manifest
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
+from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.worker.membership import Membership
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
+from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BEAT_S = 10.0
 
@@ -101,3 +102,20 @@ def test_a_filesystem_of_this_kernel_needs_no_sync(
 
     assert beating.sent_at == []
     assert read_presence(fast_dir / "w.json") == file.presence
+
+
+@pytest.mark.parametrize(("world_size", "known", "lists"), [(1000, 1000, False), (1, 1, True)])
+def test_a_rank_of_a_step_knows_how_many_they_are_without_listing_them(
+    tmp_path: Path, world_size: int, known: int, *, lists: bool
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.make([])
+    rank = replace(RankInfo.from_environ({}), world_size=world_size)
+    earlier = Membership(paths, rank, ManualClock(), 180.0)
+
+    with CountedCalls() as counted:
+        later = Membership(paths, rank, ManualClock(), 180.0)
+
+    assert later.workers == known
+    assert (("listdir", "workers") in counted.calls) is lists
+    assert earlier.name != later.name

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,17 +24,9 @@ from hpc_toolkit.worker.hosthealth import (
     judge,
     may_wait,
 )
-from hpc_toolkit.worker.unitlines import UnitLines
-from hpc_toolkit.worker.unitruns import Outcome
-from hpc_toolkit.worker.worker import Worker, WorkerOptions
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.queue.assignment import Assignment
 
 DONE, FAILED, OPEN, NONE = Opinion.DONE, Opinion.FAILED, Opinion.OPEN, Opinion.NONE
 
@@ -66,11 +59,6 @@ def test_host_is_sick_where_others_finish_what_fails_there(
     opinions: list[Opinion], health: Health
 ) -> None:
     assert health_of(*opinions) is health
-
-
-def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
-    assert health_of(OPEN, OPEN, weight=CONSECUTIVE_FAILURES // 2) is Health.SUSPECT
-    assert health_of(DONE, DONE, weight=CONSECUTIVE_FAILURES // 2) is Health.WELL
 
 
 opinion_lists = st.lists(st.sampled_from(Opinion), max_size=40)
@@ -204,15 +192,6 @@ def test_a_black_hole_is_stopped_after_8_good_items_and_no_well_host_leaves(
     assert len(hurt) <= CONSECUTIVE_FAILURES
     if not bad:
         assert good == simulated.done.keys()
-
-
-def test_a_result_ends_a_row_of_failures() -> None:
-    failures = FailureTracker()
-    for item in range(3):
-        failures.note_failure("w", "u", item, at=item, died=False)
-    failures.note_done("w", at=1.5)
-
-    assert failures.of("w").failed == {("u", 2): (2, 1)}
 
 
 def test_a_result_of_a_pass_that_is_read_again_ends_nothing() -> None:
@@ -374,14 +353,6 @@ def test_nobody_is_waited_for_who_leaves(ward: Ward, state: str) -> None:
     assert not ward.watch.check()
 
 
-def test_single_host_is_never_suspect(ward: Ward, fast_dir: Path) -> None:
-    ward.toy.paths.worker("other").unlink()
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    ward.attempt(ward.worker("mate", "a"), range(CONSECUTIVE_FAILURES), "done")
-
-    assert not ward.watch.check()
-
-
 def test_wait_ends_after_a_while_and_begins_again_after_8_more(ward: Ward) -> None:
     ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     assert ward.watch.check()
@@ -393,19 +364,6 @@ def test_wait_ends_after_a_while_and_begins_again_after_8_more(ward: Ward) -> No
     ward.attempt(ward.me, range(CONSECUTIVE_FAILURES, 2 * CONSECUTIVE_FAILURES - 1))
     assert not ward.watch.check()
     ward.attempt(ward.me, [2 * CONSECUTIVE_FAILURES - 1])
-    assert ward.watch.check()
-
-
-def test_result_after_a_wait_lets_8_more_be_looked_into(ward: Ward) -> None:
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    ward.watch.check()
-    ward.clock.advance(HOLD_S + 1)
-    assert not ward.watch.check()
-    ward.attempt(ward.me, [30], "done")
-    ward.clock.advance(1)
-
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES, 2 * CONSECUTIVE_FAILURES))
-
     assert ward.watch.check()
 
 
@@ -446,19 +404,6 @@ def test_among_many_a_look_at_what_failed_reads_a_bounded_part(ward: Ward) -> No
     assert len(counted.calls) < 200
 
 
-def test_among_many_whoever_finished_what_failed_here_is_heard(ward: Ward) -> None:
-    others = crowd(ward, 150)
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    assert ward.watch.check()
-    for number, one in enumerate(others[: 10 * CONSECUTIVE_FAILURES : 10]):
-        ward.attempt(one, [number], "done")
-
-    ward.watch.check()
-
-    reason = "host a is sick: 8 items in a row failed there, and others finished them"
-    assert ward.watch.reason == reason
-
-
 def test_among_many_the_workers_of_this_host_are_all_heard(fast_dir: Path) -> None:
     ward = Ward(fast_dir, name="a-1-000001")
     crowd(ward, 150)
@@ -481,26 +426,18 @@ def test_among_many_those_who_are_gone_make_room_for_others(ward: Ward) -> None:
     assert held[-1]
 
 
-def test_nothing_is_read_while_nothing_fails(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ward.view, "poll", lambda: pytest.fail("read the journals"))
-
-    assert not ward.watch.check_if_due()
-    ward.watch.weight = 1
-    assert not ward.watch.check_if_due()
-
-
-def test_journals_are_read_no_more_often_than_said(
+def test_journals_are_read_no_more_often_than_said_and_not_while_nothing_fails(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ward.watch.weight = 2
     polls: list[int] = []
     monkeypatch.setattr(ward.view, "poll", lambda: polls.append(1))
 
-    for _ in range(20):
-        ward.watch.check_if_due()
-        ward.clock.advance(0.1)
-
-    assert len(polls) == 2
+    for weight, read in ((0, 0), (1, 0), (2, 2)):
+        ward.watch.weight = weight
+        for _ in range(20):
+            ward.watch.check_if_due()
+            ward.clock.advance(0.1)
+        assert len(polls) == read
 
 
 def notice(**changes: Any) -> HealthNotice:
@@ -529,26 +466,27 @@ def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
     assert reader.health == [given]
 
 
-@pytest.mark.parametrize(("hold", "generations"), [(True, 1), (False, 2)])
-def test_a_worker_that_holds_after_its_executor_died_claims_no_further_generation(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, hold: bool, generations: int
-) -> None:
-    toy, clock = ToyRun(fast_dir / "r", 1), ManualClock()
-    worker = Worker(toy.paths, toy.run.manifest, WorkerOptions(), clock)
-    assignment = worker._picker.fresh(("", None))
-    outcomes = iter([Outcome.DIED, Outcome.COMPLETE])
+def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
+    assert health_of(OPEN, OPEN, weight=CONSECUTIVE_FAILURES // 2) is Health.SUSPECT
+    assert health_of(DONE, DONE, weight=CONSECUTIVE_FAILURES // 2) is Health.WELL
 
-    def run(found: Assignment) -> Outcome:
-        UnitLines(worker._member.journal, clock, found).release()
-        worker._runner._tally.failed += 1
-        return next(outcomes)
 
-    def judge(*_: object) -> None:
-        worker._host_watch.hold = hold
+def test_single_host_is_never_suspect(ward: Ward, fast_dir: Path) -> None:
+    ward.toy.paths.worker("other").unlink()
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
+    ward.attempt(ward.worker("mate", "a"), range(CONSECUTIVE_FAILURES), "done")
 
-    monkeypatch.setattr(worker._runner, "run", run)
-    monkeypatch.setattr(worker._pause, "judge", judge)
+    assert not ward.watch.check()
 
-    worker._work(assignment)
 
-    assert toy.stage().claims.generation(toy.unit_name(0)) == generations
+def test_result_after_a_wait_lets_8_more_be_looked_into(ward: Ward) -> None:
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
+    ward.watch.check()
+    ward.clock.advance(HOLD_S + 1)
+    assert not ward.watch.check()
+    ward.attempt(ward.me, [30], "done")
+    ward.clock.advance(1)
+
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES, 2 * CONSECUTIVE_FAILURES))
+
+    assert ward.watch.check()

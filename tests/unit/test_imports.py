@@ -6,16 +6,14 @@ import importlib
 import importlib.util
 import py_compile
 import sys
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.system.imports import listed_imports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

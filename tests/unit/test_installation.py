@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.system import installation
 from hpc_toolkit.system.installation import how_to_add
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OWN = '{ name = "hpctk", path = "/dist/hpctk.whl" }'
 MORE = """{ name = "hpctk", extras = ["ray", "monitor"] },

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,10 +25,6 @@ from hpc_toolkit.rundir.journal import (
 )
 from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 VALUES = st.recursive(
     st.none()
@@ -166,20 +164,6 @@ def test_i8_a_line_that_is_not_strict_json_leaves_its_neighbours(
     assert all(b"".join(lines)[one.start : one.end] in lines for one in found)
 
 
-def test_poll_gives_each_line_once_as_the_journal_grows(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    writer, reader = JournalWriter(path), JournalReader(path)
-
-    seen = []
-    for number in range(5):
-        writer.append(numbered(number))
-        seen += [record["n"] for record in records(reader.poll(), path)]
-    writer.close()
-
-    assert seen == [0, 1, 2, 3, 4]
-    assert list(reader.poll()) == []
-
-
 def test_the_reader_of_ones_own_journal_asks_for_no_name(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path / "w.jsonl")
     reader = writer.reader()
@@ -280,16 +264,6 @@ def test_a_pass_is_read_as_one_though_the_chunk_ends_in_it(
     found = list(JournalReader(path).poll())
 
     assert [type(one) for one in found] == [UnitRun] * 3
-
-
-def test_a_line_longer_than_the_chunk_is_read_and_the_next_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "_CHUNK", 16)
-    path = tmp_path / "j"
-    path.write_bytes(numbered(0, text="x" * 500) + numbered(1))
-
-    assert [record["n"] for record in records(JournalReader(path).poll(), path)] == [0, 1]
 
 
 def test_a_pass_is_read_back_at_once_and_line_by_line_once_it_is_damaged(toy: ToyRun) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,6 @@ from hypothesis import strategies as st
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.system.jsonlines import decode_each, encode_each, without_collections
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=5)
 NUMBERS = st.integers() | st.integers(-(10**40), 10**40) | st.floats()

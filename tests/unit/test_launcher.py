@@ -9,10 +9,10 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.launch import PANELS
@@ -50,12 +50,9 @@ from hpc_toolkit.training.launch.ranks import (
     make_next,
     streams_of,
 )
-from hpc_toolkit.training.launch.rendezvous import Ending, Place
+from hpc_toolkit.training.launch.rendezvous import Ending, Place, Rounds
 from tests.integration.realrun import wait_until
 from tests.manualclock import ManualClock
-
-if TYPE_CHECKING:
-    from hpc_toolkit.training.launch.rendezvous import Rounds
 
 SRUN = {
     "SLURM_JOB_ID": "12",
@@ -96,17 +93,25 @@ def test_every_option_has_the_spellings_of_torchrun() -> None:
         assert is_flag == (not option.metavar)
 
 
-def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Request] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """What the command line asked of the launcher, which starts nothing."""
+    found: list[Request] = []
 
     def launched(request: Request, *, replace: bool) -> Outcome:
-        asked.append(request)
+        found.append(request)
         return Outcome(0)
 
     monkeypatch.setattr(launcher, "launch", launched)
-    words = ["launch", "--max-restarts", "0", "--shutdown-timeout", "0"]
+    return found
 
-    ended = CliRunner().invoke(load_commands("launch"), [*words, "train.py"])
+
+def called(words: str) -> Result:
+    return CliRunner().invoke(load_commands("launch"), ["launch", *words.split()])
+
+
+def test_zero_is_a_value(asked: list[Request]) -> None:
+    ended = called("--max-restarts 0 --shutdown-timeout 0 train.py")
 
     assert ended.exit_code == 0, ended.output
     assert asked[0].options == {"max_restarts": 0, "shutdown_timeout": 0}
@@ -114,19 +119,10 @@ def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("word", ["--nproc_per_node=8", "--nnodes", "--max-restarts=3"])
 def test_an_option_of_the_launcher_after_the_script_is_refused(
-    word: str, monkeypatch: pytest.MonkeyPatch
+    word: str, asked: list[Request]
 ) -> None:
-    asked: list[Request] = []
-
-    def launched(request: Request, *, replace: bool) -> Outcome:
-        asked.append(request)
-        return Outcome(0)
-
-    monkeypatch.setattr(launcher, "launch", launched)
-    words = ["launch", "train.py", "--lr", "1"]
-
-    error = CliRunner().invoke(load_commands("launch"), [*words, word]).exception
-    CliRunner().invoke(load_commands("launch"), ["launch", "train.py", "--", "--lr", "1", word])
+    error = called(f"train.py --lr 1 {word}").exception
+    called(f"train.py -- --lr 1 {word}")
 
     assert isinstance(error, ConfigError)
     assert error.message == f"{word} comes after the script, which would get it"
@@ -138,30 +134,17 @@ def test_an_option_of_the_launcher_after_the_script_is_refused(
 @pytest.mark.parametrize(
     "words",
     [
-        "t.py -- --lr 1",
-        "t.py --lr 1 -- x",
-        "t.py -- --nnodes 2",
-        "t.py a -- --nnodes 2",
-        "t.py -- a -- b",
-        "t.py -- --",
-        "-- t.py --lr 1",
-        "-m module -- x",
+        *("t.py -- --lr 1", "t.py --lr 1 -- x", "t.py -- --nnodes 2", "t.py a -- --nnodes 2"),
+        *("t.py -- a -- b", "t.py -- --", "-- t.py --lr 1", "-m module -- x"),
         "--no-python program -- x",
     ],
 )
 def test_a_separator_behind_the_script_is_dropped_where_torchrun_drops_it(
-    words: str, monkeypatch: pytest.MonkeyPatch
+    words: str, asked: list[Request]
 ) -> None:
     run = pytest.importorskip("torch.distributed.run")
-    asked: list[Request] = []
 
-    def launched(request: Request, *, replace: bool) -> Outcome:
-        asked.append(request)
-        return Outcome(0)
-
-    monkeypatch.setattr(launcher, "launch", launched)
-
-    CliRunner().invoke(load_commands("launch"), ["launch", *words.split()])
+    called(words)
     torchrun = run.parse_args(words.split())
 
     assert [(one.script, one.arguments) for one in asked] == [
@@ -169,80 +152,65 @@ def test_a_separator_behind_the_script_is_dropped_where_torchrun_drops_it(
     ]
 
 
-def test_the_number_of_ranks_can_be_that_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(5)))
-
-    assert launcher.count_ranks("3") == 3
-    assert launcher.count_ranks("cpu") == 5
-    for text in ("0", "some", "-1"):
-        with pytest.raises(ConfigError, match=f"--nproc-per-node {text} starts no rank"):
-            launcher.count_ranks(text)
-
-
 @pytest.mark.torch
-@pytest.mark.parametrize(("gpus", "auto"), [(0, 5), (4, 4)])
-def test_the_number_of_ranks_can_be_that_of_the_gpus(
-    gpus: int, auto: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_the_number_of_ranks_can_be_that_of_the_cpus_or_gpus(
+    gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(5)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
-    assert launcher.count_ranks("auto") == auto
+    assert [launcher.count_ranks(text) for text in ("3", "cpu", "auto")] == [3, 5, gpus or 5]
     if gpus:
         assert launcher.count_ranks("gpu") == gpus
-    else:
-        with pytest.raises(ConfigError, match="--nproc-per-node gpu starts no rank"):
-            launcher.count_ranks("gpu")
+    for text in ("0", "some", "-1", *([] if gpus else ["gpu"])):
+        with pytest.raises(ConfigError, match=f"--nproc-per-node {text} starts no rank"):
+            launcher.count_ranks(text)
 
 
-def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("")
-    good = Request(script=str(script))
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"script": "none.py"}, r"script 'none\.py' not found"),
+        ({"script": "no.train", "options": {"module": True}}, r"no module named 'no\.train'"),
+        ({"script": "", "options": {"module": True}}, "no module named ''"),
+        ({"script": "no-program", "options": {"no_python": True}}, "program 'no-program' not"),
+        ({"options": {"nproc": 2}}, "launch: unknown option 'nproc'"),
+        ({"backend": "mpi"}, "--backend: 'mpi' is not one of nccl, gloo"),
+        *(
+            ({"start_timeout_s": seconds}, r"--start-timeout: .* up to 366 days")
+            for seconds in (0, -1, float("nan"), float("inf"))
+        ),
+        ({"start_timeout_s": "3"}, "--start-timeout: '3' is not a number"),
+        ({"options": {"module": "yes"}}, "--module: 'yes' is not true or false"),
+        ({"options": {"nproc_per_node": [2]}}, r"--nproc-per-node: \[2\] is not a text or"),
+        ({"options": {"nnodes": True}}, "--nnodes: True is not a whole number"),
+        ({"options": {"nnodes": 0}}, "0 is not a whole number from 1"),
+        ({"options": {"max_restarts": -1}}, "-1 is not a whole number from 0"),
+        ({"options": {"master_port": 65536}}, "65536 is not a port from 1 to 65535"),
+        ({"options": {"numa_binding": "socket"}}, "'socket' is not node"),
+        ({"options": {"tee": "4"}}, "'4' is not 0 for none, 1 for stdout"),
+        ({"options": {"redirects": "0:3,1"}}, "'0:3,1' is not 0 for none"),
+        ({"options": {"rdzv_backend": "etcd"}}, "'etcd' is not c10d or static"),
+        ({"options": {"rdzv_endpoint": "n1:port"}}, "'n1:port' is not HOST or HOST:PORT"),
+        ({"options": {"rdzv_endpoint": "n1:65536"}}, "65536 is not a port"),
+    ],
+    ids=str,
+)
+def test_what_cannot_start_is_refused_before_anything_does(
+    changes: dict[str, Any], told: str
+) -> None:
+    good = Request(script=__file__)
     check_request(good)
 
-    with pytest.raises(ConfigError, match=r"script 'none\.py' not found"):
-        check_request(Request(script="none.py"))
-    with pytest.raises(ConfigError, match=r"no module named 'no_such_package\.train'"):
-        check_request(Request(script="no_such_package.train", options={"module": True}))
-    with pytest.raises(ConfigError, match="program 'no-such-program' not found"):
-        check_request(Request(script="no-such-program", options={"no_python": True}))
-    with pytest.raises(ConfigError, match="launch: unknown option 'nproc'"):
-        check_request(replace(good, options={"nproc": 2}))
-    with pytest.raises(ConfigError, match="--backend: 'mpi' is not one of nccl, gloo"):
-        check_request(replace(good, backend="mpi"))
-    for timeout_s in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match=r"--start-timeout: .* up to 366 days"):
-            check_request(replace(good, start_timeout_s=timeout_s))
-    for called, told in (
-        (replace(good, start_timeout_s="3"), "--start-timeout: '3' is not a number"),  # type: ignore[arg-type] # what is refused
-        (replace(good, options={"module": "yes"}), "--module: 'yes' is not true or false"),
-        (
-            replace(good, options={"nproc_per_node": [2]}),
-            r"--nproc-per-node: \[2\] is not a text or",
-        ),
-        (replace(good, options={"nnodes": True}), "--nnodes: True is not a whole number"),
-    ):
-        with pytest.raises(ConfigError, match=told):
-            check_request(called)
-    for name, value, told in (
-        ("nnodes", 0, "0 is not a whole number from 1"),
-        ("max_restarts", -1, "-1 is not a whole number from 0"),
-        ("master_port", 65536, "65536 is not a port from 1 to 65535"),
-        ("numa_binding", "socket", "'socket' is not node"),
-        ("tee", "4", "'4' is not 0 for none, 1 for stdout"),
-        ("redirects", "0:3,1", "'0:3,1' is not 0 for none"),
-        ("rdzv_backend", "etcd", "'etcd' is not c10d or static"),
-        ("rdzv_endpoint", "n1:port", "'n1:port' is not HOST or HOST:PORT"),
-        ("rdzv_endpoint", "n1:65536", "65536 is not a port"),
-    ):
-        with pytest.raises(ConfigError, match=told):
-            check_request(replace(good, options={name: value}))
+    with pytest.raises(ConfigError, match=told):
+        check_request(replace(good, **changes))
+
+
+def test_a_run_directory_that_is_no_path_is_refused() -> None:
     with pytest.raises(ConfigError, match="run_dir: 5 is not a path"):
-        launch(str(script), run_dir=5)  # type: ignore[arg-type] # as above
-    with pytest.raises(ConfigError, match="no module named ''"):
-        check_request(Request(script="", options={"module": True}))
+        launch(__file__, run_dir=5)  # type: ignore[arg-type] # what is refused
 
 
 def test_a_script_whose_name_is_an_option_of_python_is_refused(
@@ -258,30 +226,17 @@ def test_a_script_whose_name_is_an_option_of_python_is_refused(
     check_request(Request(script="./-x.py"))
 
 
-def test_a_module_and_a_program_that_exist_are_accepted() -> None:
-    check_request(Request(script="json.tool", options={"module": True}))
-    check_request(Request(script="sh", options={"no_python": True}))
-
-
 # What srun says
 
 
-def test_a_step_is_read_from_sruns_variables() -> None:
+def test_a_step_is_read_from_sruns_variables_and_there_is_none_outside() -> None:
     step = Step.from_environ({**SRUN, "SLURM_RESTART_COUNT": "3"})
 
     assert step is not None
     assert (step.task, step.node, step.local, step.tasks) == (1, 1, 0, (1, 1))
-    assert step.name == "12.3.0"
-    assert step.per_node
-
-
-@pytest.mark.parametrize("step_id", [None, "", "batch", "extern"])
-def test_outside_a_step_there_is_none(step_id: str | None) -> None:
-    environ = {**SRUN, "SLURM_STEP_ID": step_id or ""}
-    if step_id is None:
-        del environ["SLURM_STEP_ID"]
-
-    assert Step.from_environ(environ) is None
+    assert (step.name, step.per_node) == ("12.3.0", True)
+    for outside in ({}, *({**SRUN, "SLURM_STEP_ID": one} for one in ("", "batch", "extern"))):
+        assert Step.from_environ(outside) is None
 
 
 def test_an_uneven_step_has_the_ranks_of_each_node() -> None:
@@ -698,22 +653,6 @@ def test_a_rank_that_failed_has_the_others_stopped_at_once() -> None:
     assert clock.monotonic() == began
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_ranks_start_again_until_the_last_restart(number: int) -> None:
-    ranks = Ended(None, 1)
-
-    assert watched(ranks, Round(number), max_restarts=2, clock=ManualClock()) is None
-    assert ranks.now == {0: -15, 1: 1}
-
-
-def test_ranks_start_again_with_those_of_another_node() -> None:
-    ranks = Ended(None, 0)
-
-    assert watched(ranks, Round(wanted=True), clock=ManualClock()) is None
-    assert ranks.now == {0: -15, 1: 0}
-    assert watched(Ended(0, 0), clock=ManualClock()) == Outcome(0)
-
-
 def test_a_node_follows_one_that_failed_at_once_and_one_that_saved_later() -> None:
     failed, left = (Round(ending=Ending(1, "n1", code, "x")) for code in (3, 75))
     clock = ManualClock()
@@ -834,15 +773,10 @@ def test_a_second_launch_of_a_name_has_a_directory_of_its_own(tmp_path: Path) ->
 
     assert [path.name for path in made] == ["12.0.0", "12.0.0-2", "12.0.0-3"]
     assert all(path.is_dir() for path in made)
-
-
-def test_a_place_in_which_nothing_can_be_made_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="/proc/none: cannot create a directory there"):
-        make_next(Path("/proc/none/logs/12.0.0"))
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(ConfigError, match="/file: cannot create a directory there"):
-        make_next(file / "12.0.0")
+    (tmp_path / "file").touch()
+    for place, named in ((Path("/proc/none/logs"), "/proc/none"), (tmp_path / "file", "/file")):
+        with pytest.raises(ConfigError, match=f"{named}: cannot create a directory there"):
+            make_next(place / "12.0.0")
 
 
 @pytest.mark.torch

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,9 +21,6 @@ from hpc_toolkit.training.launch.rendezvous import (
     Rounds,
 )
 from tests.manualclock import ManualClock
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class SharedStore:
@@ -128,12 +126,6 @@ def pair() -> Pair:
 # The run directory
 
 
-def test_what_node_0_publishes_the_others_find(tmp_path: Path) -> None:
-    publish(tmp_path / "rendezvous" / "12.0.0", Address("n0", 1234))
-
-    assert find(tmp_path / "rendezvous" / "12.0.0", timeout_s=1) == Address("n0", 1234)
-
-
 def test_an_address_with_colons_is_read_back() -> None:
     assert Address.parse(str(Address("fe80::1", 80))) == Address("fe80::1", 80)
     with pytest.raises(RunError, match="'n0' is not the address"):
@@ -208,6 +200,8 @@ def test_a_port_that_another_program_has_is_told_with_what_to_do() -> None:
 
 
 def test_a_node_is_called_by_the_first_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meeting.resolves("127.0.0.1")
+    assert not meeting.resolves("no such name")
     monkeypatch.setattr(meeting, "resolves", lambda name: name in ("n7", "10.0.0.1"))
     monkeypatch.setattr("socket.gethostname", lambda: "n7")
 
@@ -216,22 +210,7 @@ def test_a_node_is_called_by_the_first_name_that_resolves(monkeypatch: pytest.Mo
     assert own_host({}).replace(".", "").isdigit()
 
 
-def test_a_name_that_nobody_knows_does_not_resolve() -> None:
-    assert meeting.resolves("127.0.0.1")
-    assert not meeting.resolves("no such name")
-
-
 # Rounds
-
-
-def test_every_round_has_a_store_of_its_own() -> None:
-    store, clock, ports = SharedStore(), ManualClock(), Ports()
-    first, second = (rounds_of(store, node, 2, clock, ports) for node in range(2))
-
-    for port in (40001, 40002):
-        address = Address("n0", port)
-        assert together(first, second) == [Place(address, 0, 3), Place(address, 1, 3)]
-    assert (first.number, second.number) == (1, 1)
 
 
 def test_a_node_that_wants_a_new_round_is_seen_by_the_others(pair: Pair) -> None:
@@ -391,16 +370,3 @@ def test_nodes_that_saved_leave_together(pair: Pair) -> None:
 
     assert clock.monotonic() - started >= 30
     first.leave(30, together=True)
-
-
-def test_one_node_asks_nobody() -> None:
-    store, clock = SharedStore(), ManualClock()
-    alone = rounds_of(store, 0, 1, clock)
-    assert alone.join() == Place(Address("n0", 40001), 0, 1)
-    before = store.asked
-    clock.advance(1)
-
-    assert not alone.wanted()
-    assert alone.ended() is None
-    assert alone.finish()
-    assert store.asked == before

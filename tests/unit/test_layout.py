@@ -73,38 +73,21 @@ def test_a_manifest_of_an_earlier_version_retries_timeouts(tmp_path: Path) -> No
     assert [stage.no_retry for stage in manifest.stages] == [None, None]
 
 
-def test_a_directory_without_run_json_is_not_a_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"is not a run: it has no run\.json") as caught:
-        read_manifest(tmp_path)
-
-    assert "hpctk init" in caught.value.hint
-
-
-def test_a_manifest_that_cannot_be_opened_is_refused_with_a_hint(tmp_path: Path) -> None:
-    (tmp_path / "run.json").mkdir()
-
-    with pytest.raises(RunError, match=r"run\.json: Is a directory") as caught:
-        read_manifest(tmp_path)
-
-    assert "permissions" in caught.value.hint
-
-
-def test_a_file_is_not_a_run(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with pytest.raises(RunError, match=r"file is a file, not a run") as caught:
-        read_manifest(tmp_path / "file")
-
-    assert caught.value.hint == "name the run's directory; -o names a file that is written"
-
-
-def test_manifest_itself_is_refused_and_its_directory_named(tmp_path: Path) -> None:
+def test_what_is_not_a_run_is_refused_and_the_run_nearby_named(tmp_path: Path) -> None:
     root = written(tmp_path, FULL.to_bytes())
+    (tmp_path / "file").touch()
+    (tmp_path / "other/run.json").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
 
-    with pytest.raises(RunError, match=r"run\.json is a file, not a run") as caught:
-        read_manifest(root / "run.json")
-
-    assert caught.value.hint == f"name the run's directory: {root}"
+    for path, message, hint in (
+        (tmp_path / "empty", r"is not a run: it has no run\.json", "hpctk init"),
+        (tmp_path / "other", r"run\.json: Is a directory", "permissions"),
+        (tmp_path / "file", "file is a file, not a run", "name the run's directory; -o names"),
+        (root / "run.json", r"run\.json is a file, not a run", f"name the run's directory: {root}"),
+    ):
+        with pytest.raises(RunError, match=message) as caught:
+            read_manifest(path)
+        assert hint in caught.value.hint
 
 
 def test_a_run_of_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
@@ -166,17 +149,14 @@ def test_a_run_whose_filesystem_does_not_answer_is_worth_another_try(
     assert ("try again" in caught.value.hint) == (exit_code == 75)
 
 
-def test_check_trust_accepts_a_run_of_ones_own(tmp_path: Path) -> None:
+def test_check_trust_accepts_a_run_of_ones_own_and_names_a_group_that_can_write(
+    tmp_path: Path,
+) -> None:
     written(tmp_path, FULL.to_bytes())
     tmp_path.chmod(0o755)
-
     assert check_trust(tmp_path) == ""
 
-
-def test_check_trust_names_a_group_that_can_write(tmp_path: Path) -> None:
-    written(tmp_path, FULL.to_bytes())
     tmp_path.chmod(0o775)
-
     assert "writable by its group" in check_trust(tmp_path)
 
 

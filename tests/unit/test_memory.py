@@ -54,34 +54,34 @@ def test_out_of_memory_is_told_by_the_errors_type(error: Exception, told: bool) 
     assert is_out_of_memory(error) is told
 
 
-def test_true_runs_the_items_again_with_their_context() -> None:
-    workload = Asked(True)
+WRONG = KeyError("batch")
+TOO_LARGE = MemoryError()
+LOST = RuntimeError("CUDA error: device lost")
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "reported", "context", "asked"),
+    [
+        ([True], TOO_LARGE, None, "context", 1),
+        ([{"batch": 8}], TOO_LARGE, None, {"batch": 8}, 1),
+        ([False], TOO_LARGE, TOO_LARGE, "context", 1),
+        ([True], LOST, LOST, "context", 0),
+        ([WRONG], TOO_LARGE, WRONG, "context", 1),
+        # That runs out of memory itself.
+        ([OutOfMemoryError(), "smaller"], TOO_LARGE, None, "smaller", 2),
+    ],
+)
+def test_the_answer_of_on_oom_runs_the_items_again_or_is_reported(
+    answers: list[Any], error: Exception, reported: Any, context: Any, asked: int
+) -> None:
+    workload = Asked(*answers)
     shrinking = Shrinking(workload)
 
-    assert shrinking.ask(MemoryError(), "context", [{"id": 1}], 0) is None
+    assert shrinking.ask(error, "context", [{"id": 1}], 0) is reported
 
-    assert shrinking.context == "context"
-    assert workload.asked == [("context", [{"id": 1}])]
-
-
-def test_a_context_replaces_the_one_that_was_too_large() -> None:
-    shrinking = Shrinking(Asked({"batch": 8}))
-
-    assert shrinking.ask(MemoryError(), {"batch": 16}, [{}], 0) is None
-    assert shrinking.context == {"batch": 8}
-
-
-def test_what_cannot_be_smaller_is_reported_as_it_was() -> None:
-    error = MemoryError()
-
-    assert Shrinking(Asked(False)).ask(error, "context", [{}], 0) is error
-
-
-def test_other_errors_ask_nothing() -> None:
-    workload, error = Asked(), RuntimeError("CUDA error: device lost")
-
-    assert Shrinking(workload).ask(error, "context", [{}], 0) is error
-    assert not workload.asked
+    if reported is None:
+        assert shrinking.context == context
+    assert workload.asked == [("context", [{"id": 1}])] * asked
 
 
 def test_one_item_is_run_again_a_bounded_number_of_times_and_the_next_as_often() -> None:
@@ -93,20 +93,6 @@ def test_one_item_is_run_again_a_bounded_number_of_times_and_the_next_as_often()
         assert answers[:-1] == [None] * TRIES
         assert isinstance(answers[-1], MemoryError)
     assert len(workload.asked) == 2 * TRIES
-
-
-def test_an_error_of_on_oom_is_what_is_reported() -> None:
-    wrong = KeyError("batch")
-
-    assert Shrinking(Asked(wrong)).ask(MemoryError(), None, [{}], 0) is wrong
-
-
-def test_on_oom_that_runs_out_itself_is_asked_again() -> None:
-    workload = Asked(OutOfMemoryError(), "smaller")
-    shrinking = Shrinking(workload)
-
-    assert shrinking.ask(MemoryError(), None, [{}], 0) is None
-    assert (shrinking.context, len(workload.asked)) == ("smaller", 2)
 
 
 class Tensor:

@@ -15,7 +15,6 @@ import pytest
 
 from hpc_toolkit.science import metrics
 from hpc_toolkit.science.metrics import METRICS, STANDARD
-from hpc_toolkit.science.metrics.rows import angles, scaled, unit_
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -154,28 +153,6 @@ def test_every_function_of_the_package_is_registered_or_a_part_of_one() -> None:
     assert set(metrics.__all__) - parts <= set(METRICS)
     assert set(STANDARD) < set(METRICS)
     assert set(RANGES) == set(METRICS)
-
-
-def test_scaling_keeps_every_digit() -> None:
-    z = torch.tensor([[1 / 3, -0.1], [0.0, 0.7]], dtype=torch.float64)
-
-    for power in (-1073, -600, -101, -99, 0, 99, 101, 600, 1023):
-        far = z * 2.0 ** (power // 2) * 2.0 ** (power - power // 2)
-        rows, exponent = scaled(far)
-        assert 2.0**-100 <= float(rows.abs().max()) < 2.0**100
-        assert (rows * 2.0 ** (int(exponent) - power)).tolist() == z.tolist() or power == -1073
-    assert scaled(torch.zeros(2, 2).double())[0].tolist() == [[0.0, 0.0]] * 2
-
-
-def test_unit_rows_have_length_one_however_short_and_angles_are_exact_at_both_ends() -> None:
-    z = torch.tensor([[3e-300, 4e-300], [3e300, 4e300], [0.0, 0.0]], dtype=torch.float64)
-    a = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    near = torch.tensor([math.cos(1e-9), math.sin(1e-9)], dtype=torch.float64)
-
-    assert unit_(z).flatten().tolist() == pytest.approx([0.6, 0.8, 0.6, 0.8, 0.0, 0.0], abs=1e-15)
-    assert float(angles(a, near)) == pytest.approx(1e-9, rel=1e-12)
-    assert float(angles(a, -near)) == pytest.approx(math.pi - 1e-9, rel=1e-15)
-    assert float(angles(a, a)) == 0
 
 
 @pytest.mark.parametrize(

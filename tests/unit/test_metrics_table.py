@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +50,3 @@ def test_loops_of_every_metric_give_its_values(part: Any, monkeypatch: pytest.Mo
         assert ours(1) == pytest.approx(loops(1), rel=1e-9, abs=1e-12), name
 
     assert seen == set(METRICS)
-
-
-def test_time_is_told_for_each_metric_and_for_what_is_published(
-    part: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    benchmark = part("metrics_table")
-    ways = [("slow", lambda layer: 2.0, lambda layer: 4.0), ("two_nn", math.exp, math.exp)]
-    monkeypatch.setattr(benchmark, "ways", lambda prompts, features: ways)
-    # A way takes as many milliseconds as its value says.
-    monkeypatch.setattr(benchmark, "timed", lambda way: (way(1) / 1e3, [way(1)]))
-
-    rows = benchmark.timing_rows(1, 1, 2)
-
-    assert [row[0] for row in rows] == ["slow", "two_nn", "together"]
-    assert rows[0][1:] == ["published", "2.00", "4.00", "2.0", "5e-01"]
-    assert rows[1][1] == "by definition"
-    assert rows[2][1:5] == ["published", "2.0", "4.0", "2.0"]
-
-    ways[1] = ("lidar", lambda layer: 1.0, lambda layer: 8.0)
-    assert (
-        "together take 3.0 ms instead of 12.0 ms per layer, a ratio of 4.0; LiDAR alone takes 1.00"
-        in benchmark.wide()
-    )

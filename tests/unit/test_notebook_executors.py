@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +22,10 @@ from hpc_toolkit.slurm.render.spec import ScriptSpec, option, read_spec
 from hpc_toolkit.slurm.render.values import PASSED
 from tests.fakesbatch import KeptJobs, options
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SITE = load_cluster("lab")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptJobs:
     return KeptJobs(tmp_path, monkeypatch)
 
@@ -41,19 +39,12 @@ def asked(folder: Path, site: Cluster = SITE, **resources: Any) -> dict[str, str
     return options(notebook.preview(notebook.executor(site, folder=folder, **resources)))
 
 
-def test_importing_the_package_imports_no_submitit() -> None:
-    code = "import sys, hpc_toolkit.notebook; sys.exit('submitit' in sys.modules)"
-
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_every_resource_is_a_word_of_a_script() -> None:
     passed = {name.replace("-", "_") for name in PASSED}
 
     assert set(Resources.__annotations__) <= {field.name for field in fields(ScriptSpec)} | passed
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize("site", ["lab", "generic", "killarney"])
 def test_an_executor_asks_for_what_a_rendered_script_asks_for(site: str, folder: Path) -> None:
     words: dict[str, Any] = {
@@ -81,7 +72,6 @@ def test_an_executor_asks_for_what_a_rendered_script_asks_for(site: str, folder:
     assert found["open-mode"] == "append"
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize(
     ("given", "minutes"),
     [("1:00:00", 60), (90, 90), ("10:01", 11)],
@@ -96,7 +86,6 @@ def test_a_time_limit_reaches_submitit_in_whole_minutes(
     assert options(notebook.preview(executor))["time"] == str(minutes)
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize("minutes", [1, 10, 15, 60, 4320])
 def test_the_warning_comes_when_submitit_takes_it_for_a_timeout(minutes: int, folder: Path) -> None:
     executor: Any = notebook.executor(SITE, folder=folder, time=minutes)
@@ -114,7 +103,6 @@ TEXTS = sorted(
 )
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
 def test_a_control_character_is_refused_in_every_word(value: str, folder: Path) -> None:
     for word in TEXTS:
@@ -124,7 +112,6 @@ def test_a_control_character_is_refused_in_every_word(value: str, folder: Path) 
             notebook.executor(SITE, folder=folder, **resources)
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize(
     "resources",
     [
@@ -141,7 +128,6 @@ def test_what_surrounds_the_step_is_refused_as_in_a_script(resources: Any, folde
         notebook.executor(SITE, folder=folder, **resources)
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_a_fact_with_a_newline_is_refused_where_no_file_was_checked(folder: Path) -> None:
     site = replace(SITE, gpu_type="l40s\n#SBATCH --evil=1")
 
@@ -149,21 +135,12 @@ def test_a_fact_with_a_newline_is_refused_where_no_file_was_checked(folder: Path
         notebook.executor(site, folder=folder, gpus_per_node=1)
 
 
-@pytest.mark.usefixtures("sbatch")
-def test_no_key_is_sent_that_was_not_asked_for(folder: Path) -> None:
-    executor: Any = notebook.executor(SITE, folder=folder)
-
-    assert "wckey" not in notebook.preview(executor)
-
-
-@pytest.mark.usefixtures("sbatch")
 def test_srun_is_told_the_cpus_that_it_forgets(folder: Path) -> None:
     text = notebook.preview(notebook.executor(SITE, folder=folder, cpus_per_task=3))
 
     assert re.search(r"^srun .*--cpus-per-task=3 ", text, re.MULTILINE)
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_a_command_that_fails_before_the_step_ends_the_job(folder: Path, tmp_path: Path) -> None:
     site = replace(SITE, env=(("GREETING", "it's $HOME"),))
     executor = notebook.executor(site, folder=folder, setup=["sh -c 'exit 3'"])
@@ -186,7 +163,6 @@ def test_a_site_whose_nodes_are_to_be_set_up_is_refused_with_its_file(folder: Pa
     assert "node_setup=()" in it.value.hint
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_a_login_shell_is_made_up_for_where_modules_need_one(folder: Path) -> None:
     site = replace(SITE, login_shell=True, modules=("cuda/12",), nccl=(("NCCL_IB_HCA", "mlx5"),))
 
@@ -197,47 +173,30 @@ def test_a_login_shell_is_made_up_for_where_modules_need_one(folder: Path) -> No
     assert "export NCCL_IB_HCA=mlx5" in lines
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize(
-    ("word", "value", "hint"),
+    ("resources", "match", "hint"),
     [
-        ("slurm_partition", "gpu", "did you mean 'partition'"),
-        ("gpus_per_nod", 4, "did you mean 'gpus_per_node'"),
-        ("signal", "B:USR1@60", "known: "),
-    ],
-)
-def test_a_word_of_submitit_is_refused_with_ours(
-    word: str, value: object, hint: str, folder: Path
-) -> None:
-    resources: Any = {word: value}
-
-    with pytest.raises(ConfigError, match=f"{word}: unknown resource") as error:
-        notebook.executor(SITE, folder=folder, **resources)
-    assert hint in error.value.hint
-
-
-@pytest.mark.usefixtures("sbatch")
-@pytest.mark.parametrize(
-    ("resources", "match"),
-    [
-        ({"time": True}, "time: True is not a time"),
-        ({"mem": 480}, "--mem: 480 is not accepted"),
-        ({"modules": "cuda"}, "modules: 'cuda' is not a list"),
-        ({"env": ["A=1"]}, r"env: \['A=1'\] is not a dict"),
-        ({"nodes": "2"}, "--nodes: '2'"),
-        ({"gpus_per_node": 5}, "--gpus-per-node: 5 is more than lab has"),
-        ({"time": "4-00:00:00"}, "--time"),
+        ({"slurm_partition": "gpu"}, "slurm_partition: unknown resource", "mean 'partition'"),
+        ({"gpus_per_nod": 4}, "gpus_per_nod: unknown resource", "did you mean 'gpus_per_node'"),
+        ({"signal": "B:USR1@60"}, "signal: unknown resource", "known: "),
+        ({"time": True}, "time: True is not a time", ""),
+        ({"mem": 480}, "--mem: 480 is not accepted", ""),
+        ({"modules": "cuda"}, "modules: 'cuda' is not a list", ""),
+        ({"env": ["A=1"]}, r"env: \['A=1'\] is not a dict", ""),
+        ({"nodes": "2"}, "--nodes: '2'", ""),
+        ({"gpus_per_node": 5}, "--gpus-per-node: 5 is more than lab has", ""),
+        ({"time": "4-00:00:00"}, "--time", ""),
     ],
     ids=str,
 )
 def test_a_resource_that_no_job_could_have_is_refused(
-    resources: Any, match: str, folder: Path
+    resources: Any, match: str, hint: str, folder: Path
 ) -> None:
-    with pytest.raises(HpcToolkitError, match=match):
+    with pytest.raises(HpcToolkitError, match=match) as error:
         notebook.executor(SITE, folder=folder, **resources)
+    assert hint in error.value.hint
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_the_parameters_of_an_executor_are_fixed(folder: Path) -> None:
     executor: Any = notebook.executor(SITE, folder=folder)
 
@@ -245,7 +204,6 @@ def test_the_parameters_of_an_executor_are_fixed(folder: Path) -> None:
         executor.update_parameters(slurm_time="1:00:00\n#SBATCH --evil=1")
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_a_directory_from_which_a_site_takes_no_jobs_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,39 +225,19 @@ def test_without_slurm_the_hint_is_this_machine(
     assert "cluster='local'" in error.value.hint
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize("name", ["50%", "back\\slash", "new\nline"])
 def test_a_folder_that_slurm_would_read_otherwise_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(HpcToolkitError, match="folder"):
         notebook.executor(SITE, folder=tmp_path / name)
-
-
-@pytest.mark.usefixtures("sbatch")
-def test_an_odd_folder_is_quoted(tmp_path: Path) -> None:
-    place = tmp_path / 'it\'s a "folder" # of $HOME, é'
-
-    assert asked(place)["output"] == f"{place}/%j_0_log.out"
-
-
-@pytest.mark.usefixtures("sbatch")
-def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-
     with pytest.raises(ConfigError, match="world-writable"):
         notebook.executor(SITE, folder=tmp_path)
 
 
-def test_a_job_does_not_inherit_the_rank_around_the_notebook(
-    sbatch: KeptJobs, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "OWN"):
-        monkeypatch.setenv(name, "1")
-    before = dict(os.environ)
+def test_an_odd_folder_is_quoted(tmp_path: Path) -> None:
+    place = tmp_path / 'it\'s a "folder" # of $HOME, é'
 
-    notebook.executor(SITE, folder=folder).submit(int, 1)
-
-    assert sbatch.environ().keys() & {"RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "OWN"} == {"OWN"}
-    assert dict(os.environ) == before
+    assert asked(place)["output"] == f"{place}/%j_0_log.out"
 
 
 def test_a_job_does_not_inherit_the_job_around_the_notebook(
@@ -314,8 +252,7 @@ def test_a_job_does_not_inherit_the_job_around_the_notebook(
         "SLURM_CPU_BIND": "mask_cpu:0x1",
         "SBATCH_PARTITION": "other",
         "SUBMITIT_EXECUTOR": "slurm",
-        "RANK": "3",
-        "MASTER_PORT": "1",
+        **dict.fromkeys(("RANK", "GROUP_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"), "3"),
     }
     kept = {"SLURM_CONF": "/etc/slurm/slurm.conf", "OWN": "1"}
     for name, value in {**inherited, **kept}.items():
@@ -331,36 +268,24 @@ def test_a_job_does_not_inherit_the_job_around_the_notebook(
     assert "overrides" not in capfd.readouterr().err
 
 
-def test_a_variable_that_overrides_the_script_is_named(
+def test_a_variable_that_overrides_the_script_is_named_and_none_names_the_job(
     sbatch: KeptJobs,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """The name of a job of the run is noted, and compared before a cancel."""
     monkeypatch.setenv("SBATCH_ACCOUNT", "aip-x")
-
-    notebook.executor(SITE, folder=folder).submit(int, 1)
-
-    assert "note: SBATCH_ACCOUNT in your environment overrides" in capfd.readouterr().err
-    assert sbatch.environ()["SBATCH_ACCOUNT"] == "aip-x"
-
-
-def test_a_variable_does_not_name_the_job(
-    sbatch: KeptJobs,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """It would not be the run's own any more: its name is noted, and compared before a cancel."""
     monkeypatch.setenv("SBATCH_JOB_NAME", "other")
-    before = dict(os.environ)
 
     notebook.executor(SITE, folder=folder, job_name="mine").submit(int, 1)
 
-    assert sbatch.options()[0]["job-name"] == "mine"
+    said = capfd.readouterr().err
+    assert "note: SBATCH_ACCOUNT in your environment overrides" in said
+    assert "SBATCH_JOB_NAME" not in said
+    assert sbatch.environ()["SBATCH_ACCOUNT"] == "aip-x"
     assert "SBATCH_JOB_NAME" not in sbatch.environ()
-    assert "SBATCH_JOB_NAME" not in capfd.readouterr().err
-    assert dict(os.environ) == before
+    assert sbatch.options()[0]["job-name"] == "mine"
 
 
 def test_an_array_is_split_where_the_site_limits_it(sbatch: KeptJobs, folder: Path) -> None:
@@ -375,7 +300,6 @@ def test_an_array_is_split_where_the_site_limits_it(sbatch: KeptJobs, folder: Pa
     assert [job.submission().args for job in jobs] == [(number,) for number in range(7)]
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_what_was_taken_before_a_refusal_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

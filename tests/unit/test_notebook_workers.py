@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import submitit
 
 from hpc_toolkit import notebook
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
@@ -23,16 +24,13 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import own_login, read_jobs
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
-from tests.fakesbatch import KeptJobs, options
+from tests.fakesbatch import KeptJobs
 from tests.fakeslurm import Programs, pending_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SITE = load_cluster("lab")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptJobs:
     return KeptJobs(tmp_path, monkeypatch)
 
@@ -50,7 +48,6 @@ def run(tmp_path: Path) -> Run:
     )
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_one_function_and_the_path_are_all_that_is_pickled(run: Run) -> None:
     (job,) = notebook.submit_workers(run, 8, cluster=SITE, gpus_per_node=4).jobs
 
@@ -92,7 +89,6 @@ def test_an_array_of_workers_is_jobs_of_one_node(run: Run, sbatch: KeptJobs) -> 
     assert [job.submission().args for job in jobs.jobs] == [(str(run.root),)] * 6
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize(
     ("n", "how", "match"),
     [
@@ -111,7 +107,6 @@ def test_workers_that_fill_no_nodes_are_refused(n: Any, how: Any, match: str, ru
     assert not (run.root / "submitit").exists()
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_an_executor_of_another_shape_is_refused(run: Run, folder: Path) -> None:
     executor = notebook.executor(SITE, folder=folder, nodes=2, gpus_per_node=2)
 
@@ -119,19 +114,11 @@ def test_an_executor_of_another_shape_is_refused(run: Run, folder: Path) -> None
         notebook.submit_workers(run, 3, executor=executor)
     with pytest.raises(ConfigError, match="executor: cannot be combined"):
         notebook.submit_workers(run, 4, executor=executor, gpus_per_node=2)
-
-
-@pytest.mark.usefixtures("sbatch")
-def test_an_executor_of_somebody_else_is_refused(run: Run, folder: Path) -> None:
-    import submitit
-
-    executor = submitit.AutoExecutor(folder, cluster="slurm")
-
+    others = submitit.AutoExecutor(folder, cluster="slurm")
     with pytest.raises(ConfigError, match="AutoExecutor was not made by hpc_toolkit"):
-        notebook.submit_workers(run, 1, executor=executor)
+        notebook.submit_workers(run, 1, executor=others)
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_a_complete_run_needs_no_workers(run: Run) -> None:
     assert run.work(1) == 0
 
@@ -141,48 +128,19 @@ def test_a_complete_run_needs_no_workers(run: Run) -> None:
 
 def test_what_is_previewed_is_what_is_sent(run: Run, sbatch: KeptJobs, folder: Path) -> None:
     executor = notebook.executor(SITE, folder=folder, nodes=2, gpus_per_node=2, time=30)
+    before = notebook.preview(executor)
 
     shown = notebook.preview(executor, run)
+    assert notebook.preview(executor) == before != shown
     notebook.submit_workers(run, 4, executor=executor)
 
     assert sbatch.script().rstrip() == shown.rstrip()
     assert subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode == 0
 
 
-@pytest.mark.usefixtures("sbatch")
-def test_previewing_workers_leaves_the_executor_as_it_was(run: Run, folder: Path) -> None:
-    executor = notebook.executor(SITE, folder=folder)
-    before = notebook.preview(executor)
-
-    assert "--no-kill" in notebook.preview(executor, run)
-    assert notebook.preview(executor) == before
-    assert "--no-kill" not in before
-
-
-@pytest.mark.usefixtures("sbatch")
-def test_workers_go_on_when_one_leaves_or_a_node_is_lost(run: Run, folder: Path) -> None:
-    text = notebook.preview(notebook.executor(SITE, folder=folder), run)
-
-    assert "no-kill" in options(text)
-    (srun,) = re.findall("^srun .*", text, re.MULTILINE)
-    assert {"--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= set(shlex.split(srun))
-
-
-@pytest.mark.usefixtures("sbatch")
-@pytest.mark.parametrize(
-    ("how", "limit"), [({}, 10), ({"max_restarts": 3}, 3), ({"requeue": False}, 0)]
-)
-def test_a_job_starts_again_as_often_as_asked(how: Any, limit: int, run: Run, folder: Path) -> None:
-    text = notebook.preview(notebook.executor(SITE, folder=folder, **how), run)
-
-    assert f"if (( ${{hpctk_restarts:-0}} >= {limit} )); then exit 75; fi" in text
-    assert ("requeue" in options(text)) == (limit > 0)
-
-
 AGAIN = ["requeue 9"]
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize(
     ("step", "left", "environ", "state", "expected"),
     [
@@ -242,7 +200,6 @@ def test_the_script_requeues_its_job_iff_items_are_left(
         ({"HPCTK_DEADLINE": "1"}, "", "none"),
     ],
 )
-@pytest.mark.usefixtures("sbatch")
 def test_the_workers_are_told_when_their_job_ends(
     environ: dict[str, str], asked: str, deadline: str, run: Run, folder: Path
 ) -> None:
@@ -260,13 +217,6 @@ def test_the_workers_are_told_when_their_job_ends(
     assert ended.stdout.strip() == deadline
 
 
-@pytest.mark.usefixtures("sbatch")
-def test_another_version_of_submitit_is_named_by_its_preview() -> None:
-    with pytest.raises(HpcToolkitError, match=r"submitit [\d.]+ does not show"):
-        notebook.preview(object())
-
-
-@pytest.mark.usefixtures("sbatch")
 def test_jobs_are_found_again_by_the_run(run: Run) -> None:
     first = notebook.submit_workers(run, 2, cluster=SITE, gpus_per_node=2)
     notebook.submit_workers(run, 2, cluster=SITE, gpus_per_node=1, array=True)
@@ -379,7 +329,6 @@ def test_a_run_without_submissions_says_so(run: Run) -> None:
         notebook.WorkerJobs.open(run)
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_a_job_with_a_living_worker_runs_whatever_slurm_says(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,7 +356,6 @@ def test_a_job_with_a_living_worker_runs_whatever_slurm_says(
     assert questions == [["101"]]
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_jobs_show_themselves_with_everything_escaped(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,18 +372,16 @@ def test_jobs_show_themselves_with_everything_escaped(
 
 @pytest.mark.parametrize("clock", [True, False])
 def test_waiting_ends_in_time_or_with_the_last_job(
-    clock: bool, run: Run, sbatch: KeptJobs, monkeypatch: pytest.MonkeyPatch
+    clock: bool, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = notebook.submit_workers(run, 1, cluster=SITE)
     monkeypatch.setattr("hpc_toolkit.notebook.jobs._ASK_FIRST_S", 0.0)
-    ended = {"100": JobRecord(id="100", state="FAILED")}
-    running = {"100": JobRecord(id="100", state="RUNNING")}
-    monkeypatch.setattr(slurm, "squeue", lambda _: running if clock else ended)
+    state = "RUNNING" if clock else "FAILED"
+    monkeypatch.setattr(slurm, "squeue", lambda _: {"100": JobRecord(id="100", state=state)})
 
     assert jobs.wait(timeout=0.0 if clock else None) is False
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_silence_of_slurm_is_no_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = notebook.submit_workers(run, 1, cluster=SITE)
 
@@ -446,12 +392,6 @@ def test_silence_of_slurm_is_no_end(run: Run, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(slurm, "squeue", silent)
 
     assert jobs._over() is False
-
-
-def test_nothing_is_given_to_sbatch_on_this_machine(folder: Path, run: Run) -> None:
-    assert "nothing is given to sbatch" in notebook.preview(
-        notebook.executor(LOCAL, folder=folder), run
-    )
 
 
 def test_interrupts_are_heard_again_after_a_local_submission(
@@ -472,3 +412,15 @@ def test_interrupts_are_heard_again_after_a_local_submission(
 
     assert seen == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_another_version_of_submitit_is_named_by_its_preview() -> None:
+    with pytest.raises(HpcToolkitError, match=r"submitit [\d.]+ does not show"):
+        notebook.preview(object())
+
+
+def test_nothing_is_given_to_sbatch_on_this_machine(folder: Path, run: Run) -> None:
+    assert "nothing is given to sbatch" in notebook.preview(
+        notebook.executor(LOCAL, folder=folder), run
+    )

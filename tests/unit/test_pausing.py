@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.worker.pausing import FIRST_ITEMS, parse_max_failures, pause_reason
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -39,32 +37,9 @@ def run_of(fast_dir: Path, kinds: str, *, total: int = 40, **spec: Any) -> ToyRu
     return toy
 
 
-def test_a_run_whose_first_items_all_fail_is_paused(fast_dir: Path) -> None:
-    toy = run_of(fast_dir, "f" * FIRST_ITEMS)
-
-    assert pause_reason(toy.stage()) == "the first 20 items of stage 'items' all failed"
-
-
 @pytest.mark.parametrize("kinds", ["f" * (FIRST_ITEMS - 1), "d" + "f" * 30, "f" * 30 + "d", ""])
 def test_fewer_failures_or_one_result_let_it_go_on(fast_dir: Path, kinds: str) -> None:
     assert pause_reason(run_of(fast_dir, kinds).stage()) == ""
-
-
-def test_many_failures_of_few_items_are_no_reason(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 40, unit=40, max_attempts=100)
-    worker = toy.worker("w")
-    for generation in range(1, 40):
-        worker.work(toy.unit_name(0), generation, i0="failed", i1="failed")
-
-    assert pause_reason(toy.stage()) == ""
-
-
-def test_a_retry_lets_a_paused_run_go_on(fast_dir: Path) -> None:
-    toy = run_of(fast_dir, "f" * FIRST_ITEMS)
-
-    assert toy.reopen().retry() == FIRST_ITEMS
-
-    assert pause_reason(toy.stage()) == ""
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.worker.loading import Prefetch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMIT_S = 400.0
 
@@ -78,20 +76,6 @@ def test_nothing_is_prefetched_before_a_group_was_loaded(gated: Gated) -> None:
     assert gated.begun.get(timeout=LIMIT_S) == "b"
 
 
-def test_what_is_loaded_meanwhile_is_not_prefetched(gated: Gated) -> None:
-    ahead = opened()
-    ahead.name(gated, "a")
-    assert gated.begun.get(timeout=LIMIT_S) == "a"
-    ahead.name(gated, "b")
-
-    ahead.name(gated, None, loads="b")
-    gated.gate.release(2)
-    assert gated.ended.get(timeout=LIMIT_S) == "a"
-    ahead.name(gated, "c")
-
-    assert gated.begun.get(timeout=LIMIT_S) == "c"
-
-
 def test_what_was_named_is_kept_where_nothing_new_is_known(gated: Gated) -> None:
     """With each further unit of the group that is loaded."""
     ahead = opened()
@@ -103,22 +87,6 @@ def test_what_was_named_is_kept_where_nothing_new_is_known(gated: Gated) -> None
     gated.gate.release()
 
     assert gated.begun.get(timeout=LIMIT_S) == "b"
-
-
-def test_what_it_raises_is_one_line_and_the_next_group_has_its_turn(
-    gated: Gated, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ahead = opened()
-    ahead.name(gated, "bad")
-    assert gated.begun.get(timeout=LIMIT_S) == "bad"
-    ahead.name(gated, "good")
-
-    gated.gate.release()
-
-    assert gated.begun.get(timeout=LIMIT_S) == "good"
-    assert capfd.readouterr().err == (
-        "hpctk: 'bad' is not prefetched: SystemExit: no such checkpoint\n"
-    )
 
 
 def test_where_no_thread_can_be_had_the_work_goes_on(
@@ -145,14 +113,12 @@ class WithNumber:
     prefetch = 2
 
 
-@pytest.mark.parametrize(("workload", "group"), [(object(), "a"), (WithNumber(), "a")])
-def test_a_workload_that_cannot_prefetch_gets_no_thread(workload: object, group: str) -> None:
+@pytest.mark.parametrize(
+    ("workload", "group"), [(object(), "a"), (WithNumber(), "a"), (Gated(), None)]
+)
+def test_no_thread_starts_where_there_is_nothing_to_prefetch(
+    workload: object, group: str | None
+) -> None:
     opened().name(workload, group)
-
-    assert not threads()
-
-
-def test_no_group_is_nothing_to_prefetch(gated: Gated) -> None:
-    opened().name(gated, None)
 
     assert not threads()

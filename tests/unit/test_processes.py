@@ -5,14 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from hpc_toolkit.system.processes import readable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MOST = 1024
 """Descriptors that select(2) knows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system import quantities as q
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DURATIONS = [
     ("90s", 90),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.queue.affinity import Durations, FreshUnits, group_key
 from hpc_toolkit.queue.units import Unit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GROUPS = ["a", "b", "c"]
 
@@ -43,16 +40,6 @@ def test_every_unit_is_chosen_once(groups: list[int], seed: str) -> None:
     assert sorted(unit.first for unit in chosen) == list(range(len(units)))
 
 
-def test_the_loaded_group_comes_first() -> None:
-    fresh = FreshUnits("seed")
-    fresh.add(units_in(0, 0, 0, 1, 1, 1, 1, 1), by_group)
-
-    for _ in range(3):
-        unit = fresh.choose('"a"', seconds())
-        assert unit is not None
-        assert unit.group == 0
-
-
 def test_the_longest_group_that_nobody_began_comes_next() -> None:
     fresh = FreshUnits("seed")
     fresh.add(units_in(0, 0, 0, 1, 2, 2), by_group)
@@ -69,18 +56,6 @@ def test_the_group_with_most_left_is_helped_when_all_are_begun() -> None:
     fresh.add(units, by_group)
     claimed = {units[0], units[2]}
     fresh.prune(lambda unit: unit in claimed)
-
-    unit = fresh.choose(None, seconds())
-
-    assert unit is not None
-    assert unit.group == 1
-
-
-def test_a_group_that_another_began_waits_for_one_that_nobody_began() -> None:
-    fresh = FreshUnits("seed")
-    units = units_in(0, 0, 0, 0, 1)
-    fresh.add(units, by_group)
-    fresh.prune(lambda unit: unit is units[0])
 
     unit = fresh.choose(None, seconds())
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.pacing import Pacing
+from hpc_toolkit.queue.view import RunView
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
-
-    import pytest
-
-    from hpc_toolkit.queue.view import RunView
 
 DEAD = Verdict(alive=False, evidence="lease", host="there")
 NOTHING = ("", None)
@@ -65,18 +61,6 @@ def taken(found: Assignment | None) -> tuple[str, int] | None:
 
 def owner(toy: ToyRun, unit: str, generation: int) -> str:
     return os.readlink(toy.stage_paths.claims / claim_name(unit, generation))
-
-
-def test_fresh_claims_each_unit_once(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 10, unit=2)
-    taker = Taker(toy)
-
-    found = [taken(taker.fresh()) for _ in range(6)]
-
-    assert found[-1] is None
-    units = {f"000001-{first}" for first in range(0, 10, 2)}
-    assert set(found[:-1]) == {(unit, 1) for unit in units}
-    assert {owner(toy, unit, 1) for unit in units} == {"taker"}
 
 
 def test_the_log_of_a_complete_stage_is_not_read_before_each_claim(fast_dir: Path) -> None:
@@ -180,23 +164,6 @@ def test_fresh_keeps_to_the_loaded_group_where_it_is_told_to(fast_dir: Path) -> 
     assert picker.fresh(loaded) is not None
 
 
-def test_fresh_takes_in_segments_that_are_added_later(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
-    taker = Taker(toy)
-    assert taken(taker.fresh()) == ("000001-0", 1)
-    assert taker.fresh() is None
-
-    toy.add([{"id": 100}])
-
-    assert taken(taker.fresh()) == ("000002-0", 1)
-
-
-def test_takeover_leaves_the_units_of_the_living_alone(toy: ToyRun) -> None:
-    toy.worker("owner").claim(toy.unit_name(0))
-
-    assert Taker(toy).picker.takeover() is None
-
-
 def test_i3_the_unit_of_a_dead_owner_is_free_at_once(toy: ToyRun) -> None:
     dead = toy.worker("dead")
     dead.claim(toy.unit_name(0))
@@ -259,40 +226,6 @@ def test_a_death_after_the_release_suspects_no_item(
     assert found.died is None
 
 
-def test_the_unit_of_a_worker_that_finished_is_free_without_a_death(toy: ToyRun) -> None:
-    toy.worker("gone").claim(toy.unit_name(0))
-    taker = Taker(toy)
-    taker.liveness.verdicts["gone"] = Verdict(alive=False, finished=True)
-
-    found = taker.picker.takeover()
-
-    assert taken(found) == ("000001-0", 2)
-    assert found is not None
-    assert found.died is None
-
-
-def test_a_released_unit_with_a_pending_item_is_free_though_its_owner_lives(toy: ToyRun) -> None:
-    toy.worker("owner").work(toy.unit_name(0), i0="done", i1="failed", i2="done", i3="done")
-
-    found = Taker(toy).picker.takeover()
-
-    assert taken(found) == ("000001-0", 2)
-    assert found is not None
-    assert found.died is None
-
-
-def test_a_unit_without_a_pending_item_is_never_taken(toy: ToyRun) -> None:
-    dead = toy.worker("dead")
-    dead.claim(toy.unit_name(0))
-    for item, kind in enumerate(["done", "done", "permanent", "done"]):
-        dead.attempt(item, kind)
-    taker = Taker(toy)
-    taker.liveness.verdicts["dead"] = DEAD
-
-    assert taker.picker.takeover() is None
-    assert taker.view.complete
-
-
 def test_i5_a_late_release_of_an_older_generation_frees_nothing(toy: ToyRun) -> None:
     frozen, owner_now = toy.worker("frozen"), toy.worker("owner")
     frozen.claim(toy.unit_name(0), 1)
@@ -335,16 +268,6 @@ def test_a_worker_that_finds_itself_named_works_on_the_unit(toy: ToyRun) -> None
     assert not (toy.stage_paths.claims / claim_name("000001-0", 2)).is_symlink()
 
 
-def test_a_worker_does_not_take_its_own_released_generation_again(toy: ToyRun) -> None:
-    taker = Taker(toy)
-    taker.fresh()
-    taker.worker.begin("000001-0", 1)
-    taker.worker.attempt(0, "failed")
-    taker.worker.release()
-
-    assert taken(taker.picker.takeover()) == ("000001-0", 2)
-
-
 def test_a_claim_that_cannot_be_read_is_timed_like_a_silent_owner(toy: ToyRun) -> None:
     (toy.stage_paths.claims / claim_name("000001-0", 1)).write_bytes(b"")
     taker = Taker(toy)
@@ -369,20 +292,6 @@ def test_i6_a_stale_view_loses_the_race_and_takes_nothing(
     assert owner(toy, "000001-0", 2) == "quicker"
 
 
-def test_again_takes_the_next_generation_of_the_unit_just_given_back(toy: ToyRun) -> None:
-    taker = Taker(toy)
-    first = taker.fresh()
-    assert first is not None
-    taker.worker.begin(first.unit.name, 1)
-    taker.worker.attempt(0)
-    taker.worker.death(1)
-    taker.worker.release()
-
-    second = taker.picker.again(first)
-
-    assert taken(second) == ("000001-0", 2)
-
-
 def test_again_reads_what_those_who_held_the_unit_before_wrote_meanwhile(toy: ToyRun) -> None:
     """One that was declared dead and woke up may have failed the killer for good."""
     woken = toy.worker("woken")
@@ -400,47 +309,6 @@ def test_again_reads_what_those_who_held_the_unit_before_wrote_meanwhile(toy: To
 
     assert third is not None
     assert third.stage.state.pending("000001-0") == [1, 2, 3]
-
-
-def test_again_has_nothing_where_everything_is_finished(toy: ToyRun) -> None:
-    taker = Taker(toy)
-    first = taker.fresh()
-    assert first is not None
-    taker.worker.begin(first.unit.name, 1)
-    for item in range(4):
-        taker.worker.attempt(item)
-    taker.worker.release()
-
-    assert taker.picker.again(first) is None
-
-
-def noticed(taker: Taker) -> bool:
-    """Whether a look finds a new death."""
-    return bool(taker.picker.watch.look())
-
-
-def test_a_watch_tells_of_each_death_once(toy: ToyRun) -> None:
-    taker = Taker(toy)
-    taker.liveness.verdicts["left"] = Verdict(alive=False, finished=True)
-    assert not noticed(taker)
-
-    taker.liveness.verdicts["dead"] = DEAD
-
-    assert noticed(taker)
-    assert not noticed(taker)
-
-
-def test_a_watch_tells_again_of_one_who_came_back_and_died(toy: ToyRun) -> None:
-    taker = Taker(toy)
-    taker.liveness.verdicts["frozen"] = DEAD
-    assert noticed(taker)
-    taker.liveness.verdicts["frozen"] = Verdict(alive=True)
-    assert not noticed(taker)
-    assert taker.picker.watch.living == 1
-
-    taker.liveness.verdicts["frozen"] = DEAD
-
-    assert noticed(taker)
 
 
 def after_a_death(toy: ToyRun, taker: Taker, worker: ToyWorker) -> tuple[list[str], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from hpc_toolkit.queue.view import RunView
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOTHING = ("", None)
 

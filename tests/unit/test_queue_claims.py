@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,9 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.queue.claims import Claims, claim_name, parse_claim
 from hpc_toolkit.rundir.layout import StagePaths
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.toyrun import all_at_once
 
 
 @pytest.fixture
@@ -40,20 +36,13 @@ def test_parse_claim_ignores_other_names(name: str) -> None:
 
 
 def test_i6_a_generation_has_one_owner_of_many_at_once(paths: StagePaths) -> None:
-    barrier = threading.Barrier(12)
     won: list[str] = []
 
-    def claim(worker: str) -> None:
-        claims = Claims(paths)
-        barrier.wait()
-        if claims.create("000001-0", 1, worker):
-            won.append(worker)
+    def claim(number: int) -> None:
+        if Claims(paths).create("000001-0", 1, f"w{number}"):
+            won.append(f"w{number}")
 
-    threads = [threading.Thread(target=claim, args=(f"w{n}",)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    all_at_once(claim, 12)
 
     assert len(won) == 1
     assert Claims(paths).owner("000001-0", 1) == won[0]
@@ -99,16 +88,6 @@ def test_a_claim_whose_target_cannot_be_read_is_not_ours(paths: StagePaths) -> N
     assert claims.generation("000001-0") == 1
     with pytest.raises(OSError, match="Invalid argument"):
         claims.owner("000001-0", 1)
-
-
-def test_create_on_a_full_disk_says_so(paths: StagePaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "disk full")
-
-    monkeypatch.setattr(os, "symlink", full)
-
-    with pytest.raises(OSError, match="disk full"):
-        Claims(paths).create("000001-0", 1, "me")
 
 
 def test_refresh_finds_the_newest_generation(paths: StagePaths) -> None:

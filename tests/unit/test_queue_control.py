@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +13,7 @@ from hpc_toolkit.queue.control import (
     ask_to_drain,
     give_notice,
 )
-
-if TYPE_CHECKING:
-    from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.rundir.layout import RunPaths
 
 NOTICE = DeathNotice(worker="n3-1-a", heartbeat=7, explained="node failure")
 

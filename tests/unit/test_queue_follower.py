@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.pacing import LOOK_LOCAL_S, READINGS_PER_S
-from hpc_toolkit.queue.view import Follower
+from hpc_toolkit.queue.view import Follower, StageView
 from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun, ToyWorker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.queue.view import StageView
-
 
 CROWD = 200
 
@@ -160,30 +153,6 @@ def test_results_that_nobody_told_of_are_seen_in_the_end(waiting: Waiting, waite
 
     assert not waiting.left
     assert seconds < 2 * CROWD / 4
-
-
-def is_complete(stage: StageView) -> bool:
-    return stage.complete
-
-
-def test_a_retry_is_seen_though_its_hint_was_lost(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=1)
-    toy.worker("w").work(toy.unit_name(0), i0="failed", i1="done")
-    view = toy.view()
-    stage = view.stages["items"]
-    follower = Follower(view, local=False)
-    follower.look(stage, [], 60.0)
-    assert stage.complete
-    before = toy.stage_paths.head.read_bytes()
-    toy.reopen().retry()
-    toy.stage_paths.head.write_bytes(before)
-
-    seconds = 0.0
-    while seconds < 90:
-        seconds += follower.look(stage, [], 60.0)
-
-    assert not is_complete(stage)
-    assert StageLog(toy.stage_paths).hint() == stage.log.length
 
 
 def test_on_a_filesystem_of_this_machine_everything_is_read_at_short_times(fast_dir: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 from tests.unreadable import Unreadable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LEASE_S = 60.0
 NOTHING = ("", None)
@@ -179,39 +177,6 @@ def test_results_behind_unchanged_counters_are_seen_in_the_end(
     assert idler.view.complete
 
 
-def test_i3_the_unit_of_a_silent_owner_is_taken_after_the_lease(
-    busy: tuple[ToyRun, list[ToyWorker]],
-) -> None:
-    toy, workers = busy
-    idler = Idler(toy)
-    workers[5].attempt(10)
-    idler.clock.advance(LEASE_S + 1)
-    noted(workers[4])
-
-    found = idler.picker.takeover()
-
-    assert found is not None
-    assert (found.unit.name, found.generation) == (toy.unit_name(10), 2)
-    assert found.stage.state.pending(found.unit.name) == [11]
-    assert found.died is not None
-
-
-def test_the_journals_of_all_generations_are_read_before_a_unit_is_taken(
-    busy: tuple[ToyRun, list[ToyWorker]],
-) -> None:
-    toy, workers = busy
-    idler = Idler(toy)
-    workers[5].attempt(10)
-    workers[5].attempt(11)
-    workers[4].claim(toy.unit_name(10), 2)
-    workers[4].release()
-    noted(workers[4], done=1)
-
-    idler.scan()
-
-    assert toy.unit_name(10) not in idler.view.stages["items"].state.open
-
-
 def test_what_a_worker_gave_back_itself_it_takes_without_reading_others(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 4, unit=2)
     toy.worker("other").claim(toy.unit_name(2))
@@ -355,21 +320,6 @@ def test_a_damaged_word_of_completeness_says_nothing(toy: ToyRun, damage: bytes)
 
     assert not early.poll()
     assert (early.length, early.reported_complete) == (2, False)
-
-
-def test_an_entry_without_its_hint_is_found_by_a_scan(drained: tuple[ToyRun, Idler]) -> None:
-    """Whoever added it died before it could say so."""
-    toy, idler = drained
-    before = toy.stage_paths.head.read_bytes()
-    toy.add([{"id": 7}])
-    toy.stage_paths.head.write_bytes(before)
-    assert idler.picker.fresh(NOTHING) is None
-
-    idler.scan()
-
-    found = idler.picker.fresh(NOTHING)
-    assert found is not None
-    assert found.unit.name == toy.unit_name(0, entry=2)
 
 
 def test_head_has_one_line_for_each_entry(fast_dir: Path) -> None:

@@ -11,8 +11,9 @@ import errno
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -37,9 +38,6 @@ from hpc_toolkit.results.status import read_status
 from tests.manualclock import ManualClock
 from tests.oracle import Expected, Told, expect
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Place = tuple[int, int]
 Row = dict[str, Any]

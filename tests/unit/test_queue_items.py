@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,12 +21,8 @@ from hpc_toolkit.queue.items import (
     encode_segment,
 )
 from hpc_toolkit.queue.lists import parse_items
+from hpc_toolkit.queue.units import Unit
 from tests.countedcalls import CountedCalls
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.queue.units import Unit
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 ITEMS = st.lists(
@@ -73,58 +71,42 @@ def test_parse_items_of_a_line_nested_too_deeply_is_an_items_error() -> None:
         list(parse_items([b'{"a":' + b"[" * 200_000], source="f"))
 
 
-def test_check_items_refuses_an_empty_list() -> None:
-    with pytest.raises(ItemsError, match="the list of items is empty"):
-        check_items([], group_by=None)
-
-
-def test_check_items_names_the_duplicate_whatever_the_order_of_its_keys() -> None:
-    items = [{"a": 1, "b": 2}, {"a": 1}, {"b": 2, "a": 1}]
-
-    with pytest.raises(ItemsError, match=r'item 2 is a duplicate: \{"a":1,"b":2\}'):
-        check_items(items, group_by=None)
-
-
-def test_check_items_refuses_what_the_stage_has_already() -> None:
-    with pytest.raises(ItemsError, match="item 1 is a duplicate"):
-        check_items([{"a": 2}, {"a": 1}], group_by=None, taken=[{"a": 1}])
-
-
 def test_check_items_tells_true_from_one_and_one_from_1_0() -> None:
     check_items([{"a": True}, {"a": 1}, {"a": 1.0}, {"a": "1"}], group_by=None)
-
-
-def test_check_items_names_the_near_miss_of_a_group_key() -> None:
-    with pytest.raises(ItemsError, match="item 0 has no key 'chekpoint'") as caught:
-        check_items([{"checkpoint": "a", "layer": 1}], group_by="chekpoint")
-
-    assert caught.value.hint == "did you mean 'checkpoint'?"
 
 
 _CIRCLE: list[object] = []
 _CIRCLE.append(_CIRCLE)
 
 
-@pytest.mark.parametrize("value", [float("nan"), object(), _CIRCLE])
-def test_check_items_refuses_values_that_are_not_json(value: object) -> None:
-    with pytest.raises(ItemsError, match="item 0 is not plain JSON"):
-        check_items([{"a": value}], group_by=None)
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "the list of items is empty"),
+        ([{"g": 1, "b": 2}, {"g": 1}, {"b": 2, "g": 1}], r'item 2 is a duplicate: \{"b":2,"g":1\}'),
+        ([{"g": 2}, {"g": 0}], "item 1 is a duplicate"),
+        *(([{"g": value}], "item 0 is not plain JSON") for value in (math.nan, object(), _CIRCLE)),
+        ([{"gg": "a"}], "item 0 has no key 'g'"),
+    ],
+)
+def test_check_items_names_the_item_that_is_refused(items: list[Any], message: str) -> None:
+    with pytest.raises(ItemsError, match=message) as caught:
+        check_items(items, group_by="g", taken=[{"g": 0}])
+
+    assert ("did you mean 'gg'?" in caught.value.hint) == ("no key" in message)
 
 
-def test_a_number_too_large_for_json_is_refused_when_it_is_checked() -> None:
-    items = parse_items([b'{"a": 1e999}'], source="f")
-
-    with pytest.raises(ItemsError, match="item 0 is not plain JSON"):
-        check_items(items, group_by=None)
+def written(directory: Path, items: list[dict[str, Any]], **how: Any) -> Segment:
+    path = directory / os.urandom(6).hex()
+    path.write_bytes(b"".join(encode_segment(items, **how)))
+    return Segment(path, 1)
 
 
 @given(ITEMS, st.sampled_from([None, "g"]))
 def test_a_segment_gives_back_its_items_and_their_given_order(
     fast_dir: Path, items: list[dict[str, Any]], group_by: str | None
 ) -> None:
-    path = fast_dir / os.urandom(6).hex()
-    path.write_bytes(b"".join(encode_segment(items, group_by=group_by)))
-    segment = Segment(path, 7)
+    segment = written(fast_dir, items, group_by=group_by)
 
     by_position = [json.loads(line) for line in segment.items()]
     order = segment.order or range(segment.count)
@@ -141,9 +123,7 @@ def test_a_segment_gives_back_its_items_and_their_given_order(
 def test_a_segments_units_hold_one_group_and_name_it(
     fast_dir: Path, items: list[dict[str, Any]]
 ) -> None:
-    path = fast_dir / os.urandom(6).hex()
-    path.write_bytes(b"".join(encode_segment(items, group_by="g")))
-    segment = Segment(path, 1)
+    segment = written(fast_dir, items, group_by="g")
 
     for unit in segment.units:
         values = [json.loads(line)["g"] for line in segment.lines(unit)]
@@ -154,11 +134,9 @@ def test_a_segments_units_hold_one_group_and_name_it(
 def test_a_segments_units_hold_as_many_items_as_they_may(
     fast_dir: Path, items: list[dict[str, Any]], unit_size: int
 ) -> None:
-    path = fast_dir / os.urandom(6).hex()
-    path.write_bytes(b"".join(encode_segment(items, group_by="g", unit_size=unit_size)))
-    segment = Segment(path, 1)
+    segment = written(fast_dir, items, group_by="g", unit_size=unit_size)
 
-    assert json.loads(path.read_bytes().split(b"\n")[0])["unit_size"] == unit_size
+    assert json.loads(segment.path.read_bytes().split(b"\n")[0])["unit_size"] == unit_size
     assert all(1 <= unit.count <= unit_size for unit in segment.units)
     assert sum(unit.count for unit in segment.units) == len(items)
 
@@ -168,10 +146,7 @@ def test_items_of_one_kind_stand_together_in_their_group_the_first_kind_first(
     fast_dir: Path, items: list[dict[str, Any]], group_by: str | None, unit_size: int
 ) -> None:
     kinds = [str(item.get("x")) for item in items]
-    path = fast_dir / os.urandom(6).hex()
-    lines = list(encode_segment(items, group_by=group_by, unit_size=unit_size, kinds=kinds))
-    path.write_bytes(b"".join(lines))
-    segment = Segment(path, 1)
+    segment = written(fast_dir, items, group_by=group_by, unit_size=unit_size, kinds=kinds)
 
     order = segment.order or range(segment.count)
     assert [items[given] for given in order] == [json.loads(line) for line in segment.items()]
@@ -270,11 +245,9 @@ def test_a_segment_whose_descriptor_died_is_opened_again(
 
 
 def test_a_segment_keeps_the_decision_that_made_it(tmp_path: Path) -> None:
-    path = tmp_path / "s"
     decision = {"why": "search", "arms": ["a"], "tells": [{"score": 0.1}]}
-    path.write_bytes(b"".join(encode_segment([{"a": 1}], group_by=None, decision=decision)))
 
-    assert Segment(path, 1).decision == decision
+    assert written(tmp_path, [{"a": 1}], group_by=None, decision=decision).decision == decision
 
 
 def test_a_segments_header_is_fixed_when_it_is_made(tmp_path: Path) -> None:

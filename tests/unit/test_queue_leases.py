@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.queue.control import DeathNotice
-from hpc_toolkit.queue.leases import Liveness, WorkerLock, heartbeat_interval_s, lock_is_free
+from hpc_toolkit.queue.leases import (
+    Liveness,
+    Verdict,
+    WorkerLock,
+    heartbeat_interval_s,
+    lock_is_free,
+)
 from hpc_toolkit.queue.presence import (
     DRAINING,
     FINISHED,
@@ -29,53 +35,47 @@ from tests.manualclock import ManualClock
 LEASE_S = 60.0
 
 
+class Watched:
+    """A run whose workers beat as the test says, and an observer of them on host ``here``."""
+
+    def __init__(self, paths: RunPaths, clock: ManualClock | None = None, **facts: Any) -> None:
+        self.paths = paths
+        self.clock = clock or ManualClock()
+        facts = {"host": "here", "boot": "boot", "lease_s": LEASE_S, **facts}
+        self.observer = Liveness(paths, self.clock, **facts)
+
+    def begin(self, name: str = "w", **changes: Any) -> PresenceFile:
+        fields = {"host": "elsewhere", "boot": "boot", "pid": 1, "rank": 0, "job": None, **changes}
+        self.paths.worker_lock(name).touch()
+        return PresenceFile(self.paths.worker(name), Presence(worker=name, **fields))
+
+    def verdict(self, name: str = "w") -> Verdict:
+        return self.observer.verdict(name)
+
+    def look(self) -> dict[str, Verdict]:
+        """The verdict of each worker."""
+        return {name: self.verdict(name) for name in self.observer.names()}
+
+    def silent(self) -> list[str]:
+        return [presence.worker for presence in self.observer.silent(missed=2.5)]
+
+
 @pytest.fixture
-def observer(paths: RunPaths, clock: ManualClock) -> Liveness:
-    return Liveness(paths, clock, host="here", boot="boot", lease_s=LEASE_S)
+def run(paths: RunPaths) -> Watched:
+    return Watched(paths)
 
 
-def begin(paths: RunPaths, name: str = "w", **changes: Any) -> PresenceFile:
-    fields = {"host": "elsewhere", "boot": "boot", "pid": 1, "rank": 0, "job": None, **changes}
-    paths.worker_lock(name).touch()
-    return PresenceFile(paths.worker(name), Presence(worker=name, **fields))
+def test_i3_a_silent_worker_is_dead_after_the_lease(run: Watched) -> None:
+    run.begin()
 
-
-def test_a_worker_that_beats_lives_for_ever(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    worker = begin(paths)
-    for _ in range(10):
-        assert observer.verdict("w").alive
-        clock.advance(LEASE_S - 1)
-        worker.update()
-
-
-def test_i3_a_silent_worker_is_dead_after_the_lease(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    begin(paths)
-
-    assert observer.verdict("w").alive
-    clock.advance(LEASE_S - 0.1)
-    assert observer.verdict("w").alive
-    clock.advance(0.2)
-    verdict = observer.verdict("w")
+    assert run.verdict().alive
+    run.clock.advance(LEASE_S - 0.1)
+    assert run.verdict().alive
+    run.clock.advance(0.2)
+    verdict = run.verdict()
 
     assert (verdict.alive, verdict.finished, verdict.evidence) == (False, False, "lease")
     assert verdict.host == "elsewhere"
-
-
-def test_a_silence_that_ends_ends_the_verdict(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    worker = begin(paths)
-    observer.verdict("w")
-    clock.advance(LEASE_S + 1)
-    assert not observer.verdict("w").alive
-
-    worker.update()
-
-    assert observer.verdict("w").alive
 
 
 @given(
@@ -95,62 +95,54 @@ def test_i4_only_the_observers_monotonic_clock_decides(
     paths = RunPaths(tmp_path_factory.mktemp("run"))
     paths.make([])
     clock = Skewed()
-    observer = Liveness(paths, clock, host="here", boot="boot", lease_s=LEASE_S)
-    worker = begin(paths, at=1e12, started=-5.0)
+    run = Watched(paths, clock)
+    worker = run.begin(at=1e12, started=-5.0)
     silent_since = clock.now
-    assert observer.verdict("w").alive
+    assert run.verdict().alive
     for seconds, beats, skew in steps:
         clock.advance(seconds)
         clock.skew = skew
         if beats:
             worker.update(at=-skew)
             silent_since = clock.now
-        assert observer.verdict("w").alive == (clock.now - silent_since < LEASE_S)
+        assert run.verdict().alive == (clock.now - silent_since < LEASE_S)
 
 
-def test_i4_a_heartbeat_number_that_falls_is_a_change_as_well(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    worker = begin(paths, heartbeat=100)
-    observer.verdict("w")
-    clock.advance(LEASE_S + 1)
-    paths.worker("w").write_bytes(replace(worker.presence, heartbeat=3).encode())
+def test_i4_a_heartbeat_number_that_falls_is_a_change_as_well(run: Watched) -> None:
+    worker = run.begin(heartbeat=100)
+    run.verdict()
+    run.clock.advance(LEASE_S + 1)
+    run.paths.worker("w").write_bytes(replace(worker.presence, heartbeat=3).encode())
 
-    assert observer.verdict("w").alive
+    assert run.verdict().alive
 
 
-def test_an_owner_without_a_file_is_timed_from_first_sight(
-    observer: Liveness, clock: ManualClock
-) -> None:
-    clock.advance(10_000)
-    assert observer.verdict("ghost").alive
-    clock.advance(LEASE_S + 1)
+def test_an_owner_without_a_file_is_timed_from_first_sight(run: Watched) -> None:
+    run.clock.advance(10_000)
+    assert run.verdict("ghost").alive
+    run.clock.advance(LEASE_S + 1)
 
-    verdict = observer.verdict("ghost")
+    verdict = run.verdict("ghost")
 
     assert (verdict.alive, verdict.evidence, verdict.host) == (False, "lease", "")
 
 
-def test_a_copy_that_cannot_be_read_counts_as_unchanged(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    begin(paths)
-    observer.verdict("w")
-    path = paths.worker("w")
+def test_a_copy_that_cannot_be_read_counts_as_unchanged(run: Watched) -> None:
+    run.begin()
+    run.verdict()
+    path = run.paths.worker("w")
     path.write_bytes(path.read_bytes()[:-9] + b"00000000}")
 
-    clock.advance(LEASE_S - 1)
-    assert observer.verdict("w").alive
-    clock.advance(2)
-    assert not observer.verdict("w").alive
+    run.clock.advance(LEASE_S - 1)
+    assert run.verdict().alive
+    run.clock.advance(2)
+    assert not run.verdict().alive
 
 
-def test_a_free_lock_on_the_same_host_and_boot_is_death_at_once(
-    paths: RunPaths, observer: Liveness
-) -> None:
-    begin(paths, host="here")
+def test_a_free_lock_on_the_same_host_and_boot_is_death_at_once(run: Watched) -> None:
+    run.begin(host="here")
 
-    verdict = observer.verdict("w")
+    verdict = run.verdict()
 
     assert (verdict.alive, verdict.evidence) == (False, "lock")
 
@@ -159,23 +151,21 @@ def test_a_free_lock_on_the_same_host_and_boot_is_death_at_once(
     "place", [{"host": "there"}, {"host": "here", "boot": "other"}, {"host": "here", "device": 1}]
 )
 def test_i6_a_lock_of_another_host_boot_or_mount_proves_nothing(
-    paths: RunPaths, observer: Liveness, place: dict[str, Any]
+    run: Watched, place: dict[str, Any]
 ) -> None:
-    begin(paths, **place)
+    run.begin(**place)
 
-    assert lock_is_free(paths, "w")
-    assert observer.verdict("w").alive
+    assert lock_is_free(run.paths, "w")
+    assert run.verdict().alive
 
 
-def test_a_held_lock_is_life_until_the_lease_ends(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
+def test_a_held_lock_is_life_until_the_lease_ends(run: Watched) -> None:
     """A frozen process holds its lock as well."""
-    begin(paths, host="here")
-    with FileLock(paths.worker_lock("w")):
-        assert observer.verdict("w").alive
-        clock.advance(LEASE_S + 1)
-        assert observer.verdict("w").evidence == "lease"
+    run.begin(host="here")
+    with FileLock(run.paths.worker_lock("w")):
+        assert run.verdict().alive
+        run.clock.advance(LEASE_S + 1)
+        assert run.verdict().evidence == "lease"
 
 
 def test_a_worker_holds_its_lock_until_it_releases_it(paths: RunPaths) -> None:
@@ -208,62 +198,54 @@ def test_a_worker_without_a_lock_goes_on(paths: RunPaths, monkeypatch: pytest.Mo
     assert not lock_is_free(paths, "w")
 
 
-def test_a_worker_that_finished_is_gone_for_good(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    worker = begin(paths)
+def test_a_worker_that_finished_is_gone_for_good(run: Watched) -> None:
+    worker = run.begin()
     worker.update(state=FINISHED)
 
-    verdict = observer.verdict("w")
-    paths.worker("w").unlink()
-    clock.advance(1)
+    verdict = run.verdict()
+    run.paths.worker("w").unlink()
+    run.clock.advance(1)
 
     assert (verdict.alive, verdict.finished) == (False, True)
-    assert observer.verdict("w") == verdict
+    assert run.verdict() == verdict
 
 
-def test_a_death_while_draining_is_explained(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    begin(paths, state=DRAINING)
-    observer.verdict("w")
-    clock.advance(LEASE_S + 1)
+def test_a_death_while_draining_is_explained(run: Watched) -> None:
+    run.begin(state=DRAINING)
+    run.verdict()
+    run.clock.advance(LEASE_S + 1)
 
-    assert observer.verdict("w").explained == "drain"
+    assert run.verdict().explained == "drain"
 
 
-def test_an_owner_that_beats_slowly_is_not_judged_by_a_short_lease(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    begin(paths, interval_s=50.0)
-    observer.verdict("w")
-    clock.advance(2 * LEASE_S)
-    assert observer.verdict("w").alive
+def test_an_owner_that_beats_slowly_is_not_judged_by_a_short_lease(run: Watched) -> None:
+    run.begin(interval_s=50.0)
+    run.verdict()
+    run.clock.advance(2 * LEASE_S)
+    assert run.verdict().alive
 
-    clock.advance(LEASE_S)
-    assert not observer.verdict("w").alive
+    run.clock.advance(LEASE_S)
+    assert not run.verdict().alive
 
 
 def test_an_owner_that_writes_on_is_not_waited_for_beyond_a_lease_where_nothing_comes(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
+    run: Watched,
 ) -> None:
-    worker = begin(paths)
+    worker = run.begin()
     for second in range(int(LEASE_S) + 1):
         worker.update(journal=100 * (second + 1))
-        observer.verdict("w")
-        assert observer.is_behind("w", 0) == (second < LEASE_S)
-        clock.advance(1)
+        run.verdict()
+        assert run.observer.is_behind("w", 0) == (second < LEASE_S)
+        run.clock.advance(1)
 
 
-def test_an_owner_whose_lines_come_late_is_waited_for_each_time(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    worker = begin(paths)
+def test_an_owner_whose_lines_come_late_is_waited_for_each_time(run: Watched) -> None:
+    worker = run.begin()
     for told in range(1, 10):
         worker.update(journal=100 * told)
-        observer.verdict("w")
-        assert observer.is_behind("w", 100 * (told - 1))
-        clock.advance(LEASE_S - 1)
+        run.verdict()
+        assert run.observer.is_behind("w", 100 * (told - 1))
+        run.clock.advance(LEASE_S - 1)
 
 
 def test_heartbeats_slow_down_in_a_large_run() -> None:
@@ -271,33 +253,33 @@ def test_heartbeats_slow_down_in_a_large_run() -> None:
     assert heartbeat_interval_s(5_000) == 100.0
 
 
-def test_a_presence_is_read_back_and_has_a_fixed_length(paths: RunPaths) -> None:
-    worker = begin(paths, note="a" * 10)
+def test_a_presence_is_read_back_and_has_a_fixed_length(run: Watched) -> None:
+    worker = run.begin(note="a" * 10)
     size = len(worker.presence.encode())
 
     worker.update(done=12345678, note="ü" * 40)
 
-    found = read_presence(paths.worker("w"))
+    found = read_presence(run.paths.worker("w"))
     assert found == worker.presence
     assert (found.done, found.heartbeat) == (12345678, 1)
-    assert len(paths.worker("w").read_bytes().splitlines(keepends=True)[0]) == size
+    assert len(run.paths.worker("w").read_bytes().splitlines(keepends=True)[0]) == size
 
 
-def test_a_presence_whose_note_is_too_long_loses_the_note_alone(paths: RunPaths) -> None:
-    worker = begin(paths)
+def test_a_presence_whose_note_is_too_long_loses_the_note_alone(run: Watched) -> None:
+    worker = run.begin()
     worker.update(done=3, note="x" * 5000)
 
-    found = read_presence(paths.worker("w"))
+    found = read_presence(run.paths.worker("w"))
 
     assert found is not None
     assert (found.done, found.note) == (3, "")
 
 
-def test_a_mix_of_two_presences_cannot_be_read(paths: RunPaths) -> None:
-    worker = begin(paths)
-    before = paths.worker("w").read_bytes()
+def test_a_mix_of_two_presences_cannot_be_read(run: Watched) -> None:
+    worker = run.begin()
+    before = run.paths.worker("w").read_bytes()
     worker.update(done=1)
-    after = paths.worker("w").read_bytes()
+    after = run.paths.worker("w").read_bytes()
     unreadable = 0
     for cut in range(0, len(before), 16):
         mix = after[:cut] + before[cut:]
@@ -306,13 +288,7 @@ def test_a_mix_of_two_presences_cannot_be_read(paths: RunPaths) -> None:
         unreadable += found is None
 
     assert unreadable > 0
-    assert read_presence(paths.worker("absent")) is None
-
-
-def in_job(paths: RunPaths, clock: ManualClock, *, restart: int = 0) -> Liveness:
-    return Liveness(
-        paths, clock, host="here", boot="boot", lease_s=LEASE_S, job="17", restart=restart
-    )
+    assert read_presence(run.paths.worker("absent")) is None
 
 
 def notice_of(worker: PresenceFile, explained: str = "node failure") -> DeathNotice:
@@ -320,52 +296,46 @@ def notice_of(worker: PresenceFile, explained: str = "node failure") -> DeathNot
     return DeathNotice(worker=presence.worker, heartbeat=presence.heartbeat, explained=explained)
 
 
-def test_i3_a_notice_of_slurm_is_a_death_long_before_the_lease(
-    paths: RunPaths, observer: Liveness
-) -> None:
-    worker = begin(paths, job="17")
-    assert observer.verdict("w").alive
+def test_i3_a_notice_of_slurm_is_a_death_long_before_the_lease(run: Watched) -> None:
+    worker = run.begin(job="17")
+    assert run.verdict().alive
 
-    observer.take_notice(notice_of(worker))
+    run.observer.take_notice(notice_of(worker))
 
-    verdict = observer.verdict("w")
+    verdict = run.verdict()
     assert (verdict.alive, verdict.evidence, verdict.explained) == (False, "slurm", "node failure")
     assert verdict.host == "elsewhere"
 
 
-def test_i5_a_heart_that_beats_on_refutes_a_notice(paths: RunPaths, observer: Liveness) -> None:
-    worker = begin(paths, job="17")
-    observer.take_notice(notice_of(worker))
-    assert not observer.verdict("w").alive
+def test_i5_a_heart_that_beats_on_refutes_a_notice(run: Watched) -> None:
+    worker = run.begin(job="17")
+    run.observer.take_notice(notice_of(worker))
+    assert not run.verdict().alive
 
     worker.update()
 
-    assert observer.verdict("w").alive
+    assert run.verdict().alive
 
 
-def test_a_refuted_notice_explains_no_later_death(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    worker = begin(paths, job="17")
-    observer.take_notice(notice_of(worker))
+def test_a_refuted_notice_explains_no_later_death(run: Watched) -> None:
+    worker = run.begin(job="17")
+    run.observer.take_notice(notice_of(worker))
     worker.update()
-    assert observer.verdict("w").alive
+    assert run.verdict().alive
 
-    clock.advance(LEASE_S + 1)
+    run.clock.advance(LEASE_S + 1)
 
-    verdict = observer.verdict("w")
+    verdict = run.verdict()
     assert (verdict.evidence, verdict.explained) == ("lease", "")
 
 
-def test_a_job_that_started_again_has_lost_its_workers_of_before(
-    paths: RunPaths, clock: ManualClock
-) -> None:
-    observer = in_job(paths, clock, restart=1)
-    begin(paths, "before", job="17", restart=0)
-    begin(paths, "now", job="17", restart=1)
-    begin(paths, "other", job="18", restart=0)
+def test_a_job_that_started_again_has_lost_its_workers_of_before(paths: RunPaths) -> None:
+    run = Watched(paths, job="17", restart=1)
+    run.begin("before", job="17", restart=0)
+    run.begin("now", job="17", restart=1)
+    run.begin("other", job="18", restart=0)
 
-    verdicts = {name: observer.verdict(name) for name in observer.names()}
+    verdicts = run.look()
 
     assert {name: verdict.alive for name, verdict in verdicts.items()} == {
         "before": False,
@@ -375,94 +345,72 @@ def test_a_job_that_started_again_has_lost_its_workers_of_before(
     assert (verdicts["before"].evidence, verdicts["before"].explained) == ("slurm", "requeue")
 
 
-def test_what_slurm_said_explains_a_death_that_was_seen_by_its_lock(
-    paths: RunPaths, observer: Liveness
-) -> None:
-    worker = begin(paths, host="here", job="17")
-    observer.take_notice(notice_of(worker, "preemption"))
+def test_what_slurm_said_explains_a_death_that_was_seen_by_its_lock(run: Watched) -> None:
+    worker = run.begin(host="here", job="17")
+    run.observer.take_notice(notice_of(worker, "preemption"))
 
-    verdict = observer.verdict("w")
+    verdict = run.verdict()
 
     assert (verdict.evidence, verdict.explained) == ("lock", "preemption")
 
 
-def test_of_a_suspended_job_the_lease_decides_and_slurm_explains(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    worker = begin(paths, job="17")
-    assert observer.verdict("w").alive
-    observer.take_notice(notice_of(worker, "suspended"))
-    clock.advance(LEASE_S - 1)
-    assert observer.verdict("w").alive
+def test_of_a_suspended_job_the_lease_decides_and_slurm_explains(run: Watched) -> None:
+    worker = run.begin(job="17")
+    assert run.verdict().alive
+    run.observer.take_notice(notice_of(worker, "suspended"))
+    run.clock.advance(LEASE_S - 1)
+    assert run.verdict().alive
 
-    clock.advance(2)
+    run.clock.advance(2)
 
-    verdict = observer.verdict("w")
+    verdict = run.verdict()
     assert (verdict.alive, verdict.evidence, verdict.explained) == (False, "lease", "suspended")
     worker.update()
-    assert observer.verdict("w").alive
+    assert run.verdict().alive
 
 
-def test_a_job_of_another_cluster_is_none_of_this_slurms(
-    paths: RunPaths, clock: ManualClock
-) -> None:
-    observer = Liveness(
-        paths,
-        clock,
-        host="here",
-        boot="boot",
-        lease_s=LEASE_S,
-        job="17",
-        restart=1,
-        cluster="alpha",
-    )
-    begin(paths, "mine", job="18", cluster="alpha", interval_s=10.0)
-    begin(paths, "other", job="17", restart=0, cluster="beta", interval_s=10.0)
-    assert all(observer.verdict(name).alive for name in observer.names())
+def test_a_job_of_another_cluster_is_none_of_this_slurms(paths: RunPaths) -> None:
+    run = Watched(paths, job="17", restart=1, cluster="alpha")
+    run.begin("mine", job="18", cluster="alpha", interval_s=10.0)
+    run.begin("other", job="17", restart=0, cluster="beta", interval_s=10.0)
+    assert all(verdict.alive for verdict in run.look().values())
 
-    clock.advance(26)
-    for name in observer.names():
-        observer.verdict(name)
+    run.clock.advance(26)
+    run.look()
 
-    assert [presence.worker for presence in observer.silent(missed=2.5)] == ["mine"]
-    assert observer.verdict("other").alive, "it is no earlier start of this job"
+    assert run.silent() == ["mine"]
+    assert run.verdict("other").alive, "it is no earlier start of this job"
 
 
-def test_only_silent_workers_of_jobs_are_asked_about(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    begin(paths, "silent", job="17", interval_s=10.0)
-    begin(paths, "slow", job="17", interval_s=20.0)
-    begin(paths, "laptop", job=None, interval_s=10.0)
-    begin(paths, "left", job="17", state=FINISHED)
-    beats = begin(paths, "beats", job="17", interval_s=10.0)
+def test_only_silent_workers_of_jobs_are_asked_about(run: Watched) -> None:
+    run.begin("silent", job="17", interval_s=10.0)
+    run.begin("slow", job="17", interval_s=20.0)
+    run.begin("laptop", job=None, interval_s=10.0)
+    run.begin("left", job="17", state=FINISHED)
+    beats = run.begin("beats", job="17", interval_s=10.0)
     for seconds in (0, 26):
-        clock.advance(seconds)
+        run.clock.advance(seconds)
         beats.update()
-        for name in observer.names():
-            observer.verdict(name)
+        run.look()
 
-    assert [presence.worker for presence in observer.silent(missed=2.5)] == ["silent"]
+    assert run.silent() == ["silent"]
 
 
-def test_the_first_living_rank_of_a_cluster_speaks_for_all(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
+def test_the_first_living_rank_of_a_cluster_speaks_for_all(run: Watched) -> None:
     ranks = [("9_1", 5), ("17", 0), ("17", 1)]
     workers = [
-        begin(paths, f"w{job}-{rank}", job=job, rank=rank, interval_s=10.0) for job, rank in ranks
+        run.begin(f"w{job}-{rank}", job=job, rank=rank, interval_s=10.0) for job, rank in ranks
     ]
-    begin(paths, "other", job="3", rank=0, cluster="elsewhere")
-    begin(paths, "laptop", rank=0)
+    run.begin("other", job="3", rank=0, cluster="elsewhere")
+    run.begin("laptop", rank=0)
 
     def speakers() -> list[int]:
-        for name in observer.names():
-            observer.verdict(name)
-        spoken = [observer.speaks(worker.presence, missed=2.5) for worker in workers]
+        run.look()
+        spoken = [run.observer.speaks(worker.presence, missed=2.5) for worker in workers]
         return [number for number, speaks in enumerate(spoken) if speaks]
 
     assert speakers() == [0], "the oldest job"
-    clock.advance(26)
+    run.clock.advance(26)
     for worker in workers[1:]:
         worker.update()
     assert speakers() == [0, 1], "the first may be dead"
@@ -470,49 +418,45 @@ def test_the_first_living_rank_of_a_cluster_speaks_for_all(
     assert speakers() == [0]
 
 
-def test_nobody_speaks_outside_a_job(paths: RunPaths, observer: Liveness) -> None:
-    worker = begin(paths)
-    observer.verdict("w")
+def test_nobody_speaks_outside_a_job(run: Watched) -> None:
+    worker = run.begin()
+    run.verdict()
 
-    assert not observer.speaks(worker.presence, missed=2.5)
-
-
-def test_nobody_asks_about_a_silence_of_which_slurm_has_spoken(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
-    worker = begin(paths, job="17", interval_s=10.0)
-    observer.verdict("w")
-    clock.advance(26)
-    observer.verdict("w")
-    assert [presence.worker for presence in observer.silent(missed=2.5)] == ["w"]
-
-    observer.take_notice(notice_of(worker))
-
-    assert observer.silent(missed=2.5) == []
+    assert not run.observer.speaks(worker.presence, missed=2.5)
 
 
-def test_an_older_notice_does_not_replace_a_newer_one(paths: RunPaths, observer: Liveness) -> None:
-    worker = begin(paths, job="17")
+def test_nobody_asks_about_a_silence_of_which_slurm_has_spoken(run: Watched) -> None:
+    worker = run.begin(job="17", interval_s=10.0)
+    run.verdict()
+    run.clock.advance(26)
+    run.verdict()
+    assert run.silent() == ["w"]
+
+    run.observer.take_notice(notice_of(worker))
+
+    assert run.silent() == []
+
+
+def test_an_older_notice_does_not_replace_a_newer_one(run: Watched) -> None:
+    worker = run.begin(job="17")
     old = notice_of(worker, "preemption")
     worker.update()
-    observer.take_notice(notice_of(worker, "node failure"))
+    run.observer.take_notice(notice_of(worker, "node failure"))
 
-    observer.take_notice(old)
+    run.observer.take_notice(old)
 
-    assert observer.verdict("w").explained == "node failure"
+    assert run.verdict().explained == "node failure"
 
 
-def test_nobody_is_silent_to_an_observer_that_does_not_look(
-    paths: RunPaths, observer: Liveness, clock: ManualClock
-) -> None:
+def test_nobody_is_silent_to_an_observer_that_does_not_look(run: Watched) -> None:
     """Of many workers each is looked at seldom: it may have beaten all the time."""
-    worker = begin(paths, job="17", interval_s=10.0)
-    younger = begin(paths, "younger", job="18", interval_s=10.0)
-    observer.verdict("w")
-    clock.advance(1_000)
+    worker = run.begin(job="17", interval_s=10.0)
+    younger = run.begin("younger", job="18", interval_s=10.0)
+    run.verdict()
+    run.clock.advance(1_000)
 
-    assert observer.silent(missed=2.5) == []
-    assert not observer.speaks(younger.presence, missed=2.5)
+    assert run.silent() == []
+    assert not run.observer.speaks(younger.presence, missed=2.5)
     worker.update()
-    observer.verdict("w")
-    assert observer.silent(missed=2.5) == []
+    run.verdict()
+    assert run.silent() == []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,13 +16,6 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError
 from hpc_toolkit.queue.listfiles import read_list
 from hpc_toolkit.queue.lists import MOST_ITEMS, counted, grid
 from hpc_toolkit.system.quantities import parse_range
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-def test_a_count_is_the_numbers_below_it() -> None:
-    assert list(counted(3, "seed")) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
 
 
 def test_a_grid_is_all_combinations_and_its_last_name_varies_fastest() -> None:
@@ -164,3 +158,7 @@ def test_a_damaged_list_is_refused_with_its_line(
 
     assert message in caught.value.message
     assert caught.value.message.startswith(str(tmp_path / name))
+
+
+def test_a_count_is_the_numbers_below_it() -> None:
+    assert list(counted(3, "seed")) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,7 @@ from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir.layout import StagePaths
 from tests.countedcalls import CountedCalls
-from tests.toyrun import FAULTS, Faults
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.toyrun import FAULTS, all_at_once, every_fault
 
 
 @pytest.fixture
@@ -77,11 +73,7 @@ def test_i6_of_many_writers_at_once_every_segment_is_there_once(paths: StagePath
         while not log.add_segment(segment(number)):
             pass
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    all_at_once(write, 8)
 
     log = reader(paths)
     assert sorted(ids(log)) == list(range(1, 9))
@@ -100,37 +92,6 @@ def test_add_after_the_seal_is_refused_with_the_way_out(paths: StagePaths) -> No
     assert list(paths.items.iterdir()) == []
 
 
-def test_add_that_meets_the_seal_is_refused(paths: StagePaths) -> None:
-    """The seal came between reading the log and adding to it."""
-    log = StageLog(paths)
-    StageLog(paths).seal()
-
-    assert not log.add_segment(segment(1))
-    with pytest.raises(RunError, match="is sealed"):
-        log.add_segment(segment(1))
-
-
-def test_seal_twice_makes_one_entry(paths: StagePaths) -> None:
-    first, second = StageLog(paths), StageLog(paths)
-
-    first.seal()
-    second.seal()
-    first.seal()
-
-    assert [os.readlink(path) for path in paths.log.iterdir()] == ["sealed"]
-    assert second.sealed
-
-
-def test_seal_that_loses_a_race_follows_the_segment_that_won(paths: StagePaths) -> None:
-    sealer = StageLog(paths)
-    StageLog(paths).add_segment(segment(1))
-
-    sealer.seal()
-
-    assert ids(sealer) == {1: [1]}
-    assert os.readlink(paths.entry(2)) == "sealed"
-
-
 def test_an_entry_whose_payload_is_not_visible_is_waited_for(paths: StagePaths) -> None:
     payload = paths.items / "late.jsonl"
     paths.entry(1).symlink_to("items/late.jsonl")
@@ -145,12 +106,6 @@ def test_an_entry_whose_payload_is_not_visible_is_waited_for(paths: StagePaths) 
 
     assert ids(log) == {1: [5]}
     assert log.sealed
-
-
-def test_a_payload_that_no_entry_names_does_not_exist(paths: StagePaths) -> None:
-    StageLog(paths).write_payload("items", ".jsonl", segment(1))
-
-    assert reader(paths).segments == {}
 
 
 def test_an_unknown_entry_asks_for_an_upgrade(paths: StagePaths) -> None:
@@ -272,32 +227,18 @@ def test_a_payload_of_which_any_part_is_visible_is_waited_for(paths: StagePaths,
     assert log.poll()
 
 
-def test_the_latest_table_is_the_table(paths: StagePaths) -> None:
-    log = StageLog(paths)
-    log.seal()
-    log.add_table([b"first\n"])
-    log.add_table([b"second\n"])
-
-    number, target = reader(paths).table or (0, "")
-
-    assert number == 3
-    assert (paths.root / target).read_bytes() == b"second\n"
-
-
 @pytest.mark.parametrize("kind", FAULTS, ids=str)
 @pytest.mark.parametrize("what", ["segment", "seal", "retry", "table"])
 def test_an_entry_that_fails_anywhere_is_there_whole_or_not_at_all(
     fast_dir: Path, what: str, kind: int | str
 ) -> None:
-    at = 0
-    while True:
-        at += 1
-        paths = StagePaths(fast_dir / str(at) / "stages" / "items")
+    for faults in every_fault(kind):
+        paths = StagePaths(fast_dir / str(faults.at) / "stages" / "items")
         paths.make()
         StageLog(paths).add_segment(segment(1))
         log = reader(paths)
         failed = False
-        with Faults(at, kind) as faults:
+        with faults:
             try:
                 _write_entry(log, what)
             except OSError:
@@ -307,12 +248,10 @@ def test_an_entry_that_fails_anywhere_is_there_whole_or_not_at_all(
         assert len(list(paths.log.iterdir())) == found.length
         if found.length == 2:
             _assert_whole(found, what)
-        if not faults.fired:
-            break
         if found.length == 1:
             _write_entry(found, what)
             _assert_whole(reader(paths), what)
-    assert at > 1 or (what, kind) == ("seal", "short"), "a seal writes nothing but its name"
+    assert faults.at > 1 or (what, kind) == ("seal", "short"), "a seal writes nothing but its name"
 
 
 def _write_entry(log: StageLog, what: str) -> None:

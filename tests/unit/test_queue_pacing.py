@@ -140,13 +140,6 @@ def test_a_job_that_starts_again_reads_few_journals_in_all(workers: int, looks: 
     assert Waiting(ManualClock(), 0, workers, local=True).pacing.looks_at_start > 1e9
 
 
-def test_a_small_run_polls_a_shared_filesystem_every_few_seconds() -> None:
-    (first, *_) = idle(32, 600.0, owners=1, step_s=0.25)
-
-    assert first.polls > 600 / 2.5
-    assert first.scans > 600 / 30
-
-
 def polls_of(pacing: Pacing, clock: ManualClock, *, growing: bool) -> list[float]:
     """When a worker that ran out of items polls the log, in seconds after that."""
     pacing.worked()
@@ -178,15 +171,6 @@ def test_a_worker_polls_soon_after_its_last_item_and_then_at_the_rate_of_an_idle
     polls = polls_of(pacing, clock, growing=False)
     assert polls[0] >= 51.2 - 5.0
     assert len(polls) <= 2 + HOUR_S / 51.2
-
-
-def test_a_worker_that_waits_wakes_every_second_for_its_heart() -> None:
-    clock = ManualClock()
-    pacing = Waiting(clock, 0, 4096, local=False).pacing
-    pacing.polled(2)
-    assert not pacing.scan_due()
-
-    assert pacing.wait_s == 1.0
 
 
 def test_a_local_worker_waits_a_twentieth_of_a_second_and_scans_twice_a_second() -> None:
@@ -295,3 +279,12 @@ def test_whoever_sees_fewer_alive_takes_a_larger_part() -> None:
     assert before is not None
     assert pacing.at_most is not None
     assert pacing.at_most > 50 * before
+
+
+def test_a_worker_that_waits_wakes_every_second_for_its_heart() -> None:
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, 4096, local=False).pacing
+    pacing.polled(2)
+    assert not pacing.scan_due()
+
+    assert pacing.wait_s == 1.0

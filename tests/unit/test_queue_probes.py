@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,13 +16,9 @@ from hpc_toolkit.queue.probes import DIRECT, JOURNAL, LOCK, PRESENCE, Probes, Pr
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.clock import SystemClock
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.rundir.layout import RunPaths
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 LIMIT_S = 0.2
 HANGS_S = 60.0

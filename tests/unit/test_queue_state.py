@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,6 @@ from hpc_toolkit.rundir import files, journal
 from tests.manualclock import ManualClock
 from tests.oracle import Told, expect
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORKERS = ["wa", "wb", "wc"]
 ITEMS, UNIT = 5, 3
@@ -179,16 +177,6 @@ def test_i8_passes_and_lines_give_one_state_also_after_damage(
     assert by_pass == by_line
 
 
-def test_a_unit_done_in_one_pass_is_kept_as_that_pass(toy: ToyRun) -> None:
-    toy.worker("w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
-
-    (unit,) = toy.stage().state.units.values()
-
-    assert unit.clean is not None
-    assert unit.histories == {}
-    assert set(toy.states().values()) == {"done"}
-
-
 @pytest.mark.parametrize("order", [["wa", "wb"], ["wb", "wa"]])
 def test_i5_a_second_clean_pass_is_a_duplicate_whoever_is_read_first(
     toy: ToyRun, monkeypatch: pytest.MonkeyPatch, order: list[str]
@@ -236,29 +224,6 @@ def test_i3_deaths_and_claims_cost_no_attempt(toy: ToyRun) -> None:
     assert rows[1]["attempts"] == 1
     assert toy.states()[1, 2] == "pending"
     assert toy.reopen().status().deaths == 4
-
-
-def test_two_failures_of_one_generation_are_one_attempt(toy: ToyRun) -> None:
-    worker = toy.worker("w")
-    worker.claim(toy.unit_name(0))
-    for _ in range(5):
-        worker.attempt(0, "failed")
-    worker.release()
-
-    assert toy.states()[1, 0] == "pending"
-    (unit,) = toy.stage().state.units.values()
-    assert unit.histories[0].attempts(0) == 1
-
-
-def test_an_item_fails_when_max_attempts_generations_failed(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 1, unit=1, max_attempts=2)
-    worker = toy.worker("w")
-    worker.work(toy.unit_name(0), 1, i0="failed")
-    assert toy.states()[1, 0] == "pending"
-
-    worker.work(toy.unit_name(0), 2, i0="failed")
-
-    assert toy.states()[1, 0] == "failed"
 
 
 def test_i9_one_permanent_line_fails_an_item_for_good(toy: ToyRun) -> None:
@@ -309,30 +274,6 @@ def test_i9_the_error_of_a_failed_row_is_the_permanent_one_else_the_last(toy: To
     assert [row["error"] for row in toy.rows()] == ["no weights", "third"]
 
 
-def test_orphan_lines_wait_for_their_segment(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 2, unit=2, sealed=False)
-    view = toy.view()
-    toy.add([{"id": 10}, {"id": 11}])
-    worker = toy.worker("w")
-    worker.work(toy.unit_name(0, entry=2), i0="done", i1="failed")
-    view.poll_journals()
-    assert view.stages["items"].state.units.keys() == {"000001-0"}
-
-    view.poll_logs()
-
-    states = dict(view.stages["items"].states(view.stages["items"].state.units["000002-0"]))
-    assert [str(state) for state in states.values()] == ["done", "pending"]
-
-
-def test_lines_of_stages_that_the_run_does_not_have_are_passed_over(toy: ToyRun) -> None:
-    worker = toy.worker("w")
-    worker.begin("x", 1)
-    worker.unit = "tasks/000001-0"
-    worker.attempt(0)
-
-    assert set(toy.states().values()) == {"pending"}
-
-
 def death(host: str = "h1", *, alone: bool = False, explained: str = "") -> Death:
     return Death(item=0, explained=explained, host=host, alone=alone, worker="w", evidence="lock")
 
@@ -344,37 +285,6 @@ def test_a_killer_has_five_deaths_on_two_hosts_or_three_alone() -> None:
     assert not is_killer([death()] * 20)
     assert not is_killer([death(alone=True)] * 2 + [death()] * 3)
     assert is_killer([death(alone=True)] * 3 + [death()] * 2)
-
-
-def test_death_lines_of_one_generation_count_once(toy: ToyRun) -> None:
-    for name in ("wa", "wb"):
-        worker = toy.worker(name)
-        worker.begin(toy.unit_name(0), 2)
-        for _ in range(3):
-            worker.death(1, generation=1, worker="dead", evidence="lease")
-
-    stage = toy.stage()
-
-    assert len(stage.state.suspects(toy.unit_name(0))[1]) == 1
-    assert toy.reopen().status().deaths == 1
-
-
-def test_explained_deaths_suspect_nobody(toy: ToyRun) -> None:
-    worker = toy.worker("w")
-    worker.begin(toy.unit_name(0), 2)
-    worker.death(1, generation=1, explained="drain")
-
-    assert toy.stage().state.suspects(toy.unit_name(0)) == {}
-
-
-def test_a_retry_lifts_the_suspicion_of_the_deaths_before_it(toy: ToyRun) -> None:
-    worker = toy.worker("w")
-    worker.begin(toy.unit_name(0), 9)
-    for generation in (1, 2, 8):
-        worker.death(1, generation=generation)
-    toy.log().add_retry([(1, 1, 2)])
-
-    assert len(toy.stage().state.suspects(toy.unit_name(0))[1]) == 1
 
 
 def test_i5_a_late_line_never_changes_a_table(fast_dir: Path) -> None:
@@ -391,3 +301,13 @@ def test_i5_a_late_line_never_changes_a_table(fast_dir: Path) -> None:
     assert toy.rows() == published
     assert toy.states() == {(1, 0): "failed", (1, 1): "done"}
     assert toy.reopen().status().stages["items"].failed == 1
+
+
+def test_a_unit_done_in_one_pass_is_kept_as_that_pass(toy: ToyRun) -> None:
+    toy.worker("w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+
+    (unit,) = toy.stage().state.units.values()
+
+    assert unit.clean is not None
+    assert unit.histories == {}
+    assert set(toy.states().values()) == {"done"}

@@ -22,14 +22,6 @@ def groupings(draw: st.DrawFn) -> list[int]:
     return [group for group, size in enumerate(sizes) for _ in range(size)]
 
 
-@given(st.integers(0, 5000))
-def test_units_cover_every_item_once_in_order(count: int) -> None:
-    units = plan_units(None, count)
-
-    assert [i for first, size in units for i in range(first, first + size)] == list(range(count))
-    assert all(1 <= size <= MAX_UNIT for _, size in units)
-
-
 @given(groupings())
 def test_units_cover_groups_and_never_mix_two(groups: list[int]) -> None:
     units = plan_units(groups, len(groups))

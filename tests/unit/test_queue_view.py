@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.queue.assignment import Picker
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.status import read_status
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 from tests.unreadable import Unreadable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.queue.view import RunView
 
 REFUSED = pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
 
@@ -67,27 +62,6 @@ def test_status_shows_the_failures_of_a_journal_that_became_unreadable(toy: ToyR
         (found,) = read_status(view, ManualClock(), given="r").failures or [{}]
 
     assert found["retrying"] == 1
-
-
-def test_a_worker_scans_on_past_a_journal_that_cannot_be_read(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 4, unit=2)
-    toy.worker("a").work(toy.unit_name(0), i0="failed", i1="done")
-    toy.worker("b").work(toy.unit_name(2), i2="failed", i3="done")
-    me = toy.worker("me")
-    with Unreadable(toy.paths.journal("a"), errno.EACCES):
-        view = toy.view()
-
-        class Alive:
-            def verdict(self, _worker: str) -> object:
-                from hpc_toolkit.queue.leases import Verdict
-
-                return Verdict(alive=True)
-
-        picker = Picker(view, Alive(), ManualClock(), me.name)  # type: ignore[arg-type]
-        found = picker.takeover()
-
-    assert found is not None
-    assert found.unit.name == toy.unit_name(2)
 
 
 def test_i2_no_table_is_published_while_a_journal_cannot_be_read(two: ToyRun) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,9 +10,7 @@ from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.watch import Watch
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
-
-if TYPE_CHECKING:
-    from tests.toyrun import ToyRun, ToyWorker
+from tests.toyrun import ToyRun, ToyWorker
 
 LEASE_S = 60.0
 LOOK_S = 20.0
@@ -99,17 +96,6 @@ def test_a_living_worker_at_which_nobody_looks_for_long_is_not_dead(toy: ToyRun)
     for _ in range(4):
         assert crowd.step() == []
         crowd.clock.advance(3 * LEASE_S)
-
-
-def test_a_silence_counts_from_the_first_look(toy: ToyRun) -> None:
-    """A worker that was silent for hours may beat next."""
-    crowd = Crowd(toy, 16)
-    crowd.dead.add(min(crowd.workers))
-    crowd.clock.advance(100 * LEASE_S)
-
-    seen = [bool(crowd.step()) for _ in range(5)]
-
-    assert seen.index(True) * LOOK_S >= LEASE_S
 
 
 def test_a_worker_that_woke_up_is_watched_again(toy: ToyRun) -> None:

@@ -51,15 +51,13 @@ def test_a_workers_file_keeps_its_length_whatever_its_job_is_called(letter: str)
     assert len(presence.encode()) == 1024
 
 
-def test_a_restarted_job_counts_its_restarts() -> None:
-    assert RankInfo.from_environ({**STEP, "SLURM_RESTART_COUNT": "2"}).restart == 2
-
-
-def test_an_element_of_an_array_has_a_name_of_its_own() -> None:
+def test_a_restarted_job_counts_its_restarts_and_an_element_of_an_array_has_its_own_name() -> None:
     """The last element's SLURM_JOB_ID is that of the array, whose state is another thing."""
-    element = {**STEP, "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
+    element = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "2"}
 
-    assert RankInfo.from_environ(element).job_id == "17_3"
+    found = RankInfo.from_environ({**STEP, **element})
+
+    assert (found.job_id, found.restart) == ("17_3", 2)
 
 
 def test_outside_slurm_torchruns_variables_count() -> None:

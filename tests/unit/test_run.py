@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,10 +18,15 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.ranks import boot_id, host_name
-from tests.toyrun import FAULTS, Faults, ToyRun, empty_campaign, plain_items, spec_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.toyrun import (
+    FAULTS,
+    ToyRun,
+    all_at_once,
+    empty_campaign,
+    every_fault,
+    plain_items,
+    spec_of,
+)
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 
@@ -42,17 +46,6 @@ def test_create_makes_a_sealed_run_that_can_be_opened(tmp_path: Path) -> None:
     assert run.manifest.provenance["hpctk"]
     assert f"numpy=={metadata.version('numpy')}" in run.manifest.provenance["packages"]
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["run"]
-
-
-def test_create_open_waits_for_more_items(tmp_path: Path) -> None:
-    run = made(tmp_path / "run", open_end=True)
-
-    run.add([{"id": 10}])
-    run.seal()
-
-    assert run.status().stages["items"].total == 4
-    with pytest.raises(RunError, match="is sealed"):
-        Run.open(tmp_path / "run").add([{"id": 11}])
 
 
 @pytest.mark.parametrize("call", [Run.seal, lambda run: run.add([{"id": 1}], stage="tasks")])
@@ -145,13 +138,11 @@ def test_create_that_fails_anywhere_leaves_a_whole_run_or_nothing(
 ) -> None:
     manifest = Manifest(run="run", stages=(spec_of("first"), spec_of("second")))
     items = {"first": plain_items(3), "second": plain_items(2)}
-    at = 0
-    while True:
-        at += 1
-        parent = fast_dir / str(at)
+    for faults in every_fault(kind):
+        parent = fast_dir / str(faults.at)
         parent.mkdir()
         failed = False
-        with Faults(at, kind) as faults:
+        with faults:
             try:
                 create_run(parent / "run", manifest, items, sealed=True)
             except RunError as error:
@@ -162,18 +153,14 @@ def test_create_that_fails_anywhere_leaves_a_whole_run_or_nothing(
             counts = Run.open(parent / "run").status().stages
             assert [counts[name].total for name in ("first", "second")] == [3, 2]
             assert all(count.sealed for count in counts.values())
-        if not faults.fired:
-            break
-    assert at > 1
+    assert faults.at > 1
 
 
 def test_two_creates_at_once_make_one_run(fast_dir: Path) -> None:
     manifest = Manifest(run="run", stages=(spec_of(),))
-    barrier = threading.Barrier(6)
     won: list[int] = []
 
     def create(number: int) -> None:
-        barrier.wait()
         items = {"items": [{"by": number, "id": index} for index in range(5)]}
         try:
             create_run(fast_dir / "run", manifest, items, sealed=True)
@@ -181,11 +168,7 @@ def test_two_creates_at_once_make_one_run(fast_dir: Path) -> None:
         except RunError:
             pass
 
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    all_at_once(create, 6)
 
     assert len(won) == 1
     assert [path.name for path in fast_dir.iterdir()] == ["run"]
@@ -193,27 +176,6 @@ def test_two_creates_at_once_make_one_run(fast_dir: Path) -> None:
     run.view.poll()
     (segment,) = run.view.stages["items"].log.segments.values()
     assert {json.loads(line)["by"] for line in segment.items()} == set(won)
-
-
-@pytest.mark.parametrize("kind", FAULTS, ids=str)
-def test_add_that_fails_anywhere_adds_all_items_or_none(fast_dir: Path, kind: int | str) -> None:
-    at = 0
-    while True:
-        at += 1
-        toy = ToyRun(fast_dir / str(at), 2, unit=1, sealed=False)
-        run, failed = toy.reopen(), False
-        with Faults(at, kind) as faults:
-            try:
-                run.add([{"id": 10}, {"id": 11}, {"id": 12}])
-            except RunError as error:
-                failed = "cannot read or write" in error.message
-        total = toy.reopen().status().stages["items"].total
-        assert total in ((2, 5) if failed else (5,))
-        if total == 2:
-            toy.reopen().add([{"id": 10}, {"id": 11}, {"id": 12}])
-        if not faults.fired:
-            break
-    assert at > 1
 
 
 @pytest.mark.parametrize(
@@ -232,33 +194,6 @@ def test_what_may_pass_by_itself_is_worth_another_try(
         toy.reopen().retry()
 
     assert caught.value.exit_code == exit_code
-
-
-@pytest.mark.parametrize("what", ["seal", "retry"])
-@pytest.mark.parametrize("kind", FAULTS, ids=str)
-def test_seal_and_retry_that_fail_anywhere_can_be_repeated(
-    fast_dir: Path, what: str, kind: int | str
-) -> None:
-    at = 0
-    while True:
-        at += 1
-        toy = ToyRun(fast_dir / str(at), 2, unit=2, sealed=False, max_attempts=1)
-        toy.worker("w").work(toy.unit_name(0), i0="failed", i1="done")
-        with Faults(at, kind) as faults, suppress(RunError):
-            _call(toy, what)
-        _call(toy, what)
-        assert toy.log().sealed == (what == "seal")
-        assert toy.states()[1, 0] == ("pending" if what == "retry" else "failed")
-        if not faults.fired:
-            break
-    assert at > 1 or (what, kind) == ("seal", "short")
-
-
-def _call(toy: ToyRun, what: str) -> None:
-    if what == "seal":
-        toy.reopen().seal()
-    else:
-        toy.reopen().retry()
 
 
 def test_add_refuses_an_item_that_is_there(fast_dir: Path) -> None:
@@ -291,36 +226,6 @@ def test_add_that_loses_a_race_sees_the_items_that_won(
         toy.reopen().add([{"id": 5}])
 
     assert toy.reopen().status().stages["items"].total == 2
-
-
-def test_add_that_loses_a_race_reads_the_rest_of_the_list_only_once(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hpc_toolkit.queue.items import Segment
-    from hpc_toolkit.queue.log import StageLog
-
-    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
-    publish, read = StageLog.add_segment, Segment.read
-    lost: list[int] = []
-    entries: list[int] = []
-
-    def lose_once(log: StageLog, lines: list[bytes]) -> bool:
-        if not lost:
-            lost.append(1)
-            toy.add([{"id": 6}])
-        return publish(log, lines)
-
-    def note(segment: Segment, *args: Any, **kwargs: Any) -> Any:
-        entries.append(segment.entry)
-        return read(segment, *args, **kwargs)
-
-    monkeypatch.setattr(StageLog, "add_segment", lose_once)
-    monkeypatch.setattr(Segment, "read", note)
-
-    toy.reopen().add([{"id": 5}])
-
-    assert entries == [1, 2]
-    assert toy.reopen().status().stages["items"].total == 3
 
 
 def test_retry_of_one_item_leaves_the_others(fast_dir: Path) -> None:
@@ -373,28 +278,6 @@ def test_retry_of_nothing_writes_nothing(toy: ToyRun) -> None:
 
     assert toy.reopen().retry() == 0
     assert toy.log().length == before
-
-
-def test_a_failure_later_than_the_retry_is_not_lifted(toy: ToyRun) -> None:
-    worker = toy.worker("w")
-    worker.work(toy.unit_name(0), 1, i0="permanent")
-    toy.reopen().retry()
-    assert toy.states()[1, 0] == "pending"
-
-    worker.work(toy.unit_name(0), 2, i0="permanent")
-
-    assert toy.states()[1, 0] == "failed"
-
-
-def test_a_late_failure_of_a_lifted_generation_stays_lifted(toy: ToyRun) -> None:
-    frozen = toy.worker("frozen")
-    frozen.claim(toy.unit_name(0), 1)
-    toy.worker("w").work(toy.unit_name(0), 2, i0="permanent")
-    toy.reopen().retry()
-
-    frozen.attempt(0, "permanent")
-
-    assert toy.states()[1, 0] == "pending"
 
 
 def test_work_refuses_a_number_of_workers_below_one(toy: ToyRun) -> None:

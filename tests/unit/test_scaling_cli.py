@@ -8,28 +8,22 @@ import os
 import re
 import shlex
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.report.figures import text_width
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import RunJob, record_job
+from hpc_toolkit.submit.submission import Submission
 from hpc_toolkit.training.scaling.collectives import record_of
+from hpc_toolkit.training.scaling.launches import ScalingRun
 from tests.scripttext import batch_program
 from tests.unit.test_scaling_records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from click.testing import Result
-
-    from hpc_toolkit.submit.submission import Submission
-    from hpc_toolkit.training.scaling.launches import ScalingRun
 
 PUBLISHED = Path(__file__).with_name("published_scaling.json")
 V100 = "world_size,seconds\n1,480\n2,245\n4,128\n8,68\n"
@@ -108,26 +102,6 @@ def test_files_are_written_in_the_format_of_their_ending(table: str, tmp_path: P
     assert all(64 <= float(one.attrib["cy"]) <= height - 56 for one in circles)
 
 
-def test_a_picture_of_one_world_size_and_of_several_bases_can_be_drawn(tmp_path: Path) -> None:
-    (tmp_path / "one.csv").write_text("world_size,seconds\n4,480\n")
-
-    for name in (str(tmp_path / "one.csv"), str(PUBLISHED)):
-        assert scaling("analyze", name, "-o", str(tmp_path / "p.svg")).exit_code == 0
-        ET.fromstring((tmp_path / "p.svg").read_text())
-    assert "NaN" not in (tmp_path / "p.svg").read_text()
-
-
-def test_wild_repeats_leave_a_picture_that_can_be_read(tmp_path: Path) -> None:
-    text = "world_size,samples_per_s\n1,1\n1,100\n2,1\n2,100\n4,50\n"
-    (tmp_path / "wild.csv").write_text(text)
-
-    scaling("analyze", str(tmp_path / "wild.csv"), "-o", str(tmp_path / "p.svg"))
-
-    root = ET.fromstring((tmp_path / "p.svg").read_text())
-    ticks = [one.text for one in root.iter() if (one.text or "").endswith("%")]
-    assert 5 <= len(ticks) <= 12
-
-
 def test_names_of_any_kind_and_length_are_text_inside_the_picture(tmp_path: Path) -> None:
     points = [{"world_size": size, "value": size * 0.9} for size in (1, 2, 4)]
     tables = [
@@ -148,20 +122,6 @@ def test_names_of_any_kind_and_length_are_text_inside_the_picture(tmp_path: Path
         assert float(one.attrib["y"]) < height
 
 
-def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> None:
-    lines = V100.splitlines()
-    texts = set()
-    for order in (lines[1:], lines[:0:-1]):
-        (tmp_path / "t.csv").write_text("\n".join([lines[0], *order]))
-        assert (
-            scaling("analyze", str(tmp_path / "t.csv"), "-o", str(tmp_path / "p.svg")).exit_code
-            == 0
-        )
-        texts.add((tmp_path / "p.svg").read_text())
-
-    assert len(texts) == 1
-
-
 @pytest.mark.parametrize(
     ("words", "match"),
     [
@@ -175,6 +135,12 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("run", "-o", "d", "--cluster", "nowhere"), "nowhere"),
         (("run", "-o", "-", "--slurm"), "-o -: jobs need a directory for their records"),
         (("run", "-o", "TABLE/d"), "/d: cannot be written to: Not a directory"),
+        (
+            ("run", "-o", "d", "--slurm", "--price-per-gpu-hour", "3"),
+            "--price-per-gpu-hour is for a table, which jobs have",
+        ),
+        (("run", "-o", "d", "--node-rank", "1"), "--node-rank: --master-addr is missing"),
+        (("run", "-o", "d", "--start-timeout", "1m"), "--start-timeout: --node-rank is missing"),
         (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
         (("collectives", "-o", "x.svg"), "unknown format '.svg'"),
@@ -229,14 +195,6 @@ def test_names_of_tables_do_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert "## a # b \\x1b[2J\n" in scaling("analyze", str(tmp_path / "t.json")).stdout
 
 
-def test_help_shows_no_option_that_is_always_refused() -> None:
-    words = scaling("run", "--help").stdout.split()
-
-    assert words.count("--backend") == 1
-    assert {"--partition", "--time", "--ranks-per-node"} <= set(words)
-    assert not {"--nodes", "--array", "--run", "--lease", "--stage", "--run-dir"} & set(words)
-
-
 def test_a_directory_with_measurements_is_measured_again_only_where_asked(tmp_path: Path) -> None:
     (tmp_path / "d" / "records").mkdir(parents=True)
     (tmp_path / "d" / "records" / "world-1.jsonl").write_text("")
@@ -287,23 +245,6 @@ def test_each_world_size_is_one_launch_and_the_table_of_analyze_follows(
     assert "**Use 1, not 4** (poor on 4: 80.0% efficiency, at least 90% wanted)" in found.stdout
     assert found.exit_code == 1
     assert "world size 4: " in found.stderr
-
-
-def test_a_table_is_refused_for_jobs_which_have_not_measured_yet(tmp_path: Path) -> None:
-    found = scaling("run", "-o", str(tmp_path), "--slurm", "--price-per-gpu-hour", "3")
-
-    assert isinstance(found.exception, ConfigError)
-    assert "--price-per-gpu-hour is for a table, which jobs have" in str(found.exception)
-
-
-def test_a_host_among_several_is_named_in_full(tmp_path: Path) -> None:
-    for words, match in (
-        (("--node-rank", "1"), "--node-rank: --master-addr is missing"),
-        (("--start-timeout", "1m"), "--start-timeout: --node-rank is missing"),
-    ):
-        found = scaling("run", "-o", str(tmp_path), *words)
-        assert isinstance(found.exception, ConfigError)
-        assert match in str(found.exception)
 
 
 def test_a_launch_that_is_to_be_started_again_ends_the_run_with_its_code(
@@ -470,3 +411,12 @@ def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:
     assert found.stdout.splitlines()[2:] == ["| all_reduce | 4 | 3.8 MiB | 1000 us | 4 | 6 |"]
     (row,) = json.loads((tmp_path / "o.json").read_text())["rows"]
     assert row["bus_bytes_per_s"] == pytest.approx(6e9)
+
+
+def test_a_picture_of_one_world_size_and_of_several_bases_can_be_drawn(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("world_size,seconds\n4,480\n")
+
+    for name in (str(tmp_path / "one.csv"), str(PUBLISHED)):
+        assert scaling("analyze", name, "-o", str(tmp_path / "p.svg")).exit_code == 0
+        ET.fromstring((tmp_path / "p.svg").read_text())
+    assert "NaN" not in (tmp_path / "p.svg").read_text()

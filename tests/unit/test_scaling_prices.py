@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from hpc_toolkit.training.scaling.records import series_of
 from hpc_toolkit.training.scaling.series import priced
 from hpc_toolkit.training.scaling.tables import read_json
 from tests.unit.test_scaling_records import record
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SITE = """
 description = "a site"

@@ -52,12 +52,9 @@ def test_strong_scaling_shares_the_batch_and_weak_repeats_it() -> None:
     for size in (3, 16):
         with pytest.raises(ConfigError, match=f"8 samples do not divide among {size}"):
             Settings(batch_size=8).batch_per_rank(size)
-
-
-def test_the_batch_that_is_advised_can_be_shared_at_every_world_size() -> None:
+    # A batch that can be shared at every world size is advised.
     with pytest.raises(ConfigError) as refused:
         Settings(batch_size=8).batch_per_rank(3, (1, 2, 3))
-
     assert "such as 12," in refused.value.hint
 
 
@@ -174,10 +171,5 @@ def test_hosts_measure_the_largest_world_size_first_and_leave_when_they_are_not_
     assert launches(1) == launches(0)[:2]
     assert launches(2) == launches(3) == launches(0)[:1]
     assert launches(4) == []
-
-
-def test_hosts_that_ranks_do_not_fill_are_refused() -> None:
-    host = Host(number=0, address="a", port=7, ranks=4, start_timeout_s=60)
-
     with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
-        list(launches_of((1, 6), host))
+        list(launches_of((1, 6), Host(number=0, address="a", port=7, ranks=4, start_timeout_s=60)))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from simulation.cluster import simulate
 from simulation.fileserver import FileServer, Queue
 from simulation.scenario import Group, Kill, Scenario
 from simulation.worker import VirtualClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CLOCK = VirtualClock()
 GROUPS = (Group((5.0,) * 3, load_s=10.0),) * 24

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
 from hpc_toolkit.worker import slurmliveness
 from hpc_toolkit.worker.slurmliveness import SlurmLiveness, judge
 from tests.manualclock import ManualClock
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SILENT = Presence(
     worker="n3-1-a", host="n3", boot="b", pid=1, rank=8, job="17", restart=1, heartbeat=5
@@ -51,20 +49,19 @@ def test_a_job_that_ended_is_a_death_explained_in_our_words(state: str, explaine
     assert (notice.worker, notice.heartbeat, notice.explained) == ("n3-1-a", 5, explained)
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", UNKNOWN])
-def test_a_job_that_may_run_proves_nothing(state: str) -> None:
-    assert judge([SILENT], said(state), {}) == []
-
-
-@pytest.mark.parametrize("restarts", [None, 1])
-def test_a_running_job_that_started_no_more_often_proves_nothing(restarts: int | None) -> None:
-    assert judge([SILENT], said("RUNNING", restarts=restarts), {}) == []
-
-
-def test_a_job_that_started_again_lost_its_workers_of_before() -> None:
-    (notice,) = judge([SILENT], said("RUNNING", restarts=2), {})
-
-    assert notice.explained == "requeue"
+@pytest.mark.parametrize(
+    ("record", "dead"),
+    [
+        *((said(state), []) for state in ("RUNNING", "COMPLETING", UNKNOWN)),
+        (said("RUNNING", restarts=None), []),
+        (said("RUNNING", restarts=2), ["requeue"]),
+        ({}, []),
+    ],
+)
+def test_a_job_that_may_run_proves_nothing_unless_it_started_again(
+    record: dict[str, JobRecord], dead: list[str]
+) -> None:
+    assert [notice.explained for notice in judge([SILENT], record, {})] == dead
 
 
 @pytest.mark.parametrize(
@@ -80,10 +77,6 @@ def test_a_lost_node_is_a_death_although_the_job_runs(node: NodeRecord, dead: bo
     notices = judge([SILENT], said("RUNNING"), {"n3": node})
 
     assert [notice.explained for notice in notices] == (["node failure"] if dead else [])
-
-
-def test_slurm_that_says_nothing_proves_nothing() -> None:
-    assert judge([SILENT], {}, {}) == []
 
 
 def test_question_writes_what_slurm_said_for_all(
@@ -155,25 +148,22 @@ def test_slurm_is_asked_ever_more_seldom_about_the_same_silence(
     assert times == [0, 30, 90, 210, 450, 930]
 
 
-def test_a_new_silence_is_asked_about_at_once(tmp_path: Path, questions: type[FakeChild]) -> None:
-    asking = SlurmLiveness(tmp_path, ManualClock())
+def test_a_new_silence_is_asked_about_at_once_but_for_a_question_that_is_open(
+    tmp_path: Path, questions: type[FakeChild]
+) -> None:
+    clock = ManualClock()
+    asking = SlurmLiveness(tmp_path, clock)
+    asking.ask([])
+    assert questions.asked == []
     asking.ask([silent("a")])
-    questions.last.code = 0
+    clock.advance(3600)
+    asking.ask([silent("a"), silent("b")])
+    assert questions.asked == [["a:5"]]
 
+    questions.last.code = 0
     asking.ask([silent("a"), silent("b")])
 
     assert questions.asked == [["a:5"], ["a:5", "b:5"]]
-
-
-def test_one_question_at_a_time(tmp_path: Path, questions: type[FakeChild]) -> None:
-    clock = ManualClock()
-    asking = SlurmLiveness(tmp_path, clock)
-    asking.ask([silent("a")])
-    clock.advance(3600)
-
-    asking.ask([silent("a"), silent("b")])
-
-    assert len(questions.asked) == 1
 
 
 def test_a_question_that_cannot_be_started_costs_no_worker(
@@ -185,9 +175,3 @@ def test_a_question_that_cannot_be_started_costs_no_worker(
     monkeypatch.setattr("subprocess.Popen", refuse)
 
     SlurmLiveness(tmp_path, ManualClock()).ask([silent("a")])
-
-
-def test_nothing_is_asked_without_a_silence(tmp_path: Path, questions: type[FakeChild]) -> None:
-    SlurmLiveness(tmp_path, ManualClock()).ask([])
-
-    assert questions.asked == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFil
 from hpc_toolkit.rundir import files
 from tests.staleclient import StaleClient
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROUNDS = 200
 """More rewrites than a file has sizes."""

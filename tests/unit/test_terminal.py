@@ -1,11 +1,16 @@
-"""What does not print stays off the terminal, and what prints keeps to its columns."""
+"""What terminals get and send: what prints keeps to its columns; readings that are kept."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from hpc_toolkit.cli.screen import split_keys
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.clock import Seldom
 from hpc_toolkit.system.terminal import columns, cut, pad, printable, show_error, wrap
+from tests.manualclock import ManualClock
 
 
 @pytest.mark.parametrize("text", ["plain", "näive ångström 日本", 'it\'s "quoted" $5 \\n'])
@@ -64,3 +69,37 @@ def test_an_error_keeps_its_lines_and_loses_its_escapes(capsys: pytest.CaptureFi
     show_error(ConfigError("first\n\x1b]0;title\x07second", hint="\x1b[2J"))
 
     assert capsys.readouterr().err == ("error: first\n\\x1b]0;title\\x07second\nhint: \\x1b[2J\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("jq", ["j", "q"]),
+        ("\x1b[A\x1bOBk", ["up", "down", "k"]),
+        ("\x1b[5~\x1b[6~", ["pageup", "pagedown"]),
+        ("\x1b", ["escape"]),
+        ("\x1b[1;5Cx", ["x"]),
+        ("\x1b[15~y", ["y"]),
+        ("\r", ["enter"]),
+        ("é", ["é"]),
+    ],
+)
+def test_keys_that_arrive_together_are_told_apart(text: str, keys: list[str]) -> None:
+    assert split_keys(text) == keys
+
+
+def test_a_reading_is_kept_for_twenty_times_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, made = ManualClock(), itertools.count()
+    used = iter(float(second) for second in range(100))
+    monkeypatch.setattr("time.process_time", lambda: next(used))
+    one: Seldom[int] = Seldom(clock)
+
+    def read(key: str = "") -> tuple[int, float]:
+        return one.read(lambda: next(made), key)
+
+    assert read() == (0, 0.0)
+    clock.advance(19.0)
+    assert read() == (0, 19.0)
+    clock.advance(1.0)
+    assert read() == (1, 0.0)
+    assert read("other workers") == (2, 0.0)

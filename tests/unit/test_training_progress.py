@@ -132,6 +132,7 @@ def test_logs_prints_the_log_of_the_latest_job_that_wrote_one(
 ) -> None:
     note(root)
     note(root, RunJob(**{**asdict(JOB), "job": "8", "submitted": 200.0}))
+    assert refused("logs", "runs/gpt").message == "runs/gpt: the training has not written a log yet"
     write(Path("slurm/gpt-7.out"), "[rank 0] step 1\n", age_s=5)
 
     assert call("logs", "runs/gpt").stdout == "[rank 0] step 1\n"
@@ -151,12 +152,6 @@ def test_a_training_on_this_machine_shows_the_output_of_its_ranks(root: Path) ->
         "  output      AGO: I am 9",
         "  checkpoint  none in runs/gpt/checkpoints",
     ]
-
-
-def test_a_training_that_has_not_begun_has_no_log(root: Path) -> None:
-    note(root)
-
-    assert refused("logs", "runs/gpt").message == "runs/gpt: the training has not written a log yet"
 
 
 def test_cancel_takes_the_jobs_of_a_training(root: Path, programs: Programs) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,11 +37,8 @@ from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Act = str | Callable[[], None]
+Act = str | Callable[[], None]
+Make = Callable[..., "Stage"]
 
 
 class FakeExecutor:
@@ -196,10 +195,21 @@ class Stage:
 
 
 @pytest.fixture
-def stage(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    found = Stage(toy, monkeypatch)
-    yield found
-    found.close()
+def make(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes the runner of a run of so many items, whose stage may have a specification."""
+    with ExitStack() as made:
+
+        def one(items: int = 4, **spec: Any) -> Stage:
+            found = Stage(ToyRun(fast_dir / "r", items, **spec), monkeypatch)
+            made.callback(found.close)
+            return found
+
+        yield one
+
+
+@pytest.fixture
+def stage(make: Make) -> Stage:
+    return make()
 
 
 def test_i1_every_line_is_on_disk_when_a_pass_returns(
@@ -289,26 +299,6 @@ def test_i1_a_disk_that_fails_ends_the_pass_and_claims_no_result(
     stage.script.clear()
 
 
-def test_each_pending_item_is_attempted_once_and_its_failures_stay_pending(stage: Stage) -> None:
-    stage.run("done", "failed", "done", "failed", "end")
-    stage.view.poll_journals()
-    assert stage.requests[0]["positions"] == [0, 1, 2, 3]
-
-    stage.run("done", "done", "end", generation=2)
-
-    assert stage.requests[1]["positions"] == [1, 3]
-    assert stage.journal() == [
-        ("done", 1, 0),
-        ("failed", 1, 1),
-        ("done", 1, 2),
-        ("failed", 1, 3),
-        ("release", 1, None),
-        ("done", 2, 1),
-        ("done", 2, 3),
-        ("release", 2, None),
-    ]
-
-
 def test_the_work_of_reading_a_long_result_grows_with_its_length(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,13 +368,6 @@ def test_an_executor_that_died_costs_a_death_line_and_a_release(stage: Stage) ->
     assert death.evidence == "executor killed by SIGKILL"
 
 
-def test_an_executor_that_died_after_its_last_result_costs_nothing(stage: Stage) -> None:
-    outcome = stage.run("done", "done", "done", "done", "die")
-
-    assert outcome is Outcome.COMPLETE
-    assert stage.journal()[-2:] == [("done", 1, 3), ("release", 1, None)]
-
-
 def test_i3_the_death_of_the_last_owner_is_written_first_and_explained(stage: Stage) -> None:
     dead = stage.toy.worker("dead")
     dead.claim("000001-0", 1)
@@ -437,14 +420,6 @@ def suspect(stage: Stage, item: int, deaths: int, **facts: Any) -> None:
     stage.view.poll_journals()
 
 
-def test_suspects_run_last(stage: Stage) -> None:
-    suspect(stage, 1, 2)
-
-    stage.run("done", "done", "done", "done", "end", generation=3)
-
-    assert stage.requests[0]["positions"] == [0, 2, 3, 1]
-
-
 def test_a_killer_is_failed_for_good_and_the_rest_is_run(stage: Stage) -> None:
     suspect(stage, 1, 5)
 
@@ -489,17 +464,6 @@ def test_the_taker_suspects_the_item_that_its_owner_ran(stage: Stage) -> None:
     assert stage.journal()[0] == ("death", 2, 1)
 
 
-def test_a_stop_gives_the_rest_of_the_unit_back(stage: Stage) -> None:
-    def ask() -> None:
-        stage.drain.request("asked", math.inf)
-
-    outcome = stage.run("done", ask, "done", "end stopped")
-
-    assert outcome is Outcome.STOPPED
-    assert stage.journal() == [("done", 1, 0), ("done", 1, 1), ("release", 1, None)]
-    assert stage.stops >= 1
-
-
 def test_i3_an_interruption_costs_the_running_item_no_attempt(stage: Stage) -> None:
     def abort() -> None:
         stage.drain.request("asked", 0.0)
@@ -511,10 +475,8 @@ def test_i3_an_interruption_costs_the_running_item_no_attempt(stage: Stage) -> N
     assert stage.ends == 1
 
 
-def test_an_item_beyond_its_time_fails_and_the_rest_is_asked_for_anew(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
+def test_an_item_beyond_its_time_fails_and_the_rest_is_asked_for_anew(make: Make) -> None:
+    stage = make(timeout_s=10.0)
 
     def hang() -> None:
         stage.clock.advance(11.0)
@@ -527,14 +489,12 @@ def test_an_item_beyond_its_time_fails_and_the_rest_is_asked_for_anew(
     error = stage.view.paths.journal("me").read_text()
     assert "took longer than the timeout of 10.0 s" in error
     assert stage.ends == 1
-    stage.close()
 
 
 def test_i9_an_item_beyond_its_time_fails_for_good_in_a_stage_without_retries_of_timeouts(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make,
 ) -> None:
-    toy = ToyRun(fast_dir / "r", timeout_s=10.0, no_retry="timeout")
-    stage = Stage(toy, monkeypatch)
+    stage = make(timeout_s=10.0, no_retry="timeout")
 
     def hang() -> None:
         stage.clock.advance(11.0)
@@ -543,14 +503,13 @@ def test_i9_an_item_beyond_its_time_fails_for_good_in_a_stage_without_retries_of
 
     assert outcome is Outcome.COMPLETE
     assert stage.journal()[:2] == [("failed", 1, 0), ("permanent", 1, 1)]
-    stage.close()
 
 
 def test_the_time_of_a_suspended_job_is_not_an_items_time(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm stops worker and executor (SIGSTOP), and continues both (SIGCONT)."""
-    stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
+    stage = make(timeout_s=10.0)
 
     def suspended(*files: int, timeout_s: float) -> set[int]:
         stage.clock.advance(timeout_s + 1000.0)
@@ -565,20 +524,6 @@ def test_the_time_of_a_suspended_job_is_not_an_items_time(
 
     assert outcome is Outcome.COMPLETE
     assert stage.ends == 0
-    stage.close()
-
-
-def test_loading_a_context_is_not_timed_as_an_item(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
-
-    def load() -> None:
-        stage.clock.advance(1000.0)
-
-    assert stage.run("loading", load, "loaded", *["done"] * 4, "end") is Outcome.COMPLETE
-    assert stage.ends == 0
-    stage.close()
 
 
 def test_code_that_cannot_be_loaded_gives_the_unit_back_and_says_why(stage: Stage) -> None:
@@ -687,29 +632,8 @@ def test_executor_that_answers_another_request_is_ended_and_its_answer_is_not_jo
     assert stage.ends == 1
 
 
-def test_an_executor_that_cannot_prefetch_is_told_nothing_more_and_nobody_is_asked(
-    stage: Stage,
-) -> None:
-    asked: list[str] = []
-
-    def ahead() -> str:
-        asked.append("")
-        return f'"{len(asked)}"'
-
-    stage.next_group = ahead
-
-    stage.run("cannot prefetch", "failed", "done", "done", "done", "end")
-    stage.view.poll_journals()
-    stage.run("done", "end", generation=2)
-
-    assert hints(stage) == ['"1"', None]
-    assert len(asked) == 1
-
-
-def test_what_may_have_killed_an_executor_is_named_to_no_other(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(ToyRun(fast_dir / "r", 8), monkeypatch)
+def test_what_may_have_killed_an_executor_is_named_to_no_other(make: Make) -> None:
+    stage = make(8)
     ahead = iter(['"b"', '"c"', '"b"', '"c"', '"d"'])
     stage.next_group = lambda: next(ahead)
     stage.run("can prefetch", "failed", "failed", "failed", "done", "end")
@@ -722,14 +646,11 @@ def test_what_may_have_killed_an_executor_is_named_to_no_other(
         stage.run(*script, unit="000001-4", generation=generation)
 
     assert hints(stage) == ['"b"', '"c"', None, None, '"d"']
-    stage.close()
 
 
-def test_a_unit_in_which_an_executor_died_is_run_without_any_prefetch(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_in_which_an_executor_died_is_run_without_any_prefetch(make: Make) -> None:
     """Of the groups within a unit the executor prefetches one after the other, untold."""
-    stage = Stage(ToyRun(fast_dir / "r", 8), monkeypatch)
+    stage = make(8)
     ahead = iter(['"b"', '"c"', '"d"'])
     stage.next_group = lambda: next(ahead)
     stage.run("can prefetch", "failed", "die")
@@ -742,16 +663,12 @@ def test_a_unit_in_which_an_executor_died_is_run_without_any_prefetch(
     allowed = [request.get("prefetch", True) for request in stage.requests]
     assert allowed == [True, False, False, True]
     assert hints(stage) == ['"b"', None, None, '"c"']
-    stage.close()
 
 
-def test_what_a_timeout_cut_short_is_named_anew(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
+def test_what_a_timeout_cut_short_is_named_anew(make: Make) -> None:
+    stage = make(timeout_s=10.0)
     stage.next_group = lambda: '"b"'
 
     stage.run("can prefetch", "done", lambda: stage.clock.advance(11.0), "done", "done", "end")
 
     assert hints(stage) == ['"b"', '"b"']
-    stage.close()

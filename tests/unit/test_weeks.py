@@ -32,24 +32,6 @@ def count(script: str) -> tuple[tuple[int, int], tuple[int, int]]:
     return first, (commands, lines)
 
 
-def test_a_script_is_counted_without_comments_sizes_and_waiting() -> None:
-    script = """\
-set -eu
-COUNT=${COUNT:-5}
-# Why.
-cat >a.py <<'END'
-# Not counted.
-a = 1
-
-END
-hpctk map \\
-    a:b # first result
-while sleep 1; do break; done
-hpctk status
-"""
-    assert count(script) == ((1, 1), (2, 1))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_has_the_counts_of_the_script(name: str) -> None:
     (first, first_lines), (week, week_lines) = count((WEEKS / f"{name}.sh").read_text())

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli import working
-from hpc_toolkit.cli.working import monitored, read_shares, show_places, unused, with_snapshots
+from hpc_toolkit.cli.working import monitored, read_shares, unused, with_snapshots
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.snapshots import read_snapshot, write_snapshot
 from hpc_toolkit.run import Run
@@ -21,10 +20,6 @@ from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.worker import pool
 from hpc_toolkit.worker.worker import WorkerOptions
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ALONE = RankInfo()
 IN_STEP = RankInfo(in_step=True, local_rank=1, rank=1, world_size=2)
@@ -84,20 +79,6 @@ def test_dropped_options_and_unused_tasks_are_told(
     assert bool(told) is bool(found)
 
 
-def test_places_are_shown_where_something_was_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-
-    show_places(Shares(), 2)
-    assert capsys.readouterr().err == ""
-    show_places(Shares(gpus=1.0, memory_bytes=1 << 27), 2)
-    assert capsys.readouterr().err.splitlines() == [
-        "worker 0: GPUs 4, 128.0 MiB of memory",
-        "worker 1: GPUs 5, 128.0 MiB of memory",
-    ]
-
-
 def test_a_pool_of_a_fresh_interpreter_is_told_its_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,23 +102,6 @@ def test_a_pool_of_a_fresh_interpreter_is_told_its_shares(
 
     assert code == 0
     assert told[-4:] == ["--cpus-per-worker", "1", "--gpus-per-worker", "0.5"]
-
-
-def test_a_progress_bar_and_snapshots_are_called_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = ToyRun(tmp_path / "run").reopen()
-    looked: list[str] = []
-
-    def work_on(on_tick: Callable[[], None] | None) -> int:
-        assert on_tick is not None
-        on_tick()
-        return 75
-
-    for terminal in (False, True):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        assert working.with_progress(run, work_on, lambda: looked.append("look")) == 75
-    assert looked == ["look", "look"]
 
 
 def test_the_limit_of_memory_holds_in_a_process_and_raises_there() -> None:
@@ -272,21 +236,6 @@ def test_init_changes_single_options_of_a_snapshots_workload(tmp_path: Path) -> 
     assert not made.status().stages["items"].sealed
 
 
-def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 3, unit=3)
-    toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
-    write_snapshot(tmp_path / "s.json", toy.reopen().snapshot())
-    expected = '2 rows of 3 items, 0 computed again: 1 missing\n  missing       {"id": 2}\n'
-
-    for source in (toy.root, tmp_path / "s.json"):
-        assert called("gather", "--check", source) == (1, expected)
-    code, printed = called("gather", toy.root, "--check", "--recompute", 2, "--json")
-    assert code == 1
-    assert '"recomputed": 2' in printed
-    assert "value.id was null, is 0" in printed
-    assert "are for --recompute" in called("gather", toy.root, "--check", "--tolerance", "1e-3")[1]
-
-
 def test_options_of_a_check_and_of_a_table_exclude_each_other(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 1, unit=1)
 
@@ -304,3 +253,18 @@ def test_an_open_run_is_sealed_after_its_last_items(tmp_path: Path) -> None:
 
     counts = toy.reopen().status().stages["items"]
     assert (counts.total, counts.sealed) == (2, True)
+
+
+def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 3, unit=3)
+    toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
+    write_snapshot(tmp_path / "s.json", toy.reopen().snapshot())
+    expected = '2 rows of 3 items, 0 computed again: 1 missing\n  missing       {"id": 2}\n'
+
+    for source in (toy.root, tmp_path / "s.json"):
+        assert called("gather", "--check", source) == (1, expected)
+    code, printed = called("gather", toy.root, "--check", "--recompute", 2, "--json")
+    assert code == 1
+    assert '"recomputed": 2' in printed
+    assert "value.id was null, is 0" in printed
+    assert "are for --recompute" in called("gather", toy.root, "--check", "--tolerance", "1e-3")[1]

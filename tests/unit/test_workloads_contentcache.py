@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from hpc_toolkit.science.workloads import embeddings
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings, digest_of_checkpoint
 from hpc_toolkit.science.workloads.onepass import BatchSize
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
 TEXTS = ["a story", "another", "a third"]
 LAYERS, WIDTH = 3, 4
@@ -53,15 +50,6 @@ class Lengths(SharedEmbeddings):
 
 def files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
-
-
-def test_without_a_directory_nothing_is_written(tmp_path: Path) -> None:
-    model = Lengths()
-
-    found = model.of(TEXTS, 2)
-
-    assert found.tolist() == [[207.0] * 4] * 3
-    assert model.asked == [3]
 
 
 def test_another_process_finds_every_layer_without_running_the_model(tmp_path: Path) -> None:
@@ -189,10 +177,6 @@ def test_long_list_is_embedded_in_parts_which_are_found_again(
     assert found[:, 0].tolist() == [201, 202, 203, 204, 205]
     assert again[:, 0].tolist() == [201, 202]
     assert len(files(tmp_path)) == 3
-
-
-def test_empty_list_has_no_rows(tmp_path: Path) -> None:
-    assert Lengths(tmp_path).of([], 1).shape == (0, WIDTH)
 
 
 def test_checkpoints_with_other_bytes_or_names_have_other_digests(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,6 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
 from hpc_toolkit.worker.code import code_file
 from hpc_toolkit.worker.loading import load_workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _numbers = itertools.count()
 
@@ -47,28 +45,18 @@ def here(item: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
-@pytest.mark.parametrize("workload", [here, "__main__:here"])
-def test_code_that_workers_cannot_import_is_refused(workload: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("workload", "name"), [(here, "here"), ("__main__:here", "here"), (3, "NAME")]
+)
+def test_code_that_workers_cannot_import_is_refused(
+    workload: Any, name: str, tmp_path: Path
+) -> None:
     with pytest.raises(WorkloadError, match="workers import code from files") as caught:
         Run.create(tmp_path / "run", [{}], workload=workload)
 
-    assert (
-        caught.value.hint
-        == "write the function to a file such as work.py, and name it: 'work:here'"
-    )
+    hint = f"write the function to a file such as work.py, and name it: 'work:{name}'"
+    assert caught.value.hint == hint
     assert not (tmp_path / "run").exists()
-
-
-def test_what_has_no_name_is_refused(tmp_path: Path) -> None:
-    nameless: Any = 3
-
-    with pytest.raises(WorkloadError, match="workers import code from files") as caught:
-        Run.create(tmp_path / "run", [{}], workload=nameless)
-
-    assert (
-        caught.value.hint
-        == "write the function to a file such as work.py, and name it: 'work:NAME'"
-    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from hpc_toolkit.science.workloads.mteb_results import (
     result_of,
     write_results,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VALUE = {"score": 0.5, "stderr": 0.1, "n": 40, "metric": "ap", "kind": "pair-classification"}
 

@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -20,12 +22,9 @@ from hpc_toolkit.science.workloads import checkpoints, nodecache
 from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
 from hpc_toolkit.science.workloads.nodecache import local_copy
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Shared = Callable[..., Path]
-    Warned = Callable[[], list[str]]
+Shared = Callable[..., Path]
+Disk = Callable[[int], None]
+Warned = Callable[[], list[str]]
 
 
 @pytest.fixture
@@ -105,37 +104,12 @@ def test_a_checkpoint_is_copied_once_and_read_from_the_copy(
 
 def test_a_checkpoint_that_was_written_again_is_copied_again(shared: Shared) -> None:
     source = shared()
-    with local_copy(source) as copy:
-        before = copy
+    before = copy_of(source)
     (source / "config.json").write_text("other")
 
     with local_copy(source) as copy:
         assert copy != before
         assert content(copy) == content(source)
-
-
-def test_of_many_who_ask_at_once_one_copies_and_all_read_the_copy(
-    shared: Shared, copied: list[str]
-) -> None:
-    source = shared(size=300_000)
-    seen: list[Path] = []
-    ready = threading.Barrier(6)
-
-    def ask() -> None:
-        ready.wait()
-        with local_copy(source) as copy:
-            assert content(copy) == content(source)
-            seen.append(copy)
-
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(seen) == 6
-    assert len(set(seen)) == 1
-    assert len(copied) == 2
 
 
 @pytest.mark.parametrize("why", ["no cache", "local already"])
@@ -148,8 +122,7 @@ def test_without_a_cache_or_need_the_files_stay_where_they_are(
     else:
         monkeypatch.setattr(files, "is_local", lambda _: True)
 
-    with local_copy(source) as copy:
-        assert copy == source
+    assert copy_of(source) == source
 
     assert not node.is_dir() or not copies(node)
 
@@ -201,8 +174,7 @@ def test_what_a_killed_process_left_is_cleared_away(
 @pytest.mark.parametrize("half", ["half-made", "partly deleted"])
 def test_a_copy_that_is_not_whole_is_made_again(shared: Shared, node: Path, half: str) -> None:
     source = shared()
-    with local_copy(source) as copy:
-        pass
+    copy = copy_of(source)
     if half == "half-made":
         copy.rename(copy.with_name(f".{copy.name}"))
         (node / f".{copy.name}" / "model.safetensors").write_bytes(b"half")
@@ -232,22 +204,36 @@ def test_a_disk_that_is_full_costs_the_copy_alone(
     assert copies(node) == set()
 
 
-def test_a_disk_of_which_a_tenth_would_not_stay_free_takes_no_copy(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Says how many of the 10,001 bytes of the node's disk are free."""
+
+    def say(free: int) -> None:
+        usage = type("Usage", (), {"free": free, "total": 10_001})
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+    return say
+
+
+def test_a_disk_that_would_be_full_or_of_which_no_tenth_would_stay_free_takes_no_copy(
+    shared: Shared, copied: list[str], disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = shared()
-    free = sum(path.stat().st_size for path in source.iterdir()) + 1000
+    size = sum(path.stat().st_size for path in source.iterdir())
 
-    def disk(_: Path) -> Any:
-        return type("Usage", (), {"free": free, "total": 10_001})
-
-    monkeypatch.setattr(shutil, "disk_usage", disk)
-
-    with local_copy(source) as copy:
-        assert copy == source
-    free += 1
-    with local_copy(source) as copy:
-        assert copy != source
+    disk(size + 1000)
+    assert copy_of(source) == source
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1G")
+    disk(size - 1)
+    assert copy_of(source) == source
+    assert copied == []
+    monkeypatch.delenv("HPCTK_NODE_CACHE_SIZE")
+    disk(size + 1001)
+    assert copy_of(source) != source
+    # It gives nothing back.
+    disk(1500)
+    other = shared("step2")
+    assert copy_of(other) == other
 
 
 def test_files_that_change_while_they_are_copied_are_not_kept(
@@ -262,8 +248,7 @@ def test_files_that_change_while_they_are_copied_are_not_kept(
 
     monkeypatch.setattr(files, "write_new", write_new)
 
-    with local_copy(source) as copy:
-        assert copy == source
+    assert copy_of(source) == source
     assert copies(node) == set()
 
 
@@ -350,10 +335,9 @@ def break_cache(broken: str, node: Path, base: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("limited", [True, False])
 def test_what_the_cache_did_not_make_is_never_deleted(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
+    shared: Shared, node: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, limited: bool
 ) -> None:
-    with local_copy(shared("step1")):
-        pass
+    copy_of(shared("step1"))
     theirs = [
         node.parent / "epoch9" / "model.pt",
         node.parent / ".git" / "HEAD",
@@ -368,8 +352,7 @@ def test_what_the_cache_did_not_make_is_never_deleted(
     if limited:
         monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500B")
     else:
-        usage = type("Usage", (), {"free": 10, "total": 10_000})
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+        disk(10)
 
     with local_copy(shared("step2")) as copy:
         assert (copy.parent == node) == limited
@@ -387,8 +370,7 @@ def test_a_copy_that_can_never_fit_deletes_none(
     before = copies(node)
     huge = shared("huge", size=10_000)
 
-    with local_copy(huge) as copy:
-        assert copy == huge
+    assert copy_of(huge) == huge
 
     assert len(before) == 3
     assert copies(node) == before
@@ -401,8 +383,7 @@ def test_a_copy_that_could_fit_but_for_one_that_is_read_deletes_none(
 ) -> None:
     monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500B")
     idle, read, large = shared("step1"), shared("step2"), shared("step3", size=2000)
-    with local_copy(idle):
-        pass
+    copy_of(idle)
 
     with local_copy(read), local_copy(large) as copy:
         assert copy == large
@@ -411,14 +392,13 @@ def test_a_copy_that_could_fit_but_for_one_that_is_read_deletes_none(
 
 @pytest.mark.parametrize("limited", [True, False])
 def test_room_is_taken_before_the_copy_is_made(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
+    shared: Shared, node: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, limited: bool
 ) -> None:
     first, second = shared("step1"), shared("step2")
     if limited:
         monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500B")
     else:
-        usage = type("Usage", (), {"free": 2500, "total": 10_000})
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+        disk(2500)
     real = files.write_new
     beside: list[Path] = []
 
@@ -483,29 +463,6 @@ def test_half_made_copies_make_room_before_whole_ones(
     assert copies(node) == {whole.name, made.name}
 
 
-def test_a_disk_that_gives_nothing_back_takes_no_copy(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy_of(shared("step1"))
-    usage = type("Usage", (), {"free": 1500, "total": 10_000})
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    source = shared("step2")
-
-    assert copy_of(source) == source
-
-
-def test_a_limit_beyond_the_disk_fills_no_disk(
-    shared: Shared, copied: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1G")
-    usage = type("Usage", (), {"free": 1000, "total": 10_000})
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    source = shared()
-
-    assert copy_of(source) == source
-    assert copied == []
-
-
 def test_a_copy_with_other_sizes_than_were_listed_is_not_kept(
     shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,15 +501,6 @@ def test_local_links_to_shared_files_are_copied(
         assert content(copy) == content(source)
 
 
-def test_only_what_a_model_is_loaded_from_is_copied(shared: Shared, copied: list[str]) -> None:
-    source = shared()
-    for name in ("optimizer.pt", "pytorch_model.bin", "rng_state.pth"):
-        (source / name).write_bytes(bytes(5000))
-
-    with local_copy(source) as copy:
-        assert sorted(content(copy)) == ["config.json", "model.safetensors"]
-
-
 def test_shards_in_a_directory_of_their_own_are_copied(shared: Shared) -> None:
     source = shared()
     (source / "parts").mkdir()
@@ -581,23 +529,9 @@ def test_prefetching_copies_what_the_load_then_finds(
 
     prefetch_checkpoint(source.parent, source.name)
     assert len(copied) == 2
-    with local_copy(source) as copy:
-        assert copy != source
+    assert copy_of(source) != source
 
     assert len(copied) == 2
-
-
-def test_prefetching_without_a_cache_reads_every_file_ahead(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = shared()
-    monkeypatch.delenv("HPCTK_NODE_CACHE")
-    ahead: list[str] = []
-    monkeypatch.setattr(checkpoints, "_read_ahead", lambda path: ahead.append(path.name))
-
-    prefetch_checkpoint(source.parent, source.name)
-
-    assert sorted(ahead) == ["config.json", "model.safetensors"]
 
 
 def test_prefetching_what_is_not_there_says_nothing(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.science.workloads import checkpoints
 from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_files_of_a_checkpoint_are_read_to_their_end(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from hpc_toolkit.cli import runs as item_commands
 from hpc_toolkit.cli.help import Commands
@@ -24,9 +21,6 @@ from hpc_toolkit.science.workloads.pythia import (
     pythia_items,
     suspects,
 )
-
-if TYPE_CHECKING:
-    from click.testing import Result
 
 GRID = ("--sizes", "14m,70m,410m", "--steps", "0,1000:143000:1000")
 
@@ -60,17 +54,6 @@ def test_grid_of_three_sizes_is_exactly_5184_lines_that_a_run_takes() -> None:
 )
 def test_layers_are_those_of_each_size(arguments: tuple[str, ...], count: int) -> None:
     assert len(call(*GRID, *arguments).stdout.splitlines()) == count
-
-
-def test_listing_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from hpc_toolkit.cli import load_commands; load_commands('items');"
-        "print(sorted({'torch', 'numpy', 'transformers', 'sklearn'} & set(sys.modules)))"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout == "[]\n"
 
 
 def test_there_are_154_revisions() -> None:
@@ -184,10 +167,3 @@ def test_reports_name_checkpoints_that_exist() -> None:
     for one in SUSPECT:
         assert one.steps <= set(REVISIONS)
         assert one.sizes <= set(SIZES)
-
-
-def test_error_of_the_command_line_is_the_users_to_act_on() -> None:
-    result = call("--sizes", "14m", "--steps", "7")
-
-    assert isinstance(result.exception, ConfigError)
-    assert result.stdout == ""

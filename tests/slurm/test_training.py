@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,11 @@ from tests.slurm.templatesite import Site
 if TYPE_CHECKING:
     from tests.slurm.reallab import LabUnderTest
 
-pytest.importorskip("torch")
-
 # In one process: all tests look at the same jobs.
 pytestmark = [
     *(pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)),
+    # This process imports none: each that collects the tests would take seconds of a core for it.
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs torch"),
     pytest.mark.xdist_group("training"),
 ]
 

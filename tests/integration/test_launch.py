@@ -230,6 +230,7 @@ def test_a_warning_reaches_every_rank_and_what_left_with_75_does_not_start_again
     assert "error:" not in ended.err
 
 
+@without_torch
 def test_the_rank_that_failed_is_named_and_gives_its_code(hpctk: Hpctk, plain: Path) -> None:
     call = f"""
 from hpc_toolkit.errors import HpcToolkitError

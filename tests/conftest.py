@@ -27,6 +27,9 @@ pytest.register_assert_rewrite("tests.integration.realrun", "tests.slurm.templat
 _SITE = ("HPCTK_", "SLURM", "SBATCH_", "SRUN_", "CC_CLUSTER")
 _OF_THE_TESTS = {"HPCTK_SCORES_CSV", "HPCTK_FORBID_SKIP"}
 
+# Threads of OpenMP that wait for each other spin: fifteen times a core's work where others use it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -37,7 +37,7 @@ def wait_until(
     while not (found := condition()):
         assert of is None or of.process.poll() is None, f"no {what}: {of.ended()}"
         assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
-        time.sleep(0.005)
+        time.sleep(0.02)
     return found
 
 
@@ -94,13 +94,14 @@ class Hpctk:
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
         self.trace = cwd / "trace"
+        self.python_path = f"{REPOSITORY}:{HERE}"
         self._mark = uuid.uuid4().hex
         self._started: list[Started] = []
 
     def environment(self, changes: dict[str, str] | None = None) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": f"{REPOSITORY}:{HERE}",
+            "PYTHONPATH": self.python_path,
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "100",
             _MARK: self._mark,

@@ -123,20 +123,14 @@ def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Pat
 MEASURED = "--model decoder-1x64 --batch-size 2 --seq-length 8 --max-steps 2 --warmup 0 --repeats 1"
 
 
-def measurement(**asked: Any) -> dict[str, Any]:
-    words = (*MEASURED.split(), "--price-per-gpu-hour", "2")
-    request = ManifestSpec(
-        kind="kubernetes-scaling", image="x", node_counts=(1, 2), command=words, **asked
-    )
-    return job_of(request)
-
-
 @pytest.mark.slow
 @pytest.mark.torch
 def test_the_log_of_the_first_pod_of_a_measurement_has_the_table_and_the_records(
     tmp_path: Path,
 ) -> None:
-    with LocalJob(measurement(), tmp_path, meeting_place()) as job:
+    words = (*MEASURED.split(), "--price-per-gpu-hour", "2")
+    request = ManifestSpec(kind="kubernetes-scaling", image="x", node_counts=(1, 2), command=words)
+    with LocalJob(job_of(request), tmp_path, meeting_place()) as job:
         outcome = job.run()
 
     logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
@@ -153,21 +147,3 @@ def test_the_log_of_the_first_pod_of_a_measurement_has_the_table_and_the_records
     )
     (series,) = json.loads(again.stdout)["series"]
     assert [row["world_size"] for row in series["rows"]] == [1, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_measurement_that_lost_a_pod_fails_and_continues_on_its_volume(tmp_path: Path) -> None:
-    asked = {"pvc": (f"shared:{tmp_path}",), "run": "s"}
-    with LocalJob(measurement(**asked), tmp_path, meeting_place()) as job:
-        job.lose(1)
-        assert job.run() == "Failed"
-    with LocalJob(measurement(**asked), tmp_path, meeting_place()) as job:
-        assert job.run() == "Complete", [path.read_text() for path in tmp_path.glob("*.log")]
-    before = (tmp_path / "s/records/world-2.jsonl").read_text()
-
-    with LocalJob(measurement(**asked), tmp_path, meeting_place()) as job:
-        assert job.run() == "Complete"
-
-    assert len(before.splitlines()) == 1
-    assert (tmp_path / "s/records/world-2.jsonl").read_text() == before

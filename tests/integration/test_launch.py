@@ -59,6 +59,21 @@ sys.exit(75)
 """
 
 
+# In the place of torch, whose import takes seconds: what an agent without other nodes asks of it.
+STORE = """
+class TCPStore(dict):
+    port = 1
+
+    def __init__(self, *_, **__):
+        super().__init__()
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def check(self, keys):
+        return self.keys() >= set(keys)
+"""
+
 # Starts children in its group, in sessions of their own, and behind parents that have ended; one
 # ignores SIGTERM.
 PARENT = """
@@ -123,6 +138,18 @@ def train(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def _without_torch(hpctk: Hpctk, tmp_path: Path) -> None:
+    torch = tmp_path / "first" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    (torch / "distributed.py").write_text(STORE)
+    hpctk.python_path = f"{torch.parent}:{hpctk.python_path}"
+
+
+without_torch = pytest.mark.usefixtures("_without_torch")
+
+
+@pytest.fixture
 def plain(tmp_path: Path) -> Path:
     path = tmp_path / "plain.py"
     path.write_text(PLAIN)
@@ -183,6 +210,7 @@ def test_of_two_launches_at_once_a_killed_rank_starts_again_in_its_own(
     assert logs.count("rank-1.restart-1.out") == 1
 
 
+@without_torch
 def test_a_warning_reaches_every_rank_and_what_left_with_75_does_not_start_again(
     hpctk: Hpctk, plain: Path
 ) -> None:
@@ -197,6 +225,7 @@ def test_a_warning_reaches_every_rank_and_what_left_with_75_does_not_start_again
     assert "error:" not in ended.err
 
 
+@without_torch
 def test_the_rank_that_failed_is_named_and_gives_its_code(hpctk: Hpctk, plain: Path) -> None:
     call = f"""
 from hpc_toolkit.errors import HpcToolkitError
@@ -227,6 +256,7 @@ print("code", launch({str(plain)!r}, "fail", 7, nproc_per_node=2, run_dir="run")
     assert ending.startswith("exit code 1; 2 ranks, 0 restarts; with --run-dir DIR")
 
 
+@without_torch
 def test_an_agent_that_is_killed_takes_its_ranks_along(hpctk: Hpctk, plain: Path) -> None:
     started = hpctk.start("launch", "--nproc-per-node", 2, plain, "wait")
     pids = [int(words[0]) for words in ready(started, 2)]
@@ -237,6 +267,7 @@ def test_an_agent_that_is_killed_takes_its_ranks_along(hpctk: Hpctk, plain: Path
     wait_until(lambda: not any(lives(pid) for pid in pids), "the ranks to end")
 
 
+@without_torch
 @pytest.mark.parametrize("how", ["fail", "end", "wait"])
 def test_children_of_ranks_are_ended_whatever_their_session_and_parent(
     how: str, hpctk: Hpctk, tmp_path: Path
@@ -343,6 +374,7 @@ def test_tasks_that_srun_started_become_ranks(hpctk: Hpctk, train: Path, tmp_pat
     wait_until(lambda: not list(meeting.iterdir()), "the name to be taken away")
 
 
+@without_torch
 def test_a_launch_that_is_ended_ends_its_ranks(hpctk: Hpctk, tmp_path: Path) -> None:
     script = tmp_path / "stubborn.sh"
     script.write_text("trap '' TERM\necho ready $$\nwhile :; do sleep 0.1; done\n")
@@ -374,6 +406,7 @@ def test_what_would_start_is_told_and_nothing_is_started(hpctk: Hpctk, plain: Pa
     assert not (hpctk.cwd / "run").exists()
 
 
+@without_torch
 def test_the_load_of_a_node_is_logged_once_beside_its_ranks(hpctk: Hpctk, tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text("print('done')")
     words = ("launch", "--monitor", "--nproc-per-node", 2)

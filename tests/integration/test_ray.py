@@ -153,6 +153,7 @@ def cluster(hpctk: Hpctk, short_dir: str) -> Iterator[Cluster]:
         started.down()
 
 
+@pytest.mark.soak  # tests/slurm/test_ray.py joins a Ray that runs and drains from it
 def test_a_cluster_that_runs_already_is_joined_drained_from_and_left_running(
     hpctk: Hpctk, cluster: Cluster
 ) -> None:
@@ -169,7 +170,7 @@ def test_a_cluster_that_runs_already_is_joined_drained_from_and_left_running(
 
     driver = hpctk.start(*words, env=cluster.of_members)
     wait_until(
-        lambda: json.loads(hpctk("status", "run", "--json").out)["stages"]["items"]["done"] > 2,
+        lambda: Run.open(hpctk.cwd / "run").status().stages["items"].done > 2,
         "results",
         of=driver,
     )

@@ -88,6 +88,7 @@ def test_a_signal_at_one_of_two_ranks_saves_and_the_curve_goes_on(
     assert_same(losses(tmp_path), one)
 
 
+@pytest.mark.soak  # tests/slurm/test_training.py kills a rank of this training and counts its steps
 def test_a_killed_rank_is_started_again_and_no_saved_step_is_lost(
     tmp_path: Path, one: dict[int, float]
 ) -> None:

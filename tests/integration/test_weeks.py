@@ -66,6 +66,7 @@ def test_a_search_is_rehearsed_run_and_extended_by_a_task(shell: Shell) -> None:
     assert len({(row["checkpoint"], row["layer"], row["task"]) for row in scores}) == len(scores)
 
 
+@pytest.mark.soak  # docs/how-to/scaling.md has these commands, test_scaling.py what they measure
 @pytest.mark.torch
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_a_scaling_has_an_advice_and_scripts(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""Scenarios as they are played: on all filesystems at once, which doctor examines."""
+"""Scenarios as they are played: on several filesystems at once, which doctor examines."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.sharedfs.ceph import CephFS
+from tests.sharedfs.filesystems import Bindfs, GlusterFS, MooseFS
+from tests.sharedfs.nfs import NFS3, NFS42, NFS3Cached
 from tests.sharedfs.outcome import MEASURED, SAID, Outcome, said_by
-from tests.sharedfs.rehearsal import Rehearsal, Size
+from tests.sharedfs.rehearsal import SMALL, Rehearsal, Size
 from tests.sharedfs.scenarios import (
     additions,
     campaign,
     examination,
+    kills,
     one_machine,
     orderly_restart,
     partition,
@@ -51,6 +55,22 @@ def is_played(kind: type[Filesystem], scenario: Scenario) -> bool:
     return scenario not in _OF_KERNELS or kind.loses_power
 
 
+IN_MAKE_TEST: dict[Scenario, tuple[type[Filesystem], ...]] = {
+    one_machine: (Bindfs,),  # where two mounts of one machine do not share their locks
+    campaign: (GlusterFS,),
+    additions: (CephFS, NFS3Cached),  # the clients that cache most
+    kills: (GlusterFS, NFS42),
+    takeover: (Bindfs, MooseFS, NFS42),  # with and without locks that reach the other host
+    proven_locks: (GlusterFS, MooseFS, CephFS, Bindfs, NFS3, NFS42),  # each has locks of its own
+    partition: (Bindfs, CephFS),  # CephFS evicts the host
+    server_restart: (GlusterFS, MooseFS),  # users get an error, or wait
+    orderly_restart: (CephFS,),
+    # Until it has evicted the host, only CephFS would be waited for. NFSv3 frees no lost locks.
+    power_cut: (NFS3, NFS42),
+    power_cut_of_proven_locks: (NFS42,),
+}
+"""Where a scenario of the small size takes a path of its own; 'make soak' plays it on all."""
+
 _TOGETHER = (one_machine, campaign)
 """Nothing happens in these; they are played beside each other."""
 _EXAMINED_BEFORE = (
@@ -65,7 +85,7 @@ _EXAMINED_BEFORE = (
 
 
 class Plays:
-    """Has scenarios played on all filesystems at the same time, since they consist of waiting.
+    """Has scenarios played on several filesystems at once, since they consist of waiting.
 
     ``hpctk doctor`` examines each filesystem for as long as the first ones take.
     """
@@ -82,9 +102,11 @@ class Plays:
     def outcome(self, scenario: Scenario, size: Size, name: str) -> Outcome:
         """What a scenario of a size came to on one filesystem."""
         self._examine_all(size)
-        if (scenario, size, name) not in self._outcomes:
-            for one in _TOGETHER if scenario in _TOGETHER else (scenario,):
-                for each in self._names(one):
+        for one in _TOGETHER if scenario in _TOGETHER else (scenario,):
+            for each in self._names(one):
+                early = size is not SMALL or type(self._filesystems[each]) in IN_MAKE_TEST[one]
+                asked = (one, each) == (scenario, name)
+                if (asked or early) and (one, size, each) not in self._outcomes:
                     future = self._threads.submit(self._play, one, size, each)
                     self._outcomes[one, size, each] = future
         return self._outcomes[scenario, size, name].result()

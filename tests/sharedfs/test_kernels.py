@@ -37,6 +37,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.soak  # test_hosts.py has the same end of a PID namespace, without three boots
 def test_kernels_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) -> None:
     tests = subprocess.Popen(
         [sys.executable, "-c", _KILLED, str(tmp_path)],

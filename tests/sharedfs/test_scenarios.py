@@ -12,8 +12,7 @@ import pytest
 
 from tests.sharedfs.ceph import CephFS
 from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
-from tests.sharedfs.nfs import NFS3, NFS3Cached
-from tests.sharedfs.plays import is_played
+from tests.sharedfs.plays import IN_MAKE_TEST, is_played
 from tests.sharedfs.rehearsal import FULL, HIT, SMALL, SPARED
 from tests.sharedfs.scenarios import (
     additions,
@@ -57,16 +56,10 @@ pytestmark = [
 def on_kinds_for(scenario: Scenario) -> pytest.MarkDecorator:
     """The filesystems on which a scenario is played."""
     names = [name for name, kind in KINDS_BY_NAME.items() if is_played(kind, scenario)]
-    # Until it has evicted the host, only CephFS would be waited for; NFS has these in any size.
-    late = {CephFS.name} if scenario in (power_cut, power_cut_of_proven_locks) else set()
-    # Each scenario is played on NFSv4.2; the small size on other NFS where the version decides.
-    if scenario not in (kills, takeover, power_cut, proven_locks):
-        late.add(NFS3.name)
-    if scenario is not additions:
-        late.add(NFS3Cached.name)
+    early = {kind.name for kind in IN_MAKE_TEST[scenario]}
     return pytest.mark.parametrize(
         "name",
-        [pytest.param(name, marks=[pytest.mark.soak] if name in late else []) for name in names],
+        [pytest.param(name, marks=[] if name in early else [pytest.mark.soak]) for name in names],
     )
 
 

@@ -32,6 +32,8 @@ _FOREIGN = ("HPCTK_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "CUDA_VISIB
 _DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd"}
 # Step daemons tidy up after their job has ended for Slurm.
 _LEAVING_S = 120.0
+LOOK_S = 0.2
+"""Between two looks at what is waited for: each starts a program of Slurm."""
 
 
 class LabUnderTest:
@@ -131,7 +133,7 @@ class LabUnderTest:
                 return record
             over = record.ended or time.monotonic() > deadline
             assert not over, f"job {job} is {record.state}:\n{self.output(record)}"
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
 
     def output(self, record: JobRecord) -> str:
         """What a job has written so far."""
@@ -159,7 +161,7 @@ class LabUnderTest:
                 named = ", ".join(f"{one.name} ({one.pid}) on {one.node}" for one in strays)
                 message = f"jobs have left processes behind: {named}"
                 raise AssertionError(message)
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
 
     def _end_waiting_steps(self) -> None:
         """End what waits for a node that is gone, which takes a minute, when no task is left."""
@@ -194,6 +196,6 @@ class LabUnderTest:
                          check=False)  # fmt: skip
             if crashed:
                 self._end_waiting_steps()
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
         # The srun of a step goes on waiting for a node whose slurmd was killed.
         self.check_no_strays(forgive="srun" if crashed else "", leaving_s=leaving_s)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.lab.programs import environment
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.records import JobRecord
 from tests.integration.realrun import HANG_S
+from tests.slurm.reallab import LOOK_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +43,8 @@ class Size:
     """Checkpoints; each has LAYERS items."""
     seconds: float
     """Length of an item."""
+    gpus_per_node: int = 2
+    """Each has a rank."""
     limit_s: float = HANG_S
     """After so long the scenario is taken for stuck."""
 
@@ -48,9 +52,14 @@ class Size:
     def items(self) -> int:
         return self.groups * LAYERS
 
+    @property
+    def ranks(self) -> int:
+        """On the 8 nodes of the lab."""
+        return 8 * self.gpus_per_node
 
-SMALL = Size(groups=96, seconds=0.25)
-FULL = Size(groups=432, seconds=0.25)
+
+SMALL = Size(groups=48, seconds=0.25)
+FULL = Size(groups=432, seconds=0.25, gpus_per_node=4)
 """3 sizes of a model x 144 checkpoints x 12 layers."""
 
 
@@ -66,7 +75,7 @@ def wait_until(
         if time.monotonic() >= end:
             message = f"waited {limit_s:g} s for {what if isinstance(what, str) else what()}"
             raise AssertionError(message)
-        time.sleep(0.1)
+        time.sleep(LOOK_S)
     return found
 
 
@@ -225,6 +234,9 @@ class Rehearsal:
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.hpctk("status", self.run, "--json", "--no-slurm"))
         return found
+
+    def complete(self) -> bool:
+        return Run.open(self.run).status().complete
 
     def done(self) -> int:
         return self.measure().items

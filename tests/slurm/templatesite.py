@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.slurm.render.script import render_script
@@ -147,11 +148,8 @@ class Site:
         )
 
     def wait_for_workers(self, number: int, run: str = ODD) -> None:
-        def alive() -> bool:
-            status = json.loads(self.hpctk("status", run, "--json"))
-            return bool(status["workers"]["alive"] >= number)
-
-        wait_until(alive, f"{number} workers")
+        found = Run.open(self.cwd / run)
+        wait_until(lambda: found.status().workers.alive >= number, f"{number} workers")
 
     def hosts(self) -> list[str]:
         """Where the workers of the run were, one name each."""

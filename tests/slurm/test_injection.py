@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from tests.slurm.reallab import LabUnderTest
 
 SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
-JOBS = 15
+JOBS = 4
 """So many jobs try all texts of the places of which a job can have many."""
-READ = 40
+READ = 8
 """So many texts of each place are read by sbatch."""
 AT_ONCE = 100
 
@@ -161,7 +161,7 @@ def read_all(lab: LabUnderTest, cwd: Path, number: int | None) -> None:
         assert reader.differences(place, chosen) == []
         read += len(chosen)
     MEASURED.append(f"injection: {read} scripts read by sbatch")
-    assert read > 200
+    assert read > (number or 40) * 5
     assert {path.name for path in cwd.iterdir()} == {"read.sbatch"}
 
 
@@ -186,7 +186,7 @@ def test_mixed_texts_are_run_as_they_are(lab: LabUnderTest, tmp_path: Path) -> N
     MEASURED.append(
         f"injection: {len(plans)} jobs tried {tried} texts of {sum(map(len, taken().values()))}"
     )
-    assert tried > 900
+    assert tried > 700
 
 
 def test_a_setup_that_is_no_command_ends_the_job_and_runs_nothing_else(

@@ -81,6 +81,17 @@ def small(lab: LabUnderTest, lab_directory: Path, tmp_path: Path) -> Iterator[La
     assert not processes_of(own)
 
 
+@pytest.fixture(scope="module")
+def kept(lab: LabUnderTest, lab_directory: Path) -> Iterator[LabUnderTest]:
+    """A lab of two nodes for tests that leave it as it is."""
+    assert lab.lab.status().state == "up"
+    own = LabUnderTest(lab_directory / "untouched", SMALL)
+    own.up()
+    yield own
+    own.down()
+    assert not processes_of(own)
+
+
 def hpctk(small: LabUnderTest, command: str, *words: str | Path) -> subprocess.Popen[str]:
     """``hpctk lab COMMAND`` for a lab, just started."""
     argv = [sys.executable, "-m", "hpc_toolkit", "lab", command, "--dir", str(small.directory)]
@@ -315,28 +326,26 @@ def test_downs_beside_ups_break_nothing(small: LabUnderTest) -> None:
     assert small.lab.status().state in ("up", "down")
 
 
-def test_a_lab_is_not_ended_or_started_from_inside(small: LabUnderTest) -> None:
-    small.up()
-    before = {one.pid for one in processes_of(small)}
+def test_a_lab_is_not_ended_or_started_from_inside(kept: LabUnderTest) -> None:
+    before = {one.pid for one in processes_of(kept)}
     for command in ("down", "up --nodes 2", "restore n1"):
         word, *options = command.split()
-        inner = [sys.executable, "-m", "hpc_toolkit", "lab", word, "--dir", str(small.directory)]
+        inner = [sys.executable, "-m", "hpc_toolkit", "lab", word, "--dir", str(kept.directory)]
 
-        code, out, err = ended(hpctk(small, "exec", *inner, *options))
+        code, out, err = ended(hpctk(kept, "exec", *inner, *options))
 
         assert (code, out) == (1, "")
         assert "error: this process runs inside a lab" in err
-    assert {one.pid for one in processes_of(small)} >= before
+    assert {one.pid for one in processes_of(kept)} >= before
 
 
 @as_root
-def test_root_uses_no_lab_that_another_user_could_change(small: LabUnderTest) -> None:
-    small.up()
-    os.chown(small.directory, 65534, -1)
+def test_root_uses_no_lab_that_another_user_could_change(kept: LabUnderTest) -> None:
+    os.chown(kept.directory, 65534, -1)
     commands = (["env"], ["run", "x.sh"], ["exec", "true"])
 
-    found = [ended(hpctk(small, *command)) for command in commands]
-    os.chown(small.directory, 0, -1)
+    found = [ended(hpctk(kept, *command)) for command in commands]
+    os.chown(kept.directory, 0, -1)
 
     assert [(code, out) for code, out, _ in found] == [(1, "")] * 3
     assert all("belongs to user 65534, not to you" in err for _, _, err in found)
@@ -359,21 +368,20 @@ def test_two_labs_side_by_side_do_not_know_each_other(
 
 
 def test_up_of_a_running_lab_leaves_it_alone_and_refuses_other_settings(
-    small: LabUnderTest,
+    kept: LabUnderTest,
 ) -> None:
-    small.up()
-    before = {one.pid for one in processes_of(small)}
+    before = {one.pid for one in processes_of(kept)}
 
-    code, out, _ = ended(up(small))
+    code, out, _ = ended(up(kept))
     assert (code, out.splitlines()[0]) == (
         0,
-        f"2 nodes with 1 l40s each, already up: {small.directory}",
+        f"2 nodes with 1 l40s each, already up: {kept.directory}",
     )
-    code, out, err = ended(hpctk(small, "up", "--nodes", "3"))
+    code, out, err = ended(hpctk(kept, "up", "--nodes", "3"))
     assert (code, out) == (1, "")
     assert "is up with other settings: 2 nodes with 1 l40s each" in err
     assert "hpctk lab down" in err
-    assert {one.pid for one in processes_of(small)} == before
+    assert {one.pid for one in processes_of(kept)} == before
 
 
 def test_of_two_ups_at_once_one_starts_the_lab(small: LabUnderTest) -> None:
@@ -594,9 +602,8 @@ def test_a_lab_that_could_be_reached_from_elsewhere_does_not_stay_up(
     assert not processes_of(small)
 
 
-def test_a_client_with_another_munge_key_is_refused(small: LabUnderTest, tmp_path: Path) -> None:
-    small.up()
-    foreign = small.directory.parent / "foreign"
+def test_a_client_with_another_munge_key_is_refused(kept: LabUnderTest, tmp_path: Path) -> None:
+    foreign = kept.directory.parent / "foreign"
     foreign.mkdir(mode=0o711)
     (foreign / "key").write_bytes(os.urandom(1024))
     (foreign / "key").chmod(0o600)
@@ -607,35 +614,34 @@ def test_a_client_with_another_munge_key_is_refused(small: LabUnderTest, tmp_pat
     ]  # fmt: skip
     subprocess.run(munged, check=True)
     try:
-        own = small.slurm_conf.read_text()
+        own = kept.slurm_conf.read_text()
         conf = tmp_path / "slurm.conf"
-        conf.write_text(own.replace(str(small.lab.paths.munge_socket), f"{foreign}/socket"))
-        (tmp_path / "gres.conf").write_bytes((small.slurm_conf.parent / "gres.conf").read_bytes())
+        conf.write_text(own.replace(str(kept.lab.paths.munge_socket), f"{foreign}/socket"))
+        (tmp_path / "gres.conf").write_bytes((kept.slurm_conf.parent / "gres.conf").read_bytes())
         for argv in (
             ["sinfo"],
             ["sbatch", "--wrap=touch x"],
             ["scontrol", "shutdown"],
             ["scontrol", "update", "nodename=n1", "state=down", "reason=x"],
         ):
-            done = small.run(*argv, env={"SLURM_CONF": str(conf)}, cwd=tmp_path, check=False)
+            done = kept.run(*argv, env={"SLURM_CONF": str(conf)}, cwd=tmp_path, check=False)
             assert done.returncode != 0, argv
     finally:
         os.kill(int(pid.read_text()), signal.SIGTERM)
         wait_until(lambda: not pid.exists(), "the foreign munged to end")
         shutil.rmtree(foreign)
-    assert small.run("sinfo", "-h", "-o", "%D %T").stdout.strip() == "2 idle"
-    assert small.run("squeue", "-h").stdout == ""
-    assert small.lab.paths.log("slurmctld").read_text().count("Invalid credential") >= 4
+    assert kept.run("sinfo", "-h", "-o", "%D %T").stdout.strip() == "2 idle"
+    assert kept.run("squeue", "-h").stdout == ""
+    assert kept.lab.paths.log("slurmctld").read_text().count("Invalid credential") >= 4
 
 
-def test_secrets_of_a_lab_are_its_owners_alone(small: LabUnderTest) -> None:
-    small.up()
-    paths = small.lab.paths
+def test_secrets_of_a_lab_are_its_owners_alone(kept: LabUnderTest) -> None:
+    paths = kept.lab.paths
 
     assert (paths.munge_private / "key").stat().st_mode & 0o777 == 0o600
     for directory in (paths.munge_private, paths.state, paths.database):
         assert directory.stat().st_mode & 0o077 == 0
-    for path in small.directory.rglob("*"):
+    for path in kept.directory.rglob("*"):
         assert path.is_socket() or path.is_symlink() or path.lstat().st_mode & 0o022 == 0, path
 
 

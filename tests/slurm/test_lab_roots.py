@@ -15,6 +15,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab.members import members
 from hpc_toolkit.lab.roots import find_root
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.run import Run
 from tests.integration.realrun import HANG_S, wait_until
 from tests.slurm.reallab import LabUnderTest
 
@@ -97,10 +98,8 @@ def test_a_run_is_submitted_to_the_slurm_of_another_release_and_nothing_is_left(
             f"{PROGRAM} submit --cluster lab --nodes 2 --gpus-per-node 1 --run runs/b",
             tmp_path,
         )
-        wait_until(
-            lambda: "complete after" in printed(lab, f"{PROGRAM} status runs/b", tmp_path),
-            "the run to complete",
-        )
+        wait_until(lambda: Run.open(tmp_path / "runs/b").status().complete, "the run to complete")
+        assert "complete after" in printed(lab, f"{PROGRAM} status runs/b", tmp_path)
 
         values = printed(lab, f"{PROGRAM} gather runs/b -o rows.csv; cat rows.csv", tmp_path)
         assert (root / "etc/debian_version").read_text().strip() in values

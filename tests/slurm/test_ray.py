@@ -6,13 +6,13 @@ first node from the others by their addresses.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.run import Run
 from tests.onlyray import only_ray, skip_beside_foreign_ray
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import ODD, Site
@@ -66,9 +66,7 @@ def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(sit
         command=driver,
     )
 
-    def status() -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(site.hpctk("status", ODD, "--json"))
-        return told
+    run = Run.open(site.cwd / ODD)
 
     def said() -> str:
         return f"what did not come:\n{site.said(job)}"
@@ -81,7 +79,7 @@ def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(sit
     assert listening("gcs_server", "raylet") == {"127.0.0.1"}
     assert Path(f"/tmp/hpctk-ray-{job}.0").stat().st_mode & 0o077 == 0
     site.warn(job)
-    wait_until(lambda: status()["draining"] == 2, said)
+    wait_until(lambda: run.status().draining == 2, said)
     (site.cwd / "go").touch()
     ended = site.end_of(job)
 

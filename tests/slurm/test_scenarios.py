@@ -1,4 +1,4 @@
-"""A work queue on 8 nodes x 4 GPUs of a real Slurm, disturbed in the ways that clusters have.
+"""A work queue on 8 nodes of a real Slurm, disturbed in the ways that clusters have.
 
 Every node has its own host name here, so a death is seen by the evidence that a cluster would give,
 and each test says by which. All results must be there once, and no attempt may be burnt.
@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-RANKS = 32
 SIZES = [
     pytest.param(SMALL, id="small"),
     pytest.param(FULL, id="full", marks=pytest.mark.soak),
@@ -54,11 +54,11 @@ def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Iterator[Rehearsal]:
 
 
 def start(rehearsal: Rehearsal, size: Size, **options: str) -> str:
-    """A job of 32 ranks on 8 nodes that works on a new run; returns when all ranks work."""
+    """A job on 8 nodes that works on a new run; returns when all ranks work."""
     rehearsal.init(size)
-    script = rehearsal.render("work-queue", nodes=8, gpus_per_node=4, **options)
+    script = rehearsal.render(nodes=8, gpus_per_node=size.gpus_per_node, **options)
     job = rehearsal.sbatch(script, rehearsal.run)
-    wait_until(lambda: len(rehearsal.measure().claimed) >= RANKS, "32 claims")
+    wait_until(lambda: len(rehearsal.measure().claimed) >= size.ranks, f"{size.ranks} claims")
     return job
 
 
@@ -81,7 +81,7 @@ def first_of(found: Measured, workers: set[str]) -> float:
 
 
 @pytest.mark.alone
-@sized
+@pytest.mark.parametrize("size", [pytest.param(replace(FULL, groups=96), id="small"), SIZES[1]])
 def test_32_ranks_on_8_nodes_are_kept_busy_each_with_its_gpu(
     rehearsal: Rehearsal, size: Size
 ) -> None:
@@ -98,11 +98,12 @@ def test_32_ranks_on_8_nodes_are_kept_busy_each_with_its_gpu(
 
     share = cpu.share()
     found = check_whole(rehearsal, size)
-    efficiency = found.efficiency(size.seconds, RANKS)
+    efficiency = found.efficiency(size.seconds, size.ranks)
     report("32 ranks", size, found, efficiency=f"{efficiency:.3f}", cpu=f"{share:.0%}")
     places = {tuple(row["value"].values()) for row in rehearsal.rows()}
-    assert places == {(f"n{r // 4 + 1}", f"n{r // 4 + 1}", r, str(r % 4)) for r in range(RANKS)}
-    assert sorted(presence["rank"] for presence in found.workers.values()) == list(range(RANKS))
+    ranks = list(range(size.ranks))
+    assert places == {(f"n{r // 4 + 1}", f"n{r // 4 + 1}", r, str(r % 4)) for r in ranks}
+    assert sorted(presence["rank"] for presence in found.workers.values()) == ranks
     assert rehearsal.exit_code(job) == "0:0"
     assert not found.deaths
     # A start of 32 interpreters on 2 cores weighs more in a short run.
@@ -118,7 +119,7 @@ def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size)
         before = set(rehearsal.measure().workers)
         preempted = time.time()
         rehearsal.preempt("--nodes=8", "--exclusive", "--mem=0")
-        wait_for_workers(rehearsal, len(before) + RANKS)
+        wait_for_workers(rehearsal, len(before) + size.ranks)
         gaps.append((preempted, before))
     rehearsal.wait_for_end(job, limit_s=size.limit_s)
 
@@ -138,11 +139,11 @@ def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size)
 @pytest.mark.parametrize(
     "size",
     [
-        pytest.param(Size(64, 1.5), id="small"),
-        pytest.param(Size(432, 0.5), id="full", marks=pytest.mark.soak),
+        pytest.param(Size(32, 1.5), id="small"),
+        pytest.param(replace(FULL, seconds=0.5), id="full", marks=pytest.mark.soak),
     ],
 )
-def test_lost_node_is_seen_by_slurm_and_the_other_28_ranks_never_stop(
+def test_lost_node_is_seen_by_slurm_and_the_other_ranks_never_stop(
     rehearsal: Rehearsal, size: Size
 ) -> None:
     job = start(rehearsal, size)
@@ -164,9 +165,9 @@ def test_lost_node_is_seen_by_slurm_and_the_other_28_ranks_never_stop(
         whole_after_s=round(last_death - lost_at, 1),
         longest_pause_s=f"{pauses:.2f}",
     )
-    assert found.evidence == {("slurm", "node failure"): 4}
+    assert found.evidence == {("slurm", "node failure"): size.gpus_per_node}
     assert {line["worker"] for line in found.deaths} == lost
-    assert len(found.workers) == RANKS, "the job went on without a restart"
+    assert len(found.workers) == size.ranks, "the job went on without a restart"
     assert pauses < size.seconds + 2.0
     assert rehearsal.exit_code(job) == "0:0"
 
@@ -186,8 +187,8 @@ def longest_pauses(found: Measured, workers: set[str]) -> float:
     [
         # A node is down when it was silent for so long and two questions went unanswered, which
         # takes 25 s at least. On a busy machine a healthy slurmd may be silent for 5 s.
-        pytest.param(Size(96, 1.5), 15, id="small"),
-        pytest.param(Size(432, 0.5), 30, id="full", marks=pytest.mark.soak),
+        pytest.param(Size(48, 1.5), 15, id="small"),
+        pytest.param(replace(FULL, seconds=0.5), 30, id="full", marks=pytest.mark.soak),
     ],
 )
 def test_lost_slurmd_takes_its_node_down_and_leaves_its_ranks_at_work(
@@ -217,10 +218,10 @@ def test_lost_slurmd_takes_its_node_down_and_leaves_its_ranks_at_work(
         results_of_its_ranks_afterwards=len(after),
     )
     assert left > 0, "the node was never down while there was work"
-    assert len(its_ranks) == 4
+    assert len(its_ranks) == size.gpus_per_node
     assert set(after) == its_ranks
     assert not found.deaths
-    assert len(found.workers) == RANKS
+    assert len(found.workers) == size.ranks
     assert rehearsal.exit_code(job) == "0:0"
 
 
@@ -240,16 +241,17 @@ def test_killed_rank_is_seen_by_its_lock_on_its_own_node(rehearsal: Rehearsal) -
 
 
 def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: Rehearsal) -> None:
-    size = Size(SMALL.groups, 0.25)
+    size = SMALL
     go = rehearsal.cwd / "go"
     held = f"until [ -e {shlex.quote(str(go))} ]; do sleep 0.1; done; sleep {{seconds}}"
     rehearsal.init(size, command=held)
     work = shlex.join([*rehearsal.program, "work", str(rehearsal.run), "--lease", "12s"])
+    ranks = ("--nodes=8", f"--ntasks-per-node={size.gpus_per_node}")
     job = rehearsal.sbatch(
-        *("--nodes=8", "--ntasks-per-node=4", "--mem=1G", "--time=30", "--output=job.out"),
+        *(*ranks, "--mem=1G", "--time=30", "--output=job.out"),
         f"--wrap=srun --kill-on-bad-exit=0 --wait=0 {work}",
     )
-    rehearsal.wait_for_claims(RANKS, job)
+    rehearsal.wait_for_claims(size.ranks, job)
     frozen = [
         one.pid
         for one in members(rehearsal.lab.paths.token, "n3")
@@ -260,7 +262,7 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
         os.kill(pid, signal.SIGSTOP)
     go.touch()
     try:
-        wait_until(lambda: rehearsal.status()["complete"], "completion", limit_s=size.limit_s)
+        wait_until(rehearsal.complete, "completion", limit_s=size.limit_s)
     finally:
         for pid in frozen:
             with suppress(ProcessLookupError):  # Slurm may have ended it with the job
@@ -270,7 +272,7 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
     found = rehearsal.measure()
     rows = rehearsal.rows()
     report("frozen node", size, found, whole_after_s=round(found.deaths[-1]["at"] - frozen_at, 1))
-    assert found.evidence == {("lease", ""): 4}
+    assert found.evidence == {("lease", ""): size.gpus_per_node}
     assert {line["host"] for line in found.deaths} == {"n3"}
     assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
     assert len(rows) == size.items
@@ -279,8 +281,10 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
 @pytest.mark.parametrize(
     ("size", "minutes", "jobs"),
     [
-        pytest.param(Size(72, 1.5), 1, 2, id="small"),
-        pytest.param(Size(432, 1.6, 900.0), 2, 3, id="full", marks=pytest.mark.soak),
+        pytest.param(Size(36, 1.5), 1, 2, id="small"),
+        pytest.param(
+            replace(FULL, seconds=1.6, limit_s=900.0), 2, 3, id="full", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_time_limit_is_met_by_draining_and_requeueing(
@@ -301,6 +305,7 @@ def test_time_limit_is_met_by_draining_and_requeueing(
     assert not found.deaths, "every rank left before Slurm ended it"
     assert rehearsal.exit_code(job) == "0:0"
     assert "DUE TO TIME LIMIT" not in rehearsal.log()
+    assert rehearsal.log().count("requeueing") == len(starts) - 1
 
 
 @sized
@@ -328,7 +333,7 @@ def test_cancelled_job_stays_cancelled_and_a_new_one_goes_on(
 @sized
 def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
     rehearsal.init(size)
-    script = rehearsal.render(nodes=4, gpus_per_node=4)
+    script = rehearsal.render(nodes=4, gpus_per_node=size.gpus_per_node)
 
     jobs = [rehearsal.sbatch(script, rehearsal.run) for _ in range(2)]
     rehearsal.wait_for_end(*jobs, limit_s=size.limit_s)
@@ -348,14 +353,14 @@ def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> N
     """
     go = rehearsal.cwd / "go"
     # However long the ranks take to start: the two end when the others have left.
-    waits = [*(["no"] * 30), "long", "long"]
+    waits = [*(["no"] * 14), "long", "long"]
     lines = [json.dumps({"checkpoint": n, "layer": 0, "wait": w}) for n, w in enumerate(waits)]
     (rehearsal.cwd / "items.jsonl").write_text("\n".join(lines))
     command = f"test {{wait}} = no || until test -e {go}; do sleep 0.2; done"
     rehearsal.hpctk("init", rehearsal.run, "--command", command, "--items", "items.jsonl")
     (rehearsal.cwd / "clusters").mkdir()
     (rehearsal.cwd / "clusters" / "lab.toml").write_text("shrink_jobs = true\n")
-    script = rehearsal.render(nodes=8, ntasks_per_node=2, idle_exit="10s")
+    script = rehearsal.render(nodes=4, ntasks_per_node=2, idle_exit="10s")
     script.write_text(script.read_text().replace("--shrink-every=1min", "--shrink-every=1s"))
 
     job = rehearsal.sbatch(script, rehearsal.run)
@@ -363,15 +368,15 @@ def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> N
     def nodes() -> int:
         return int(rehearsal.call("squeue", "-h", f"--jobs={job}", "--format=%D", "-t", "all"))
 
-    wait_until(lambda: 0 < nodes() < 8, lambda: f"nodes that are given back\n{rehearsal.log()}")
+    wait_until(lambda: 0 < nodes() < 4, lambda: f"nodes that are given back\n{rehearsal.log()}")
     running = rehearsal.state(job)
     go.touch()
     rehearsal.wait_for_end(job)
     found = rehearsal.measure()
-    MEASURED.append(f"nodes given back: of 8 kept {nodes()} while two long items ran")
+    MEASURED.append(f"nodes given back: of 4 kept {nodes()} while two long items ran")
     assert running == "RUNNING"
     assert {row["state"] for row in rehearsal.rows()} == {"done"}
-    assert len(found.workers) == 16
+    assert len(found.workers) == 8
     assert not found.deaths
     assert "gave back" in rehearsal.log()
     assert rehearsal.exit_code(job) == "0:0"

@@ -1,7 +1,7 @@
 """Every template on a real Slurm: what starts again and what does not, and with which exit code.
 
-Two nodes with two ranks each are enough; the warning is sent by hand where Slurm would send it near
-the time limit, but for one test that waits for the limit.
+Two nodes with two ranks each are enough. The warning is sent by hand where Slurm would send it near
+the time limit; test_scenarios.py waits for a limit.
 """
 
 from __future__ import annotations
@@ -48,18 +48,6 @@ def test_a_job_that_was_warned_starts_again_and_then_ends_with_0(site: Site) -> 
     assert site.finished()["done"] == 24
 
 
-def test_a_job_that_reaches_its_time_limit_starts_again(site: Site) -> None:
-    site.init(60, 3.0)
-    job = site.submit(time="1", signal="B:USR1@20")
-
-    ended = site.end_of(job)
-
-    assert ended[:2] == ("COMPLETED", 0)
-    assert ended[2] >= 1
-    assert site.said(job).count("requeueing") == ended[2]
-    assert site.finished()["done"] == 60
-
-
 def test_a_preempted_job_is_requeued_by_slurm_alone(site: Site) -> None:
     site.init_held(24)
     job = site.submit(exclusive=True, nodes=8, ntasks_per_node=1)
@@ -92,10 +80,9 @@ def test_a_cancelled_job_stays_cancelled(site: Site) -> None:
     assert site.jobs(job)[0].state == "CANCELLED"
 
 
-@pytest.mark.parametrize("fields", [{"requeue": False}, {"max_restarts": 0}])
-def test_a_job_that_may_not_start_again_says_75(site: Site, fields: dict[str, Any]) -> None:
+def test_a_job_that_may_not_start_again_says_75(site: Site) -> None:
     site.init(400, 0.5)
-    job = site.submit(**fields)
+    job = site.submit(max_restarts=0)
     site.wait_for_workers(4)
 
     site.warn(job)
@@ -210,9 +197,9 @@ def test_a_job_whose_node_came_back_without_it_starts_again(site: Site) -> None:
 @pytest.mark.newslurm
 def test_a_cancelled_job_that_has_lost_a_node_is_torn_down(site: Site) -> None:
     site.lab.configure(KillWait=16)
-    site.init(4000, 0.5)
-    job = site.submit(nodes=8, ntasks_per_node=4, teardown=("touch torn-down",))
-    site.wait_for_workers(32)
+    site.init(400, 0.5)
+    job = site.submit(teardown=("touch torn-down",))
+    site.wait_for_workers(4)
 
     site.lab.lab.crash(site.hosts_of(job)[1])
     site.lab.run("scancel", job)
@@ -323,7 +310,7 @@ def test_a_program_that_fails_ends_its_step_and_gives_its_code(site: Site) -> No
 
 def test_a_program_that_asks_for_it_starts_again(site: Site) -> None:
     program = ("bash", "-c", "(( ${SLURM_RESTART_COUNT:-0} )) || exit 75; echo second")
-    jobs = [site.submit("command", command=program, nodes=1) for _ in range(8)]
+    jobs = [site.submit("command", command=program, nodes=1) for _ in range(4)]
 
     ends = {site.end_of(job) for job in jobs}
 

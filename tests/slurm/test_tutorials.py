@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.run import Run
 from tests.documents import REPOSITORY, read_blocks
 from tests.integration.realrun import wait_until
 from tests.integration.test_docs import Shell, blurred, transcript
 from tests.slurm.test_weeks import own_lab, shell
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["own_lab", "shell"]
 pytestmark = [pytest.mark.slow]
@@ -45,7 +49,7 @@ def test_a_user_describes_a_cluster_and_sizes_a_job_as_the_tutorial_says(own_lab
 
     for block in blocks:
         if "hpctk plan" in block:
-            wait_until(partial(measured, own_lab, exports), "items that show how long others take")
+            wait_until(partial(measured, own_lab.root / "runs/all"), "items with a time")
         said.append(own_lab.type("\n".join([*exports, block]), "-euo", "pipefail"))
         exports += [line for line in block.splitlines() if line.startswith("export ")]
 
@@ -59,9 +63,9 @@ def test_a_user_describes_a_cluster_and_sizes_a_job_as_the_tutorial_says(own_lab
 
 
 def alive(lab: Shell) -> int:
-    return int(json.loads(lab.type("hpctk status --json"))["workers"]["alive"])
+    (run,) = (lab.root / "runs").iterdir()
+    return Run.open(run).status().workers.alive
 
 
-def measured(lab: Shell, exports: list[str]) -> bool:
-    status = json.loads(lab.type("\n".join([*exports, "hpctk status --json"])))
-    return int(status["stages"]["items"]["done"]) >= 8
+def measured(run: Path) -> bool:
+    return Run.open(run).status().stages["items"].done >= 8

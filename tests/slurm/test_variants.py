@@ -73,7 +73,19 @@ slurm.log_user("time limit set to 2 minutes") return slurm.SUCCESS"""
 PREEMPTED = "was preempted and does not restart; 'hpctk submit' continues the run"
 
 SHORT = {
-    "requeue-off": Variant({"JobRequeue": "0"}, event="warn", end=("COMPLETED", 0, 1)),
+    "settings-that-change-nothing": Variant(
+        {
+            "JobRequeue": "0",
+            "MpiDefault": "pmix",
+            "EnforcePartLimits": "ALL",
+            "DefMemPerCPU": "500",
+            "MaxMemPerNode": "4000",
+        },
+        request=(*MINE, "--time", "5"),
+        event="warn",
+        end=("COMPLETED", 0, 1),
+        says={"draft": 'mem_per_node = "4000M"'},
+    ),
     "preempt-cancel": Variant(
         {"main": "PreemptMode=CANCEL"},
         event="preempt",
@@ -85,18 +97,12 @@ SHORT = {
             "status": PREEMPTED,
         },
     ),
-    "limits": Variant(
-        {"EnforcePartLimits": "ALL", "DefMemPerCPU": "500", "MaxMemPerNode": "4000"},
-        request=(*MINE, "--time", "5"),
-        says={"draft": 'mem_per_node = "4000M"'},
-    ),
     "too-long": Variant(
         {"EnforcePartLimits": "ALL", "main": "MaxTime=10"},
         request=(*GENERIC, *SMALL, "--time", "2:00:00"),
         end=None,
         says={"submit": "request less with --time", "draft": 'max_walltime = "00:10:00"'},
     ),
-    "mpi-missing": Variant({"MpiDefault": "pmix"}),
     "plugin-rejects": Variant(
         {"JobSubmitPlugins": "lua"},
         end=None,

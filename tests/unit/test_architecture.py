@@ -197,6 +197,26 @@ def test_the_architecture_names_every_room() -> None:
     assert not missing
 
 
+def test_names_in_the_architecture_exist() -> None:
+    root = PACKAGE.parent
+    text = (root / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<!`)`([\w/.*-]+)`", text))
+    places = {one for one in named if "/" in one or one.endswith(".py")}
+    below = ("hpc_toolkit", ".", "tests", "hpc_toolkit/slurm", "hpc_toolkit/slurm/batch")
+    sources = [*PACKAGE.rglob("*.py"), root / "tests/unit/test_bandit_pulls.py"]
+    sources += (root / "tests/sharedfs").glob("*.py")
+    found = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    known = set(re.findall(r"^ *(?:class |def |)(\w+)(?=[(:]| =)", found, re.MULTILINE))
+
+    assert not {
+        one
+        for one in places
+        if not any([*root.glob(f"{home}/{one.rstrip('*')}*")] for home in (*below, "*/training"))
+    }
+    names = {one.rpartition(".")[2] for one in named - places if re.search("[A-Z]|^_", one)}
+    assert names <= known
+
+
 def test_a_module_keeps_to_its_fences() -> None:
     used = {
         (name, top(imported))

@@ -22,5 +22,4 @@ def __getattr__(name: str) -> object:
         from hpc_toolkit.run import Run
 
         return Run
-    message = f"module 'hpc_toolkit' has no attribute {name!r}"
-    raise AttributeError(message)
+    raise AttributeError(f"module 'hpc_toolkit' has no attribute {name!r}")

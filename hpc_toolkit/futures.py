@@ -101,8 +101,7 @@ class Executor(futures.Executor):
         if calls.Calls.importing:
             # A call that fails shows no hint of its cause.
             what = f"{run}: a worker imports this script, which creates the executor again"
-            message = f"{what}; put what it does below if __name__ == '__main__':"
-            raise RunError(message)
+            raise RunError(f"{what}; put what it does below if __name__ == '__main__':")
         if (workers or 0) not in range(MAX_WORKERS + 1):
             message = f"workers must be 0 to {MAX_WORKERS}, got {workers!r}"
             raise ConfigError(message, hint="use one per core, or one per GPU")
@@ -187,8 +186,7 @@ class Executor(futures.Executor):
         nothing: units of several calls are made anyway. ConfigError: it is less than 1.
         """
         if chunksize < 1:
-            message = f"chunksize must be at least 1, got {chunksize}"
-            raise ConfigError(message)
+            raise ConfigError(f"chunksize must be at least 1, got {chunksize}")
         columns = list(zip(*zip(*iterables, strict=False), strict=True))
         with self._changed:  # so that all calls are in one segment
             return super().map(fn, *columns, timeout=timeout)

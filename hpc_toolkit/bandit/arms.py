@@ -71,8 +71,7 @@ class ArmTable:
 
     def __post_init__(self) -> None:
         if not self.arms:
-            message = "there are no arms"
-            raise ConfigError(message, hint="give at least one arm")
+            raise ConfigError("there are no arms", hint="give at least one arm")
         refuse_repeats("arm id", self.ids)
         refuse_repeats("feature name", self.feature_names)
         names = self.feature_names
@@ -165,8 +164,7 @@ def with_metrics(
     columns: dict[str, list[float]] = {}
     for name in names:
         if name not in known:
-            message = f"no arm has a metric {name!r}"
-            raise ConfigError(message, hint=near_miss(name, known))
+            raise ConfigError(f"no arm has a metric {name!r}", hint=near_miss(name, known))
         given = (rows.get(arm, {}).get(name) for arm in table.ids)
         values = [math.nan if value is None else float(value) for value in given]
         if sum(map(math.isnan, values)) <= MOST_GAPS * len(values):
@@ -186,8 +184,7 @@ def columns(table: ArmTable, wanted: str) -> Floats:
     """
     measured = [name.startswith(METRIC_PREFIX) for name in table.standardised.names]
     if wanted == "metrics" and not any(measured):
-        message = "the arms have no metrics as features"
-        raise ConfigError(message, hint="use features = 'geometry'")
+        raise ConfigError("the arms have no metrics as features", hint="use features = 'geometry'")
     keep = {"geometry": (False,), "metrics": (True,), "all": (False, True)}[wanted]
     return table.standardised.values[:, [metric in keep for metric in measured]]
 
@@ -228,8 +225,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Kind]) -> 
     keys = list(dict.fromkeys(key for row in rows for key in row))
     for key in given:
         if key not in keys:
-            message = f"features: no arm has the key {key!r}"
-            raise ConfigError(message, hint=near_miss(key, keys))
+            raise ConfigError(f"features: no arm has the key {key!r}", hint=near_miss(key, keys))
     found = []
     for key in keys:
         values = [row.get(key) for row in rows]

@@ -86,8 +86,7 @@ class Policy:
         the answer.
         """
         if n < 0:
-            message = f"requested {n} arms"
-            raise ConfigError(message, hint="request 0 or more")
+            raise ConfigError(f"requested {n} arms", hint="request 0 or more")
         return self.rule.choose(self._history(pending), n)
 
     def tell(self, observation: Observation) -> None:
@@ -241,11 +240,9 @@ def make_policy(
     """
     rule = policy if isinstance(policy, Rule) else _made(policy, options)
     if type(seed) is not int or seed < 0:
-        message = f"seed is {seed!r}"
-        raise ConfigError(message, hint="a whole number, 0 or more")
+        raise ConfigError(f"seed is {seed!r}", hint="a whole number, 0 or more")
     if not tasks.names:
-        message = "the task set is empty"
-        raise ConfigError(message, hint="give at least one task")
+        raise ConfigError("the task set is empty", hint="give at least one task")
     check_scalariser(scalariser, tasks)
     if rule.name == Racing.name and scalariser != "mean":
         message = f"policy {rule.name!r} needs the scalariser 'mean', not {scalariser!r}"

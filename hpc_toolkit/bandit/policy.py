@@ -97,8 +97,7 @@ def refuse_repeats(what: str, words: Sequence[object]) -> None:
     """Raise ConfigError unless the words are different non-empty strings."""
     for word in words:
         if not isinstance(word, str) or not word:
-            message = f"{what} {word!r} is not a non-empty string"
-            raise ConfigError(message)
+            raise ConfigError(f"{what} {word!r} is not a non-empty string")
     for word, count in Counter(words).items():
         if count > 1:
             message = f"{what} {word!r} occurs {count} times"
@@ -160,8 +159,7 @@ class Observation:
         both = sorted(set(self.failed) & set(self.scores))
         problems += [f"task {task!r} has a score and is called failed" for task in both]
         if problems:
-            message = f"arm {self.arm!r}: {problems[0]}"
-            raise ConfigError(message)
+            raise ConfigError(f"arm {self.arm!r}: {problems[0]}")
 
     def numbers_of(self, task: str) -> tuple[float, ...]:
         """Return score, standard error and seconds of a task; NaN for what is missing."""

@@ -64,8 +64,7 @@ def cholesky(kernel: Floats, noise: float) -> Floats:
             return np.asarray(np.linalg.cholesky(kernel + (noise + jitter) * identity), np.float64)
         except np.linalg.LinAlgError:
             continue
-    message = f"a kernel matrix of {len(kernel)} points is not positive definite"
-    raise np.linalg.LinAlgError(message)
+    raise np.linalg.LinAlgError(f"a kernel matrix of {len(kernel)} points is not positive definite")
 
 
 class Posterior:

@@ -72,8 +72,7 @@ def checked_number(
     given = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     # The comparison is false for NaN, so NaN is rejected as well.
     if not low <= given <= high or (whole and given % 1):
-        message = f"{where} is {value!r}"
-        raise ConfigError(message, hint=hint)
+        raise ConfigError(f"{where} is {value!r}", hint=hint)
     return int(given) if whole else given
 
 
@@ -93,8 +92,7 @@ def word_option(default: str, known: Sequence[str]) -> Any:
     def check(where: str, value: object) -> object:
         if value in known:
             return value
-        message = f"{where} is {value!r}"
-        raise ConfigError(message, hint=near_miss(str(value), list(known)))
+        raise ConfigError(f"{where} is {value!r}", hint=near_miss(str(value), list(known)))
 
     return field(default=default, metadata={"check": check})
 

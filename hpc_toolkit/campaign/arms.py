@@ -122,12 +122,10 @@ def arms_table(value: object, where: str) -> ArmRows:
     found = read_table(ArmRows, value, where, _ARMS, ("rows",))
     keys = list(dict.fromkeys(key for row in found.rows for key in row))
     if len(found.rows) > MOST_ARMS:
-        message = f"{where}: {len(found.rows)} arms"
-        raise ConfigError(message, hint=f"use at most {MOST_ARMS}")
+        raise ConfigError(f"{where}: {len(found.rows)} arms", hint=f"use at most {MOST_ARMS}")
     for key in (*found.baseline, *([] if found.group_by is None else [found.group_by])):
         if key not in keys:
-            message = f"{where}: no arm has the key {key!r}"
-            raise ConfigError(message, hint=near_miss(key, keys))
+            raise ConfigError(f"{where}: no arm has the key {key!r}", hint=near_miss(key, keys))
     if found.group_by is not None and not all(found.group_by in row for row in found.rows):
         message = f"{where}: group_by: some arms have no key {found.group_by!r}"
         raise ConfigError(message, hint="name a key of all arms")
@@ -145,8 +143,7 @@ def _from_file(name: str, where: str, path: Sequence[str]) -> list[Any]:
     try:
         return read_list(file)
     except ItemsError as error:
-        message = f"{where}: {error.message}"
-        raise ConfigError(message, hint=error.hint) from error
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
     except OSError as error:
         message = f"{where}: cannot read {file}: {error.strerror}"
         raise ConfigError(message, hint="name a file that exists, such as arms.csv") from error
@@ -289,8 +286,7 @@ def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
         case ast.BinOp(left, sign, right) if type(sign) in _ARITHMETIC:
             one, other = _value(left, row), _value(right, row)
             if isinstance(one, str) or isinstance(other, str):
-                message = "arithmetic needs numbers"
-                raise TypeError(message)
+                raise TypeError("arithmetic needs numbers")
             found = _ARITHMETIC[type(sign)](float(one), float(other))
         case ast.BoolOp(sign, parts):
             all_or_any = all if isinstance(sign, ast.And) else any
@@ -299,8 +295,7 @@ def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
             values = [_value(one, row) for one in (left, *rights)]
             found = all(map(_compare, signs, values, values[1:]))
         case _:
-            message = f"{ast.unparse(node)!r} is not a comparison of keys and values"
-            raise TypeError(message)
+            raise TypeError(f"{ast.unparse(node)!r} is not a comparison of keys and values")
     return found
 
 
@@ -309,6 +304,5 @@ def _compare(sign: ast.cmpop, left: Any, right: Any) -> bool:
     if by_size and (left is None or right is None):
         return False
     if type(sign) not in _OPERATORS:
-        message = "'is' is not supported: use == or !="
-        raise TypeError(message)
+        raise TypeError("'is' is not supported: use == or !=")
     return bool(_OPERATORS[type(sign)](left, right))

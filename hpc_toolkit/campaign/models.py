@@ -87,8 +87,7 @@ def models_list(value: Any, where: str) -> tuple[Model, ...]:
         found.append(model)
     arms = sum(len(one.steps) * (len(one.chosen) or one.layers + 1) for one in found)
     if arms > MOST_ARMS:
-        message = f"{where}: {arms} arms"
-        raise ConfigError(message, hint=f"use at most {MOST_ARMS}")
+        raise ConfigError(f"{where}: {arms} arms", hint=f"use at most {MOST_ARMS}")
     return tuple(found)
 
 

@@ -176,8 +176,7 @@ def try_search(campaign: Campaign, file: str) -> None:
         known = known_results(campaign)
         first, again = (_first_asks(CampaignSearch(campaign, arms, known)) for _ in range(2))
     except ConfigError as error:
-        message = f"{file}: search: {error.message}"
-        raise ConfigError(message, hint=error.hint) from error
+        raise ConfigError(f"{file}: search: {error.message}", hint=error.hint) from error
     if not first[0]:
         ended = CampaignSearch(campaign, arms, known)
         ended.advance(lambda _: None, lambda: 0.0)

@@ -173,8 +173,7 @@ def read_campaign(path: Path) -> Campaign:
         hint = near_path(path, "'hpctk new NAME --example campaign' writes one")
         raise ConfigError(message, hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{path}: not TOML: {error}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{path}: not TOML: {error}") from error
     for name in (METRICS, TASKS):
         _resolve_sources(table.get(name), path)
     if isinstance(arms := table.get("arms"), dict):

@@ -183,8 +183,7 @@ def _complete(given: dict[str, Any], names: tuple[str, ...], where: str) -> None
     """Refuse a table that lacks one of the tasks or has an unknown one."""
     for task in given:
         if task not in names:
-            message = f"{where}: unknown task {task!r}"
-            raise ConfigError(message, hint=near_miss(task, list(names)))
+            raise ConfigError(f"{where}: unknown task {task!r}", hint=near_miss(task, list(names)))
     for task in names:
         if task not in given:
             message = f"{where}: the task {task!r} is missing"

@@ -92,8 +92,7 @@ def refuse_given(allowed: AbstractSet[str], why: str) -> None:
     """Refuse options that were given, are not ``allowed`` and would have no effect."""
     for one in click.get_current_context().command.params:
         if one.name not in allowed and was_given(one.name or ""):
-            message = f"{max(one.opts, key=len)} {why}"
-            raise ConfigError(message, hint="leave it out")
+            raise ConfigError(f"{max(one.opts, key=len)} {why}", hint="leave it out")
 
 
 def was_given(name: str) -> bool:

@@ -65,8 +65,7 @@ def doctor(
         _repair(root, pair=pair, yes=yes, as_json=as_json)
         return
     if yes:
-        message = "--yes belongs to --repair"
-        raise ConfigError(message, hint="add --repair, or leave it out")
+        raise ConfigError("--yes belongs to --repair", hint="add --repair, or leave it out")
     other = _existing(pair) if pair is not None else None
     step = None if other is not None else Step.from_environ()
     # So that what was made is removed also when Slurm or a person ends it.
@@ -84,8 +83,7 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     from hpc_toolkit.doctor.repairs import plan_repairs, repair_run
 
     if pair is not None:
-        message = "--pair and --repair exclude each other"
-        raise ConfigError(message, hint="leave one of them out")
+        raise ConfigError("--pair and --repair exclude each other", hint="leave one of them out")
     plan = plan_repairs(root)
     asks = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
     _show_plan(root, plan, acts=yes or asks, as_json=as_json)
@@ -134,8 +132,7 @@ def _directory(given: str | None) -> Path:
 def _existing(given: str) -> Path:
     path = Path(given)
     if not path.is_dir():
-        message = f"{path} is not a directory"
-        raise ConfigError(message, hint="name a run, or a directory for runs")
+        raise ConfigError(f"{path} is not a directory", hint="name a run, or a directory for runs")
     return path
 
 

@@ -176,8 +176,7 @@ class Commands(HelpCommand, click.Group):
         if word in self.commands or ctx.resilient_parsing or word.startswith("-"):
             return super().resolve_command(ctx, args)
         if old in MOVED:
-            message = f"'hpctk {old}' is now 'hpctk {MOVED[old]}'"
-            raise MovedCommandError(message)
+            raise MovedCommandError(f"'hpctk {old}' is now 'hpctk {MOVED[old]}'")
         from difflib import get_close_matches
 
         similar = ", ".join(map(repr, get_close_matches(word, self.commands)))
@@ -265,8 +264,7 @@ def _reader(option: Option) -> Callable[[Any], Any] | None:
             if value in choices or (option.least is not None and option.least <= value < math.inf):
                 return value
         wanted = f"one of {', '.join(choices)}" if choices else f"a number from {option.least} on"
-        message = f"{str(given)!r} is not {wanted}"
-        raise click.BadParameter(message)
+        raise click.BadParameter(f"{str(given)!r} is not {wanted}")
 
     return read
 

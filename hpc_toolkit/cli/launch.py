@@ -114,8 +114,7 @@ def launch(
     run_dir, backend = given.pop("run_dir"), given.pop("backend")
     monitor = bool(given.pop("monitor"))
     if monitor and run_dir is None:
-        message = "--monitor needs --run-dir"
-        raise ConfigError(message, hint="it writes below DIR/logs/")
+        raise ConfigError("--monitor needs --run-dir", hint="it writes below DIR/logs/")
     start_timeout, dry_run, as_json = (given.pop(x) for x in ("start_timeout", "dry_run", "json"))
     of_torchrun = only_given(given)
     if "shutdown_timeout" in of_torchrun:
@@ -131,8 +130,7 @@ def launch(
         run_dir=Path(run_dir).absolute() if run_dir is not None else None,
     )
     if as_json and not dry_run:
-        message = "--json is for --dry-run"
-        raise click.BadParameter(message)
+        raise click.BadParameter("--json is for --dry-run")
     gc.enable()
     if dry_run:
         _tell(request, as_json=bool(as_json))

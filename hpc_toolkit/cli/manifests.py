@@ -96,8 +96,7 @@ class RenderCommand(ScriptCommand):
         if not word.startswith("kubernetes"):
             return super().make_context(info_name, args, parent, **extra)
         if word not in TEMPLATES:
-            msg = f"unknown template: {word!r}"
-            raise ConfigError(msg, hint=near_miss(word, list(TEMPLATES)))
+            raise ConfigError(f"unknown template: {word!r}", hint=near_miss(word, list(TEMPLATES)))
         command = manifest_command(cast("Kind", word))
         return command.make_context(f"{info_name} {word}", rest, parent, **extra)
 

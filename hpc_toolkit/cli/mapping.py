@@ -116,11 +116,9 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
     settings.pop("open", None)
     workload = settings.pop("workload", None)
     if workload is None and "command" not in settings:
-        message = "no code is named"
-        raise ConfigError(message, hint="add MODULE:NAME, or --command '... {key} ...'")
+        raise ConfigError("no code is named", hint="add MODULE:NAME, or --command '... {key} ...'")
     if root is None and workload is None:
-        message = "--command: the run has no name"
-        raise ConfigError(message, hint="add --run runs/NAME")
+        raise ConfigError("--command: the run has no name", hint="add --run runs/NAME")
     path = Path(root or Path("runs", re.sub(r"[^\w.-]+", "-", workload or "")))
     if not path.exists():
         note_types(types, sources)

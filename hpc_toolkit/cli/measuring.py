@@ -142,8 +142,7 @@ def here(
 
     backend, cluster, host = given.pop("backend", None), given.pop("cluster", None), _host(given)
     for name in given:
-        message = f"{option(name)} is for jobs"
-        raise ConfigError(message, hint="add --slurm, or leave it out")
+        raise ConfigError(f"{option(name)} is for jobs", hint="add --slurm, or leave it out")
     run = with_equal_threads(run) if host is None else run
     launches = list(launches_of(run.world_sizes, host))
     if dry_run:

@@ -344,8 +344,7 @@ def _print(run: Run, first: float, *, follow: bool) -> None:
             return
         time.sleep(pause_s(run.view, _POLL_S))
         if not run.paths.manifest.exists():
-            message = f"{run.root}: run.json is missing"
-            raise RunError(message, hint="the run was removed or moved")
+            raise RunError(f"{run.root}: run.json is missing", hint="the run was removed or moved")
 
 
 def _is_closed() -> bool:

@@ -76,8 +76,7 @@ def render(template: str | None, **given: Any) -> None:
         _check(files, given, diff=bool(diff), as_json=bool(as_json))
         return
     if diff or as_json:
-        msg = "--diff and --json need --check"
-        raise ConfigError(msg, hint="add --check, or leave them out")
+        raise ConfigError("--diff and --json need --check", hint="add --check, or leave them out")
     base = None
     if source:
         from hpc_toolkit.slurm.render.file import read_header, read_script

@@ -225,8 +225,7 @@ def try_(
     line = try_item(workload, group, found.item)
     if "value" not in line:
         sys.stderr.write(line["traceback"])
-        message = f"the item failed, and nothing was recorded: {line['error']}"
-        raise HpcToolkitError(message)
+        raise HpcToolkitError(f"the item failed, and nothing was recorded: {line['error']}")
     print(json.dumps(line["value"], indent=2))
 
 
@@ -281,8 +280,7 @@ def fetch(
     from hpc_toolkit.science.workloads.fetching import download, needs, on_hub
 
     if not 1 <= jobs <= _MOST_JOBS:
-        message = f"--jobs: {jobs} downloads at once"
-        raise ConfigError(message, hint=f"give 1 to {_MOST_JOBS}")
+        raise ConfigError(f"--jobs: {jobs} downloads at once", hint=f"give 1 to {_MOST_JOBS}")
     names = on_hub(_items_of(items))
     found = needs(names, jobs)
     for error, times in Counter(found.errors.values()).items():

@@ -178,8 +178,7 @@ def requested(
     refuse_run(kind)
     if kind not in template_names():
         # Else the job's name, which is the template's by default, would be blamed.
-        msg = f"unknown template: {kind!r}"
-        raise RenderError(msg, hint=near_miss(kind, template_names()))
+        raise RenderError(f"unknown template: {kind!r}", hint=near_miss(kind, template_names()))
     cluster = find_cluster(values.get("cluster"))
     values = {name: value for name, value in values.items() if name not in ("cluster", "template")}
     if "python" not in values and not values.get("plain"):
@@ -281,6 +280,5 @@ def _gpus(text: str) -> dict[str, Any]:
 def read_variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        msg = f"--env: {text!r} has no '='"
-        raise ConfigError(msg, hint="write NAME=VALUE")
+        raise ConfigError(f"--env: {text!r} has no '='", hint="write NAME=VALUE")
     return name, value

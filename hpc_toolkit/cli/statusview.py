@@ -245,8 +245,7 @@ def _follow(
         gc.enable()
         time.sleep(pause_s(run.view, _WATCH_S))
         if not run.paths.manifest.exists():
-            message = f"{run.root}: run.json is missing"
-            raise RunError(message, hint="the run was removed or moved")
+            raise RunError(f"{run.root}: run.json is missing", hint="the run was removed or moved")
         records = jobs.read(ask=slurm)
         now = run.status(beside=beside)
         if now.complete and slurm and not all(job.ended for job in records):

@@ -94,8 +94,7 @@ def submit(template: str | None, **given: Any) -> None:
     make = _of_script if _is_script(template) else _of_request
     found = make(template, given, **how)
     if jobs > 1 and any(script.array for script in found.scripts):
-        message = "--jobs and --array exclude each other"
-        raise ConfigError(message, hint="leave one of them out")
+        raise ConfigError("--jobs and --array exclude each other", hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
     for text in submission.notes:
         note(text)

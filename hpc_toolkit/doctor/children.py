@@ -39,8 +39,7 @@ class Child:
                 raise TimeoutError
             part = os.read(self._read, 1 << 16)
             if not part:
-                message = "the calling process died"
-                raise OSError(message)
+                raise OSError("the calling process died")
             data += part
         found = json.loads(data)
         if "errno" in found:

@@ -87,8 +87,7 @@ class Channel:
                 raise SilentSideError(message, hint=hint)
             if not self._own.exists():
                 # A side that ends removes the area, so the other one need not wait for its timeout.
-                message = "the other side stopped"
-                raise SilentSideError(message, hint="see its message")
+                raise SilentSideError("the other side stopped", hint="see its message")
             time.sleep(pause_s)
             pause_s = min(_LAST_POLL_S, pause_s * 1.2)
 

@@ -60,8 +60,7 @@ def lab_paths(name: str, directory: Path | None) -> LabPaths:
         # Resolved, so that a lab has one token whatever path names it.
         return LabPaths(where.expanduser().resolve())
     except (RuntimeError, OSError) as error:
-        message = f"{where}: {error}"
-        raise ConfigError(message, hint="give another directory with --dir") from None
+        raise ConfigError(f"{where}: {error}", hint="give another directory with --dir") from None
 
 
 def known_labs() -> Iterator[LabPaths]:
@@ -125,14 +124,12 @@ def check_owner(root: Path, *, others_of_root: bool = False) -> None:
     """
     told = root.lstat()
     if not stat.S_ISDIR(told.st_mode):
-        message = f"{root}: not a directory"
-        raise ConfigError(message, hint="give another directory with --dir")
+        raise ConfigError(f"{root}: not a directory", hint="give another directory with --dir")
     if told.st_uid not in {os.geteuid(), *((0,) if others_of_root else ())}:
         message = f"{root}: belongs to user {told.st_uid}, not to you"
         raise ConfigError(message, hint="choose a directory that you own with --dir")
     if told.st_mode & _OPEN_TO_OTHERS:
-        message = f"{root}: other users can write to it"
-        raise ConfigError(message, hint=f"chmod go-w {root}")
+        raise ConfigError(f"{root}: other users can write to it", hint=f"chmod go-w {root}")
     for above in root.parents:
         if who := _who_may_replace(above):
             message = f"{root}: other users can replace it, since {who} can write to {above}"

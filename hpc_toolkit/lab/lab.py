@@ -165,8 +165,7 @@ class Lab:
         check_owner(self.paths.root)
         names = record.settings.node_names
         if node not in names:
-            message = f"the lab has no node {node!r}"
-            raise ConfigError(message, hint=near_miss(node, list(names)))
+            raise ConfigError(f"the lab has no node {node!r}", hint=near_miss(node, list(names)))
         return record
 
     def _is_up_with(self, settings: LabSettings) -> bool:

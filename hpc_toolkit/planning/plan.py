@@ -291,8 +291,7 @@ def plan_svg(plan: Plan) -> str:
     from hpc_toolkit.report.axes import Axis, log_span_ticks
 
     if not plan.choices:
-        message = "without --nodes there is nothing to draw"
-        raise ConfigError(message, hint="add --nodes 1,2,4,8")
+        raise ConfigError("without --nodes there is nothing to draw", hint="add --nodes 1,2,4,8")
     times = [(one.nodes, one.forecast.time_s) for one in plan.choices]
     seconds = [edge for _, time in times for edge in (time.low, time.high)]
     seconds += [plan.within_s] if plan.within_s else []

@@ -163,11 +163,9 @@ def read_plan(path: Path) -> Kept:
             working=bool(now),
         )
     except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise ConfigError(message, hint=hint) from error
+        raise ConfigError(f"{path}: {error.strerror}", hint=hint) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        message = f"{path}: not a plan of format {FORMAT}"
-        raise ConfigError(message, hint=hint) from error
+        raise ConfigError(f"{path}: not a plan of format {FORMAT}", hint=hint) from error
 
 
 class Comparison(Record, kw_only=True):

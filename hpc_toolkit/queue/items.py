@@ -233,8 +233,7 @@ class Segment:
             _, count, at, _ = header["units"][-1]
             file.seek(body + at)
             if file.read().count(b"\n") != count:
-                message = f"{path} ends too early"
-                raise ValueError(message)
+                raise ValueError(f"{path} ends too early")
         self.count: int = header["count"]
         """Number of items."""
         self.group_by: str | None = header["group_by"]
@@ -349,11 +348,9 @@ class UnitReader:
 
 def _check_kinds(kinds: object, count: int) -> None:
     if not isinstance(kinds, list) or any(type(kind) is not int for kind in kinds):
-        message = "its kinds are not a list of numbers"
-        raise TypeError(message)
+        raise TypeError("its kinds are not a list of numbers")
     if len(kinds) != count:
-        message = f"it has {len(kinds)} kinds of {count!r} items"
-        raise LookupError(message)
+        raise LookupError(f"it has {len(kinds)} kinds of {count!r} items")
 
 
 def _parse_header(line: bytes) -> dict[str, Any]:
@@ -369,15 +366,13 @@ def _parse_header(line: bytes) -> dict[str, Any]:
     count, order = header["count"], header.get("order")
     items = _check_units(header["units"], len(header["groups"]))
     if items != count or (order is not None and len(order) != count):
-        message = f"its units or their order are not those of {count!r} items"
-        raise LookupError(message)
+        raise LookupError(f"its units or their order are not those of {count!r} items")
     if header.get("kinds") is not None:  # only segments of a search have kinds
         _check_kinds(header["kinds"], count)
     optional = ("decision", header.get("decision"), dict), ("group_by", header["group_by"], str)
     for name, value, kind in optional:
         if value is not None and not isinstance(value, kind):
-            message = f"its {name} is {type(value).__name__}"
-            raise TypeError(message)
+            raise TypeError(f"its {name} is {type(value).__name__}")
     return header
 
 
@@ -386,15 +381,12 @@ def _check_units(rows: list[list[int]], groups: int) -> int:
     first, behind, four = 0, -1, [int] * 4
     for row in rows:
         if list(map(type, row)) != four:
-            message = f"unit {row!r} is not four numbers"
-            raise TypeError(message)
+            raise TypeError(f"unit {row!r} is not four numbers")
         begin, count, at, group = row
         # A gap or an overlap would give an item the result of another item.
         if begin != first or count < 1 or at <= behind or (first == 0 and at != 0):
-            message = f"unit {row!r} does not begin where the one before ends"
-            raise LookupError(message)
+            raise LookupError(f"unit {row!r} does not begin where the one before ends")
         if not -1 <= group < max(1, groups):
-            message = f"unit {row!r} is of a group that is not there"
-            raise LookupError(message)
+            raise LookupError(f"unit {row!r} is of a group that is not there")
         first, behind = first + count, at
     return first

@@ -94,8 +94,7 @@ def _json(file: BinaryIO, source: str) -> list[Item]:
 
 def _objects(found: Any, source: str, hint: str) -> list[Item]:
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        message = f"{source}: not an array of objects"
-        raise ItemsError(message, hint=hint)
+        raise ItemsError(f"{source}: not an array of objects", hint=hint)
     return found
 
 

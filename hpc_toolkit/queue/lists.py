@@ -67,11 +67,9 @@ def _parse_item(line: bytes, where: str) -> Item:
         at, what = "", str(error)
         if isinstance(error, json.JSONDecodeError):
             at, what = f", column {error.colno}", error.msg
-        message = f"{where}{at}: not JSON: {what}"
-        raise ItemsError(message, hint=_HINT) from error
+        raise ItemsError(f"{where}{at}: not JSON: {what}", hint=_HINT) from error
     if not isinstance(item, dict):
-        message = f"{where}: not a JSON object but {type(item).__name__}"
-        raise ItemsError(message, hint=_HINT)
+        raise ItemsError(f"{where}: not a JSON object but {type(item).__name__}", hint=_HINT)
     return item
 
 
@@ -90,8 +88,7 @@ def not_utf8(start: bytes, source: str, where: str) -> ItemsError:
 def counted(count: int, key: str) -> Iterator[Item]:
     """Items whose only ``key`` is 0 to ``count`` - 1. Raises ConfigError."""
     if not 1 <= count <= MOST_ITEMS:
-        message = f"--count: {count} items"
-        raise ConfigError(message, hint=f"write a number from 1 to {MOST_ITEMS}")
+        raise ConfigError(f"--count: {count} items", hint=f"write a number from 1 to {MOST_ITEMS}")
     return ({key: number} for number in range(count))
 
 
@@ -135,8 +132,7 @@ def parse_values(text: str, where: str) -> list[Any]:
 def _values(text: str, where: str) -> Sequence[Any]:
     text = text.strip()
     if not text:
-        message = f"{where}: a value is empty"
-        raise ConfigError(message, hint="separate values by single commas")
+        raise ConfigError(f"{where}: a value is empty", hint="separate values by single commas")
     words = text.split(":")
     if len(words) > 1 and all(map(_is_whole, words)):
         numbers = parse_range(text, where=where)

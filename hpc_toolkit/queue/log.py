@@ -306,5 +306,4 @@ def _check_end(file: BinaryIO) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if file.read() != b"\n":
-        message = "it ends within a line"
-        raise ValueError(message)
+        raise ValueError("it ends within a line")

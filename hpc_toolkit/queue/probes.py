@@ -65,8 +65,7 @@ class Probes:
         if look.ended.wait(limit_s):
             return look.result()
         self._unanswered[key] = look
-        message = f"the file server has not answered for the {kind} of {worker}"
-        raise ProbeTimeoutError(message)
+        raise ProbeTimeoutError(f"the file server has not answered for the {kind} of {worker}")
 
     def wait(self) -> None:
         """Wait until every look has its answer, however long that takes."""

@@ -126,8 +126,7 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         record = json.loads(path.read_bytes())
         if record["kind"] != KIND:
-            message = f"its kind is {record['kind']!r}"
-            raise ValueError(message)
+            raise ValueError(f"its kind is {record['kind']!r}")
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise RunError(message, hint="name a file of 'hpctk snapshot'") from error
@@ -154,26 +153,22 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
         rows=record["rows"],
     )
     if len(snapshot.manifest.stages) != 1 or not isinstance(snapshot.sealed, bool):
-        message = "it is not that of one list of items"
-        raise ValueError(message)
+        raise ValueError("it is not that of one list of items")
     waiting = set()
     given: list[object] = record["items"]
     for number, item in enumerate(given):
         if not isinstance(item, dict):
-            message = f"item {number} is not a JSON object"
-            raise TypeError(message)
+            raise TypeError(f"item {number} is not a JSON object")
         waiting.add(canonical(item))
     for number, row in enumerate(snapshot.rows):
         fault = row_fault(row)
         if not fault and canonical(row["item"]) not in waiting:
             fault = "it is of no item, or of one that has a row already"
         if fault:
-            message = f"row {number}: {fault}"
-            raise ValueError(message)
+            raise ValueError(f"row {number}: {fault}")
         waiting.remove(canonical(row["item"]))
     if snapshot.counts != record["counts"]:
-        message = f"it holds {snapshot.counts}, and says {record['counts']}"
-        raise ValueError(message)
+        raise ValueError(f"it holds {snapshot.counts}, and says {record['counts']}")
     return snapshot
 
 

@@ -300,10 +300,8 @@ def read_rows(path: Path) -> list[Row]:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        message = f"{path} holds no gathered rows: {what}"
-        raise RunError(message, hint=hint) from error
+        raise RunError(f"{path} holds no gathered rows: {what}", hint=hint) from error
     for number, row in enumerate(rows, 1):
         if fault := row_fault(row):
-            message = f"{path} holds no gathered rows: row {number}: {fault}"
-            raise RunError(message, hint=hint)
+            raise RunError(f"{path} holds no gathered rows: row {number}: {fault}", hint=hint)
     return rows

@@ -250,8 +250,7 @@ def read_manifest(root: Path) -> Manifest:
         hint = "try again when the filesystem answers"
         raise RunError(message, hint=hint, exit_code=TRY_AGAIN) from error
     if not data:
-        message = f"{root} is not a run: it has no run.json"
-        raise RunError(message, hint=_where_runs_are(root))
+        raise RunError(f"{root} is not a run: it has no run.json", hint=_where_runs_are(root))
     try:
         record = json.loads(data)
         found = record["format"]
@@ -268,8 +267,7 @@ def read_manifest(root: Path) -> Manifest:
 def _expect(value: Any, *kinds: type | None) -> Any:
     if not any(value is None if kind is None else isinstance(value, kind) for kind in kinds):
         wanted = " or ".join("null" if kind is None else kind.__name__ for kind in kinds)
-        message = f"{json.dumps(value)[:80]} is not of type {wanted}"
-        raise TypeError(message)
+        raise TypeError(f"{json.dumps(value)[:80]} is not of type {wanted}")
     return value
 
 

@@ -271,8 +271,7 @@ def _check(file: BinaryIO, start: int, length: int, total: str) -> None:
     while left and (data := file.read(min(left, _CHUNK))):
         found, left = crc32(data, found), left - len(data)
     if left or f"{found:08x}" != total:
-        message = "they are cut off" if left else "their checksum is wrong"
-        raise EOFError(message)
+        raise EOFError("they are cut off" if left else "their checksum is wrong")
 
 
 def _array(file: BinaryIO) -> Any:

@@ -74,8 +74,7 @@ def check_count(value: object, limits: tuple[int, int], where: str) -> None:
 def refuse_twice(names: list[str], where: str, hint: str = "leave one of them out") -> None:
     for name in names:
         if names.count(name) > 1:
-            msg = f"{where}: {name!r} is given twice"
-            raise RenderError(msg, hint=hint)
+            raise RenderError(f"{where}: {name!r} is given twice", hint=hint)
 
 
 def check_names(path: str, where: str) -> None:

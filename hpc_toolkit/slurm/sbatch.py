@@ -116,8 +116,7 @@ def _sent(argv: Sequence[str]) -> Accepted:
         hint = f"it printed the job id {found[0]}; {refusal.hint}"
         raise SlurmUnsureError(refusal.message, hint=hint)
     if found is None:
-        message = f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}"
-        raise SlurmUnsureError(message)
+        raise SlurmUnsureError(f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}")
     said = (line.rstrip() for line in done.stderr.splitlines())
     return Accepted(*found, tuple(line for line in said if line))
 

@@ -28,8 +28,7 @@ _PLAIN = frozenset([str, int, float, bool, type(None)])
 
 
 def _refuse_constant(name: str) -> object:
-    message = f"{name} is not JSON"
-    raise ValueError(message)
+    raise ValueError(f"{name} is not JSON")
 
 
 # Made once: with options, ``json.loads`` and ``json.dumps`` make a new coder for each call.
@@ -43,8 +42,7 @@ raw_decode = _DECODER.raw_decode
 
 
 def _refuse(value: object) -> object:
-    message = f"Object of type {type(value).__name__} is not JSON serializable"
-    raise TypeError(message)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 # json.JSONEncoder makes one for each call, which takes as long as to encode a small result.
@@ -101,8 +99,7 @@ def decode_each(texts: Sequence[bytes], decode: Callable[[str], Any] = decode) -
     found = decode((b"[%s]" % _SEPARATOR.join(texts)).decode()) if texts else []
     # With a mark between any two values, no text is a part of a value, or more than one.
     if len(found) != max(0, 2 * len(texts) - 1) or found[1::2] != [_MARK] * (len(texts) - 1):
-        message = "a text is not one JSON value"
-        raise ValueError(message)
+        raise ValueError("a text is not one JSON value")
     return found[::2]
 
 

@@ -46,8 +46,7 @@ def parse_duration(text: str, *, where: str = "duration", zero: bool = False) ->
     total = _duration_s(text)
     if total is None:
         _refuse_bare(text, where, "s", "min", "h")
-        msg = f"{where}: {text!r} is not a duration"
-        raise ConfigError(msg, hint=_DURATION_HINT)
+        raise ConfigError(f"{where}: {text!r} is not a duration", hint=_DURATION_HINT)
     _check_range(total, MAX_WALLTIME_S, text, where, _DURATION_HINT, zero=zero)
     return total
 
@@ -63,8 +62,7 @@ def parse_walltime(text: str, *, where: str = "time") -> int:
     else:
         total = _duration_s(text)
     if total is None:
-        msg = f"{where}: {text!r} is not a time limit"
-        raise ConfigError(msg, hint=_WALLTIME_HINT)
+        raise ConfigError(f"{where}: {text!r} is not a time limit", hint=_WALLTIME_HINT)
     _check_range(total, MAX_WALLTIME_S, text, where, _WALLTIME_HINT)
     return math.ceil(total)
 
@@ -99,8 +97,7 @@ def _check_range(
     number: float, most: int, text: str, where: str, hint: str, *, zero: bool = False
 ) -> None:
     if number > most or (number == 0 and not zero):
-        msg = f"{where}: {text!r} is {'too large' if number else 'zero'}"
-        raise ConfigError(msg, hint=hint)
+        raise ConfigError(f"{where}: {text!r} is {'too large' if number else 'zero'}", hint=hint)
 
 
 def counted(number: int, what: str) -> str:
@@ -164,8 +161,7 @@ def parse_size(text: str, *, where: str = "size", zero: bool = False) -> int:
         size = 0
     else:
         _refuse_bare(text, where, "M", "G")
-        msg = f"{where}: {text!r} is not a size"
-        raise ConfigError(msg, hint=_SIZE_HINT)
+        raise ConfigError(f"{where}: {text!r} is not a size", hint=_SIZE_HINT)
     _check_range(size, MAX_SIZE_BYTES, text, where, _SIZE_HINT, zero=zero)
     return size
 
@@ -233,6 +229,5 @@ def parse_range(text: str, *, where: str) -> range:
     stride = numbers[2] if len(numbers) == 3 else 1
     if stride < 1 or last < first:
         what = f"the stride is {stride}" if stride < 1 else f"{last} is before {first}"
-        msg = f"{where}: {what}"
-        raise ConfigError(msg, hint="write FIRST:LAST:STRIDE, ascending")
+        raise ConfigError(f"{where}: {what}", hint="write FIRST:LAST:STRIDE, ascending")
     return range(first, last + 1, stride)

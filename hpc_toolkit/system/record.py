@@ -100,15 +100,13 @@ class Record(metaclass=_RecordType):
         if len(given) == len(cls.fields) and len(values) <= len(kind._positional):
             with suppress(KeyError):
                 return [given[name] for name in cls.fields]
-        message = f"{cls.__name__} takes {', '.join(cls.fields)}, not {', '.join(given)}"
-        raise TypeError(message)
+        raise TypeError(f"{cls.__name__} takes {', '.join(cls.fields)}, not {', '.join(given)}")
 
     def __post_init__(self) -> None:
         """Check the values; nothing to check here."""
 
     def __setattr__(self, name: str, _value: object) -> None:
-        message = f"{type(self).__name__} cannot be changed, so {name!r} cannot be set"
-        raise AttributeError(message)
+        raise AttributeError(f"{type(self).__name__} cannot be changed, so {name!r} cannot be set")
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and _values(self) == _values(other)

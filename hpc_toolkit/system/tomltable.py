@@ -34,8 +34,7 @@ def convert(table: dict[str, Any], keys: dict[str, Key], file: str) -> dict[str,
     """
     for key in table:
         if key not in keys:
-            msg = f"{file}: unknown key {key!r}"
-            raise ConfigError(msg, hint=near_miss(key, list(keys)))
+            raise ConfigError(f"{file}: unknown key {key!r}", hint=near_miss(key, list(keys)))
     return {
         field: convert(table[key], f"{file}: {key}")
         for key, (field, convert) in keys.items()

@@ -116,6 +116,5 @@ def _checked(
                 why = f"has the key {name!r}, but {function} would get the whole item as {name!r}"
                 fault = why, "give all items keys that fit, or rename the parameter"
             if fault:
-                message = f"item {number} {fault[0]}"
-                raise WorkloadError(message, hint=fault[1])
+                raise WorkloadError(f"item {number} {fault[0]}", hint=fault[1])
         yield item

@@ -117,8 +117,7 @@ def fill(command: str, item: dict[str, Any]) -> bytes:
         if key is None:
             continue
         if key not in item:
-            message = f"the item has no key {key!r}, which the command needs"
-            raise PermanentError(message)
+            raise PermanentError(f"the item has no key {key!r}, which the command needs")
         value = item[key]
         word = value if isinstance(value, str) else json.dumps(value)
         if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):  # others stand for bytes
@@ -238,8 +237,7 @@ def _last_line(output: bytearray) -> int:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, times in Counter(key for key, _ in pairs).items():
         if times > 1:
-            message = f"it has the key {key!r} {times} times"
-            raise ValueError(message)
+            raise ValueError(f"it has the key {key!r} {times} times")
     return dict(pairs)
 
 

@@ -153,11 +153,9 @@ def check_stage(stage: StageSpec) -> None:
 def _check_limits(stage: StageSpec) -> None:
     for name in ("max_attempts", "max_items_per_process", "recycle_at_mib", "log_limit_mib"):
         if (least := getattr(stage, name)) is not None and least < 1:
-            message = f"{name} must be at least 1, got {least}"
-            raise ConfigError(message)
+            raise ConfigError(f"{name} must be at least 1, got {least}")
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
-        message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
-        raise ConfigError(message)
+        raise ConfigError(f"timeout must be a positive number of seconds, got {stage.timeout_s:g}")
     if stage.pipefail and stage.workload.command is None:
         message = "pipefail is for shell commands"
         raise ConfigError(message, hint="leave it out, or name a --command")

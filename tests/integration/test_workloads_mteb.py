@@ -337,7 +337,7 @@ def naive_states(path: Path, texts: Sequence[str], *, tokens: int) -> Any:
 
 class Bomb:
     def __init__(self) -> None:
-        raise AssertionError("made before it was asked what it is")  # noqa: EM101
+        raise AssertionError("made before it was asked what it is")
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_each_line_of_a_ranks_log_has_time_and_rank(
     distributed.rank_logging(tmp_path / "logs")
     logging.getLogger("mine").info("two\nlines")
     try:
-        raise ValueError("too bad")  # noqa: EM101 - a traceback to log
+        raise ValueError("too bad")
     except ValueError:
         logging.getLogger("mine").exception("failed")
 

@@ -101,8 +101,7 @@ def entrants(text: str) -> list[Entrant]:
         words += installed if word.strip() == "all" else [word.strip()]
     for word in words:
         if words.count(word) > 1:
-            message = f"policy {word!r} is named twice"
-            raise ConfigError(message, hint="name every policy once")
+            raise ConfigError(f"policy {word!r} is named twice", hint="name every policy once")
     return [Entrant.parse(word) for word in words]
 
 
@@ -146,8 +145,7 @@ class Plan:
         counts |= {f"gpus[{n}]": number for n, number in enumerate(self.gpus)}
         for what, number in counts.items():
             if number is not None and number < 1:
-                message = f"{what}: {number}"
-                raise ConfigError(message, hint="give at least 1")
+                raise ConfigError(f"{what}: {number}", hint="give at least 1")
         if self.until is not None and not 0 < self.until <= 1:
             message = f"until: {self.until}"
             raise ConfigError(message, hint="a share of the best mean, above 0, at most 1")

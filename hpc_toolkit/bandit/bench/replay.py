@@ -47,8 +47,7 @@ class ScoreTable:
     def __post_init__(self) -> None:
         shape = (len(self.arms.arms), len(self.tasks.names))
         if not self.tasks.names:
-            message = "the table has no task"
-            raise ConfigError(message, hint="give at least one task")
+            raise ConfigError("the table has no task", hint="give at least one task")
         for what, low in (("scores", -LARGEST_NUMBER), ("seconds", 0.0), ("stderrs", 0.0)):
             if (numbers := getattr(self, what)) is None:
                 continue
@@ -176,8 +175,7 @@ class Asks:
         """Parse ``one``, ``rounds:N`` or ``window:N``. Raises ConfigError for any other text."""
         match = re.fullmatch(r"(rounds|window):([1-9][0-9]{0,5})", text)
         if text != "one" and not match:
-            message = f"asks: {text!r}"
-            raise ConfigError(message, hint="write one, rounds:N or window:N")
+            raise ConfigError(f"asks: {text!r}", hint="write one, rounds:N or window:N")
         size = int(match[2]) if match else 1
         return cls("window" if match and match[1] == "window" else "rounds", size)
 

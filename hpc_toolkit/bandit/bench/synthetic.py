@@ -94,8 +94,7 @@ def score_table(seed: int, tasks: int = 32) -> ScoreTable:
     Raises ConfigError for fewer than 2 tasks.
     """
     if tasks < 2:
-        message = f"{tasks} tasks"
-        raise ConfigError(message, hint="give at least 2, so that they can differ")
+        raise ConfigError(f"{tasks} tasks", hint="give at least 2, so that they can differ")
     arms, means = surface(seed, SIZES, STEPS, BLOCKS)
     rng = np.random.default_rng([seed, Stream.MADE_TASKS])
     shared = means - means.mean()

@@ -252,8 +252,7 @@ def joined(settings: RaySettings) -> Iterator[Any]:
     """
     address = settings.resolve()
     if find_spec("ray") is None:
-        message = "--engine ray: Ray is not installed"
-        raise ConfigError(message, hint=how_to_add(extra="ray"))
+        raise ConfigError("--engine ray: Ray is not installed", hint=how_to_add(extra="ray"))
     if address:
         _check_answers(address)
     _quieten(local=not address)
@@ -292,8 +291,7 @@ def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
         hint = "see the output of 'ray start --head'"
         if address:
             hint = "use the same Python, Ray and RAY_AUTH_TOKEN as the cluster"
-        message = f"{what}: {reason}"
-        raise HpcToolkitError(message, hint=hint) from error
+        raise HpcToolkitError(f"{what}: {reason}", hint=hint) from error
 
 
 def _local(root: str) -> dict[str, Any]:

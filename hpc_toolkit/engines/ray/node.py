@@ -233,8 +233,7 @@ def _own_ray(root: Path) -> Path:
     cannot go to symmetric-run, which gives it to all nodes: only the first node accepts it.
     """
     if importlib.util.find_spec("ray") is None:
-        message = f"no ray beside {sys.executable}"
-        raise ConfigError(message, hint=how_to_add(extra="ray"))
+        raise ConfigError(f"no ray beside {sys.executable}", hint=how_to_add(extra="ray"))
     # Not the program that pip installs: it does not start from a path with quotes or "$".
     real = shlex.join([sys.executable, "-P", "-m", "ray.scripts.scripts"])
     programs = root / "bin"

@@ -127,8 +127,7 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     b = prepare_rows(y, center=True, unit_rows=False)
     for name, rows in (("first", a), ("second", b)):
         if not bool(rows.abs().amax((-2, -1)).gt(0).all()):
-            msg = f"all rows of the {name} representation are equal: it is like nothing"
-            raise ValueError(msg)
+            raise ValueError(f"all rows of the {name} representation are equal: it is like nothing")
     n = x.shape[-2]
     if n < max(x.shape[-1], y.shape[-1]):
         k, m = a @ a.mT, b @ b.mT
@@ -193,8 +192,7 @@ def two_nn(
     require_known("method", method, TwoNNMethod)
     for name, share in (("discarded part", discard), ("tolerance", tolerance)):
         if not 0 <= share < 1:
-            msg = f"the {name} is at least 0 and below 1, got {share!r}"
-            raise ValueError(msg)
+            raise ValueError(f"the {name} is at least 0 and below 1, got {share!r}")
     rows, _ = scaled(real_rows(z, fewest=FEWEST_ROWS))
     each = [
         float(_dimension(_neighbours(one, tolerance), method, discard))
@@ -221,8 +219,7 @@ def _neighbours(rows: Tensor, tolerance: float) -> Tensor:
 
 def _require_different(rows: Tensor) -> None:
     if len(rows) < FEWEST_ROWS:
-        msg = f"TwoNN needs {FEWEST_ROWS} different rows, got {len(rows)}"
-        raise ValueError(msg)
+        raise ValueError(f"TwoNN needs {FEWEST_ROWS} different rows, got {len(rows)}")
 
 
 def _dimension(near: Tensor, method: str, discard: float) -> Tensor:
@@ -231,12 +228,10 @@ def _dimension(near: Tensor, method: str, discard: float) -> Tensor:
     logs = (near[:, 1].log() - near[:, 0].log()).sort().values
     total, kept = len(logs), int(len(logs) * (1 - discard))
     if kept < 2:
-        msg = f"TwoNN has {kept} of {total} ratios left to fit, at least 2 are needed"
-        raise ValueError(msg)
+        raise ValueError(f"TwoNN has {kept} of {total} ratios left to fit, at least 2 are needed")
     used = logs[:kept]
     if float(used.mean()) < _EQUAL:
-        msg = "all neighbours are at equal distances: TwoNN sees no dimension"
-        raise ValueError(msg)
+        raise ValueError("all neighbours are at equal distances: TwoNN sees no dimension")
     if method == "mle":
         return (kept - 1) / (used.sum() + (total - kept) * used[-1])
     part = torch.arange(1, kept + 1, dtype=logs.dtype, device=logs.device) / total

@@ -35,8 +35,7 @@ def row_mask(z: Tensor, lengths: Tensor | None) -> Tensor:
 def require_known(what: str, word: str, known: object) -> None:
     """Require one of the words of a Literal type. Raises ValueError."""
     if word not in get_args(known):
-        msg = f"unknown {what} {word!r}; known: {', '.join(get_args(known))}"
-        raise ValueError(msg)
+        raise ValueError(f"unknown {what} {word!r}; known: {', '.join(get_args(known))}")
 
 
 def row_counts(z: Tensor, lengths: Tensor | None) -> Tensor:
@@ -135,8 +134,7 @@ def real_rows(z: Tensor, lengths: Tensor | None = None, *, fewest: int = 1) -> T
     row with NaN or an infinite value.
     """
     if z.is_complex():
-        msg = f"needs real numbers, got {z.dtype}"
-        raise ValueError(msg)
+        raise ValueError(f"needs real numbers, got {z.dtype}")
     if z.ndim < 2 or z.shape[-2] < fewest or z.shape[-1] < 1:
         least = f"{fewest} row{'s' * (fewest != 1)}"
         msg = f"needs a matrix of at least {least} and 1 column, got shape {tuple(z.shape)}"
@@ -147,8 +145,7 @@ def real_rows(z: Tensor, lengths: Tensor | None = None, *, fewest: int = 1) -> T
         rows = rows.where(row_mask(z, lengths), 0.0)
     # aminmax reads the values once; it returns any NaN or infinite value as an extreme.
     if rows.numel() and not all(bool(end.isfinite()) for end in rows.aminmax()):
-        msg = f"matrix of shape {tuple(z.shape)} holds NaN or infinite values"
-        raise ValueError(msg)
+        raise ValueError(f"matrix of shape {tuple(z.shape)} holds NaN or infinite values")
     return rows
 
 
@@ -164,5 +161,4 @@ def _require_lengths(z: Tensor, lengths: Tensor, fewest: int) -> None:
     low, high = (int(end) for end in lengths.aminmax())
     if low < fewest or high > z.shape[-2]:
         wrong = low if low < fewest else high
-        msg = f"a length is {wrong}, of at least {fewest} and at most {z.shape[-2]}"
-        raise ValueError(msg)
+        raise ValueError(f"a length is {wrong}, of at least {fewest} and at most {z.shape[-2]}")

@@ -168,10 +168,9 @@ def alpha_req(z: Tensor, *, center: bool = True, first: int = FIRST, last: int =
     used = there & (number >= first) & (number <= last)
     counts = used.sum(-1)
     if bool((counts < _POINTS).any()):
-        msg = (
+        raise ValueError(
             f"alpha-ReQ needs {_POINTS} eigenvalues from number {first} on, got {int(counts.min())}"
         )
-        raise ValueError(msg)
     x = number.log()
     # Eigenvalues of the covariance, relative to the largest, so that the logarithms round the same
     # way at every scale of the input.

@@ -40,13 +40,11 @@ def lidar(z: Tensor, *, delta: float = 1e-4) -> Tensor:
     import torch
 
     if z.ndim < 3 or z.shape[-3] < 2 or z.shape[-2] < 2:
-        msg = (
+        raise ValueError(
             f"LiDAR needs at least 2 inputs with at least 2 views each, got shape {tuple(z.shape)}"
         )
-        raise ValueError(msg)
     if not 0 <= delta < math.inf:
-        msg = f"delta is at least 0 and finite, got {delta!r}"
-        raise ValueError(msg)
+        raise ValueError(f"delta is at least 0 and finite, got {delta!r}")
     n, q, d = z.shape[-3:]
     rows, exponent = scaled(real_rows(z, fewest=2).reshape(*z.shape[:-3], n * q, d))
     views = rows.reshape(z.shape)
@@ -104,8 +102,7 @@ def dime(
         msg = f"two views need the same rows, got shapes {tuple(a.shape)} and {tuple(b.shape)}"
         raise ValueError(msg)
     if permutations < 1:
-        msg = f"at least 1 permutation is needed, got {permutations}"
-        raise ValueError(msg)
+        raise ValueError(f"at least 1 permutation is needed, got {permutations}")
     u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
     first, second = u @ u.mT, v @ v.mT
     draws = np.random.default_rng([seed])
@@ -156,8 +153,7 @@ def infonce(
         msg = f"needs at least 2 inputs, got {a.shape[-2]}: there is no other one to tell apart"
         raise ValueError(msg)
     if not 0 < temperature < math.inf:
-        msg = f"a temperature is positive and finite, got {temperature!r}"
-        raise ValueError(msg)
+        raise ValueError(f"a temperature is positive and finite, got {temperature!r}")
     u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
     positive = (u * v).sum(-1) / temperature
     if variant == "cpc":

@@ -95,14 +95,11 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        msg = f"{path}: missing, so this is not a checkpoint"
-        raise PermanentError(msg) from None
+        raise PermanentError(f"{path}: missing, so this is not a checkpoint") from None
     except ValueError as error:
-        msg = f"{path}: not JSON: {error}"
-        raise PermanentError(msg) from None
+        raise PermanentError(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):
-        msg = f"{path}: holds {type(content).__name__}, not an object"
-        raise PermanentError(msg)
+        raise PermanentError(f"{path}: holds {type(content).__name__}, not an object")
     return content
 
 
@@ -110,8 +107,7 @@ def _shards(index: Path) -> list[str]:
     named = read_object(index).get("weight_map")
     names = list(named.values()) if isinstance(named, dict) else []
     if not names or not all(isinstance(name, str) and _is_inside(name) for name in names):
-        msg = f"{index}: its weight_map does not name files of this checkpoint"
-        raise PermanentError(msg)
+        raise PermanentError(f"{index}: its weight_map does not name files of this checkpoint")
     return sorted(set(names))
 
 

@@ -42,8 +42,7 @@ def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
     """
     layer = item.get("layer")
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
-        msg = f"{checkpoint}: no layer {layer!r}; it has layers 0 to {layers - 1}"
-        raise PermanentError(msg)
+        raise PermanentError(f"{checkpoint}: no layer {layer!r}; it has layers 0 to {layers - 1}")
     return layer
 
 
@@ -82,8 +81,7 @@ def require_positive(name: str, value: object) -> int:
     Raises ConfigError: the value is not an integer of at least 1.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        msg = f"{name}: {value!r} is not a positive integer"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name}: {value!r} is not a positive integer")
     return value
 
 
@@ -206,8 +204,7 @@ def _load(copy: Path, directory: Path, checkpoint: str) -> LoadedModel:
             copy, dtype=torch.float32, output_loading_info=True
         )
     except (ValueError, KeyError, SafetensorError) as error:
-        msg = f"{directory}: cannot be loaded: {_first_line(error)}"
-        raise PermanentError(msg) from error
+        raise PermanentError(f"{directory}: cannot be loaded: {_first_line(error)}") from error
     lost = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if lost:
         # transformers would fill these with random numbers and continue.

@@ -116,8 +116,7 @@ def _size(checkpoint: str) -> int:
     weights = WEIGHTS if any(fnmatchcase(one, WEIGHTS[0]) for one in files) else PICKLED_WEIGHTS
     wanted = [one for one in files if any(fnmatchcase(one, p) for p in (*SETTINGS, *weights))]
     if not wanted:
-        message = f"{checkpoint} has no files that a model is loaded from"
-        raise ConfigError(message)
+        raise ConfigError(f"{checkpoint} has no files that a model is loaded from")
     return sum(
         files[one]
         for one in wanted

@@ -132,8 +132,7 @@ class LayerMetrics(OfCheckpoints):
         self._max_prompts = max_prompts
         self._views = self._require_views(views)
         if isinstance(view_seed, bool) or not isinstance(view_seed, int):
-            msg = f"view_seed: {view_seed!r} is not an integer"
-            raise ConfigError(msg)
+            raise ConfigError(f"view_seed: {view_seed!r} is not an integer")
         self._view_seed = view_seed
         self.forwards = 0
         """Number of forward passes over the prompts, or over a view of them, so far."""
@@ -178,8 +177,7 @@ class LayerMetrics(OfCheckpoints):
         require_positive("views", views)
         comparing = [name for name, one in self._metrics.items() if one.scope == "views"]
         if comparing and views < 2:
-            msg = f"views: {views}, but {comparing[0]} compares at least 2"
-            raise ConfigError(msg)
+            raise ConfigError(f"views: {views}, but {comparing[0]} compares at least 2")
         return views if comparing else 0
 
     def _tokenize(self, loaded: LoadedModel, prompts: list[str]) -> list[list[int]]:
@@ -314,8 +312,7 @@ class MeasuredLayers:
             except ValueError as error:
                 values[name], undefined[name] = None, str(error)
         if len(undefined) == len(values):
-            msg = f"{self.name}: layer {layer}: {next(iter(undefined.values()))}"
-            raise PermanentError(msg)
+            raise PermanentError(f"{self.name}: layer {layer}: {next(iter(undefined.values()))}")
         self._values[layer] = {**values, "undefined": undefined} if undefined else values
         return self._values[layer]
 

@@ -196,12 +196,10 @@ def _own_class(name: str, module: str, attribute: str) -> Any:
         msg = f"task {name!r}: no module named {error.name!r}"
         raise PermanentError(msg, hint="it is searched for where the run was created") from error
     except AttributeError as error:
-        msg = f"task {name!r}: module {module!r} has no {attribute!r}"
-        raise PermanentError(msg) from error
+        raise PermanentError(f"task {name!r}: module {module!r} has no {attribute!r}") from error
     if not isinstance(found, type) or not issubclass(found, AbsTask):
         what = getattr(found, "__name__", type(found).__name__)
-        msg = f"task {name!r} is not a class of mteb's AbsTask but {what}"
-        raise PermanentError(msg)
+        raise PermanentError(f"task {name!r} is not a class of mteb's AbsTask but {what}")
     return found
 
 
@@ -211,8 +209,7 @@ def _load_data(task: Any, name: object) -> None:
     try:
         task.load_data()
     except FileNotFoundError as error:  # also raised for a data set that does not exist
-        msg = f"task {name!r}: {error}"
-        raise PermanentError(msg) from error
+        raise PermanentError(f"task {name!r}: {error}") from error
     except ConnectionError as error:
         if not HF_HUB_OFFLINE:
             raise  # the network failed: a later attempt may not

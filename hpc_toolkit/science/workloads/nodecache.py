@@ -266,8 +266,7 @@ def _copied(directory: Path, stack: contextlib.ExitStack) -> Path | None:
     try:
         home = _home_below(Path(root))
     except OSError as error:
-        msg = f"HPCTK_NODE_CACHE: {root} cannot be used: {error.strerror}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"HPCTK_NODE_CACHE: {root} cannot be used: {error.strerror}") from error
     return NodeCopies(home, limit).pinned_copy(directory, listed, stack)
 
 
@@ -287,8 +286,7 @@ def _home_below(root: Path) -> Path:
         msg = f"HPCTK_NODE_CACHE: {root.parts[0]} is not set on this node"
         raise ConfigError(msg, hint="name another directory of a local disk")
     if not root.is_absolute():
-        msg = f"HPCTK_NODE_CACHE: '{root}' is not an absolute path"
-        raise ConfigError(msg)
+        raise ConfigError(f"HPCTK_NODE_CACHE: '{root}' is not an absolute path")
     home = root / _HOME
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _require_private(root, root.stat(), stat.S_IWOTH)

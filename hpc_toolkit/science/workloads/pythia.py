@@ -233,8 +233,7 @@ def _require_template(checkpoint: str) -> None:
     try:
         fields = {field for _, field, _, _ in string.Formatter().parse(checkpoint)}
     except ValueError as error:
-        msg = f"checkpoint {checkpoint!r}: {error}"
-        raise ConfigError(msg, hint=f"such as {HUB!r}") from None
+        raise ConfigError(f"checkpoint {checkpoint!r}: {error}", hint=f"such as {HUB!r}") from None
     if not {"size", "step"} <= fields:
         missing = " and ".join(f"{{{one}}}" for one in sorted({"size", "step"} - fields))
         msg = f"checkpoint {checkpoint!r} has no {missing}: all checkpoints would be one"
@@ -249,8 +248,7 @@ def _range(text: str, what: str, *, among: Sequence[int] | None = None) -> Seque
     """
     numbers = parse_range(text, where=what)
     if numbers[0] < 0:
-        msg = f"{what} {text.strip()!r}: {numbers[0]} is negative"
-        raise ConfigError(msg, hint="count from 0")
+        raise ConfigError(f"{what} {text.strip()!r}: {numbers[0]} is negative", hint="count from 0")
     _, *ends = text.split(":")
     if among is not None and len(ends) == 1 and {numbers[0], numbers[-1]} <= set(among):
         return [one for one in among if numbers[0] <= one <= numbers[-1]]

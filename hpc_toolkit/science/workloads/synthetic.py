@@ -70,11 +70,9 @@ class Flaky:
     @staticmethod
     def _act(what: str) -> None:
         if what == "fail":
-            message = "flaky: failed by chance"
-            raise RuntimeError(message)
+            raise RuntimeError("flaky: failed by chance")
         if what == "permanent":
-            message = "flaky: cannot succeed"
-            raise PermanentError(message)
+            raise PermanentError("flaky: cannot succeed")
         if what == "crash":
             os.abort()
         time.sleep(3600)

@@ -127,8 +127,7 @@ def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, 
     """
     first, second, truth = np.array(pairs, dtype=np.int64).T
     if truth.min() == truth.max():
-        msg = f"all {len(truth)} pairs are {bool(truth[0])}: both kinds are needed"
-        raise ValueError(msg)
+        raise ValueError(f"all {len(truth)} pairs are {bool(truth[0])}: both kinds are needed")
     unit = _directions(embeddings)
     score, influence = _average_precision((unit[first] * unit[second]).sum(1), truth)
     by_text = np.zeros(int(max(first.max(), second.max())) + 1)
@@ -156,8 +155,7 @@ def reranking(
     precisions = []
     for number, (rows, right) in enumerate(zip(candidates, relevant, strict=True)):
         if not any(right):
-            msg = f"query {number} has no relevant candidate"
-            raise ValueError(msg)
+            raise ValueError(f"query {number} has no relevant candidate")
         cosines = np.round(offered[list(rows)] @ asked[number], 12)
         truth = np.asarray(right, dtype=bool)
         hits = truth[np.lexsort((truth, -cosines))]
@@ -281,8 +279,7 @@ class TextTasks(EmbeddedTexts):
         for item in items:
             name = item.get("task")
             if not isinstance(name, str) or name not in TASKS:
-                msg = f"no task {name!r}"
-                raise PermanentError(msg, hint=near_miss(str(name), list(TASKS)))
+                raise PermanentError(f"no task {name!r}", hint=near_miss(str(name), list(TASKS)))
             task = TASKS[name]
             layer = require_layer(item, context.layers, context.name)
             embedded = [context.of(texts(name), layer) for name in task.text_sets]

@@ -192,8 +192,7 @@ def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
     names = host_names(environ.get("SLURM_JOB_NODELIST", ""), timeout_s=PATIENCE_S)
     expected = environ.get("SLURM_JOB_NUM_NODES")
     if str(len(names)) != expected:
-        msg = f"the job has {expected} nodes, but scontrol names {len(names)}"
-        raise JobError(msg)
+        raise JobError(f"the job has {expected} nodes, but scontrol names {len(names)}")
     return tuple(names)
 
 

@@ -188,8 +188,7 @@ def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
     """
     scripts = Path(sys.executable).parent
     if not os.access(scripts / "ray", os.X_OK):
-        msg = f"no ray beside {sys.executable}"
-        raise JobError(msg, hint=how_to_add(extra="ray"))
+        raise JobError(f"no ray beside {sys.executable}", hint=how_to_add(extra="ray"))
     environ = os.environ
     environ["PATH"] = f"{scripts}:{environ.get('PATH', '')}"
     head = _head(job)
@@ -215,8 +214,7 @@ def _head(job: Job) -> str:
     shown = ask(["scontrol", "show", "node", "--oneliner", job.nodes[0]], timeout_s=PATIENCE_S)
     found = re.search(r" NodeAddr=(\S+)", shown)
     if found is None:
-        msg = f"Slurm does not report the address of {job.nodes[0]}"
-        raise JobError(msg)
+        raise JobError(f"Slurm does not report the address of {job.nodes[0]}")
     return found[1]
 
 
@@ -230,5 +228,4 @@ def _port(job: Job, head: str) -> int:
         except OSError:
             return port
         job.log(f"port {port} is taken, trying the next one")
-    msg = f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on {head}"
-    raise JobError(msg)
+    raise JobError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on {head}")

@@ -83,8 +83,7 @@ class Restarts:
         # was down for a moment is idle again, but Slurm has removed it from the job.
         lost = code == _KILLED or code in _SRUN_CODES or lost_nodes(self._job) or self._shrunk()
         if not lost:
-            msg = f"{what}: see above"
-            raise JobError(msg)
+            raise JobError(f"{what}: see above")
         self._job.log("a node was lost before the preflight was complete: see above")
         self.start_again()
 

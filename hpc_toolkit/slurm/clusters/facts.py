@@ -215,8 +215,7 @@ def _add_files(merged: MergedFacts, files: list[ClusterFile], extending: tuple[s
     if bases:
         chain = (*extending, bases[-1])
         if bases[-1] in extending:
-            msg = f"{' extends '.join(chain)}: a circle"
-            raise ConfigError(msg, hint="remove one 'extends'")
+            raise ConfigError(f"{' extends '.join(chain)}: a circle", hint="remove one 'extends'")
         _add_files(merged, files_called(bases[-1]), chain)
         merged.forget("identify")
     for table, file in tables:

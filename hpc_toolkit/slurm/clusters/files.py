@@ -143,8 +143,7 @@ def write_draft(name: str, text: str, *, out: str | None, force: bool) -> Path:
     """
     directory = Path(out).parent if out else user_directory()
     if directory is None:
-        msg = "this user has no home directory"
-        raise ConfigError(msg, hint="choose a file with -o")
+        raise ConfigError("this user has no home directory", hint="choose a file with -o")
     path = directory / (Path(out).name if out else f"{name}{SUFFIX}")
     if path.exists() and not force:
         msg = f"{path}: the file exists"

@@ -148,8 +148,7 @@ def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
     for name in names:
         if name is None or names.count(name) > 1:
             what = "one has no 'name'" if name is None else f"{name!r} is listed twice"
-            msg = f"{where}: {what}"
-            raise ConfigError(msg, hint="give each partition its own name")
+            raise ConfigError(f"{where}: {what}", hint="give each partition its own name")
     return tuple(found)
 
 

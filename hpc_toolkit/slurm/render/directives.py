@@ -140,8 +140,7 @@ def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict
         try:
             spec = replace(spec, **field)
         except HpcToolkitError as error:
-            msg = f"{sources[name]}: {error.message}"
-            raise RenderError(msg, hint=error.hint) from None
+            raise RenderError(f"{sources[name]}: {error.message}", hint=error.hint) from None
     return spec, sources
 
 

@@ -78,9 +78,8 @@ def read_script(path: Path) -> str:
             if isinstance(error, OSError)
             else "is not UTF-8 text"
         )
-        msg = f"{path}: {why}"
         raise RenderError(
-            msg, hint="name a script; to use a template, leave out '/' and '.sbatch'"
+            f"{path}: {why}", hint="name a script; to use a template, leave out '/' and '.sbatch'"
         ) from None
 
 

@@ -66,8 +66,7 @@ def check_template(spec: ScriptSpec, template: str) -> None:
     for name in given:
         if template not in OPTIONS[name].templates:
             why, hint = _unused(OPTIONS[name].templates, template)
-            msg = f"{option(name)}: {why}"
-            raise RenderError(msg, hint=hint)
+            raise RenderError(f"{option(name)}: {why}", hint=hint)
     if template in TRAININGS:
         _check_training(spec, template)
     _check_container(spec, template)

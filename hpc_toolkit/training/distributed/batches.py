@@ -156,8 +156,7 @@ def scaled(
     }
     for name, value in sizes.items():
         if value <= 0:
-            msg = f"{name} must be above 0, not {value}"
-            raise HpcToolkitError(msg)
+            raise HpcToolkitError(f"{name} must be above 0, not {value}")
     batch = batch_per_rank * world_size * accumulation
     rate = base_rate * batch / base_batch
     return Scaled(global_batch=batch, learning_rate=rate, base_rate=base_rate)

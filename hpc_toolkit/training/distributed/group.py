@@ -163,8 +163,7 @@ def process_group(
     chosen = _backend(backend)
     info = replace(found, device=_device(chosen, found))
     if dist.is_initialized():
-        msg = "a process group exists already"
-        raise ConfigError(msg, hint="use one process group at a time")
+        raise ConfigError("a process group exists already", hint="use one process group at a time")
     cuda = torch.device(info.device) if chosen == "nccl" else None
     if cuda is not None:
         torch.cuda.set_device(cuda)
@@ -219,8 +218,7 @@ def _backend(asked: str | None) -> str:
         msg = f"no backend {chosen!r}" + ("" if asked else " (HPCTK_BACKEND)")
         raise ConfigError(msg, hint=near_miss(chosen, list(BACKENDS)))
     if chosen == "nccl" and not torch.cuda.is_available():
-        msg = "backend nccl needs a GPU, and torch sees none"
-        raise ConfigError(msg, hint="use gloo")
+        raise ConfigError("backend nccl needs a GPU, and torch sees none", hint="use gloo")
     return chosen
 
 
@@ -250,8 +248,7 @@ def _abort() -> None:
 def all_reduce(tensor: Tensor, op: Literal["sum", "average"] = "sum") -> Tensor:
     """Return the sum or the average of the ranks' tensors (torch.distributed.all_reduce)."""
     if op not in ("sum", "average"):
-        msg = f"no reduction {op!r}"
-        raise HpcToolkitError(msg, hint=near_miss(op, ["sum", "average"]))
+        raise HpcToolkitError(f"no reduction {op!r}", hint=near_miss(op, ["sum", "average"]))
     if op == "average" and not (tensor.is_floating_point() or tensor.is_complex()):
         msg = f"an average of {tensor.dtype} would be cut to whole numbers"
         raise HpcToolkitError(msg, hint="convert the tensor to float first")

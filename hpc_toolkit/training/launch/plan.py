@@ -256,8 +256,7 @@ def _check_script(request: Request) -> None:
         hint = "options of launch go before the script; use -m for a module"
         raise ConfigError(message, hint=hint)
     elif script.startswith("-"):
-        message = f"Python would read {script!r} as an option"
-        raise ConfigError(message, hint=f"write ./{script}")
+        raise ConfigError(f"Python would read {script!r} as an option", hint=f"write ./{script}")
 
 
 def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) -> Plan:
@@ -370,8 +369,7 @@ def _meeting(
     """Return how the nodes meet."""
     given = request.options
     if given.get("standalone") and nodes > 1:
-        message = f"--standalone works on one node, not {nodes}"
-        raise ConfigError(message, hint="leave it out")
+        raise ConfigError(f"--standalone works on one node, not {nodes}", hint="leave it out")
     if nodes == 1:
         return "alone"
     if given.keys() & {"master_addr", "master_port"}:

@@ -32,8 +32,7 @@ def read_json(text: str, where: str) -> tuple[Series, ...]:
 
 
 def _refused(constant: str) -> None:
-    message = f"{constant} is not a number"
-    raise ValueError(message)
+    raise ValueError(f"{constant} is not a number")
 
 
 def read_csv(text: str, where: str) -> tuple[Series, ...]:

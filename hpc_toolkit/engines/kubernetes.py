@@ -59,6 +59,7 @@ _IMAGE = (
 )
 _VALUE = ".{0,32768}"
 _WORDS_MAX = 131_072
+_HOST_MAX = 63
 # First parts of paths that no mount point may have, because it would cover the image's own.
 _MOUNT = r"/(?!/|(?:\.|dev|proc|sys|etc)?(?:/|\Z))(?!(?:.*/)?\.\.(?:/|\Z))[^:]{1,4095}"
 _OURS = "SLURM|SBATCH_|SRUN_|PET_|KUBERNETES_|JOB_COMPLETION_INDEX"
@@ -71,15 +72,14 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 _PATTERNS = {
     # Before Kubernetes 1.34, the name of the Service, which is the same, begins with a letter.
-    # The names of the pods end in "-9999" at most, and are DNS labels of 63 characters.
-    "job_name": ("(?:[a-z](?:[-a-z0-9]{0,56}[a-z0-9])?)?", "at most 58 of a-z, 0-9 and '-'"),
+    "job_name": ("(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)?", "a letter, then a-z, 0-9 and '-'"),
     "namespace": (_LABEL, "at most 63 of a-z, 0-9 and '-'"),
     "image": (_IMAGE, "an image such as registry.org/group/name:1.2, without spaces"),
     "queue_name": (_LABEL, "the name of a LocalQueue of Kueue"),
     "gpu_resource": (f"{_SUBDOMAIN}/{_NAME}", "the name of a resource such as amd.com/gpu"),
     "pvc": (
         f"({_SUBDOMAIN})(?::({_MOUNT}))?",
-        "NAME:/DIR, a PersistentVolumeClaim and a directory such as /data",
+        "NAME or NAME:/DIR: NAME of a-z, 0-9, '-' and '.', DIR such as /data, not /dev or /etc",
     ),
     "run": ("[^-].{0,4095}", "a directory on a volume"),
     "user": ("([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?", "UID or UID:GID, neither of them 0"),
@@ -217,13 +217,14 @@ def _check_each(spec: ManifestSpec) -> None:
     optional = {field.name for field in fields(spec) if field.default is None}
     for field in (*_PATTERNS, *_COUNTS):
         value = getattr(spec, field)
+        where = "the script's arguments" if field == "command" else spelled(field)
         for one in value if isinstance(value, tuple) else (value,):
             if one is None and field in optional:
                 continue
             if field in _COUNTS:
-                check_count(one, _COUNTS[field], spelled(field))
+                check_count(one, _COUNTS[field], where)
             else:
-                check_match(one, *_PATTERNS[field], spelled(field))
+                check_match(one, *_PATTERNS[field], where)
     for path in filter(None, (spec.run, *(path for _, path in spec.volumes))):
         check_names(path, "--run" if path == spec.run else "--pvc")
     refuse_twice([key for key, _ in spec.parts("node_selector")], "--node-selector")
@@ -267,6 +268,11 @@ def _check_together(spec: ManifestSpec) -> None:
     if sum(map(len, spec.command)) > _WORDS_MAX:
         hint = "put them into a file in the image or on the volume"
         _refuse("the script's arguments are too long for a manifest", hint)
+    # A pod's host name, the Job's name and the pod's number, is a DNS label.
+    last = f"-{max(spec.counts) - 1}"
+    if len(spec.name) + len(last) > _HOST_MAX:
+        message = f"--job-name: {spec.name!r} has more than {_HOST_MAX - len(last)} characters"
+        _refuse(message, f"the pods are called {spec.name}{last}: {_HOST_MAX} characters at most")
     if mem is not None and shm >= mem:
         message = f"--shm: {shm} MiB are not less than the {mem} MiB of --mem"
         _refuse(message, "files in /dev/shm count as memory of the pod")

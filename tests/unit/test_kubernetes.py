@@ -175,6 +175,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"user": None}, "--user"),
     ({"job_name": "a_b"}, "--job-name"),
     ({"job_name": "x" * 62}, "--job-name"),
+    ({"job_name": "x" * 61, "nodes": 11}, "has more than 60 characters"),
     ({"namespace": "a.b"}, "--namespace"),
     ({"nodes": 0}, "--nodes"),
     ({"nodes": True}, "--nodes"),

@@ -91,7 +91,8 @@ class _Life:
     """Ray's reference to an answer that the actor gives when it has started."""
     asked_at: float
     """Time of the request by this host's monotonic clock."""
-    started: bool = False
+    started_at: float | None = None
+    """When it was first seen to have started; None: it waits for room, or imports."""
 
 
 class Engine:
@@ -181,6 +182,11 @@ class Engine:
         if not self._lives:
             time.sleep(_TICK_S)
             return []
+        starting = {one.ready: one for one in self._lives.values() if one.started_at is None}
+        if starting:
+            ready, _ = self._ray.wait(list(starting), num_returns=len(starting), timeout=0)
+            for answer in ready:
+                starting[answer].started_at = time.monotonic()
         promises = list(self._lives)
         ended, _ = self._ray.wait(promises, num_returns=len(promises), timeout=_TICK_S)
         return list(ended)
@@ -192,7 +198,8 @@ class Engine:
         except self._ray.exceptions.RayError as error:
             # The actor's node is lost, or the actor was killed: the same as a killed worker.
             reason = str(error).strip().partition("\n")[0]
-            lived_long = time.monotonic() - life.asked_at > _LONG_LIFE_S
+            began = life.started_at or math.inf
+            lived_long = time.monotonic() - began > _LONG_LIFE_S
             report = {"code": -int(signal.SIGKILL), "error": None, "finished": lived_long}
         else:
             reason = f"its worker was {describe_exit(report['code'])}"
@@ -218,7 +225,7 @@ class Engine:
             return
         self._due.clear()
         for promise, life in list(self._lives.items()):
-            if not self._has_started(life):
+            if life.started_at is None:
                 del self._lives[promise]
                 self._end(life)
 
@@ -231,13 +238,8 @@ class Engine:
         """Return whether some workers have left and no other has started for _START_S seconds."""
         long_ago = time.monotonic() - _START_S
         return bool(self._codes and not self._due) and not any(
-            self._has_started(life) or life.asked_at > long_ago for life in self._lives.values()
+            life.started_at is not None or life.asked_at > long_ago for life in self._lives.values()
         )
-
-    def _has_started(self, life: _Life) -> bool:
-        if not life.started:
-            life.started = bool(self._ray.wait([life.ready], timeout=0)[0])
-        return life.started
 
     def _end(self, life: _Life) -> None:
         with suppress(self._ray.exceptions.RayError):

@@ -218,7 +218,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_restarts": 3}, "not used by"),
     ({"command": ()}, "needs a training script"),
     ({"command": ("--lr",)}, "is not a training script"),
-    ({"command": ("train.py", "a\nb")}, "--command"),
+    ({"command": ("train.py", "a\nb")}, "the script's arguments"),
     ({"command": ("x" * 32000,) * 5}, "too long"),
     ({"workers": 2}, "not used by"),
     ({"node_counts": (1, 2)}, "not used by"),

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import shlex
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,9 +22,10 @@ import click
 
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.system.terminal import printable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from hpc_toolkit.system.options import Option, Panels
 
@@ -86,12 +87,28 @@ class PlainArgument(click.Argument):
         return f"'{self.human_readable_name}'"
 
 
+@contextmanager
+def _shown_as_text() -> Iterator[None]:
+    """Let a terminal show what an argument holds, and not obey it: click repeats it as it is."""
+    try:
+        yield
+    except click.UsageError as error:
+        # A new error would lose its kind, which decides what is shown around the message.
+        error.message = printable_lines(error.message)  # type: ignore[misc]
+        raise
+
+
 class HelpCommand(click.Command):
     """A command with a plain help text."""
 
     def __init__(self, name: str | None, *, panel: str = "Commands", **settings: Any) -> None:
         super().__init__(name, **settings)
         self.panel = panel
+
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Parse the arguments."""
+        with _shown_as_text():
+            return super().make_context(*args, **settings)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Add ``--help-all``."""
@@ -185,7 +202,8 @@ class Commands(HelpCommand, click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Call the command; exit with 130 when it is interrupted."""
         try:
-            return super().invoke(ctx)
+            with _shown_as_text():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(130)
 

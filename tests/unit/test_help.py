@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from click.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.cli.help import MOVED, MovedCommandError
@@ -131,6 +132,28 @@ def test_an_old_name_ends_with_one_line(
         cli.main()
 
     assert capsys.readouterr() == ("", "error: 'hpctk run' is now 'hpctk campaign run'\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "run", "{}"),
+        ("status", "--{}"),
+        ("render", "--nodes", "{}"),
+        ("render", "--{}", "1"),
+        ("cluster", "{}"),
+        ("--{}",),
+        ("{}",),
+    ],
+)
+def test_a_usage_error_shows_what_was_typed_as_text(words: tuple[str, ...]) -> None:
+    hostile = [word.replace("{}", "x\x1b]0;t\x07\x9b2J\u202e\ry") for word in words]
+
+    ended = CliRunner().invoke(ROOT, hostile)
+
+    assert ended.exit_code == 2
+    assert "\\x1b" in ended.output
+    assert ended.output.replace("\n", "").isprintable()
 
 
 def test_the_man_page_is_the_help() -> None:

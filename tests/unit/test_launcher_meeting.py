@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.system.processes import handling
 from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch.meeting import Address, find, own_host, publish
 from hpc_toolkit.training.launch.plan import Plan
@@ -370,3 +375,24 @@ def test_nodes_that_saved_leave_together(pair: Pair) -> None:
 
     assert clock.monotonic() - started >= 30
     first.leave(30, together=True)
+
+
+def test_a_signal_waits_until_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = []
+
+    class Torch(ModuleType):
+        """Stands in for torch: a signal comes while it is imported."""
+
+        def __getattr__(self, name: str) -> Any:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            imported.append(name)
+            return name
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "torch.distributed", Torch("torch.distributed"))
+
+    with handling([signal.SIGUSR2], end), pytest.raises(KeyboardInterrupt):
+        meeting.open_store(Address("n0", 1), 1.0, serve=True)
+    assert "TCPStore" in imported

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -49,8 +50,12 @@ def open_store(address: Address, timeout_s: float, *, serve: bool, fd: int | Non
     """
     from datetime import timedelta
 
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
+    # A handler that raises inside numpy's import would leave it unusable in this process.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     limit = timedelta(seconds=timeout_s)
     return TCPStore(*address, None, serve, limit, False, master_listen_fd=fd)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
@@ -384,7 +383,7 @@ def test_a_signal_waits_until_torch_is_imported(monkeypatch: pytest.MonkeyPatch)
         """Stands in for torch: a signal comes while it is imported."""
 
         def __getattr__(self, name: str) -> Any:
-            os.kill(os.getpid(), signal.SIGUSR2)
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
             imported.append(name)
             return name
 

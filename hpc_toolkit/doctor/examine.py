@@ -58,7 +58,7 @@ def examine(
         clock: gives the wall time of the stored result, for people.
         other: the same directory through another mount of this machine.
         step: the step of this task, which leads; the other task calls ``join_step``.
-        around: whether to examine Slurm, GPUs, InfiniBand ports and templates as well.
+        around: whether to examine Slurm and GPUs as well.
 
     Raises:
         ConfigError: ``other`` is another directory.

@@ -345,7 +345,7 @@ BUG = """
 from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.run import Run
-def broken(self):
+def broken(*_, **__):
     return [][1]
 Run.status = broken
 """

@@ -21,22 +21,13 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import click
 
 from hpc_toolkit import __version__
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.terminal import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from hpc_toolkit.system.options import Option, Panels
-
-MOVED = {
-    "run": "campaign run",
-    "conduct": "campaign coordinate",
-    "verify": "gather --check",
-    "lab list": "lab status --all",
-    "lab sinfo": "lab exec sinfo",
-}
-"""Old names of commands, and what replaces them."""
 
 LIST = "Work through a list of items"
 SEARCH = "Search with a campaign"
@@ -53,12 +44,6 @@ ALL = "hpc_toolkit.help_all"
 _EXAMPLES = "Examples:"
 _TYPES: dict[str, type] = {"N": int, "NUMBER": float}
 """Value names whose values are converted; all others stay text."""
-
-
-class MovedCommandError(HpcToolkitError):
-    """A command was called by an old name."""
-
-    exit_code = 2
 
 
 class PlainOption(click.Option):
@@ -187,13 +172,10 @@ class Commands(HelpCommand, click.Group):
         super().format_options(ctx, formatter)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command; name similar ones, or the new name of one that has moved."""
+        """Find the command, or name similar ones."""
         word = args[0]
-        old = word if ctx.parent is None else f"{ctx.info_name} {word}"
         if word in self.commands or ctx.resilient_parsing or word.startswith("-"):
             return super().resolve_command(ctx, args)
-        if old in MOVED:
-            raise MovedCommandError(f"'hpctk {old}' is now 'hpctk {MOVED[old]}'")
         from difflib import get_close_matches
 
         similar = ", ".join(map(repr, get_close_matches(word, self.commands)))

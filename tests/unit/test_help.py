@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli.help import MOVED, MovedCommandError
 from hpc_toolkit.cli.scriptoptions import PANELS
 from hpc_toolkit.system.options import by_name
 from tests import manpage
@@ -111,27 +110,6 @@ def test_help_all_shows_what_the_help_leaves_out(name: str) -> None:
     refused = {max(option.opts, key=len) for option in command.params if not option.help}
     assert [one for one in spelled if one not in everything and one not in refused] == []
     assert [one for one in subcommands if one not in everything] == []
-
-
-@pytest.mark.parametrize(("old", "new"), MOVED.items())
-def test_an_old_name_says_the_new_one(old: str, new: str) -> None:
-    with pytest.raises(MovedCommandError) as refused:
-        ROOT.main([*old.split(), "some", "words"], prog_name="hpctk")
-
-    assert refused.value.exit_code == 2
-    assert refused.value.message == f"'hpctk {old}' is now 'hpctk {new}'"
-    assert refused.value.hint == ""
-
-
-def test_an_old_name_ends_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["hpctk", "run", "toy.toml", "--workers", "2"])
-
-    with pytest.raises(SystemExit, match="2"):
-        cli.main()
-
-    assert capsys.readouterr() == ("", "error: 'hpctk run' is now 'hpctk campaign run'\n")
 
 
 @pytest.mark.parametrize(

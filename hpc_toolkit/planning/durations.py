@@ -82,7 +82,7 @@ class GuessedDurations:
         sd = np.sqrt(np.log1p(variance / counts))
         batches = counts * item_s * np.exp(chance.normal(-(sd**2) / 2, sd))
         count = int(counts.sum())
-        # About the longest of so many log-normal items.
+        # The expected maximum of that number of log-normal items, approximately.
         sigmas = math.sqrt(2.0 * math.log(count))
         longest_s = item_s * math.exp(guess.spread * (sigmas - guess.spread / 2))
         squares = count * item_s**2 * (1.0 + variance)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.results.explain import group_failures
 from hpc_toolkit.results.progress import (
-    NO_WORKER,
     OPEN,
     PAUSED,
     StageCounts,
@@ -148,11 +147,6 @@ class Status(Record, kw_only=True):
     @property
     def is_paused(self) -> bool:
         return self.halt == PAUSED
-
-    @property
-    def lacks_workers(self) -> bool:
-        """Whether there is no progress because no worker is alive."""
-        return self.halt == NO_WORKER
 
     @property
     def is_open(self) -> bool:

@@ -52,7 +52,7 @@ OF_THE_LAB = [path for path in EXAMPLES if of_the_lab(path)]
 
 def test_examples_of_every_template_are_accepted(lab: LabUnderTest) -> None:
     for path in OF_THE_LAB:
-        # Jobs that nobody knows are no error of the script.
+        # An unknown job id is not a fault of the script.
         tried = lab.run("sbatch", "--dependency=singleton", "--test-only", path)
         assert "to start at" in tried.stderr, path
 

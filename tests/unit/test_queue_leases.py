@@ -379,7 +379,7 @@ def test_a_job_of_another_cluster_is_none_of_this_slurms(paths: RunPaths) -> Non
     run.look()
 
     assert run.silent() == ["mine"]
-    assert run.verdict("other").alive, "it is no earlier start of this job"
+    assert run.verdict("other").alive, "it is not an earlier start of this job"
 
 
 def test_only_silent_workers_of_jobs_are_asked_about(run: Watched) -> None:

@@ -196,7 +196,7 @@ class Stage:
 
 @pytest.fixture
 def make(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes the runner of a run of so many items, whose stage may have a specification."""
+    """Makes the runner of a run; its arguments are the number of items and the stage's settings."""
     with ExitStack() as made:
 
         def one(items: int = 4, **spec: Any) -> Stage:

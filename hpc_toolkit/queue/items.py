@@ -77,14 +77,14 @@ class _Distinct:
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
-        self._keys: list[str] = []
+        self._keys: tuple[str, ...] = ()
 
     def add(self, items: list[Item], lines: list[bytes]) -> bool:
         """Whether these can be items, and differ from each other and all before; else add none."""
         if not self._keys and all(isinstance(key, str) for key in items[0]):
-            self._keys = list(items[0])
+            self._keys = tuple(items[0])
         flat = b"".join(lines).count(b"{") == len(lines)
-        alike = flat and self._keys and all(list(item) == self._keys for item in items)
+        alike = flat and self._keys and {self._keys}.issuperset(map(tuple, items))
         kept = alike or all(map(is_kept, items))
         forms = lines if alike else list(map(self._form, items, lines))
         if not kept or len(set(forms)) < len(forms) or not self._seen.isdisjoint(forms):

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, ItemsError, near_miss
@@ -208,21 +209,21 @@ class Types:
     """Notes the types of the values of items, for a line about them."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[tuple[str, ...], tuple[type, ...]], None] = {}
+        self._of: dict[str, dict[type, None]] = {}
 
     def note(self, items: Iterable[Item]) -> Iterator[Item]:
         for some in batches(items):
-            types = map(map, itertools.repeat(type), map(dict.values, some))
-            self._shapes |= dict.fromkeys(zip(map(tuple, some), map(tuple, types), strict=True))
+            are_alike = len(set(map(tuple, some))) == 1
+            for alike in [some] if are_alike else [[item] for item in some]:
+                for key in alike[0]:
+                    types = map(type, map(itemgetter(key), alike))
+                    self._of.setdefault(key, {}).update(dict.fromkeys(types))
             yield from some
 
     def __str__(self) -> str:
         """Such as "numbers: lr, depth; text: python"."""
-        kinds: dict[str, dict[str, None]] = {}
-        for shape in self._shapes:
-            for key, kind in zip(*shape, strict=True):
-                kinds.setdefault(key, {})[_NAMES.get(kind, "JSON")] = None
         keys: dict[str, list[str]] = {}
-        for key, names in kinds.items():
+        for key, types in self._of.items():
+            names = dict.fromkeys(_NAMES.get(kind, "JSON") for kind in types)
             keys.setdefault(" or ".join(names), []).append(key)
         return "; ".join(f"{names}: {', '.join(some)}" for names, some in keys.items())

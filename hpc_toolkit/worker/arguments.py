@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import WorkloadError, near_miss
 from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME
-from hpc_toolkit.system.jsonlines import AT_ONCE
+from hpc_toolkit.system.jsonlines import AT_ONCE, batches
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.worker.loading import caller_path, is_callable_class, load_object
 
@@ -106,15 +106,26 @@ def _misfit(function: str, parameters: list[Parameter], item: Any) -> tuple[str,
 def _checked(
     function: str, parameters: list[Parameter], items: Iterable[Any], *, by_name: bool
 ) -> Iterator[Any]:
-    seen = set()
-    for number, item in enumerate(items):
-        if isinstance(item, dict) and (keys := tuple(item)) not in seen:
-            seen.add(keys)
-            fault = _misfit(function, parameters, item) if by_name else None
-            if not by_name and not _takes_item(parameters, keys):
-                name = parameters[0].name
-                why = f"has the key {name!r}, but {function} would get the whole item as {name!r}"
-                fault = why, "give all items keys that fit, or rename the parameter"
-            if fault:
-                raise WorkloadError(f"item {number} {fault[0]}", hint=fault[1])
-        yield item
+    seen: set[tuple[Any, ...]] = set()
+    first = 0
+    for some in batches(items):
+        # Most items have the keys of others: to look at each takes as long as to write it.
+        if not ({dict}.issuperset(map(type, some)) and seen.issuperset(map(tuple, some))):
+            for number, item in enumerate(some, first):
+                if isinstance(item, dict) and tuple(item) not in seen:
+                    _check(f"item {number}", function, parameters, item, by_name=by_name)
+                    seen.add(tuple(item))
+        first += len(some)
+        yield from some
+
+
+def _check(
+    where: str, function: str, parameters: list[Parameter], item: dict[str, Any], *, by_name: bool
+) -> None:
+    fault = _misfit(function, parameters, item) if by_name else None
+    if not by_name and not _takes_item(parameters, item):
+        name = parameters[0].name
+        why = f"has the key {name!r}, but {function} would get the whole item as {name!r}"
+        fault = why, "give all items keys that fit, or rename the parameter"
+    if fault:
+        raise WorkloadError(f"{where} {fault[0]}", hint=fault[1])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_toolkit.cli.arguments import refuse_given, was_given
+from hpc_toolkit.cli.arguments import refuse_given
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.render.spec import option
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.submit.submission import Submission
-    from hpc_toolkit.training.scaling.analysis import Analysis, Wanted
     from hpc_toolkit.training.scaling.launches import Host, Job, ScalingRun
 
 HOSTS = (
@@ -53,7 +52,7 @@ def own(
 
     names = {one.name or "" for one in click.get_current_context().command.params}
     foreign = {one.name.partition("/")[0] for one in (*OPTIONS, *HOSTS)} | {"vary"}
-    of_here = {"backend", "cluster", "resume", "dry_run", "weak", "threads", *table}
+    of_here = {"backend", "cluster", "resume", "dry_run", "threads", *table}
     allowed = names - foreign if given["slurm"] else {"program", "out", "world_sizes", *of_here}
     refuse_given({*allowed, "repeats"}, "is for the built-in training")
     records = read_records(out)
@@ -70,9 +69,8 @@ def own(
     pairs = ((size, repeat) for repeat in range(given["repeats"]) for size in world_sizes)
     missing = [pair for pair in pairs if pair not in known]
     if given["slurm"]:
-        submit_own(out, program, missing, {**given, "weak": None, "threads": None})
+        submit_own(out, program, missing, given)
     else:
-        given["weak"] = given["weak"] if was_given("weak") else None
         given["threads"] = given["threads"] or len(os.sched_getaffinity(0)) // max(world_sizes)
         _own_here(out, program, missing, given, table)
 
@@ -90,15 +88,15 @@ def _own_here(
         for size, repeat in missing:
             print(f"world size {size}, repeat {repeat}: {shlex.join(program)}")
         return
-    wanted = wanted_of(table, given["cluster"])
+    _check_cluster(given["cluster"])
     os.environ["OMP_NUM_THREADS"] = str(max(1, given["threads"]))
     prepare(out)
     for size, repeat in missing:
         began = time.monotonic()
-        measure_own(out, program, size, repeat, weak=given["weak"], backend=given["backend"])
+        measure_own(out, program, size, repeat, backend=given["backend"])
         spent = format_duration(time.monotonic() - began)
         print(f"world size {size}, repeat {repeat}: {spent}", file=sys.stderr)
-    _finish(out, wanted, as_json=bool(table["json"]))
+    _finish(out, table, given["cluster"])
 
 
 def _host(given: dict[str, Any]) -> Host | None:
@@ -133,7 +131,7 @@ def here(
 ) -> None:
     """Measure with ranks on this machine, or with this host's ranks among those of several."""
     from hpc_toolkit.training.scaling.launches import (
-        launch_here,
+        launch_program,
         launches_of,
         prepare,
         with_equal_threads,
@@ -150,19 +148,19 @@ def here(
         for size, _ in launches:
             print(f"world size {size}: {times} times {shlex.join(run.words())}")
         return
-    wanted = wanted_of(table, cluster)
+    _check_cluster(cluster)
     prepare(run.directory)
     main = host is None or not host.number
     for size, options in launches:
         began = time.monotonic()
-        code = launch_here(run, options, backend=backend)
+        code = launch_program(run.program(), options, run.directory, backend=backend)
         if code:
             sys.exit(code)
         print(f"world size {size}: {format_duration(time.monotonic() - began)}", file=sys.stderr)
         if main:
             _show_measured(run.directory / DIRECTORY / f"world-{size}.jsonl", show_records)
     if main:
-        _finish(run.directory, wanted, as_json=bool(table["json"]), kept=not show_records)
+        _finish(run.directory, table, cluster, kept=not show_records)
 
 
 def _show_measured(path: Path, show_records: bool) -> None:
@@ -177,38 +175,34 @@ def _show_measured(path: Path, show_records: bool) -> None:
         sys.stdout.flush()
 
 
-def wanted_of(table: dict[str, Any], cluster: str | None) -> Wanted:
-    """Return what the table shows. Raises ConfigError if there is no such cluster."""
+def _check_cluster(name: str | None) -> None:
+    """Raise ConfigError for a wrong cluster before anything is measured, which may take an hour."""
     from hpc_toolkit.slurm.clusters.facts import load_cluster
-    from hpc_toolkit.training.scaling.analysis import Wanted
 
-    if cluster is not None:
-        # Before anything is measured, which may take an hour.
-        load_cluster(cluster)
-    return Wanted(
-        samples=table["samples"],
-        price_per_gpu_hour=table["price_per_gpu_hour"],
-        min_efficiency=table["min_efficiency"],
-        cluster=cluster,
-    )
+    if name is not None:
+        load_cluster(name)
 
 
-def _finish(directory: Path, wanted: Wanted, *, as_json: bool, kept: bool = True) -> None:
+def _finish(
+    directory: Path, table: dict[str, Any], cluster: str | None, *, kept: bool = True
+) -> None:
     """Print the table of a run that has ended, and where its measurements are."""
-    from hpc_toolkit.training.scaling.analysis import analyze as analyzed
-
-    found = analyzed([directory], wanted)
-    show_analysis(found, as_json=as_json)
     if kept:
         where = shlex.quote(os.path.relpath(directory))
-        note(f"'hpctk scaling analyze {where} -o scaling.svg' draws it")
-    if found.failed:
-        sys.exit(1)
+        note(f"'hpctk scaling analyze {where}' prints this table again")
+    show_analysis([directory], table, cluster)
 
 
-def show_analysis(found: Analysis, *, as_json: bool) -> None:
-    sys.stdout.write(found.data if as_json else printable_lines(found.page))
+def show_analysis(sources: Sequence[Path], table: dict[str, Any], cluster: str | None) -> None:
+    """Print the table of the sources; exit with 1 if an efficiency is below the wanted one."""
+    from hpc_toolkit.training.scaling.analysis import analyze
+
+    wanted = {name: value for name, value in table.items() if name != "json"}
+    found = analyze(sources, cluster=cluster, **wanted)
+    sys.stdout.write(found.as_json() if table["json"] else printable_lines(found.as_markdown()))
     sys.stdout.flush()
+    if table["min_efficiency"] is not None and any(verdict.below for _, verdict in found.judged):
+        sys.exit(1)
 
 
 def submit_own(

@@ -15,10 +15,8 @@ from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import (
     argument,
     complete_cluster,
-    outputs,
     refuse_given,
     value,
-    write_outputs,
 )
 from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.measuring import (
@@ -29,7 +27,6 @@ from hpc_toolkit.cli.measuring import (
     show_analysis,
     submissions,
     submit,
-    wanted_of,
 )
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
@@ -91,7 +88,6 @@ PANELS: Panels = {
 }
 """The training that is measured, and the jobs of ``--slurm``."""
 _ANALYSIS = (
-    many("out", "Write .md, .json or .svg", "FILE")._replace(short="-o"),
     Option("cluster", "For its prices. [default: measured]", "NAME", complete=complete_cluster),
     *_TABLE,
 )
@@ -105,7 +101,7 @@ def register(app: Commands) -> None:
 
         Examples:
             hpctk scaling run -o scaling --world-sizes 1,2,4
-            hpctk scaling analyze scaling -o scaling.svg
+            hpctk scaling analyze scaling
         """,
     )
     group.add(run, PANELS, cls=ScriptCommand)
@@ -135,7 +131,7 @@ def run(
         hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
         hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
-    from hpc_toolkit.training.scaling.launches import built_in_jobs
+    from hpc_toolkit.training.scaling.launches import Job
     from hpc_toolkit.training.scaling.program import cluster_name
     from hpc_toolkit.training.scaling.records import DIRECTORY
 
@@ -157,7 +153,8 @@ def run(
             return
         force = given.pop("force", False)
         wanted = replace(wanted, cluster=cluster_name(given.get("cluster")))
-        jobs = submissions(directory, built_in_jobs(wanted), given, dry_run=dry_run)
+        built_in = [Job(size, str(size), tuple(wanted.program())) for size in sizes]
+        jobs = submissions(directory, built_in, given, dry_run=dry_run)
         if not dry_run:
             submit(directory, jobs, force=force)
 
@@ -218,25 +215,12 @@ def analyze(
 
     Examples:
         hpctk scaling analyze scaling
-        hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
+        hpctk scaling analyze scaling --cluster killarney > scaling.md
     """
-    from hpc_toolkit.training.scaling.analysis import analyze as analyzed
-
-    out = outputs(given.pop("out"), (".md", ".json", ".svg"))
-    found = analyzed(source, wanted_of(given, given["cluster"]))
-    show_analysis(found, as_json=bool(given["json"]))
-    forms = {
-        ".json": lambda: found.data,
-        ".md": lambda: found.page,
-        ".svg": lambda: found.picture,
-    }
-    write_outputs(out, forms)
-    if found.failed:
-        sys.exit(1)
+    show_analysis(source, given, given.pop("cluster"))
 
 
 _COLLECTIVES = (
-    Option("out", "Write .md or .json.", "FILE", short="-o"),
     flag("json", "Print JSON."),
     Option("world_size", "Number of ranks on this machine.", "N", default=2, least=2),
     Option("sizes", "Message sizes.", "SIZE,...", default=DEFAULT_SIZES),
@@ -263,49 +247,44 @@ def collectives(
     from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
     from hpc_toolkit.training.scaling.records import read_text
 
-    as_json, out = given.pop("json"), given.pop("out")
-    files = outputs([out] if out is not None else [], (".md", ".json"))
+    as_json = given.pop("json")
     if logs:
-        refuse_given({"logs", "out", "json"}, "cannot be combined with LOGS")
+        refuse_given({"logs", "json"}, "cannot be combined with LOGS")
         found = [one for path in logs for one in records_in(read_text(path))]
     else:
         found = _timed(**given)
     if not found:
         message = "no collective was measured"
         raise RunError(message, hint="name logs of 'hpctk scaling collectives'" if logs else "")
-    data = json.dumps({"format": 1, "kind": "hpctk.collectives", "rows": found}) + "\n"
-    page = as_markdown(found)
-    sys.stdout.write(data if as_json else page)
-    write_outputs(files, {".md": lambda: page, ".json": lambda: data})
+    data = {"format": 1, "kind": "hpctk.collectives", "rows": found}
+    sys.stdout.write(json.dumps(data) + "\n" if as_json else as_markdown(found))
 
 
 def _timed(
     *, world_size: int, iterations: int, sizes: str, collectives: str, backend: str | None
 ) -> list[dict[str, Any]]:
-    import tempfile
-
     from hpc_toolkit.training.scaling.collectives import (
         MODULE,
         parse_collectives,
         parse_sizes,
         records_in,
     )
-    from hpc_toolkit.training.scaling.launches import launch_module
+    from hpc_toolkit.training.scaling.launches import launch_program
     from hpc_toolkit.training.scaling.records import read_text
 
     parse_sizes(sizes)
     parse_collectives(collectives)
     words = ("--sizes", sizes, "--collectives", collectives, "--iterations", str(iterations))
+    program = ("-m", MODULE, *words)
     directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
     try:
-        options = {"nproc_per_node": world_size, "redirects": "3"}
-        launch_module(MODULE, words, options, directory, backend=backend)
+        launch_program(program, {"nproc_per_node": world_size}, directory, backend=backend)
     except HpcToolkitError:
         # The error names a log in it, unless no rank was started.
         with suppress(OSError):
             directory.rmdir()
         raise
-    outputs = sorted(directory.glob("logs/*/rank-0.*.out"))
-    found = [one for path in outputs for one in records_in(read_text(path))]
+    logs = sorted(directory.glob("logs/*/rank-0.*.out"))
+    found = [one for path in logs for one in records_in(read_text(path))]
     shutil.rmtree(directory, ignore_errors=True)
     return found

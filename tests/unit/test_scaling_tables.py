@@ -18,7 +18,7 @@ PUBLISHED = Path(__file__).with_name("published_scaling.json")
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, Comparison]:
-    found, _ = read_source(PUBLISHED)
+    found = read_source(PUBLISHED)
     return {series.name: compare(series) for series in found}
 
 

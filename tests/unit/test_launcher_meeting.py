@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -60,9 +61,9 @@ class Ports:
     def __init__(self) -> None:
         self.opened = 0
 
-    def __call__(self) -> tuple[Address, object]:
+    def __call__(self) -> tuple[Address, Callable[[], object]]:
         self.opened += 1
-        return Address("n0", 40000 + self.opened), object()
+        return Address("n0", 40000 + self.opened), lambda: None
 
 
 def rounds_of(

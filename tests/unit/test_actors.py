@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.working import ray_settings
 from hpc_toolkit.engines.ray import engine as engine_module
 from hpc_toolkit.engines.ray import node
 from hpc_toolkit.engines.ray.engine import Engine
@@ -22,7 +21,6 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
-from hpc_toolkit.system.binding import Shares
 from hpc_toolkit.worker.worker import WorkerOptions
 
 if TYPE_CHECKING:
@@ -81,23 +79,6 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
     assert RaySettings().resolve({**step, "RAY_ADDRESS": "n1:6379"}) == "n1:6379"
     # The interactive step in which salloc runs a shell.
     assert RaySettings().resolve({**step, "SLURM_STEP_ID": "4294967290"}) == ""
-
-
-def test_an_address_of_ray_without_its_engine_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--ray-address needs --engine ray"):
-        ray_settings("local", Shares(), on_ray=False)
-
-
-def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "find_spec", lambda _: None)
-
-    with (
-        pytest.raises(ConfigError, match="Ray is not installed") as caught,
-        engine_module.joined(RaySettings(address="local")),
-    ):
-        pass
-
-    assert caught.value.hint.endswith(" -m pip install 'hpctk[ray]'")
 
 
 def test_an_address_where_nothing_listens_is_refused_without_asking_ray(
@@ -364,16 +345,6 @@ def test_what_the_script_of_a_ray_would_leave_out_is_refused(
 ) -> None:
     with pytest.raises(RenderError, match=message):
         render_script(ScriptSpec(python="/opt/python", **fields), load_cluster("generic"), "ray")
-
-
-def test_a_rays_job_has_one_task_on_each_node_with_the_gpus_share_of_cpus() -> None:
-    wanted = ScriptSpec(python="/opt/python", nodes=2, gpus_per_node=4, command=("train", ":"))
-
-    script = render_script(wanted, load_cluster("lab"), "ray")
-
-    assert "#SBATCH --ntasks-per-node=1\n" in script
-    assert "#SBATCH --cpus-per-task=32\n" in script
-    assert script.endswith(' batch ray --gpus=4 -- "$0" train : "$@"\n')
 
 
 def test_ray_is_told_what_slurm_gave_the_job_of_the_node() -> None:

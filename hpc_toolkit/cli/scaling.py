@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -22,11 +23,11 @@ from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.measuring import (
     HOSTS,
     here,
-    not_empty,
-    own,
+    own_here,
+    refuse_built_in,
     show_analysis,
-    submissions,
     submit,
+    unmeasured,
 )
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
@@ -42,7 +43,7 @@ from hpc_toolkit.training.scaling.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from hpc_toolkit.training.scaling.launches import ScalingRun
 
@@ -131,32 +132,43 @@ def run(
         hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
         hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
-    from hpc_toolkit.training.scaling.launches import Job
+    from hpc_toolkit.training.scaling.launches import Job, own_jobs
     from hpc_toolkit.training.scaling.program import cluster_name
-    from hpc_toolkit.training.scaling.records import DIRECTORY
+    from hpc_toolkit.training.scaling.records import read_records
 
     sizes = tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=_MOST_RANKS)))
     table = {one.name: given.pop(one.name) for one in _TABLE}
-    if given["slurm"]:
+    slurm, dry_run, resume = (bool(given.pop(name)) for name in ("slurm", "dry_run", "resume"))
+    if slurm:
         _refuse_table(table)
-    with _directory(out, slurm=bool(given["slurm"])) as directory:
+    with _directory(out, slurm=slurm) as directory:
+        built_in = {name: given.pop(name) for name in by_name({"": OPTIONS})}
+        records = read_records(directory)
+        missing: list[tuple[int, int]] = []
+        wanted: ScalingRun | None = None
         if program:
-            own(directory, program, sizes, given, table)
-            return
-        wanted = _built_in(directory, sizes, given)
+            refuse_built_in(table, slurm=slurm)
+            missing = unmeasured(directory, program, sizes, built_in["repeats"], records)
+        else:
+            wanted = _built_in(directory, sizes, built_in, given.pop("vary") or ())
+        if records and not resume:
+            message = f"{directory} already contains measurements"
+            hint = "--resume measures what is missing; or name another DIR"
+            raise ConfigError(message, hint=hint)
         given = only_given(given)
-        dry_run, resume = given.pop("dry_run", False), given.pop("resume", False)
-        if any((directory / DIRECTORY).glob("*.jsonl")) and not resume:
-            raise not_empty(directory)
-        if not given.pop("slurm", False):
+        if slurm:
+            force, cluster = given.pop("force", False), cluster_name(given.get("cluster"))
+            jobs = own_jobs(directory, program or (), missing, cluster=cluster)
+            if wanted is not None:
+                words = tuple(replace(wanted, cluster=cluster).program())
+                jobs = [Job(size, str(size), words) for size in sizes]
+            submit(directory, jobs, given, dry_run=dry_run, force=force)
+        elif wanted is not None:
             here(wanted, given, table, dry_run=dry_run, show_records=str(out) == "-")
-            return
-        force = given.pop("force", False)
-        wanted = replace(wanted, cluster=cluster_name(given.get("cluster")))
-        built_in = [Job(size, str(size), tuple(wanted.program())) for size in sizes]
-        jobs = submissions(directory, built_in, given, dry_run=dry_run)
-        if not dry_run:
-            submit(directory, jobs, force=force)
+        else:
+            threads = built_in["threads"] or len(os.sched_getaffinity(0)) // max(sizes)
+            os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+            own_here(directory, program or [], missing, given, table, dry_run=dry_run)
 
 
 @contextmanager
@@ -182,16 +194,17 @@ def _refuse_table(table: dict[str, Any]) -> None:
         raise ConfigError(message, hint=hint)
 
 
-def _built_in(directory: Path, sizes: tuple[int, ...], given: dict[str, Any]) -> ScalingRun:
-    """Return the measurements of the built-in training; take its options out of ``given``."""
+def _built_in(
+    directory: Path, sizes: tuple[int, ...], values: dict[str, Any], vary: Iterable[str]
+) -> ScalingRun:
+    """Return the measurements of the built-in training, of which ``values`` are the settings."""
     from hpc_toolkit.training.scaling.launches import ScalingRun
 
-    values = {name: given.pop(name) for name in by_name({"": OPTIONS})}
     wanted = ScalingRun(
         directory=directory,
         world_sizes=sizes,
         settings=Settings(sample_cost_ms=sample_cost_ms(values.pop("sample_cost")), **values),
-        variations=tuple(Variation.parse(text) for text in given.pop("vary") or ()),
+        variations=tuple(map(Variation.parse, vary)),
     )
     wanted.check()
     return wanted

@@ -143,7 +143,7 @@ def test_names_of_tables_do_nothing_to_a_terminal(tmp_path: Path) -> None:
 
 def test_a_directory_with_measurements_is_measured_again_only_where_asked(tmp_path: Path) -> None:
     (tmp_path / "d" / "records").mkdir(parents=True)
-    (tmp_path / "d" / "records" / "world-1.jsonl").write_text("")
+    (tmp_path / "d" / "records" / "world-1.jsonl").write_text(json.dumps(record(1, 1.0)))
 
     refused = scaling("run", "-o", str(tmp_path / "d"), "--dry-run")
     resumed = scaling("run", "-o", str(tmp_path / "d"), "--dry-run", "--resume")

@@ -58,23 +58,6 @@ def test_the_serial_share_of_exact_data_is_found_in_any_unit_and_from_any_base(
     assert found.high - found.low < 1e-4
 
 
-def test_the_interval_is_that_of_weighted_least_squares_to_first_order() -> None:
-    import numpy as np
-
-    rates = {1: 1.0, 2: 1.9, 4: 3.1, 8: 5.2}
-    x, y = np.array([1 / n for n in rates]), np.array([1 / rate for rate in rates.values()])
-    (b, a), covariance = np.polyfit(x, y, 1, w=1 / y, cov=True)
-    slope = np.array([-a, b]) / (a + b) ** 2
-    half = 4.303 * float(np.sqrt(slope @ covariance @ slope))
-
-    found = fit(series(dict(rates)))
-
-    assert found is not None
-    assert found.share == pytest.approx(a / (a + b))
-    assert found.low == pytest.approx(found.share - half, abs=1e-6)
-    assert found.high == pytest.approx(found.share + half, abs=1e-6)
-
-
 def test_two_world_sizes_have_a_share_without_interval_and_one_has_none() -> None:
     two, one = fit(amdahl(0.25, (1, 4))), fit(amdahl(0.25, (4,)))
 

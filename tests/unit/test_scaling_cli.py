@@ -13,8 +13,7 @@ from click.testing import CliRunner, Result
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import RunJob, record_job
+from hpc_toolkit.submit.jobs import RunJob
 from hpc_toolkit.submit.submission import Submission
 from hpc_toolkit.training.scaling.collectives import record_of
 from tests.scripttext import batch_program
@@ -262,38 +261,6 @@ def test_a_job_says_its_cluster_to_the_records_unless_nothing_is_known_of_it(
 
     said = [" ".join(batch_program(text)).partition(" --cluster ")[2].split() for text in named]
     assert [one[:1] for one in said] == [["lab"], [], [str(tmp_path / "mine.toml")]]
-
-
-def test_jobs_that_are_there_already_are_named_and_not_sent_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sent: list[str] = []
-
-    def send(submission: Submission) -> Iterator[RunJob]:
-        sent.append(submission.name)
-        job = RunJob(job=str(100 + len(sent)), name=submission.name)
-        assert submission.records is not None
-        record_job(submission.records, job)
-        yield job
-
-    monkeypatch.setattr("hpc_toolkit.submit.send.send", send)
-    states = {"101": "PENDING", "102": "COMPLETED"}
-    monkeypatch.setattr(
-        "hpc_toolkit.slurm.client.job_states",
-        lambda ids, **_: {one: JobRecord(id=one, state=states.get(one, "unknown")) for one in ids},
-    )
-    words = ("run", "-o", "d", "--slurm", "--cluster", "generic", "--world-sizes")
-
-    assert scaling(*words, "1,2").stdout == "101\n102\n"
-    refused = scaling(*words, "1,2")
-    assert scaling(*words, "2,4").stdout == "103\n104\n"  # the job of 2 has ended
-    assert scaling(*words, "1", "--force").stdout == "105\n"
-
-    assert "it has jobs in the queue: 101 (PENDING, world size 1)" in str(refused.exception)
-    assert isinstance(refused.exception, RunError)
-    assert "'scancel 101' cancels them" in refused.exception.hint
-    assert sent == [f"scaling-{size}" for size in (1, 2, 2, 4, 1)]
 
 
 def test_jobs_that_sbatch_refuses_leave_a_word_on_what_is_missing(

@@ -17,7 +17,6 @@ from hpc_toolkit.training.scaling.launches import (
     ScalingRun,
     job_request,
     launches_of,
-    with_equal_threads,
 )
 from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
 
@@ -101,17 +100,6 @@ def test_settings_that_cannot_be_measured_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         dataclasses.replace(Settings(), **changes)  # type: ignore[arg-type]
-
-
-def test_all_world_sizes_get_the_same_threads_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    run = ScalingRun(directory=Path("d"), world_sizes=(1, 2, 4), settings=Settings())
-
-    assert with_equal_threads(run).settings.threads == 16
-    named = dataclasses.replace(run, settings=Settings(threads=3))
-    assert with_equal_threads(named) is named
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert with_equal_threads(run).settings.threads == 1
 
 
 def test_a_job_launches_the_ranks_of_its_nodes() -> None:

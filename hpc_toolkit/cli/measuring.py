@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,14 +124,17 @@ def here(
         launch_program,
         launches_of,
         prepare,
-        with_equal_threads,
     )
     from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
 
     backend, cluster, host = given.pop("backend", None), given.pop("cluster", None), _host(given)
     for name in given:
         raise ConfigError(f"{option(name)} is for jobs", hint="add --slurm, or leave it out")
-    run = with_equal_threads(run) if host is None else run
+    if host is None and not run.settings.threads:
+        # Otherwise one rank would compute with all CPUs of this machine and two with half of them
+        # each, which does not measure scaling.
+        threads = max(1, len(os.sched_getaffinity(0)) // max(run.world_sizes))
+        run = replace(run, settings=replace(run.settings, threads=threads))
     launches = list(launches_of(run.world_sizes, host))
     if dry_run:
         times = run.settings.repeats * len(cases(run.settings, run.variations))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import PASSING, ConfigError, RunError
@@ -70,18 +70,6 @@ class ScalingRun:
     def program(self) -> list[str]:
         """Return the measured program as words of a launch."""
         return ["-m", "hpc_toolkit.training.scaling.program", *self.words()]
-
-
-def with_equal_threads(run: ScalingRun) -> ScalingRun:
-    """Return the run with one number of threads per rank that fits the largest world size.
-
-    Otherwise one rank would compute with all CPUs of this machine and two with half of them each,
-    which does not measure scaling. A number of threads in the settings is kept.
-    """
-    if run.settings.threads:
-        return run
-    threads = max(1, len(os.sched_getaffinity(0)) // max(run.world_sizes))
-    return replace(run, settings=replace(run.settings, threads=threads))
 
 
 class Host(NamedTuple):

@@ -8,7 +8,7 @@ SIZES=${SIZES:-1,2} MODEL=${MODEL:-decoder-4x128} TOKENS=${TOKENS:-128} STEPS=${
 hpctk scaling run -o runs/scaling --world-sizes "$SIZES" --model "$MODEL" --seq-length "$TOKENS" \
     --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4 --price-per-gpu-hour 2 # first result
 # For the group's page.
-hpctk scaling analyze runs/scaling --price-per-gpu-hour 2 -o scaling.md -o scaling.json -o scaling.svg
+hpctk scaling analyze runs/scaling --price-per-gpu-hour 2 >scaling.md
 
 # Tuesday. My own training: a recorder in its loop measures it. This one is a stand-in that only waits.
 cat >mytrain.py <<'END'

@@ -6,16 +6,17 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_toolkit.cli.arguments import refuse_given, was_given
+from hpc_toolkit.cli.arguments import refuse_given
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.render.spec import option
-from hpc_toolkit.system.options import Option, only_given
+from hpc_toolkit.system.options import Option
 from hpc_toolkit.system.quantities import format_duration, parse_duration
 from hpc_toolkit.system.terminal import note, printable_lines
 from hpc_toolkit.training.scaling.settings import OPTIONS, cases
@@ -23,8 +24,6 @@ from hpc_toolkit.training.scaling.settings import OPTIONS, cases
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.submit.submission import Submission
-    from hpc_toolkit.training.scaling.analysis import Analysis, Wanted
     from hpc_toolkit.training.scaling.launches import Host, Job, ScalingRun
 
 HOSTS = (
@@ -36,69 +35,58 @@ HOSTS = (
 """Options for several hosts without Slurm, each of which runs the same command."""
 
 
-def not_empty(directory: Path) -> ConfigError:
-    message = f"{directory} already contains measurements"
-    return ConfigError(message, hint="--resume measures what is missing; or name another DIR")
+def refuse_built_in(table: dict[str, Any], *, slurm: bool) -> None:
+    """Refuse options of the built-in training where a user's own is measured."""
+    names = {one.name or "" for one in click.get_current_context().command.params}
+    foreign = {one.name.partition("/")[0] for one in (*OPTIONS, *HOSTS)} | {"vary"}
+    of_here = {"program", "out", "world_sizes", "backend", "cluster", "resume", "dry_run", *table}
+    allowed = names - foreign if slurm else {*of_here, "threads"}
+    refuse_given({*allowed, "repeats"}, "is for the built-in training")
 
 
-def own(
+def unmeasured(
     out: Path,
     program: list[str],
     world_sizes: tuple[int, ...],
-    given: dict[str, Any],
-    table: dict[str, Any],
-) -> None:
-    """Measure a user's training on this machine, or submit its jobs."""
-    from hpc_toolkit.training.scaling.records import read_records
-
-    names = {one.name or "" for one in click.get_current_context().command.params}
-    foreign = {one.name.partition("/")[0] for one in (*OPTIONS, *HOSTS)} | {"vary"}
-    of_here = {"backend", "cluster", "resume", "dry_run", "weak", "threads", *table}
-    allowed = names - foreign if given["slurm"] else {"program", "out", "world_sizes", *of_here}
-    refuse_given({*allowed, "repeats"}, "is for the built-in training")
-    records = read_records(out)
-    words = program[2:] if program[0] == "-m" else program[1:]
-    if given["resume"] and any(
-        one["settings"].get("arguments") != shlex.join(words) for one in records
-    ):
+    repeats: int,
+    records: list[dict[str, Any]],
+) -> list[tuple[int, int]]:
+    """Return the world sizes and repeats of a user's training that have no record yet."""
+    words = shlex.join(program[2:] if program[0] == "-m" else program[1:])
+    if any(one["settings"].get("arguments") != words for one in records):
         message = f"{out} has measurements of another command"
         raise ConfigError(message, hint="give the same arguments, or name another DIR")
     known = {(one["world_size"], one["repeat"]) for one in records}
-    if known and not given["resume"]:
-        raise not_empty(out)
     # One repeat of all sizes after the other spreads the disturbance by other programs.
-    pairs = ((size, repeat) for repeat in range(given["repeats"]) for size in world_sizes)
-    missing = [pair for pair in pairs if pair not in known]
-    if given["slurm"]:
-        submit_own(out, program, missing, {**given, "weak": None, "threads": None})
-    else:
-        given["weak"] = given["weak"] if was_given("weak") else None
-        given["threads"] = given["threads"] or len(os.sched_getaffinity(0)) // max(world_sizes)
-        _own_here(out, program, missing, given, table)
+    pairs = ((size, repeat) for repeat in range(repeats) for size in world_sizes)
+    return [pair for pair in pairs if pair not in known]
 
 
-def _own_here(
+def own_here(
     out: Path,
     program: list[str],
     missing: list[tuple[int, int]],
     given: dict[str, Any],
     table: dict[str, Any],
+    *,
+    dry_run: bool,
 ) -> None:
+    """Measure a user's training on this machine."""
     from hpc_toolkit.training.scaling.launches import measure_own, prepare
 
-    if given["dry_run"]:
+    if dry_run:
         for size, repeat in missing:
             print(f"world size {size}, repeat {repeat}: {shlex.join(program)}")
         return
-    wanted = wanted_of(table, given["cluster"])
-    os.environ["OMP_NUM_THREADS"] = str(max(1, given["threads"]))
+    cluster = given.get("cluster")
+    _check_cluster(cluster)
     prepare(out)
     for size, repeat in missing:
         began = time.monotonic()
-        measure_own(out, program, size, repeat, weak=given["weak"], backend=given["backend"])
+        measure_own(out, program, size, repeat, backend=given.get("backend"))
         spent = format_duration(time.monotonic() - began)
         print(f"world size {size}, repeat {repeat}: {spent}", file=sys.stderr)
-    _finish(out, wanted, as_json=bool(table["json"]))
+    _finish(out, table, cluster)
 
 
 def _host(given: dict[str, Any]) -> Host | None:
@@ -133,109 +121,81 @@ def here(
 ) -> None:
     """Measure with ranks on this machine, or with this host's ranks among those of several."""
     from hpc_toolkit.training.scaling.launches import (
-        launch_here,
+        launch_program,
         launches_of,
         prepare,
-        with_equal_threads,
     )
-    from hpc_toolkit.training.scaling.records import DIRECTORY
+    from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
 
     backend, cluster, host = given.pop("backend", None), given.pop("cluster", None), _host(given)
     for name in given:
         raise ConfigError(f"{option(name)} is for jobs", hint="add --slurm, or leave it out")
-    run = with_equal_threads(run) if host is None else run
+    if host is None and not run.settings.threads:
+        # Otherwise one rank would compute with all CPUs of this machine and two with half of them
+        # each, which does not measure scaling.
+        threads = max(1, len(os.sched_getaffinity(0)) // max(run.world_sizes))
+        run = replace(run, settings=replace(run.settings, threads=threads))
     launches = list(launches_of(run.world_sizes, host))
     if dry_run:
         times = run.settings.repeats * len(cases(run.settings, run.variations))
         for size, _ in launches:
             print(f"world size {size}: {times} times {shlex.join(run.words())}")
         return
-    wanted = wanted_of(table, cluster)
+    _check_cluster(cluster)
     prepare(run.directory)
     main = host is None or not host.number
     for size, options in launches:
         began = time.monotonic()
-        code = launch_here(run, options, backend=backend)
+        code = launch_program(run.program(), options, run.directory, backend=backend)
         if code:
             sys.exit(code)
         print(f"world size {size}: {format_duration(time.monotonic() - began)}", file=sys.stderr)
-        if main:
-            _show_measured(run.directory / DIRECTORY / f"world-{size}.jsonl", show_records)
+        if main and show_records:
+            print(read_text(run.directory / DIRECTORY / f"world-{size}.jsonl"), end="", flush=True)
     if main:
-        _finish(run.directory, wanted, as_json=bool(table["json"]), kept=not show_records)
+        _finish(run.directory, table, cluster, kept=not show_records)
 
 
-def _show_measured(path: Path, show_records: bool) -> None:
-    """Print the parameters of the measured models, and if wanted the records."""
-    from hpc_toolkit.training.scaling.records import parameters_text, read_text, records_in
-
-    text = read_text(path)
-    for line in dict.fromkeys(map(parameters_text, records_in(text, str(path)))):
-        print(f"  {line}", file=sys.stderr)
-    if show_records:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
-def wanted_of(table: dict[str, Any], cluster: str | None) -> Wanted:
-    """Return what the table shows. Raises ConfigError if there is no such cluster."""
+def _check_cluster(name: str | None) -> None:
+    """Raise ConfigError for a wrong cluster before anything is measured, which may take an hour."""
     from hpc_toolkit.slurm.clusters.facts import load_cluster
-    from hpc_toolkit.training.scaling.analysis import Wanted
 
-    if cluster is not None:
-        # Before anything is measured, which may take an hour.
-        load_cluster(cluster)
-    return Wanted(
-        samples=table["samples"],
-        price_per_gpu_hour=table["price_per_gpu_hour"],
-        min_efficiency=table["min_efficiency"],
-        cluster=cluster,
-    )
+    if name is not None:
+        load_cluster(name)
 
 
-def _finish(directory: Path, wanted: Wanted, *, as_json: bool, kept: bool = True) -> None:
+def _finish(
+    directory: Path, table: dict[str, Any], cluster: str | None, *, kept: bool = True
+) -> None:
     """Print the table of a run that has ended, and where its measurements are."""
-    from hpc_toolkit.training.scaling.analysis import analyze as analyzed
-
-    found = analyzed([directory], wanted)
-    show_analysis(found, as_json=as_json)
     if kept:
         where = shlex.quote(os.path.relpath(directory))
-        note(f"'hpctk scaling analyze {where} -o scaling.svg' draws it")
-    if found.failed:
+        note(f"'hpctk scaling analyze {where}' prints this table again")
+    show_analysis([directory], table, cluster)
+
+
+def show_analysis(sources: Sequence[Path], table: dict[str, Any], cluster: str | None) -> None:
+    """Print the table of the sources; exit with 1 if an efficiency is below the wanted one."""
+    from hpc_toolkit.training.scaling.analysis import analyze
+
+    wanted = {name: value for name, value in table.items() if name != "json"}
+    found = analyze(sources, cluster=cluster, **wanted)
+    sys.stdout.write(found.as_json() if table["json"] else printable_lines(found.as_markdown()))
+    sys.stdout.flush()
+    if table["min_efficiency"] is not None and any(verdict.below for _, verdict in found.judged):
         sys.exit(1)
 
 
-def show_analysis(found: Analysis, *, as_json: bool) -> None:
-    sys.stdout.write(found.data if as_json else printable_lines(found.page))
-    sys.stdout.flush()
-
-
-def submit_own(
-    out: Path, program: list[str], missing: list[tuple[int, int]], given: dict[str, Any]
+def submit(
+    directory: Path, jobs: Sequence[Job], given: dict[str, Any], *, dry_run: bool, force: bool
 ) -> None:
-    """Submit the jobs of a user's training for the missing world sizes and repeats."""
-    from hpc_toolkit.training.scaling.launches import own_jobs
-    from hpc_toolkit.training.scaling.program import cluster_name
+    """Send the jobs and print their ids; with ``dry_run`` print their scripts.
 
-    built_in = {one.name.partition("/")[0] for one in OPTIONS}
-    options = only_given({key: value for key, value in given.items() if key not in built_in})
-    for name in ("slurm", "resume"):
-        options.pop(name, None)
-    dry_run, force = options.pop("dry_run", False), options.pop("force", False)
-    jobs = own_jobs(out, program, missing, cluster=cluster_name(options.get("cluster")))
-    found = submissions(out, jobs, options, dry_run=dry_run)
-    if not dry_run:
-        submit(out, found, force=force)
-
-
-def submissions(
-    directory: Path, jobs: Sequence[Job], given: dict[str, Any], *, dry_run: bool
-) -> list[tuple[int, Submission]]:
-    """Return each job with its world size; with ``dry_run`` the scripts are printed."""
-    from hpc_toolkit.submit.send import check_directory
+    If sending fails between two jobs, a note names the missing ones.
+    """
+    from hpc_toolkit.submit.send import check_directory, send
     from hpc_toolkit.submit.submission import of_request
-    from hpc_toolkit.training.scaling.launches import job_request
+    from hpc_toolkit.training.scaling.launches import job_request, prepare, refuse_twice
 
     gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None) or "scaling"
     count = gpus.rpartition(":")[2]
@@ -253,25 +213,19 @@ def submissions(
         found.append((job.world_size, made))
         if dry_run:
             sys.stdout.write(script)
-    return found
-
-
-def submit(directory: Path, jobs: Sequence[tuple[int, Submission]], *, force: bool) -> None:
-    """Send the jobs and print each id; where that breaks off, say what is in the queue."""
-    from hpc_toolkit.submit.send import send
-    from hpc_toolkit.training.scaling.launches import prepare, refuse_twice
-
+    if dry_run:
+        return
     prepare(directory)
+    left = [size for size, _ in found]
     if not force:
-        refuse_twice(directory, [size for size, _ in jobs])
-    left = [size for size, _ in jobs]
+        refuse_twice(directory, left)
     try:
-        for _, submission in jobs:
-            for job in send(submission):
-                print(job.job, flush=True)
+        for _, submission in found:
+            for sent in send(submission):
+                print(sent.job, flush=True)
             left = left[1:]
     except (HpcToolkitError, KeyboardInterrupt):
-        if len(left) < len(jobs):
+        if len(left) < len(found):
             sizes = ",".join(map(str, dict.fromkeys(left)))
             note(f"'--world-sizes {sizes}' submits the missing ones")
         raise

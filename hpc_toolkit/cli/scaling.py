@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -15,21 +16,18 @@ from hpc_toolkit.cli import scriptoptions
 from hpc_toolkit.cli.arguments import (
     argument,
     complete_cluster,
-    outputs,
     refuse_given,
     value,
-    write_outputs,
 )
 from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.measuring import (
     HOSTS,
     here,
-    not_empty,
-    own,
+    own_here,
+    refuse_built_in,
     show_analysis,
-    submissions,
     submit,
-    wanted_of,
+    unmeasured,
 )
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
@@ -45,7 +43,7 @@ from hpc_toolkit.training.scaling.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from hpc_toolkit.training.scaling.launches import ScalingRun
 
@@ -91,7 +89,6 @@ PANELS: Panels = {
 }
 """The training that is measured, and the jobs of ``--slurm``."""
 _ANALYSIS = (
-    many("out", "Write .md, .json or .svg", "FILE")._replace(short="-o"),
     Option("cluster", "For its prices. [default: measured]", "NAME", complete=complete_cluster),
     *_TABLE,
 )
@@ -105,7 +102,7 @@ def register(app: Commands) -> None:
 
         Examples:
             hpctk scaling run -o scaling --world-sizes 1,2,4
-            hpctk scaling analyze scaling -o scaling.svg
+            hpctk scaling analyze scaling
         """,
     )
     group.add(run, PANELS, cls=ScriptCommand)
@@ -135,31 +132,43 @@ def run(
         hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
         hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
-    from hpc_toolkit.training.scaling.launches import built_in_jobs
+    from hpc_toolkit.training.scaling.launches import Job, own_jobs
     from hpc_toolkit.training.scaling.program import cluster_name
-    from hpc_toolkit.training.scaling.records import DIRECTORY
+    from hpc_toolkit.training.scaling.records import read_records
 
     sizes = tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=_MOST_RANKS)))
     table = {one.name: given.pop(one.name) for one in _TABLE}
-    if given["slurm"]:
+    slurm, dry_run, resume = (bool(given.pop(name)) for name in ("slurm", "dry_run", "resume"))
+    if slurm:
         _refuse_table(table)
-    with _directory(out, slurm=bool(given["slurm"])) as directory:
+    with _directory(out, slurm=slurm) as directory:
+        built_in = {name: given.pop(name) for name in by_name({"": OPTIONS})}
+        records = read_records(directory)
+        missing: list[tuple[int, int]] = []
+        wanted: ScalingRun | None = None
         if program:
-            own(directory, program, sizes, given, table)
-            return
-        wanted = _built_in(directory, sizes, given)
+            refuse_built_in(table, slurm=slurm)
+            missing = unmeasured(directory, program, sizes, built_in["repeats"], records)
+        else:
+            wanted = _built_in(directory, sizes, built_in, given.pop("vary") or ())
+        if records and not resume:
+            message = f"{directory} already contains measurements"
+            hint = "--resume measures what is missing; or name another DIR"
+            raise ConfigError(message, hint=hint)
         given = only_given(given)
-        dry_run, resume = given.pop("dry_run", False), given.pop("resume", False)
-        if any((directory / DIRECTORY).glob("*.jsonl")) and not resume:
-            raise not_empty(directory)
-        if not given.pop("slurm", False):
+        if slurm:
+            force, cluster = given.pop("force", False), cluster_name(given.get("cluster"))
+            jobs = own_jobs(directory, program or (), missing, cluster=cluster)
+            if wanted is not None:
+                words = tuple(replace(wanted, cluster=cluster).program())
+                jobs = [Job(size, str(size), words) for size in sizes]
+            submit(directory, jobs, given, dry_run=dry_run, force=force)
+        elif wanted is not None:
             here(wanted, given, table, dry_run=dry_run, show_records=str(out) == "-")
-            return
-        force = given.pop("force", False)
-        wanted = replace(wanted, cluster=cluster_name(given.get("cluster")))
-        jobs = submissions(directory, built_in_jobs(wanted), given, dry_run=dry_run)
-        if not dry_run:
-            submit(directory, jobs, force=force)
+        else:
+            threads = built_in["threads"] or len(os.sched_getaffinity(0)) // max(sizes)
+            os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+            own_here(directory, program or [], missing, given, table, dry_run=dry_run)
 
 
 @contextmanager
@@ -185,16 +194,17 @@ def _refuse_table(table: dict[str, Any]) -> None:
         raise ConfigError(message, hint=hint)
 
 
-def _built_in(directory: Path, sizes: tuple[int, ...], given: dict[str, Any]) -> ScalingRun:
-    """Return the measurements of the built-in training; take its options out of ``given``."""
+def _built_in(
+    directory: Path, sizes: tuple[int, ...], values: dict[str, Any], vary: Iterable[str]
+) -> ScalingRun:
+    """Return the measurements of the built-in training, of which ``values`` are the settings."""
     from hpc_toolkit.training.scaling.launches import ScalingRun
 
-    values = {name: given.pop(name) for name in by_name({"": OPTIONS})}
     wanted = ScalingRun(
         directory=directory,
         world_sizes=sizes,
         settings=Settings(sample_cost_ms=sample_cost_ms(values.pop("sample_cost")), **values),
-        variations=tuple(Variation.parse(text) for text in given.pop("vary") or ()),
+        variations=tuple(map(Variation.parse, vary)),
     )
     wanted.check()
     return wanted
@@ -218,25 +228,12 @@ def analyze(
 
     Examples:
         hpctk scaling analyze scaling
-        hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
+        hpctk scaling analyze scaling --cluster killarney > scaling.md
     """
-    from hpc_toolkit.training.scaling.analysis import analyze as analyzed
-
-    out = outputs(given.pop("out"), (".md", ".json", ".svg"))
-    found = analyzed(source, wanted_of(given, given["cluster"]))
-    show_analysis(found, as_json=bool(given["json"]))
-    forms = {
-        ".json": lambda: found.data,
-        ".md": lambda: found.page,
-        ".svg": lambda: found.picture,
-    }
-    write_outputs(out, forms)
-    if found.failed:
-        sys.exit(1)
+    show_analysis(source, given, given.pop("cluster"))
 
 
 _COLLECTIVES = (
-    Option("out", "Write .md or .json.", "FILE", short="-o"),
     flag("json", "Print JSON."),
     Option("world_size", "Number of ranks on this machine.", "N", default=2, least=2),
     Option("sizes", "Message sizes.", "SIZE,...", default=DEFAULT_SIZES),
@@ -263,49 +260,44 @@ def collectives(
     from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
     from hpc_toolkit.training.scaling.records import read_text
 
-    as_json, out = given.pop("json"), given.pop("out")
-    files = outputs([out] if out is not None else [], (".md", ".json"))
+    as_json = given.pop("json")
     if logs:
-        refuse_given({"logs", "out", "json"}, "cannot be combined with LOGS")
+        refuse_given({"logs", "json"}, "cannot be combined with LOGS")
         found = [one for path in logs for one in records_in(read_text(path))]
     else:
         found = _timed(**given)
     if not found:
         message = "no collective was measured"
         raise RunError(message, hint="name logs of 'hpctk scaling collectives'" if logs else "")
-    data = json.dumps({"format": 1, "kind": "hpctk.collectives", "rows": found}) + "\n"
-    page = as_markdown(found)
-    sys.stdout.write(data if as_json else page)
-    write_outputs(files, {".md": lambda: page, ".json": lambda: data})
+    data = {"format": 1, "kind": "hpctk.collectives", "rows": found}
+    sys.stdout.write(json.dumps(data) + "\n" if as_json else as_markdown(found))
 
 
 def _timed(
     *, world_size: int, iterations: int, sizes: str, collectives: str, backend: str | None
 ) -> list[dict[str, Any]]:
-    import tempfile
-
     from hpc_toolkit.training.scaling.collectives import (
         MODULE,
         parse_collectives,
         parse_sizes,
         records_in,
     )
-    from hpc_toolkit.training.scaling.launches import launch_module
+    from hpc_toolkit.training.scaling.launches import launch_program
     from hpc_toolkit.training.scaling.records import read_text
 
     parse_sizes(sizes)
     parse_collectives(collectives)
     words = ("--sizes", sizes, "--collectives", collectives, "--iterations", str(iterations))
+    program = ("-m", MODULE, *words)
     directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
     try:
-        options = {"nproc_per_node": world_size, "redirects": "3"}
-        launch_module(MODULE, words, options, directory, backend=backend)
+        launch_program(program, {"nproc_per_node": world_size}, directory, backend=backend)
     except HpcToolkitError:
         # The error names a log in it, unless no rank was started.
         with suppress(OSError):
             directory.rmdir()
         raise
-    outputs = sorted(directory.glob("logs/*/rank-0.*.out"))
-    found = [one for path in outputs for one in records_in(read_text(path))]
+    logs = sorted(directory.glob("logs/*/rank-0.*.out"))
+    found = [one for path in logs for one in records_in(read_text(path))]
     shutil.rmtree(directory, ignore_errors=True)
     return found

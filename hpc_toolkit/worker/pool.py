@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.binding import Shares
 
 _TICK_S = 0.2
-_BARREN_LIVES = 5
+BARREN_LIVES = 5
 """A worker killed this often in a row without finishing an item is not started again."""
 
 
@@ -157,7 +157,7 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
     def _may_restart(self, slot: int, pid: int) -> bool:
         done = finished_items(self.paths.workers, pid)
         self._barren[slot] = 0 if done else self._barren[slot] + 1
-        return self._barren[slot] < _BARREN_LIVES
+        return self._barren[slot] < BARREN_LIVES
 
     def _conclude(self, codes: list[int]) -> int:
         with suppress(BlockingIOError):

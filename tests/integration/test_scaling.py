@@ -46,7 +46,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = hpctk("run", "-o", str(directory), *SMALL, *words)
 
     assert "## accumulate=2" in done.stdout
-    assert f"hpctk scaling analyze {os.path.relpath(directory)} -o scaling.svg" in done.stderr
+    assert f"hpctk scaling analyze {os.path.relpath(directory)}" in done.stderr
     return directory
 
 
@@ -139,7 +139,6 @@ def test_adapters_are_all_that_is_trained_and_exchanged(tmp_path: Path) -> None:
     assert one["communication"]["gradient_bytes"] == 4 * one["trained_parameters"]
     text = f"1,024 of {one['parameters']:,} parameters are trained"
     assert text in done.stdout
-    assert text in done.stderr
 
 
 def test_collectives_are_timed_on_real_ranks() -> None:

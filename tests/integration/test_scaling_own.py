@@ -27,11 +27,6 @@ for step in range(6):
     recorder.step(loss=1 / (step + 1))
 recorder.finish()
 """
-PRINTED = """
-import json, os, sys
-if os.environ["RANK"] == "0":
-    print("epoch 1", json.dumps({"samples_per_s": 100.0 * int(os.environ["WORLD_SIZE"])}))
-"""
 
 
 def scaling(tmp_path: Path, *words: str) -> Any:
@@ -53,6 +48,8 @@ def test_training_that_records_its_steps_is_compared(tmp_path: Path) -> None:
     again = scaling(tmp_path, "run", "-o", "out", "--resume", *own)
     assert (again.returncode, again.stdout) == (0, done.stdout), again
     assert "world size" not in again.stderr
+    other = scaling(tmp_path, "run", "-o", "out", "--resume", *own, "--lr", "9")
+    assert "out has measurements of another command" in other.stderr
 
     found = scaling(tmp_path, "analyze", "out", "--json", "--samples", "1000000")
 
@@ -65,28 +62,15 @@ def test_training_that_records_its_steps_is_compared(tmp_path: Path) -> None:
     assert json.loads(lines[0])["loss"] == pytest.approx(1 / 6)
 
 
-def test_training_that_prints_its_speed_needs_no_recorder_but_the_kind_of_batch(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "train.py").write_text(PRINTED)
+def test_training_that_records_nothing_or_gets_foreign_options_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('no numbers')")
     asked = ("run", "--world-sizes", "1", "--repeats", "1")
 
-    unclear = scaling(tmp_path, *asked, "-o", "a", "--", "train.py")
-    done = scaling(tmp_path, *asked, "-o", "b", "--strong", "--", "train.py")
-
-    assert "add --weak (batch of each rank) or --strong (of all)" in unclear.stderr
-    assert done.returncode == 0, done
-    (record,) = map(json.loads, (tmp_path / "b/records/world-1.jsonl").read_text().splitlines())
-    assert (record["samples_per_s"], record["settings"]["weak"]) == (100.0, False)
-
-    (tmp_path / "train.py").write_text("print('no numbers')")
     silent = scaling(tmp_path, *asked, "-o", "c", "--", "train.py")
     assert "train.py recorded no speed on 1 rank" in silent.stderr
     refused = scaling(tmp_path, *asked, "-o", "d", "--model", "x", "--", "train.py")
     assert "--model is for the built-in training" in refused.stderr
     assert not (tmp_path / "d").exists()
-    other = scaling(tmp_path, *asked, "-o", "b", "--resume", "--", "train.py", "--lr", "9")
-    assert "b has measurements of another command" in other.stderr
 
 
 def test_batch_of_a_step_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,6 @@ def test_a_scaling_has_an_advice_and_scripts(shell: Shell) -> None:
     page = (shell.root / "scaling.md").read_text()
     assert "accumulate=4" in page
     assert "price: 2 per GPU-hour" in page
-    assert (shell.root / "scaling.svg").is_file()
     mine = printed.partition("## mytrain.py")[2]
     assert "efficiency, at least 85% wanted" in mine.partition("\n- ")[0]
     assert "**Use 8** (fair on 8: 88.2% efficiency, at least 85% wanted)" in printed

@@ -6,13 +6,11 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.working import ray_settings
 from hpc_toolkit.engines.ray import engine as engine_module
 from hpc_toolkit.engines.ray import node
 from hpc_toolkit.engines.ray.engine import Engine
@@ -23,7 +21,6 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
-from hpc_toolkit.system.binding import Shares
 from hpc_toolkit.worker.worker import WorkerOptions
 
 if TYPE_CHECKING:
@@ -82,23 +79,6 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
     assert RaySettings().resolve({**step, "RAY_ADDRESS": "n1:6379"}) == "n1:6379"
     # The interactive step in which salloc runs a shell.
     assert RaySettings().resolve({**step, "SLURM_STEP_ID": "4294967290"}) == ""
-
-
-def test_an_address_of_ray_without_its_engine_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--ray-address needs --engine ray"):
-        ray_settings("local", Shares(), on_ray=False)
-
-
-def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "find_spec", lambda _: None)
-
-    with (
-        pytest.raises(ConfigError, match="Ray is not installed") as caught,
-        engine_module.joined(RaySettings(address="local")),
-    ):
-        pass
-
-    assert caught.value.hint.endswith(" -m pip install 'hpctk[ray]'")
 
 
 def test_an_address_where_nothing_listens_is_refused_without_asking_ray(
@@ -206,179 +186,138 @@ class RayError(Exception):
     pass
 
 
-@dataclass(eq=False)
 class Promise:
     """A value that comes later, or an exception; nothing as long as it is None."""
 
-    value: Any = None
-
-
-class FakeActor:
-    def __init__(self, rank: int, run: Promise, ready: Promise) -> None:
-        self.rank, self.end, self.told = rank, run, list[int]()
-        self.run = SimpleNamespace(remote=lambda: run)
-        self.__ray_ready__ = SimpleNamespace(remote=lambda: ready)
-        self.tell = SimpleNamespace(remote=self.told.append)
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
 
 
 class FakeRay:
-    """What the driver asks of ray, and of time: a wait that finds nothing passes a second."""
+    """Ray, its actors and the clock; each actor's life ends with the next value of ``ends``.
+
+    A wait that finds nothing passes a second.
+    """
 
     exceptions = SimpleNamespace(RayError=RayError)
 
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.killed: list[FakeActor] = []
+    def __init__(self, *ends: Any) -> None:
+        self.ends = list(ends)
+        self.now = 0.0
+        self.runs: list[Promise] = []
+        self.told: list[int] = []
+        self.killed = 0
         self.on_wait: Callable[[], None] = lambda: None
 
+    def remote(self, _kind: type) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.actor))
+
+    def actor(self, _order: str) -> Any:
+        end = self.ends.pop(0)
+        run, ready = Promise(None if end == WAITS else end), Promise(end != WAITS or None)
+        self.runs.append(run)
+        answers = {"run": run, "__ray_ready__": ready}
+        methods = {
+            name: SimpleNamespace(remote=lambda value=value: value)
+            for name, value in answers.items()
+        }
+        return SimpleNamespace(**methods, tell=SimpleNamespace(remote=self.told.append))
+
     def wait(
-        self, promises: list[Promise], num_returns: int = 1, timeout: float = 0
+        self, promises: list[Promise], num_returns: int, timeout: float
     ) -> tuple[list[Promise], list[Promise]]:
-        assert 1 <= num_returns <= len(promises)
-        done = [one for one in promises if one.value is not None][:num_returns]
+        assert num_returns == len(promises)
+        done = [one for one in promises if one.value is not None]
         if timeout and not done:
             self.now += 1.0
             assert self.now < 5000, "the driver waits for ever"
             self.on_wait()
         return done, [one for one in promises if one not in done]
 
-    def get(self, promise: Promise, timeout: float | None = None) -> Any:
-        if promise.value is None:
-            raise RayError
+    def get(self, promise: Promise) -> Any:
         if isinstance(promise.value, Exception):
             raise promise.value
         return promise.value
 
-    def kill(self, actor: FakeActor, *, no_restart: bool) -> None:
+    def kill(self, _actor: Any, *, no_restart: bool) -> None:
         assert no_restart
-        self.killed.append(actor)
+        self.killed += 1
 
 
-def left(code: int, error: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"code": code, "error": error, "finished": 0}
+WAITS = "waits for room"
 
 
-class Stage(FakeRay):
-    """A driver whose actors do what a script says: one value of ``run`` for each life."""
-
-    def __init__(self, toy: ToyRun, monkeypatch: pytest.MonkeyPatch, *script: list[Any]) -> None:
-        super().__init__()
-        self.script = [list(lives) for lives in script]
-        self.actors: list[FakeActor] = []
-        self.asked_at: list[float] = []
-        self.waiting: set[int] = set()
-        monkeypatch.setattr(engine_module, "time", self)
+@pytest.fixture
+def drive(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeRay, int], int]:
+    def run(ray: FakeRay, workers: int) -> int:
+        clock = SimpleNamespace(monotonic=lambda: ray.now, time=lambda: ray.now)
+        monkeypatch.setattr(engine_module, "time", clock)
         demand = {"CPU": 1.0, "GPU": 0.0, "memory": 0.0}
-        run = Run.open(toy.root)
-        self.engine = Engine(self, run, len(script), WorkerOptions(), demand)
+        return Engine(ray, Run.open(toy.root), workers, WorkerOptions(), demand).run()
 
-    def remote(self, _kind: type) -> SimpleNamespace:
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.actor))
-
-    def actor(self, told: str) -> FakeActor:
-        rank = Order.from_json(told).rank
-        ready = Promise(None if rank in self.waiting else True)
-        actor = FakeActor(rank, Promise(self.script[rank].pop(0)), ready)
-        self.actors.append(actor)
-        self.asked_at.append(self.now)
-        return actor
-
-    def monotonic(self) -> float:
-        return self.now
-
-    time = monotonic
-
-    def sleep(self, seconds: float) -> None:
-        self.now += max(seconds, 0.25)
+    return run
 
 
-@pytest.mark.parametrize(
-    ("codes", "code"),
-    [((0, 0), 0), ((75, 0), 0), ((75, 75), 75), ((75, 70), 70), ((0, 1), 1)],
-)
-def test_the_exit_code_is_that_of_local_workers(
-    codes: tuple[int, ...], code: int, toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+def left(code: int, finished: int = 0, error: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"code": code, "error": error, "finished": finished}
+
+
+def test_a_rank_whose_lives_finish_nothing_is_given_up(
+    drive: Callable[[FakeRay, int], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(toy, monkeypatch, *([left(one)] for one in codes))
+    lives = [RayError("node n1 is lost\nmore"), left(KILLED, 1), *[left(KILLED)] * 9]
+    ray = FakeRay(*lives)
 
-    assert stage.engine.run() == code
-    assert stage.killed == stage.actors
+    assert drive(ray, 1) == 75
 
-
-def test_a_rank_whose_lives_finish_nothing_is_given_up_after_growing_pauses(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fruitful = {**left(KILLED), "finished": 1}
-    lives = [RayError("node n1 is lost\nmore"), fruitful, *[left(KILLED)] * 9]
-    stage = Stage(toy, monkeypatch, lives)
-
-    assert stage.engine.run() == 75
-
-    pauses = [
-        later - sooner for sooner, later in zip(stage.asked_at, stage.asked_at[1:], strict=False)
-    ]
-    assert pauses == [1.0, 0.0, 1.0, 2.0, 4.0, 8.0]
+    assert len(ray.runs) == ray.killed == 7
     told = capsys.readouterr().err
     assert "note: rank 0 starts again: node n1 is lost\n" in told
     assert "note: rank 0 starts again: its worker was killed by SIGKILL\n" in told
     assert "rank 0 is given up after 5 deaths" in told
 
 
-def test_nobody_waits_for_room_once_the_run_is_complete(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("code", "waited"), [(0, False), (75, True)])
+def test_nobody_waits_for_room_once_the_run_is_complete_or_all_others_have_left(
+    drive: Callable[[FakeRay, int], int], code: int, *, waited: bool
 ) -> None:
-    stage = Stage(toy, monkeypatch, [left(0)], [None])
-    stage.waiting = {1}
+    ray = FakeRay(left(code), WAITS)
 
-    assert stage.engine.run() == 0
+    assert drive(ray, 2) == code
 
-    assert stage.actors[1] in stage.killed
-
-
-def test_an_actor_that_never_starts_is_given_up_when_all_others_have_left(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(toy, monkeypatch, [left(75)], [None])
-    stage.waiting = {1}
-
-    assert stage.engine.run() == 75
-
-    assert stage.now - stage.asked_at[1] >= 60
+    assert (ray.now >= 60) == waited
+    assert ray.killed == 2
 
 
 def test_a_signal_is_passed_on_and_told_again_until_all_have_left(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    drive: Callable[[FakeRay, int], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(toy, monkeypatch, [None], [None])
-    before = signal.getsignal(signal.SIGTERM)
+    ray = FakeRay(None, None)
 
     def disturb() -> None:
-        waited = stage.now - stage.asked_at[0]
-        if waited == 1:
+        if ray.now == 1:
             signal.raise_signal(signal.SIGINT)
-        elif waited == 3:
-            stage.actors[0].end.value = RayError("killed while it drained")
-        elif waited > 7:
-            stage.actors[1].end.value = left(75)
+        elif ray.now == 3:
+            ray.runs[0].value = RayError("killed while it drained")
+        elif ray.now > 7:
+            ray.runs[1].value = left(75)
 
-    stage.on_wait = disturb
+    ray.on_wait = disturb
 
-    assert stage.engine.run() == 75
+    assert drive(ray, 2) == 75
     # A second SIGINT would end the item that runs.
-    assert stage.actors[1].told == [signal.SIGINT, signal.SIGTERM]
-    assert [actor.rank for actor in stage.actors] == [0, 1]  # who dies in a drain is not replaced
+    assert ray.told == [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
+    assert len(ray.runs) == 2  # an actor that dies in a drain is not replaced
     assert capsys.readouterr().err == ""
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_what_a_worker_met_is_raised_with_its_hint_and_code(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+def test_an_error_of_a_worker_is_raised_with_its_hint_and_code(
+    drive: Callable[[FakeRay, int], int],
 ) -> None:
     told = {"message": "the run is paused", "hint": "fix it", "code": 75}
-    stage = Stage(toy, monkeypatch, [left(75, told)], [left(0)])
 
     with pytest.raises(HpcToolkitError, match="the run is paused") as caught:
-        stage.engine.run()
+        drive(FakeRay(left(75, error=told), left(0)), 2)
 
     assert (caught.value.hint, caught.value.exit_code) == ("fix it", 75)
 
@@ -408,16 +347,6 @@ def test_what_the_script_of_a_ray_would_leave_out_is_refused(
         render_script(ScriptSpec(python="/opt/python", **fields), load_cluster("generic"), "ray")
 
 
-def test_a_rays_job_has_one_task_on_each_node_with_the_gpus_share_of_cpus() -> None:
-    wanted = ScriptSpec(python="/opt/python", nodes=2, gpus_per_node=4, command=("train", ":"))
-
-    script = render_script(wanted, load_cluster("lab"), "ray")
-
-    assert "#SBATCH --ntasks-per-node=1\n" in script
-    assert "#SBATCH --cpus-per-task=32\n" in script
-    assert script.endswith(' batch ray --gpus=4 -- "$0" train : "$@"\n')
-
-
 def test_ray_is_told_what_slurm_gave_the_job_of_the_node() -> None:
     environ = {"SLURM_CPUS_ON_NODE": "16", "SLURM_GPUS_ON_NODE": "2", "SLURM_MEM_PER_CPU": "64"}
 
@@ -425,14 +354,7 @@ def test_ray_is_told_what_slurm_gave_the_job_of_the_node() -> None:
 
     assert (found["--num-cpus"], found["--num-gpus"]) == ("16", "2")
     assert int(found["--memory"]) + int(found["--object-store-memory"]) == 2**30
-
-
-def test_a_node_without_slurms_numbers_counts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-
-    expected = [f"--num-cpus={len(os.sched_getaffinity(0))}", "--num-gpus=2"]
-
-    assert node.resources({}) == expected
+    assert node.resources({})[0] == f"--num-cpus={len(os.sched_getaffinity(0))}"
 
 
 def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
@@ -446,12 +368,8 @@ def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
         *("--num-gpus=2", "--temp-dir=/scratch/job/r", "--"),
         *(sys.executable, "-Pm", "hpc_toolkit.engines.ray.node", "--program", "train", "--", "-x"),
     ]
-
-
-@pytest.mark.parametrize("words", [["ray", "symmetric-run"], ["ray", "symmetric-run", "--"]])
-def test_a_command_without_a_program_is_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="no program"):
-        node.full_command(words, "/scratch/job", {})
+        node.full_command(["ray", "symmetric-run", "--"], "/scratch/job", {})
 
 
 def test_the_ray_of_a_job_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,12 +403,3 @@ def test_the_first_node_is_gone_when_it_answered_once_and_then_did_not(
     looks = [first.is_gone() for _ in range(20)]
 
     assert looks == [False] * 19 + [True]
-
-
-def test_the_first_node_itself_and_one_without_an_address_look_for_nobody(tmp_path: Path) -> None:
-    (tmp_path / "head").touch()
-
-    for address in ("127.0.0.1:1", "", "n1"):
-        first = node.FirstNode(tmp_path, address)
-        first._missed = 4  # one more would do
-        assert not first.is_gone()

@@ -24,9 +24,7 @@ from hpc_toolkit.training.launch.meeting import Address
 from hpc_toolkit.training.launch.outcome import (
     Outcome,
     RankFailure,
-    exit_code,
     failure_error,
-    last_lines,
     root_cause,
     saved,
     summary,
@@ -108,13 +106,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 def called(words: str) -> Result:
     return CliRunner().invoke(load_commands("launch"), ["launch", *words.split()])
-
-
-def test_zero_is_a_value(asked: list[Request]) -> None:
-    ended = called("--max-restarts 0 --shutdown-timeout 0 train.py")
-
-    assert ended.exit_code == 0, ended.output
-    assert asked[0].options == {"max_restarts": 0, "shutdown_timeout": 0}
 
 
 @pytest.mark.parametrize("word", ["--nproc_per_node=8", "--nnodes", "--max-restarts=3"])
@@ -208,11 +199,6 @@ def test_what_cannot_start_is_refused_before_anything_does(
         check_request(replace(good, **changes))
 
 
-def test_a_run_directory_that_is_no_path_is_refused() -> None:
-    with pytest.raises(ConfigError, match="run_dir: 5 is not a path"):
-        launch(__file__, run_dir=5)  # type: ignore[arg-type] # what is refused
-
-
 def test_a_script_whose_name_is_an_option_of_python_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,14 +262,6 @@ def test_a_step_with_a_task_a_node_meets_in_the_run_directory() -> None:
     assert (plan.form, plan.meeting, plan.launch) == ("agent", "directory", "12.0.0")
     assert (plan.nodes, plan.node_rank, plan.ranks) == (2, 1, 2)
     assert plan.log_dir == Path("R/logs/12.0.0")
-
-
-def test_one_node_meets_nobody_and_has_a_name_of_its_own() -> None:
-    plan = plan_of()
-
-    assert (plan.meeting, plan.nodes, plan.port) == ("alone", 1, 0)
-    assert plan.launch.startswith("local-")
-    assert plan.log_dir is None
 
 
 def test_nodes_meet_where_the_user_says() -> None:
@@ -442,11 +420,6 @@ def test_ranks_share_the_cpus_and_learn_what_they_need(monkeypatch: pytest.Monke
 # What ends mean
 
 
-@pytest.mark.parametrize(("code", "expected"), [(0, 0), (7, 7), (75, 75), (-9, 137), (-15, 143)])
-def test_the_exit_code_is_that_of_a_shell(code: int, expected: int) -> None:
-    assert exit_code(code) == expected
-
-
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
@@ -501,25 +474,6 @@ def test_a_failure_names_rank_host_signal_and_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
-    [
-        ("ModuleNotFoundError: No module named 'x'", "install it"),
-        ("python: can't open file 'x'", "on every node"),
-        ("terminate called without an active exception", "sleep 0.05 s after destroy_process"),
-        ("RuntimeError: The server socket ... Address already in use", "leave the choice of ports"),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "a smaller batch"),
-        ("RuntimeError: Distributed package doesn't have NCCL built in", "--backend gloo"),
-    ],
-)
-def test_a_common_failure_has_a_hint(said: str, hint: str, tmp_path: Path) -> None:
-    log = tmp_path / "rank-0.restart-0.err"
-    log.write_text(said)
-
-    code = -signal.SIGABRT if said.startswith("terminate") else 1
-    assert hint in failure_error(failure(0, code, log=log), host="n", restarts=0).hint
-
-
-@pytest.mark.parametrize(
     ("recorded", "told"),
     [
         ('{"message": {"message": "m", "extraInfo": {"py_callstack": "a\\nE: x\\n"}}}', "E: x"),
@@ -545,16 +499,6 @@ def test_a_recorded_exception_describes_a_failure_and_else_the_log_does(
     error = failure_error(RankFailure(0, 1, log, error_file), host="n0", restarts=0)
 
     assert error.message.splitlines()[-1] == f"  {told}"
-
-
-def test_the_end_of_a_log_is_short_and_a_missing_one_empty(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("".join(f"{number}\n" for number in range(100_000)))
-
-    assert last_lines(log)[-1] == "99999"
-    assert len(last_lines(log)) == 12
-    assert last_lines(tmp_path / "none") == []
-    assert last_lines(tmp_path) == []
 
 
 # What the ends of some mean for others

@@ -12,15 +12,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.monitor import (
     Recording,
     Sampler,
-    read_ports,
     read_recordings,
     record,
     summarise,
-    watching,
 )
 
 
@@ -209,30 +206,6 @@ def test_each_start_of_a_monitor_adds_its_header_and_damage_costs_one_line(tmp_p
     assert read_recordings(tmp_path / "none.jsonl") == []
 
 
-@pytest.mark.parametrize("missing", ["psutil", "pynvml"])
-def test_a_monitor_without_its_packages_says_what_to_install(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(name: str) -> Any:
-        if name == missing:
-            raise ImportError(name)
-        return __import__(name)
-
-    monkeypatch.setattr("importlib.import_module", load)
-
-    with pytest.raises(ConfigError, match=f"needs {missing}") as caught:
-        Sampler()
-    assert caught.value.hint.endswith(" -m pip install 'hpctk[monitor]'")
-    with pytest.raises(ConfigError, match=f"needs {missing}"), watching(tmp_path / "m.jsonl"):
-        pass
-
-
-@pytest.mark.parametrize("interval_s", [0.0, 0.01, float("inf"), float("nan")])
-def test_an_interval_that_is_too_short_is_refused(interval_s: float, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="interval"), watching(tmp_path / "m.jsonl", interval_s):
-        pass
-
-
 WATCHED = """
 import os, sys
 from pathlib import Path
@@ -263,9 +236,3 @@ def test_watching_samples_this_process_from_a_child_without_a_thread(tmp_path: P
     assert recording.header["pid"] == pid
     assert len(recording.samples) == 1
     assert recording.samples[0]["processes"] >= 1
-
-
-def test_ports_that_refuse_are_left_out(tmp_path: Path) -> None:
-    assert read_ports(tmp_path / "none") == {}
-    (tmp_path / "mlx5_1" / "ports" / "1" / "counters").mkdir(parents=True)
-    assert read_ports(tmp_path) == {}

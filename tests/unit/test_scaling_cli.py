@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import shlex
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,12 +13,9 @@ from click.testing import CliRunner, Result
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.report.figures import text_width
-from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import RunJob, record_job
+from hpc_toolkit.submit.jobs import RunJob
 from hpc_toolkit.submit.submission import Submission
 from hpc_toolkit.training.scaling.collectives import record_of
-from hpc_toolkit.training.scaling.launches import ScalingRun
 from tests.scripttext import batch_program
 from tests.unit.test_scaling_records import record
 
@@ -77,56 +71,9 @@ def test_a_price_makes_costs_of_gpu_hours(table: str) -> None:
     assert 0.014 < series["serial_share"]["low"] < series["serial_share"]["share"] < 0.024
 
 
-def test_a_price_that_is_given_stands_for_those_of_a_table(tmp_path: Path) -> None:
-    path = tmp_path / "priced.csv"
-    path.write_text("world_size,seconds,price_per_hour\n1,3600,3\n2,1800,7\n")
-
-    found = scaling("analyze", str(path), "--price-per-gpu-hour", "100", "--json")
-
-    assert [row["cost"] for row in json.loads(found.stdout)["series"][0]["rows"]] == [100.0, 100.0]
-
-
-def test_files_are_written_in_the_format_of_their_ending(table: str, tmp_path: Path) -> None:
-    paths = [tmp_path / f"page{ending}" for ending in (".md", ".json", ".svg")]
-
-    found = scaling("analyze", table, *(word for path in paths for word in ("-o", str(path))))
-
-    assert found.exit_code == 0
-    assert paths[0].read_text() == found.stdout
-    assert json.loads(paths[1].read_text())["kind"] == "hpctk.scaling.analysis"
-    root = ET.fromstring(paths[2].read_text())
-    circles = [one for one in root.iter() if one.tag.endswith("circle")]
-    assert len(circles) == 8
-    width, height = map(float, root.attrib["viewBox"].split()[2:])
-    assert all(60 <= float(one.attrib["cx"]) <= width - 20 for one in circles)
-    assert all(64 <= float(one.attrib["cy"]) <= height - 56 for one in circles)
-
-
-def test_names_of_any_kind_and_length_are_text_inside_the_picture(tmp_path: Path) -> None:
-    points = [{"world_size": size, "value": size * 0.9} for size in (1, 2, 4)]
-    tables = [
-        {"name": f"{number}</svg><script>{'x' * 300}", "unit": "samples_per_s", "points": points}
-        for number in range(9)
-    ]
-    (tmp_path / "t.json").write_text(json.dumps({"tables": tables}))
-
-    scaling("analyze", str(tmp_path / "t.json"), "-o", str(tmp_path / "p.svg"))
-
-    root = ET.fromstring((tmp_path / "p.svg").read_text())
-    width, height = map(float, root.attrib["viewBox"].split()[2:])
-    texts = [one for one in root.iter() if one.tag.endswith("text") and not one.get("text-anchor")]
-    assert len(texts) > 9
-    assert not [one for one in root.iter() if one.tag.endswith("script")]
-    for one in texts:
-        assert float(one.attrib["x"]) + text_width(one.text or "") <= width
-        assert float(one.attrib["y"]) < height
-
-
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (("analyze", "TABLE", "-o", "x.pdf"), "unknown format '.pdf'"),
-        (("analyze", "TABLE", "-o", "missing/x.md"), "missing/x.md: there is no directory"),
         (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples do not divide among 3"),
         (("run", "-o", "d", "--vary", "loader=1"), "'loader' cannot vary"),
         (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
@@ -143,8 +90,6 @@ def test_names_of_any_kind_and_length_are_text_inside_the_picture(tmp_path: Path
         (("run", "-o", "d", "--start-timeout", "1m"), "--start-timeout: --node-rank is missing"),
         (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
-        (("collectives", "-o", "x.svg"), "unknown format '.svg'"),
-        (("collectives", "-o", "missing/x.md"), "missing/x.md: there is no directory"),
         (("collectives", "TABLE"), "no collective was measured"),
         (("collectives", "TABLE", "--world-size", "2"), "--world-size cannot be combined"),
     ],
@@ -197,7 +142,7 @@ def test_names_of_tables_do_nothing_to_a_terminal(tmp_path: Path) -> None:
 
 def test_a_directory_with_measurements_is_measured_again_only_where_asked(tmp_path: Path) -> None:
     (tmp_path / "d" / "records").mkdir(parents=True)
-    (tmp_path / "d" / "records" / "world-1.jsonl").write_text("")
+    (tmp_path / "d" / "records" / "world-1.jsonl").write_text(json.dumps(record(1, 1.0)))
 
     refused = scaling("run", "-o", str(tmp_path / "d"), "--dry-run")
     resumed = scaling("run", "-o", str(tmp_path / "d"), "--dry-run", "--resume")
@@ -222,37 +167,31 @@ def test_a_dry_run_says_what_each_world_size_would_measure(tmp_path: Path) -> No
 def test_each_world_size_is_one_launch_and_the_table_of_analyze_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[tuple[int, int]] = []
+    made: list[int] = []
 
-    def launch(run: ScalingRun, options: Mapping[str, int], *, backend: str | None) -> int:
-        assert backend == "gloo"
+    def launch(
+        program: list[str], options: Mapping[str, int], out: Path, *, backend: str | None
+    ) -> int:
+        assert (program[:1], backend) == (["-m"], "gloo")
         size = options["nproc_per_node"]
-        made.append((size, run.settings.repeats))
-        path = run.directory / "records" / f"world-{size}.jsonl"
+        made.append(size)
+        path = out / "records" / f"world-{size}.jsonl"
         path.write_text(json.dumps(record(size, 0.8 * size if size > 1 else 1)))
         return 0
 
-    monkeypatch.setattr("hpc_toolkit.training.scaling.launches.launch_here", launch)
+    monkeypatch.setattr("hpc_toolkit.training.scaling.launches.launch_program", launch)
     out = str(tmp_path / "d")
     given = ("--world-sizes", "1,4", "--repeats", "2", "--backend", "gloo")
     table = ("--price-per-gpu-hour", "3", "--samples", "500", "--min-efficiency", "0.9")
 
     found = scaling("run", "-o", out, *given, *table)
 
-    assert made == [(1, 2), (4, 2)]
+    assert made == [1, 4]
     assert found.stdout == scaling("analyze", out, *table).stdout
     assert "| cost |" in found.stdout
     assert "**Use 1, not 4** (poor on 4: 80.0% efficiency, at least 90% wanted)" in found.stdout
     assert found.exit_code == 1
     assert "world size 4: " in found.stderr
-
-
-def test_a_launch_that_is_to_be_started_again_ends_the_run_with_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hpc_toolkit.training.scaling.launches.launch_here", lambda *_, **__: 75)
-
-    assert scaling("run", "-o", str(tmp_path / "d")).exit_code == 75
 
 
 def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(
@@ -324,38 +263,6 @@ def test_a_job_says_its_cluster_to_the_records_unless_nothing_is_known_of_it(
     assert [one[:1] for one in said] == [["lab"], [], [str(tmp_path / "mine.toml")]]
 
 
-def test_jobs_that_are_there_already_are_named_and_not_sent_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sent: list[str] = []
-
-    def send(submission: Submission) -> Iterator[RunJob]:
-        sent.append(submission.name)
-        job = RunJob(job=str(100 + len(sent)), name=submission.name)
-        assert submission.records is not None
-        record_job(submission.records, job)
-        yield job
-
-    monkeypatch.setattr("hpc_toolkit.submit.send.send", send)
-    states = {"101": "PENDING", "102": "COMPLETED"}
-    monkeypatch.setattr(
-        "hpc_toolkit.slurm.client.job_states",
-        lambda ids, **_: {one: JobRecord(id=one, state=states.get(one, "unknown")) for one in ids},
-    )
-    words = ("run", "-o", "d", "--slurm", "--cluster", "generic", "--world-sizes")
-
-    assert scaling(*words, "1,2").stdout == "101\n102\n"
-    refused = scaling(*words, "1,2")
-    assert scaling(*words, "2,4").stdout == "103\n104\n"  # the job of 2 has ended
-    assert scaling(*words, "1", "--force").stdout == "105\n"
-
-    assert "it has jobs in the queue: 101 (PENDING, world size 1)" in str(refused.exception)
-    assert isinstance(refused.exception, RunError)
-    assert "'scancel 101' cancels them" in refused.exception.hint
-    assert sent == [f"scaling-{size}" for size in (1, 2, 2, 4, 1)]
-
-
 def test_jobs_that_sbatch_refuses_leave_a_word_on_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,48 +282,14 @@ def test_jobs_that_sbatch_refuses_leave_a_word_on_what_is_missing(
     assert "'--world-sizes 2,4' submits the missing ones" in found.stderr
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_full_disk_is_told_as_such_whatever_ranks_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    room = os.statvfs(tmp_path)
-    full = os.statvfs_result((*room[:3], 0, 0, *room[5:]))
-    launched = []
-
-    def launch(request: object) -> None:
-        launched.append(request)
-        monkeypatch.setattr(os, "statvfs", lambda _: full)
-        json.loads("")  # as torch does with a rank's error
-
-    monkeypatch.setattr("hpc_toolkit.training.launch.launcher.launch", launch)
-    if when == "before":
-        monkeypatch.setattr(os, "statvfs", lambda _: full)
-
-    found = scaling("run", "-o", str(tmp_path / "d"))
-
-    assert isinstance(found.exception, OSError)
-    assert found.exception.errno == errno.ENOSPC
-    assert len(launched) == (when == "meanwhile")
-    assert found.exception.filename == str(tmp_path / "d")
-
-
 def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:
     timed = record_of("all_reduce", size_bytes=4_000_000, seconds=0.001, world_size=4)
     line, damaged = json.dumps(timed), json.dumps({**timed, "seconds": None})
     deep = '{"kind": "hpctk.collectives", "a": ' + "[" * 100_000
     (tmp_path / "a.log").write_text(f"text\n0: {line}\n{line[:30]}\n{damaged}\n{deep}\n")
 
-    found = scaling("collectives", str(tmp_path / "a.log"), "-o", str(tmp_path / "o.json"))
+    found = scaling("collectives", str(tmp_path / "a.log"))
 
     assert found.stdout.splitlines()[2:] == ["| all_reduce | 4 | 3.8 MiB | 1000 us | 4 | 6 |"]
-    (row,) = json.loads((tmp_path / "o.json").read_text())["rows"]
+    (row,) = json.loads(scaling("collectives", str(tmp_path / "a.log"), "--json").stdout)["rows"]
     assert row["bus_bytes_per_s"] == pytest.approx(6e9)
-
-
-def test_a_picture_of_one_world_size_and_of_several_bases_can_be_drawn(tmp_path: Path) -> None:
-    (tmp_path / "one.csv").write_text("world_size,seconds\n4,480\n")
-
-    for name in (str(tmp_path / "one.csv"), str(PUBLISHED)):
-        assert scaling("analyze", name, "-o", str(tmp_path / "p.svg")).exit_code == 0
-        ET.fromstring((tmp_path / "p.svg").read_text())
-    assert "NaN" not in (tmp_path / "p.svg").read_text()

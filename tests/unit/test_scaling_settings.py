@@ -13,11 +13,10 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling import program
 from hpc_toolkit.training.scaling.launches import (
     Host,
+    Job,
     ScalingRun,
-    built_in_jobs,
     job_request,
     launches_of,
-    with_equal_threads,
 )
 from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
 
@@ -68,6 +67,8 @@ def test_cases_are_all_combinations_of_what_varies() -> None:
     ]
     assert found[3].settings == Settings(loader_workers=4, accumulate=2)
     assert cases(Settings(), [])[0].variation == {}
+    with pytest.raises(ConfigError, match="accumulate appears twice"):
+        cases(Settings(), [Variation.parse("accumulate=1"), Variation.parse("accumulate=2")])
 
 
 @pytest.mark.parametrize(
@@ -83,19 +84,14 @@ def test_a_variation_that_is_none_is_refused(text: str, match: str) -> None:
         Variation.parse(text)
 
 
-def test_values_of_a_variation_are_checked_like_those_of_an_option() -> None:
-    with pytest.raises(ConfigError, match="--accumulate: 0 is outside"):
-        cases(Settings(), [Variation.parse("accumulate=1,0")])
-    with pytest.raises(ConfigError, match="accumulate appears twice"):
-        cases(Settings(), [Variation.parse("accumulate=1"), Variation.parse("accumulate=2")])
-
-
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"batch_size": 0}, "--batch-size: 0 is outside 1"),
         ({"warmup": -1}, "--warmup: -1 is outside 0"),
         ({"precision": "fp8"}, "--precision: 'fp8'"),
+        ({"model": "decoder-0x64"}, "is not a decoder"),
+        ({"model": "decoder-2x65"}, "is not a decoder"),
         ({"sample_cost_ms": float("nan")}, "--sample-cost: nan"),
     ],
 )
@@ -106,30 +102,11 @@ def test_settings_that_cannot_be_measured_are_refused(
         dataclasses.replace(Settings(), **changes)  # type: ignore[arg-type]
 
 
-def test_a_decoder_needs_layers_and_whole_heads() -> None:
-    assert Settings(model="decoder-2x64").decoder() == (2, 64)
-    assert Settings(model="gpt2").decoder() is None
-    for model in ("decoder-0x64", "decoder-2x65", "decoder-2x0"):
-        with pytest.raises(ConfigError, match="is not a decoder"):
-            Settings(model=model).decoder()
-
-
-def test_all_world_sizes_get_the_same_threads_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    run = ScalingRun(directory=Path("d"), world_sizes=(1, 2, 4), settings=Settings())
-
-    assert with_equal_threads(run).settings.threads == 16
-    named = dataclasses.replace(run, settings=Settings(threads=3))
-    assert with_equal_threads(named) is named
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert with_equal_threads(run).settings.threads == 1
-
-
 def test_a_job_launches_the_ranks_of_its_nodes() -> None:
     directory = Path("/shared/s")
     settings = Settings(batch_size=16)
     run = ScalingRun(directory=directory, world_sizes=(1, 2, 4, 6, 8), settings=settings)
-    jobs = {job.world_size: job for job in built_in_jobs(run)}
+    jobs = {size: Job(size, str(size), tuple(run.program())) for size in run.world_sizes}
 
     with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
         job_request(directory, jobs[6], 4, gpus="", launch=None)
@@ -146,17 +123,6 @@ def test_a_job_launches_the_ranks_of_its_nodes() -> None:
     for gpus in ("", "0"):
         found, _ = job_request(directory, jobs[2], 2, gpus=gpus, launch="task-per-gpu")
         assert found == "train-multi-node"
-
-
-def test_the_monitor_is_left_out_where_nobody_keeps_its_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with program.monitored(None, 1) as path:
-        assert path is None
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with program.monitored(tmp_path, 2) as path:
-        assert path is not None
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_hosts_measure_the_largest_world_size_first_and_leave_when_they_are_not_needed() -> None:

@@ -18,7 +18,7 @@ PUBLISHED = Path(__file__).with_name("published_scaling.json")
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, Comparison]:
-    found, _ = read_source(PUBLISHED)
+    found = read_source(PUBLISHED)
     return {series.name: compare(series) for series in found}
 
 
@@ -82,19 +82,19 @@ def table(**changes: Any) -> str:
         (table(unit="days"), "unit: 'days' is not one of samples_per_s, seconds, hours"),
         (table(point=3), "unknown key 'point'"),
         (table(points={}), "points: {} is not a list"),
-        (table(points=[{"value": 1}]), "world_size is missing"),
-        (table(points=[{"world_size": 1}]), "world size 1: value is missing"),
-        (table(points=[{"world_size": 1, "value": "2"}]), "points: value: '2' is not a number"),
-        (table(points=[{"world_size": 1, "value": True}]), "True is not a number"),
+        (table(points=[{"value": 1}]), "{'value': 1} is not a world_size with one value"),
+        (table(points=[{"world_size": 1}]), "is not a world_size with one value"),
+        (table(points=[{"world_size": 1, "value": "2"}]), "points: value: '2' is not above 0"),
+        (table(points=[{"world_size": 1, "value": True}]), "True is not above 0"),
         (
             table(points=[{"world_size": 1, "value": 1e300}]),
-            r"1e\+300 is not 0 or more",
+            r"1e\+300 is not above 0",
         ),
         (table(points=[{"world_size": 1.5, "value": 2}]), "1.5 is not a whole number from 1"),
         (table(points=[{"world_size": 0, "value": 2}]), "0 is not a whole number from 1"),
         (table(points=[{"world_size": 1, "value": 0}]), "0 is not above 0"),
-        (table(points=[{"world_size": 1, "values": []}]), "a list of one number or more"),
-        (table(points=[{"world_size": 1, "value": 1, "values": [2]}]), "value and values are both"),
+        (table(points=[{"world_size": 1, "values": []}]), "is not a world_size with"),
+        (table(points=[{"world_size": 1, "value": 1, "values": [2]}]), "is not a world_size with"),
         (table(price_per_gpu_hour=-3), "price_per_gpu_hour: -3 is not 0 or more"),
     ],
 )

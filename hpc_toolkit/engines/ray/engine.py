@@ -23,7 +23,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import MAX_WORKERS
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import describe_exit, handling
-from hpc_toolkit.worker.pool import overall_code, reported_error
+from hpc_toolkit.worker.pool import BARREN_LIVES, overall_code, reported_error
 from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ _HOME = "127.0.0.1"
 _ANSWER_S = 5.0
 """Seconds for a connection to a cluster; Ray itself would try for two minutes."""
 _TICK_S = 0.2
-_BARREN_LIVES = 5
-"""Consecutive deaths without a finished item after which a rank is given up."""
 _LONG_LIFE_S = 60.0
 """Seconds after which a lost actor counts as one whose worker had finished items."""
 _TELL_AGAIN_S = 5.0
@@ -81,7 +79,7 @@ def work_on_ray(
         return Engine(ray, run, workers, options, demand).run(on_tick)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Life:
     """One actor, from its request to its end."""
 
@@ -91,8 +89,8 @@ class _Life:
     """Ray's reference to an answer that the actor gives when it has started."""
     asked_at: float
     """Time of the request by this host's monotonic clock."""
-    started_at: float | None = None
-    """When it was first seen to have started; None: it waits for room, or imports."""
+    started: bool = False
+    """False while it waits for room, or imports."""
 
 
 class Engine:
@@ -115,13 +113,12 @@ class Engine:
             num_cpus=demand["CPU"],
             num_gpus=demand["GPU"],
             memory=demand["memory"] or None,
-            # Not Ray but the driver replaces a dead actor: it counts deaths, and waits between.
+            # Not Ray but the driver replaces a dead actor: it knows whether the run is over.
             max_restarts=0,
             max_concurrency=CONCURRENCY,
             scheduling_strategy="SPREAD",
         )
         self._lives: dict[Any, _Life] = {}
-        self._due: dict[int, float] = {}
         self._barren = [0] * workers
         self._codes: list[int] = []
         self._error: HpcToolkitError | None = None
@@ -137,10 +134,10 @@ class Engine:
         """
         # Ray's own handlers would end the driver.
         with handling(DRAIN_SIGNALS, lambda number, _: self._signals.append(number)):
-            self._due = dict.fromkeys(range(self._workers), 0.0)
-            while self._lives or self._due:
+            for rank in range(self._workers):
+                self._start(rank)
+            while self._lives:
                 self._pass_on()
-                self._start_due()
                 for promise in self._ended():
                     self._bury(promise)
                 self._give_up_waiting()
@@ -149,6 +146,20 @@ class Engine:
         if self._error is not None:
             raise self._error
         return overall_code(self._codes)
+
+    def _start(self, rank: int) -> None:
+        order = Order(
+            root=str(self._run.root.resolve()),
+            cwd=str(Path.cwd()),
+            rank=rank,
+            world_size=self._workers,
+            gpus=self._demand["GPU"],
+            memory_bytes=int(self._demand["memory"]),
+            options=asdict(self._options),
+        )
+        actor = self._kind.remote(order.to_json())
+        ready = actor.__ray_ready__.remote()
+        self._lives[actor.run.remote()] = _Life(rank, actor, ready, time.monotonic())
 
     def _pass_on(self) -> None:
         numbers, self._signals = self._signals, []
@@ -162,31 +173,12 @@ class Engine:
             for life in self._lives.values():
                 life.actor.tell.remote(int(number))
 
-    def _start_due(self) -> None:
-        now = time.monotonic()
-        for rank in [rank for rank, at in self._due.items() if at <= now]:
-            del self._due[rank]
-            order = Order(
-                root=str(self._run.root.resolve()),
-                cwd=str(Path.cwd()),
-                rank=rank,
-                world_size=self._workers,
-                gpus=self._demand["GPU"],
-                memory_bytes=int(self._demand["memory"]),
-                options=asdict(self._options),
-            )
-            actor = self._kind.remote(order.to_json())
-            self._lives[actor.run.remote()] = _Life(rank, actor, actor.__ray_ready__.remote(), now)
-
     def _ended(self) -> list[Any]:
-        if not self._lives:
-            time.sleep(_TICK_S)
-            return []
-        starting = {one.ready: one for one in self._lives.values() if one.started_at is None}
+        starting = {one.ready: one for one in self._lives.values() if not one.started}
         if starting:
             ready, _ = self._ray.wait(list(starting), num_returns=len(starting), timeout=0)
             for answer in ready:
-                starting[answer].started_at = time.monotonic()
+                starting[answer].started = True
         promises = list(self._lives)
         ended, _ = self._ray.wait(promises, num_returns=len(promises), timeout=_TICK_S)
         return list(ended)
@@ -198,9 +190,9 @@ class Engine:
         except self._ray.exceptions.RayError as error:
             # The actor's node is lost, or the actor was killed: the same as a killed worker.
             reason = str(error).strip().partition("\n")[0]
-            began = life.started_at or math.inf
-            lived_long = time.monotonic() - began > _LONG_LIFE_S
-            report = {"code": -int(signal.SIGKILL), "error": None, "finished": lived_long}
+            # Nobody knows what it has finished; an actor that ran for long was of use.
+            finished = time.monotonic() - life.asked_at > _LONG_LIFE_S
+            report = {"code": -int(signal.SIGKILL), "error": None, "finished": finished}
         else:
             reason = f"its worker was {describe_exit(report['code'])}"
         self._end(life)
@@ -209,37 +201,29 @@ class Engine:
         if report["code"] >= 0:
             self._codes.append(report["code"])
         elif not (self._draining or EXIT_COMPLETE in self._codes):
-            self._replace(life.rank, reason, fruitful=bool(report["finished"]))
-
-    def _replace(self, rank: int, reason: str, *, fruitful: bool) -> None:
-        barren = self._barren[rank] = 0 if fruitful else self._barren[rank] + 1
-        if barren >= _BARREN_LIVES:
-            sys.stderr.write(f"note: rank {rank} is given up after {barren} deaths: {reason}\n")
-            return
-        sys.stderr.write(f"note: rank {rank} starts again: {reason}\n")
-        self._due[rank] = time.monotonic() + (2.0 ** (barren - 1) if barren else 0.0)
+            barren = self._barren[life.rank] = (
+                0 if report["finished"] else self._barren[life.rank] + 1
+            )
+            again = barren < BARREN_LIVES
+            how = "starts again" if again else f"is given up after {barren} deaths"
+            sys.stderr.write(f"note: rank {life.rank} {how}: {reason}\n")
+            if again:
+                self._start(life.rank)
 
     def _give_up_waiting(self) -> None:
         """Stop waiting for room on the cluster if no work is left for more workers."""
-        if not (self._is_over() or self._is_alone()):
-            return
-        self._due.clear()
-        for promise, life in list(self._lives.items()):
-            if life.started_at is None:
-                del self._lives[promise]
-                self._end(life)
-
-    def _is_over(self) -> bool:
         deadline = self._options.deadline
         late = deadline is not None and time.time() > deadline
-        return late or self._draining or EXIT_COMPLETE in self._codes or self._error is not None
-
-    def _is_alone(self) -> bool:
-        """Return whether some workers have left and no other has started for _START_S seconds."""
+        over = late or self._draining or EXIT_COMPLETE in self._codes or self._error is not None
         long_ago = time.monotonic() - _START_S
-        return bool(self._codes and not self._due) and not any(
-            life.started_at is not None or life.asked_at > long_ago for life in self._lives.values()
+        # Without a worker that runs, an actor that waits for room may wait for ever.
+        alone = bool(self._codes) and not any(
+            life.started or life.asked_at > long_ago for life in self._lives.values()
         )
+        for promise, life in list(self._lives.items()) if over or alone else ():
+            if not life.started:
+                del self._lives[promise]
+                self._end(life)
 
     def _end(self, life: _Life) -> None:
         with suppress(self._ray.exceptions.RayError):

@@ -198,11 +198,9 @@ class Checkpoints:
             msg = f"{path} holds {sorted(saved)}, and the training has {sorted(self._parts)}"
             raise HpcToolkitError(msg, hint="resume with the same parts, or use another directory")
         # An optimizer loads the state of another kind silently, and fails at its first step.
-        # Files of hpc_toolkit's first versions do not record kinds.
-        kinds = content.get("kinds", {})
         for name, kind in self._kinds.items():
-            if kinds.get(name, kind) != kind:
-                msg = f"{path} does not fit: {name} is {kinds[name]} there, and {kind} here"
+            if (there := content["kinds"][name]) != kind:
+                msg = f"{path} does not fit: {name} is {there} there, and {kind} here"
                 hint = "resume with the same kinds of parts, or use another directory"
                 raise HpcToolkitError(msg, hint=hint)
         for name, part in self._parts.items():

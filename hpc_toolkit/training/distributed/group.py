@@ -184,8 +184,9 @@ def process_group(
     try:
         yield info
     except Exception:
-        if chosen == "nccl":
-            _abort()
+        if chosen == "nccl" and dist.is_initialized():
+            # Other ranks may never join the pending collectives, for which destroying would wait.
+            dist.distributed_c10d._abort_process_group()
         raise
     finally:
         _entered.pop()
@@ -233,16 +234,6 @@ def _device(backend: str, info: DistributedInfo) -> str:
         msg = f"rank {info.local_rank} of this node has no GPU to itself among {count}"
         raise ConfigError(msg, hint="start one rank per GPU on each node, or use gloo")
     return f"cuda:{info.local_rank % count}"
-
-
-def _abort() -> None:
-    """Abort nccl's group and its pending collectives, which other ranks may never join."""
-    from torch.distributed import distributed_c10d
-
-    # New in torch 2.6; in earlier versions, destroying a group aborted it.
-    abort = getattr(distributed_c10d, "_abort_process_group", None)
-    if abort is not None and distributed_c10d.is_initialized():
-        abort()
 
 
 def all_reduce(tensor: Tensor, op: Literal["sum", "average"] = "sum") -> Tensor:

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
-import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.batch.node import usable_gpus
 from hpc_toolkit.system.installation import how_to_add
-from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch import plan as plans
 from hpc_toolkit.training.launch.meeting import Address
 from hpc_toolkit.training.launch.plan import Step
-from hpc_toolkit.training.launch.rank import WARNINGS, ignore_warnings
+from hpc_toolkit.training.launch.rank import ignore_warnings
 from hpc_toolkit.training.launch.ranks import rank_variables
 from hpc_toolkit.training.launch.rendezvous import Place
 
@@ -31,10 +28,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.training.launch.outcome import Outcome
     from hpc_toolkit.training.launch.plan import Plan, Request
-
-_BACKLOG = 4096
-_ENDED = signal.SIGRTMIN
-"""Signal that tells the store's process that rank 0 has ended."""
 
 
 def launch(request: Request, *, replace: bool = False) -> Outcome:
@@ -143,54 +136,13 @@ def join_ranks(plan: Plan) -> dict[str, str]:
     step = Step.from_environ()
     assert step is not None
     if step.task == 0:
-        address = _serve(plan)
+        served, _ = meeting.serve_apart("", plan.start_timeout_s, plan.rendezvous)
+        address = Address(meeting.own_host(), served.port)
+        meeting.publish(plan.rendezvous, address)
     else:
         address = meeting.find(plan.rendezvous, timeout_s=plan.start_timeout_s)
     place = Place(address, step.task - step.local, sum(step.tasks))
     return rank_variables(plan, place, step.local)
-
-
-def _serve(plan: Plan) -> Address:
-    """Take a port, fork a child that serves it while this process lives, publish the address."""
-    listener = socket.create_server(("", 0), backlog=_BACKLOG)
-    address = Address(meeting.own_host(), listener.getsockname()[1])
-    parent = os.getpid()
-    # The child inherits the block, so that the signal stays pending until the child waits for it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDED})
-    if os.fork() == 0:
-        _hold_store(listener, parent, plan, str(address))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {_ENDED})
-    listener.close()
-    meeting.publish(plan.rendezvous, address)
-    return address
-
-
-def _hold_store(listener: socket.socket, parent: int, plan: Plan, address: str) -> None:
-    """Serve the ranks' store until rank 0 ends, then remove its published name; never return."""
-    try:
-        die_with_parent()
-        for number in (*WARNINGS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # Slurm sends these to every process of a step; the store must outlive the ranks.
-            signal.signal(number, signal.SIG_IGN)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1):
-            os.dup2(nothing, stream)
-        here = Address("127.0.0.1", listener.getsockname()[1])
-        store = meeting.open_store(here, plan.start_timeout_s, serve=True, fd=listener.detach())
-        # A reader of rank 0's stderr would wait until this process has closed it, too.
-        os.dup2(nothing, 2)
-        die_with_parent(_ENDED)
-        while os.getppid() == parent and signal.sigtimedwait({_ENDED}, 60) is None:
-            pass
-        # Do not remove the name of another launch, which can be there if ours was removed.
-        if os.readlink(plan.rendezvous) == address:
-            plan.rendezvous.unlink()
-        del store
-        os._exit(0)
-    except BaseException as error:  # noqa: BLE001 - a child must not go on as its parent
-        sys.stderr.write(f"the store of the ranks ended: {error}\n")
-    finally:
-        os._exit(1)
 
 
 def become(command: list[str], environ: dict[str, str]) -> NoReturn:

@@ -1,4 +1,9 @@
-"""The address of node 0, which it publishes in the run directory for the other nodes."""
+"""Where ranks and nodes meet: torch's key-value stores, and node 0's address in the run directory.
+
+``python -Pm hpc_toolkit.training.launch.meeting PARENT FD TIMEOUT NAME`` serves a store on a
+listening socket until its parent ends, then removes the symlink NAME, unless it is empty. It is a
+process of its own, since the import of torch takes seconds: the ranks start at the same time.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,15 @@ import errno
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.rundir import files
+from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -20,6 +28,9 @@ if TYPE_CHECKING:
 
 _SHORTEST_S = 0.05
 _LONGEST_S = 1.0
+_BACKLOG = 4096
+_ENDED = signal.SIGRTMIN
+"""Signal that tells the store's process that its parent has ended."""
 
 
 class Address(NamedTuple):
@@ -58,6 +69,51 @@ def open_store(address: Address, timeout_s: float, *, serve: bool, fd: int | Non
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     limit = timedelta(seconds=timeout_s)
     return TCPStore(*address, None, serve, limit, False, master_listen_fd=fd)
+
+
+def serve_apart(
+    host: str, timeout_s: float, name: Path | str = ""
+) -> tuple[Address, subprocess.Popen[bytes]]:
+    """Take a port and serve a store there from a child, while this process lives.
+
+    ``host`` is "" for all interfaces; ``name`` is a published symlink that the child removes.
+    """
+    with socket.create_server((host, 0), backlog=_BACKLOG) as listener:
+        fd = listener.fileno()
+        argv = [sys.executable, "-Pm", __name__, str(os.getpid()), str(fd), str(timeout_s)]
+        # The child keeps the block: Slurm sends warnings to every process of a step, and a terminal
+        # its ^C, but the store must outlive the ranks.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            child = subprocess.Popen(
+                [*argv, str(name)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(fd,),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return Address(host, listener.getsockname()[1]), child
+
+
+def main(argv: list[str]) -> int:
+    """Serve a store until the parent ends."""
+    parent, fd, timeout_s, name = int(argv[1]), int(argv[2]), float(argv[3]), argv[4]
+    die_with_parent()
+    listener = socket.socket(fileno=fd)
+    port = listener.getsockname()[1]
+    store = open_store(Address("127.0.0.1", port), timeout_s, serve=True, fd=listener.detach())
+    # A reader of the parent's stderr would wait until this process has closed it, too.
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    die_with_parent(_ENDED)
+    while os.getppid() == parent and signal.sigtimedwait({_ENDED}, 60) is None:
+        pass
+    # Do not remove the name of another launch, which can be there if ours was removed.
+    if name and os.readlink(name) == str(Address(own_host(), port)):
+        os.unlink(name)
+    del store
+    return 0
 
 
 def publish(path: Path, address: Address) -> None:
@@ -164,3 +220,7 @@ def wait_for_listener(address: Address, *, timeout_s: float) -> None:
     message = f"node 0 does not listen at {address} after {format_duration(timeout_s)}: {why}"
     hint = "check host, port and firewall"
     raise RunError(message, hint=hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -13,6 +13,7 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError, RunError
@@ -73,14 +74,14 @@ class Rounds:
     """This node's plan; node 0 creates the stores of the ranks."""
     store: Any
     """torch's key-value store, which all nodes share."""
-    open_store: Callable[[], tuple[Address, object]]
-    """Creates a store for ranks; returns its address and an object that keeps it open."""
+    open_store: Callable[[], tuple[Address, Callable[[], object]]]
+    """Creates a store for ranks; returns its address and a function that closes it."""
     host: str = field(default_factory=host_name)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     number: int = -1
     """The number of this round, from 0, and so the number of restarts."""
-    _held: object = None
+    _close: Callable[[], object] = lambda: None
     _looked_at: float = -math.inf
     _wanted: bool = False
     _ending: Ending | None = None
@@ -107,8 +108,8 @@ class Rounds:
             nodes = self._of_nodes(f"round/{number}/node")
             self._wait_for(nodes, number)
             # Close the store of the last round's ranks before the new one is opened.
-            self._held = None
-            address, self._held = self.open_store()
+            self._close()
+            address, self._close = self.open_store()
             counts = [int(self._get(node)) for node in nodes]
             self._set(f"round/{number}/ranks", json.dumps([str(address), counts]))
         else:
@@ -170,7 +171,7 @@ class Rounds:
                 and not self._check(left)
             ):
                 self.sleep(_POLL_S)
-        self._held = None
+        self._close()
 
     def _look(self) -> None:
         """Ask the store, at most twice a second: the agent checks its ranks far more often."""
@@ -239,14 +240,35 @@ def open_rounds(plan: Plan, stack: contextlib.ExitStack) -> Rounds:
     Raises ConfigError if node 0 cannot listen on its port, or RunError if node 0 did not come in
     time or the name of this launch is taken.
     """
-    alone = "127.0.0.1" if plan.nodes == 1 else None
-    host = plan.local_addr or plan.host or alone or meeting.own_host()
+    if plan.nodes == 1:
+        return Rounds(plan=plan, store=_OwnKeys(), open_store=partial(_serve_alone, plan))
+    host = plan.local_addr or plan.host or meeting.own_host()
 
-    def open_store() -> tuple[Address, object]:
-        opened = _serve(0, plan.start_timeout_s)
-        return Address(host, opened.port), opened
+    def open_store() -> tuple[Address, Callable[[], object]]:
+        opened = [_serve(0, plan.start_timeout_s)]
+        return Address(host, opened[0].port), opened.clear
 
     return Rounds(plan=plan, store=_meet(plan, host, stack), open_store=open_store)
+
+
+class _OwnKeys(dict[str, bytes]):
+    """The keys of a node without others, which so needs no store of torch."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return self.keys() >= {*keys}
+
+
+def _serve_alone(plan: Plan) -> tuple[Address, Callable[[], object]]:
+    address, child = meeting.serve_apart("127.0.0.1", plan.start_timeout_s)
+
+    def close() -> None:
+        child.kill()
+        child.wait()
+
+    return address, close
 
 
 def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> Any:

@@ -1,87 +1,262 @@
-"""Analyze measurements and tables: compare their world sizes, judge them, and show the result."""
+"""Analyze measurements and tables: compare their world sizes, judge them, show a table and JSON."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
+from hpc_toolkit.system.quantities import format_duration, format_size
+from hpc_toolkit.training.scaling.comparison import FAIR, POSSIBLE, compare, judge
 from hpc_toolkit.training.scaling.loaders import advise_loaders
-from hpc_toolkit.training.scaling.page import as_data, as_markdown, scaling_svg
-from hpc_toolkit.training.scaling.records import read_source
-from hpc_toolkit.training.scaling.series import of_samples, priced
+from hpc_toolkit.training.scaling.records import parameters_text, read_source
+from hpc_toolkit.training.scaling.series import THOUSAND, money, of_samples, priced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from hpc_toolkit.training.scaling.comparison import Comparison, Row, Verdict
     from hpc_toolkit.training.scaling.loaders import LoaderAdvice
-    from hpc_toolkit.training.scaling.page import Judged
+    from hpc_toolkit.training.scaling.series import Series
+
+Column = tuple[str, str, "Callable[[Any], str]"]
+"""A heading, the key of :func:`_values` and a format."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Options of an analysis, besides the measurements."""
-
-    samples: int | None = None
-    """Number of samples whose time and cost are shown; None for 1,000."""
-    price_per_gpu_hour: float | None = None
-    """Price that replaces every other price; None to look for one."""
-    min_efficiency: float | None = None
-    """Lowest efficiency that is wanted; None for :data:`FAIR` without a demand."""
-    cluster: str | None = None
-    """The cluster whose prices apply; None for the measured one."""
-
-    @property
-    def minimum(self) -> float:
-        return FAIR if self.min_efficiency is None else self.min_efficiency
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Analysis:
-    judged: tuple[Judged, ...]
+    judged: list[tuple[Comparison, Verdict]]
     """Each series with its verdict."""
-    loaders: tuple[LoaderAdvice, ...]
-    notes: tuple[str, ...]
-    """What was left out of the sources."""
-    wanted: Wanted
+    loaders: list[LoaderAdvice] = field(default_factory=list)
 
-    @property
-    def page(self) -> str:
-        return as_markdown(self.judged, self.notes, self.loaders)
-
-    @property
-    def data(self) -> str:
-        found = as_data(self.judged, self.notes, self.loaders)
+    def as_json(self) -> str:
+        """Return the page's numbers as JSON; an unknown number is null."""
+        found = {
+            "format": 1,
+            "kind": "hpctk.scaling.analysis",
+            "series": [_data(*one) for one in self.judged],
+            "loaders": [asdict(one) for one in self.loaders],
+            "notes": [],
+        }
         return json.dumps(found, allow_nan=False) + "\n"
 
-    @property
-    def picture(self) -> str:
-        return scaling_svg([one for one, _ in self.judged], self.wanted.minimum)
+    def as_markdown(self) -> str:
+        """Return one section per series, after an overview table if there are several."""
+        parts = ["# Scaling", *map(str, self.loaders)]
+        if len(self.judged) > 1:
+            parts.append("\n".join(_overview(self.judged)))
+        for comparison, verdict in self.judged:
+            parts += _section(comparison, verdict)
+        return "\n\n".join(parts) + "\n"
 
-    @property
-    def failed(self) -> bool:
-        """Whether a world size is less efficient than ``--min-efficiency`` demands."""
-        demanded = self.wanted.min_efficiency is not None
-        return demanded and any(verdict.below for _, verdict in self.judged)
 
+def analyze(
+    sources: Iterable[Path],
+    *,
+    samples: int | None = None,
+    price_per_gpu_hour: float | None = None,
+    min_efficiency: float | None = None,
+    cluster: str | None = None,
+) -> Analysis:
+    """Analyze directories and files.
 
-def analyze(sources: Iterable[Path], wanted: Wanted) -> Analysis:
-    """Analyze directories and files. Raises ConfigError if one cannot be read."""
-    judged: list[Judged] = []
-    notes: list[str] = []
-    loaders: list[LoaderAdvice] = []
+    Args:
+        sources: what :func:`~hpc_toolkit.training.scaling.records.read_source` reads.
+        samples: number of samples whose time and cost are shown; None for 1,000.
+        price_per_gpu_hour: price that replaces every other price; None to look for one.
+        min_efficiency: lowest efficiency that is wanted; None for :data:`FAIR`.
+        cluster: the cluster whose prices apply; None for the measured one.
+
+    Raises ConfigError if a source cannot be read.
+    """
+    found = Analysis([])
     for path in sources:
-        found, left_out = read_source(path)
-        notes += left_out
-        loaders += advise_loaders(found)
-        for one in found:
+        measured = read_source(path)
+        found.loaders.extend(advise_loaders(measured))
+        for one in measured:
             series = priced(
-                of_samples(one, wanted.samples),
-                price_per_gpu_hour=wanted.price_per_gpu_hour,
-                cluster=wanted.cluster,
+                of_samples(one, samples), price_per_gpu_hour=price_per_gpu_hour, cluster=cluster
             )
             compared = compare(series)
-            judged.append((compared, judge(compared, wanted.minimum)))
-    return Analysis(judged=tuple(judged), loaders=tuple(loaders), notes=tuple(notes), wanted=wanted)
+            minimum = FAIR if min_efficiency is None else min_efficiency
+            found.judged.append((compared, judge(compared, minimum)))
+    return found
+
+
+def results_columns(series: Series) -> list[Column]:
+    spent = f"GPU-hours of {series.work}"
+    time: Column = (f"time of {series.work}", "seconds", format_duration)
+    rates = [time]
+    if series.work_samples == series.work_size:
+        rates = [("samples/s", "rate_per_s", digits), ("tokens/s", "tokens_per_s", digits)]
+        # Without a wish, the work is too small for a time that means anything.
+        rates += [] if series.work_size == THOUSAND else [time]
+
+    def cost(amount: float) -> str:
+        return money(digits(amount), series.currency)
+
+    return [
+        *rates,
+        ("speed-up", "speedup", "{:.2f}".format),
+        ("efficiency", "efficiency", _percent),
+        ("its spread", "efficiency_range", _range),
+        (spent, "gpu_hours", digits),
+        ("premium", "premium", "{:+.1%}".format),
+        # The next column has the cost of 1,000 samples.
+        *([("cost", "cost", cost)] if series.work_samples != 1000 else []),
+        ("cost per 1,000 samples", "cost_per_1000", cost),
+        (f"energy of {series.work}", "energy_kwh", lambda energy: f"{digits(energy)} kWh"),
+    ]
+
+
+def _milliseconds(seconds: float) -> str:
+    # Whole milliseconds are too coarse for the steps of small models.
+    return f"{1000 * seconds:.4g} ms"
+
+
+def _range(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.1%} to {ends[1]:.1%}"
+
+
+def _size(size_bytes: float) -> str:
+    return format_size(round(size_bytes)) if size_bytes else ""
+
+
+_percent = "{:.1%}".format
+_whole_percent = "{:.0f}%".format
+_STEP: list[Column] = [
+    ("step, median", "step_median_s", _milliseconds),
+    ("p90", "step_p90_s", _milliseconds),
+    ("loading", "loading", _percent),
+    ("communication", "communication", _percent),
+    ("its spread", "communication_range", _range),
+    ("exchange in a step", "exposed_s", _milliseconds),
+    ("all-reduce apart", "all_reduce_s", _milliseconds),
+    ("bytes / bandwidth", "expected_s", _milliseconds),
+    ("gradients", "gradient_bytes", _size),
+    ("bus bandwidth", "bus_bytes_per_s", lambda rate: f"{rate / 1e9:.3g} GB/s"),
+]
+"""How the time of a step is divided."""
+_MACHINE: list[Column] = [
+    ("memory of a rank", "rss_bytes", _size),
+    ("GPU memory", "cuda_bytes", _size),
+    ("CPUs busy", "cpu_percent", _whole_percent),
+    ("GPUs busy", "gpu_percent", _whole_percent),
+    ("the least busy", "gpu_percent_least", _whole_percent),
+    ("power of a GPU", "gpu_power_w", "{:.0f} W".format),
+]
+"""The ranks' memory and the use of CPUs and GPUs."""
+
+
+def _values(row: Row) -> dict[str, Any]:
+    """Return the values of a row by the keys of columns; unknown ones are missing or None."""
+    found = {**row.shares, **_row_data(row), "seconds": 3600 * row.hours}
+    if "exposed_s" not in row.details:
+        found.pop("communication", None)
+    if row.repeats > 1:
+        found["efficiency_range"] = (row.low, row.high)
+    low, high = (row.details.get(f"communication_{end}") for end in ("low", "high"))
+    if low is not None and high is not None:
+        found["communication_range"] = (max(low, 0.0), max(high, 0.0))
+    return found
+
+
+def digits(number: float) -> str:
+    """Format four digits or more without an exponent, so that rows can be compared."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:#.4g}".rstrip(".")
+
+
+def _overview(judged: Sequence[tuple[Comparison, Verdict]]) -> Iterator[str]:
+    yield "| | use | its rate or time | efficiency | its cost |"
+    yield "|---|---:|---:|---:|---:|"
+    for comparison, verdict in judged:
+        series = comparison.series
+        row = next(one for one in comparison.rows if one.world_size == verdict.world_size)
+        cost = f"{digits(row.gpu_hours)} GPU-hours"
+        if row.cost is not None:
+            cost = money(digits(row.cost), series.currency)
+        speed = format_duration(3600 * row.hours)
+        if series.work_samples == series.work_size:
+            speed = f"{digits(row.rate)} samples/s"
+        cells = (
+            _name(series),
+            str(verdict.world_size) if len(comparison.rows) > 1 else "measure another",
+            speed,
+            f"{row.efficiency:.1%}",
+            f"{cost} for {series.work}",
+        )
+        yield f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _name(series: Series) -> str:
+    return " ".join(series.name.split())
+
+
+def _section(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
+    series = comparison.series
+    yield f"## {_name(series)}"
+    yield headline(comparison, verdict)
+    trained = filter(None, dict.fromkeys(parameters_text(row.details) for row in comparison.rows))
+    yield "\n".join(f"- {reason}" for reason in (*trained, *verdict.reasons, *series.notes))
+    rows = [_values(row) for row in comparison.rows]
+    tables = (_table(rows, columns) for columns in (results_columns(series), _STEP, _MACHINE))
+    yield from filter(None, tables)
+
+
+def headline(comparison: Comparison, verdict: Verdict) -> str:
+    last = comparison.rows[-1]
+    if len(comparison.rows) == 1:
+        return f"**Measure another world size**: {last.world_size} alone says nothing of scaling"
+    below = " or ".join(map(str, verdict.below))
+    advice = f"Use {verdict.world_size}{', not ' * bool(below)}{below}"
+    advice += "" if verdict.certain else ", but measure again: repeats do not agree"
+    doubt = ""
+    if any(row.efficiency > POSSIBLE for row in comparison.rows):
+        doubt = "; more than the ranks explain, see below"
+    return (
+        f"**{advice}** ({verdict.word} on {last.world_size}: {last.efficiency:.1%} efficiency, "
+        f"at least {verdict.minimum:.0%} wanted{doubt})"
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
+    """Return a table with one row per world size; "" if no column has a value."""
+    shown = {
+        _cell(head): ["" if row.get(key) is None else form(row[key]) for row in rows]
+        for head, key, form in columns
+    }
+    # Omit a column that has no value for any world size.
+    shown = {head: cells for head, cells in shown.items() if any(cells)}
+    if not shown:
+        return ""
+    lines = [f"| world size | {' | '.join(shown)} |", "|" + "---:|" * (1 + len(shown))]
+    for row, *cells in zip(rows, *shown.values(), strict=True):
+        lines.append(f"| {row['world_size']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _data(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
+    series = comparison.series
+    return {
+        "name": series.name,
+        "law": series.law,
+        "work": series.work,
+        "currency": series.currency,
+        "cluster": series.cluster,
+        "rows": [_row_data(row) for row in comparison.rows],
+        "serial_share": asdict(comparison.serial) if comparison.serial is not None else None,
+        "advice": headline(comparison, verdict).replace("**", ""),
+        "verdict": asdict(verdict),
+        "notes": list(series.notes),
+    }
+
+
+def _row_data(row: Row) -> dict[str, Any]:
+    names = [name for name in row.__slots__ if name not in ("shares", "details", "rate")]
+    known = {name: getattr(row, name) for name in names}
+    return {**known, "rate_per_s": row.rate, "shares": dict(row.shares), **row.details}

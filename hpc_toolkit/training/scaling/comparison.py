@@ -47,19 +47,6 @@ class SerialShare:
     def name(self) -> str:
         return "Amdahl" if self.law == "strong" else "Gustafson"
 
-    def speedup(self, world_size: float, base: float = 1) -> float:
-        """Return the rate of ``world_size`` ranks divided by the rate of ``base`` ranks."""
-        return self._rate(world_size) / self._rate(base)
-
-    def efficiency(self, world_size: float, base: float = 1) -> float:
-        """Return the speed-up as a share of the ideal one."""
-        return self.speedup(world_size, base) * base / world_size
-
-    def _rate(self, world_size: float) -> float:
-        if self.law == "strong":
-            return 1 / (self.share + (1 - self.share) / world_size)
-        return self.share + (1 - self.share) * world_size
-
 
 def fit(series: Series) -> SerialShare | None:
     """Fit the serial share of a series; return None with one world size.

@@ -3,12 +3,10 @@ and the Slurm jobs of a run."""
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import shutil
+import shlex
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import PASSING, ConfigError, RunError
@@ -17,7 +15,7 @@ from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.submit.jobs import JobStates, read_jobs
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.scaling.recorder import CLUSTER, RECORDS, REPEAT
-from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
+from hpc_toolkit.training.scaling.records import DIRECTORY
 from hpc_toolkit.training.scaling.settings import cases
 
 if TYPE_CHECKING:
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.training.scaling.settings import Settings, Variation
-
-LEAST_FREE = 16 * 2**20
-"""Bytes that must be free for the ranks' logs, the records and the monitor's samples."""
 
 
 def prepare(directory: Path) -> None:
@@ -39,7 +34,6 @@ def prepare(directory: Path) -> None:
     """
     try:
         (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
-        check_room(directory)
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             file.write(b"x")
     except OSError as error:
@@ -47,16 +41,6 @@ def prepare(directory: Path) -> None:
             raise
         message = f"-o {directory}: cannot be written to: {error.strerror}"
         raise ConfigError(message, hint="name a directory that all nodes can write to") from error
-
-
-def check_room(directory: Path) -> None:
-    """Raise OSError (ENOSPC) if there is no room for a measurement."""
-    if shutil.disk_usage(directory).free < LEAST_FREE:
-        words = f"less than {LEAST_FREE // 2**20} MiB are free"
-        raise OSError(errno.ENOSPC, words, str(directory))
-
-
-MODULE = "hpc_toolkit.training.scaling.program"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,21 +67,12 @@ class ScalingRun:
         where = ["--cluster", self.cluster] if self.cluster else []
         return [*self.settings.words(), *varied, *where, "-o", str(self.directory)]
 
-
-def with_equal_threads(run: ScalingRun) -> ScalingRun:
-    """Return the run with one number of threads per rank that fits the largest world size.
-
-    Otherwise one rank would compute with all CPUs of this machine and two with half of them each,
-    which does not measure scaling. A number of threads in the settings is kept.
-    """
-    if run.settings.threads:
-        return run
-    threads = max(1, len(os.sched_getaffinity(0)) // max(run.world_sizes))
-    return replace(run, settings=replace(run.settings, threads=threads))
+    def program(self) -> list[str]:
+        """Return the measured program as words of a launch."""
+        return ["-m", "hpc_toolkit.training.scaling.program", *self.words()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(NamedTuple):
     """This host among several that measure together. The same command runs on each of them."""
 
     number: int
@@ -130,7 +105,7 @@ def launches_of(
     """
     if host is None:
         for size in world_sizes:
-            yield size, {"nproc_per_node": size, "redirects": "3"}
+            yield size, {"nproc_per_node": size}
         return
     for number, size in enumerate(sorted(world_sizes, reverse=True)):
         hosts = hosts_of(size, host.ranks)
@@ -145,43 +120,25 @@ def launches_of(
         yield size, options
 
 
-def launch_here(run: ScalingRun, options: Mapping[str, Any], *, backend: str | None = None) -> int:
-    """Measure one world size with this machine's ranks; return the exit code, 0 or 75.
-
-    ``options`` are those of :func:`launches_of`. Raises HpcToolkitError if a rank failed, or could
-    not be started, or OSError if the disk is full.
-    """
-    try:
-        return launch_module(MODULE, run.words(), options, run.directory, backend=backend)
-    except Exception:
-        # Ranks fail in many ways on a full disk, and their logs have no room for the reason.
-        check_room(run.directory)
-        raise
-
-
-def launch_module(
-    script: str,
-    words: Sequence[str],
-    options: Mapping[str, Any],
-    run_dir: Path,
-    *,
-    backend: str | None,
-    module: bool = True,
+def launch_program(
+    program: Sequence[str], options: Mapping[str, Any], run_dir: Path, *, backend: str | None
 ) -> int:
-    """Run a module, or else a file, on this machine's ranks, with output to files.
+    """Run a script or ``-m MODULE`` on this machine's ranks, with output to files.
 
-    ``options`` are those of `hpctk launch`. Return the exit code.
+    ``options`` are those of `hpctk launch`. Return the exit code, 0 or 75.
 
     Raises HpcToolkitError if a rank failed, or could not be started.
     """
     from hpc_toolkit.training.launch import launcher
     from hpc_toolkit.training.launch.plan import START_TIMEOUT_S, Request
 
-    given = {"module": module, **options}
+    module = program[0] == "-m"
+    script, *arguments = program[1:] if module else program
+    given = {"module": module, "redirects": "3", **options}
     outcome = launcher.launch(
         Request(
             script=script,
-            arguments=tuple(words),
+            arguments=tuple(arguments),
             start_timeout_s=given.pop("start_timeout", START_TIMEOUT_S),
             options=given,
             backend=backend,
@@ -199,43 +156,25 @@ def measure_own(
     world_size: int,
     repeat: int,
     *,
-    weak: bool | None,
     backend: str | None = None,
 ) -> None:
-    """Run a user's training on this machine's ranks, and keep its record as one of ``directory``.
+    """Run a user's training on this machine's ranks; its `Recorder` adds a record to ``directory``.
 
-    ``program`` is a script or ``-m MODULE``, with its arguments. Without a `Recorder` in it, the
-    last line of rank 0 that has ``samples_per_s`` is taken, whose batch is for each rank if
-    ``weak`` is set. Raises ConfigError: there is neither, or ``weak`` is None; and what a launch
-    raises.
+    Raises RunError: it ended with another code than 0; ConfigError: it has recorded nothing; and
+    what a launch raises.
     """
-    from hpc_toolkit.training.scaling.recorder import RECORDS, REPEAT, printed
-
     path = directory / DIRECTORY / f"world-{world_size}.jsonl"
     before = path.stat().st_size if path.exists() else 0
-    environ = {RECORDS: str(path), REPEAT: str(repeat)}
-    os.environ.update(environ)
-    module = program[0] == "-m"
-    script, *arguments = program[1:] if module else program
-    options = {"nproc_per_node": world_size, "redirects": "3"}
-    code = launch_module(script, arguments, options, directory, backend=backend, module=module)
+    os.environ.update({RECORDS: str(path), REPEAT: str(repeat)})
+    code = launch_program(program, {"nproc_per_node": world_size}, directory, backend=backend)
+    name = shlex.join(program)
     if code:
-        message = f"{script} ended with exit code {code} on {counted(world_size, 'rank')}"
+        message = f"{name} ended with exit code {code} on {counted(world_size, 'rank')}"
         raise RunError(message, hint=f"{directory}/logs has the output of the ranks")
-    if path.exists() and path.stat().st_size > before:
-        return
-    (log,) = sorted(directory.glob("logs/*/rank-0.*.out"), key=os.path.getmtime)[-1:]
-    name = os.path.basename(script)
-    record = printed(read_text(log), world_size, weak=bool(weak), name=name, arguments=arguments)
-    if record is None:
-        message = f"{script} recorded no speed on {counted(world_size, 'rank')}"
-        hint = "use hpc_toolkit.training.scaling.recorder.Recorder, or print a line of JSON"
-        raise ConfigError(message, hint=f'{hint} such as {{"samples_per_s": 123.4}}')
-    if weak is None:
-        message = f"{script} printed its speed, but not what its batch is"
-        raise ConfigError(message, hint="add --weak (batch of each rank) or --strong (of all)")
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, allow_nan=False) + "\n")
+    if not path.exists() or path.stat().st_size == before:
+        message = f"{name} recorded no speed on {counted(world_size, 'rank')}"
+        hint = "use hpc_toolkit.training.scaling.recorder.Recorder in its loop"
+        raise ConfigError(message, hint=hint)
 
 
 class Job(NamedTuple):
@@ -248,12 +187,6 @@ class Job(NamedTuple):
     """Script or ``-m MODULE``, with arguments."""
     env: tuple[str, ...] = ()
     """``NAME=VALUE`` of each variable that the script needs."""
-
-
-def built_in_jobs(run: ScalingRun) -> list[Job]:
-    """Return one job for each world size, which makes all measurements of it."""
-    command = ("-m", MODULE, *run.words())
-    return [Job(size, f"{size}", command) for size in run.world_sizes]
 
 
 def own_jobs(

@@ -11,7 +11,7 @@ from hpc_toolkit.training.scaling.comparison import NOTABLE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from hpc_toolkit.training.scaling.series import Point, Series
+    from hpc_toolkit.training.scaling.series import Series
 
 LOADERS = "loader_workers"
 ENOUGH = 0.95
@@ -56,32 +56,26 @@ def advise_loaders(series: Iterable[Series]) -> Iterator[LoaderAdvice]:
     groups: dict[tuple[tuple[str, int], ...], dict[int, Series]] = {}
     for one in series:
         if (workers := one.variation.get(LOADERS)) is not None:
-            others = sorted(item for item in one.variation.items() if item[0] != LOADERS)
-            groups.setdefault(tuple(others), {})[workers] = one
-    for others_of_all, group in groups.items():
-        sizes = set.intersection(
-            *({point.world_size for point in one.points} for one in group.values())
+            rest = sorted(item for item in one.variation.items() if item[0] != LOADERS)
+            groups.setdefault(tuple(rest), {})[workers] = one
+    for others, group in groups.items():
+        by_workers = {
+            workers: {point.world_size: point for point in group[workers].points}
+            for workers in sorted(group)
+        }
+        sizes = set.intersection(*map(set, by_workers.values()))
+        if len(group) < 2 or not sizes:
+            continue
+        points = {workers: found[max(sizes)] for workers, found in by_workers.items()}
+        fastest = max(points.values(), key=lambda point: point.rate)
+        enough = ENOUGH * fastest.rate
+        chosen = min(workers for workers, point in points.items() if point.rate >= enough)
+        compared = (points[chosen].rates, fastest.rates)
+        yield LoaderAdvice(
+            workers=chosen,
+            world_size=max(sizes),
+            rates={workers: point.rate for workers, point in points.items()},
+            loading=points[chosen].shares.get("loading", 0.0),
+            certain=all(rates[0] >= ENOUGH * rates[-1] for rates in compared),
+            others=dict(others),
         )
-        if len(group) > 1 and sizes:
-            points = {
-                workers: next(
-                    point for point in group[workers].points if point.world_size == max(sizes)
-                )
-                for workers in sorted(group)
-            }
-            yield _advice(points, dict(others_of_all))
-
-
-def _advice(points: Mapping[int, Point], others: Mapping[str, int]) -> LoaderAdvice:
-    fastest = max(points, key=lambda workers: points[workers].rate)
-    enough = ENOUGH * points[fastest].rate
-    chosen = min(workers for workers, point in points.items() if point.rate >= enough)
-    compared = (points[chosen].rates, points[fastest].rates)
-    return LoaderAdvice(
-        workers=chosen,
-        world_size=points[chosen].world_size,
-        rates={workers: point.rate for workers, point in points.items()},
-        loading=points[chosen].shares.get("loading", 0.0),
-        certain=all(rates[0] >= ENOUGH * rates[-1] for rates in compared),
-        others=others,
-    )

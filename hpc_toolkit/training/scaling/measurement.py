@@ -101,7 +101,8 @@ class Training:
 
         half = self.settings.precision == "bf16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            scores = logits_of(self.wrapped(ids[:, :-1]))
+            output = self.wrapped(ids[:, :-1])
+            scores = getattr(output, "logits", output)  # models of transformers have other outputs
             loss: torch.Tensor = torch.nn.functional.cross_entropy(
                 scores.flatten(0, 1), ids[:, 1:].flatten()
             )
@@ -234,14 +235,10 @@ def _memory(info: DistributedInfo, device: torch.device) -> dict[str, int]:
 
 def peak_rss_bytes() -> int:
     """Return the peak resident memory of this process since the last reset."""
-    with suppress(OSError, ValueError):
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        for line in status.splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    import resource
-
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return 1024 * next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
+    )
 
 
 VOCABULARY = 512
@@ -262,12 +259,6 @@ def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int
     if settings.lora_rank:
         _add_adapters(model, settings.lora_rank)
     return model.to(device), vocabulary
-
-
-def logits_of(output: Any) -> torch.Tensor:
-    """Return the scores of the next token, from our decoder or a model of transformers."""
-    scores: torch.Tensor = output.logits if hasattr(output, "logits") else output
-    return scores
 
 
 def _decoder(layers: int, width: int, length: int) -> nn.Module:

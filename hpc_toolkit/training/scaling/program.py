@@ -7,10 +7,8 @@ prints them on stdout, so that the log of a pod contains them. A monitor samples
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import platform
 import shlex
 import signal
 import sys
@@ -22,13 +20,20 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, ConfigError, HpcToolkitError
-from hpc_toolkit.rundir import files
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.training import distributed
 from hpc_toolkit.training.monitor import Recording, read_recordings, summarise, watching
 from hpc_toolkit.training.scaling.measurement import measure
-from hpc_toolkit.training.scaling.records import DIRECTORY, FORMAT, KIND, identity, read_records
+from hpc_toolkit.training.scaling.recorder import job, machine
+from hpc_toolkit.training.scaling.records import (
+    DIRECTORY,
+    FORMAT,
+    KIND,
+    identity,
+    read_records,
+    write_record,
+)
 from hpc_toolkit.training.scaling.settings import (
     OPTIONS,
     Settings,
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.records import Record
     from hpc_toolkit.training.scaling.settings import Case
 
+MODULE = "hpc_toolkit.training.scaling.program"
 INTERVAL_S = 0.5
 
 
@@ -129,9 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path | None, str]:
     """Return settings, variations, records' directory and cluster. Raises ConfigError."""
-    parser = argparse.ArgumentParser(
-        prog="hpc_toolkit.training.scaling.program", allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(prog=MODULE, allow_abbrev=False)
     for option, one in zip(OPTIONS, fields(Settings), strict=True):
         if not option.metavar:
             parser.add_argument(option.spelling, action="store_true", dest=one.name)
@@ -152,16 +156,10 @@ def place(cluster: str, environ: Mapping[str, str]) -> dict[str, str]:
 
     Outside a job only ``cluster`` counts: a laptop may be set up to render jobs for a cluster.
     """
-    job = environ.get("SLURM_JOB_ID", "")
-    if job and not cluster:
+    if environ.get("SLURM_JOB_ID") and not cluster:
         with suppress(HpcToolkitError):
             cluster = cluster_name(None)
-    found = {
-        "cluster": cluster,
-        "partition": environ.get("SLURM_JOB_PARTITION", ""),
-        "job": job,
-    }
-    return {key: value for key, value in found.items() if value}
+    return job(cluster, environ)
 
 
 def cluster_name(option: str | None) -> str:
@@ -188,8 +186,9 @@ def _measure_all(
     chosen = cases(settings, variations)
     for case in chosen:
         case.settings.batch_per_rank(size)
-    if directory is not None and rank == 0:
-        (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
+    path = directory / DIRECTORY / f"world-{size}.jsonl" if directory is not None else None
+    if path is not None and rank == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
     # Read the load before the ranks themselves add to it.
     load = os.getloadavg()[0]
     asked_to_leave: list[int] = []
@@ -213,7 +212,10 @@ def _measure_all(
                         return distributed.TRY_AGAIN
                     record |= _measured(case.settings, info, samples)
                     if info.is_main:
-                        _write(record, directory)
+                        made = collect_provenance(())
+                        record |= {"commit": made["git_commit"], "hpctk": made["hpctk"]}
+                        words = [sys.executable, "-m", MODULE, *sys.argv[1:]]
+                        write_record({**record, "command": shlex.join(words)}, path)
     return 0
 
 
@@ -242,13 +244,10 @@ def _blank(case: Case, repeat: int, info: DistributedInfo) -> Record:
         "variation": case.variation,
         "settings": asdict(case.settings),
         "machine": {
-            "host": host_name(),
-            "device": torch.cuda.get_device_name(info.device) if cuda else "cpu",
-            "cpus": len(os.sched_getaffinity(0)),
+            **machine(torch.cuda.get_device_name(info.device) if cuda else "cpu"),
             "threads": torch.get_num_threads(),
             "backend": info.backend or "none",
             "torch": torch.__version__,
-            "python": platform.python_version(),
         },
     }
 
@@ -261,28 +260,6 @@ def _agreed(info: DistributedInfo, word: bool) -> bool:
     import torch
 
     return bool(distributed.all_reduce(torch.tensor(float(word), device=info.device)).item())
-
-
-def _write(record: Record, directory: Path | None) -> None:
-    made = collect_provenance(())
-    record["commit"], record["hpctk"] = made["git_commit"], made["hpctk"]
-    record["command"] = shlex.join(
-        [sys.executable, "-m", "hpc_toolkit.training.scaling.program", *sys.argv[1:]]
-    )
-    line = json.dumps(record, allow_nan=False).encode() + b"\n"
-    if directory is None:
-        sys.stdout.write(line.decode())
-        sys.stdout.flush()
-        return
-    path = directory / DIRECTORY / f"world-{record['world_size']}.jsonl"
-    fd = files.open_or_create(path, os.O_RDWR | os.O_APPEND)
-    try:
-        size = os.fstat(fd).st_size
-        # A killed rank may have left an incomplete last line, which would absorb this one.
-        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        files.write_all(fd, b"\n" * torn + line)
-    finally:
-        os.close(fd)
 
 
 if __name__ == "__main__":

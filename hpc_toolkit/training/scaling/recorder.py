@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
@@ -25,10 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.ranks import host_name
-from hpc_toolkit.training.scaling.records import FORMAT, KIND, Record, is_number, objects_in
+from hpc_toolkit.training.scaling.records import (
+    FORMAT,
+    KIND,
+    Record,
+    is_number,
+    write_record,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 RECORDS = "HPCTK_SCALING_RECORDS"
 """Variable with the file to which a measurement is appended; without it, it is printed."""
@@ -100,94 +105,62 @@ class Recorder:
         times = [after - before for before, after in pairwise(counted)]
         samples = self._batch * self._world_size if self._weak else self._batch
         rate = samples * len(times) / (counted[-1] - counted[0])
-        p90 = quantiles(times, n=10)[-1] if len(times) > 1 else times[0]
-        record = blank(self._world_size, weak=self._weak, batch=self._batch) | {
+        torch = sys.modules.get("torch")
+        cuda = torch is not None and torch.cuda.is_available()
+        local = int(os.environ.get("LOCAL_WORLD_SIZE") or self._world_size)
+        record = {
+            "kind": KIND,
+            "format": FORMAT,
+            "world_size": self._world_size,
+            "nodes": max(1, self._world_size // local),
+            "repeat": int(os.environ.get(REPEAT) or 0),
+            "variation": {},
+            "settings": {
+                "model": Path(sys.argv[0]).name,
+                "arguments": shlex.join(sys.argv[1:]),
+                "weak": self._weak,
+                "batch_size": self._batch,
+            },
+            "shares": {},
+            "communication": {},
+            "memory": {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
+            "machine": {
+                **machine(torch.cuda.get_device_name() if torch is not None and cuda else "cpu"),
+                **job(os.environ.get(CLUSTER, "")),
+            },
+            "at": time.time(),
             "samples_per_s": rate,
             "tokens_per_s": rate * self._tokens,
-            "step_s": {"median": median(times), "p90": p90},
+            "step_s": {
+                "median": median(times),
+                "p90": quantiles(times, n=10)[-1] if len(times) > 1 else times[0],
+            },
             "loss": self._loss,
             **self._parameters,
         }
-        write(record)
+        path = os.environ.get(RECORDS)
+        write_record(record, Path(path) if path else None)
         return record
 
 
-def blank(world_size: int, *, weak: bool, batch: int | None = None) -> Record:
-    """A record without numbers of its own, of this process and machine."""
-    torch = sys.modules.get("torch")
-    cuda = torch is not None and torch.cuda.is_available()
+def machine(device: str) -> dict[str, Any]:
+    """Return what a record says of this host; ``device`` is ``cpu``, or the GPU's name."""
     return {
-        "kind": KIND,
-        "format": FORMAT,
-        "world_size": world_size,
-        "nodes": max(1, world_size // int(os.environ.get("LOCAL_WORLD_SIZE") or world_size)),
-        "repeat": int(os.environ.get(REPEAT) or 0),
-        "variation": {},
-        "settings": {
-            "model": Path(sys.argv[0]).name,
-            "arguments": shlex.join(sys.argv[1:]),
-            "weak": weak,
-            "batch_size": batch,
-        },
-        "shares": {},
-        "communication": {},
-        "memory": {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
-        "machine": {
-            "host": host_name(),
-            "device": torch.cuda.get_device_name() if torch is not None and cuda else "cpu",
-            "cpus": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-            **_job(os.environ),
-        },
-        "at": time.time(),
+        "host": host_name(),
+        "device": device,
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
     }
 
 
-def _job(environ: Mapping[str, str]) -> dict[str, str]:
+def job(cluster: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the cluster, partition and job of this process, as far as known."""
-    names = {"cluster": CLUSTER, "partition": "SLURM_JOB_PARTITION", "job": "SLURM_JOB_ID"}
-    return {key: environ[name] for key, name in names.items() if environ.get(name)}
-
-
-def write(record: Mapping[str, Any]) -> None:
-    line = json.dumps(record, allow_nan=False) + "\n"
-    if not (path := os.environ.get(RECORDS)):
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        return
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(line)
-
-
-def printed(
-    text: str, world_size: int, *, weak: bool, name: str, arguments: Sequence[str]
-) -> Record | None:
-    """A record from the last line of a log that has ``samples_per_s``; None without one.
-
-    So a training that prints its speed as JSON needs no recorder.
-    """
-    found = None
-    for _, line in objects_in(text, "", "samples_per_s"):
-        if _is_positive(line["samples_per_s"]):
-            found = line
-    if found is None:
-        return None
-    tokens = found.get("tokens_per_s")
-    record = blank(world_size, weak=weak)
-    record["settings"] |= {"model": name, "arguments": shlex.join(arguments)}
-    record["memory"] = {}  # this process is not one of the ranks
-    rate = found["samples_per_s"]
-    return record | {
-        "samples_per_s": rate,
-        "tokens_per_s": tokens if _is_positive(tokens) else rate,
-        "step_s": {},
-        "loss": loss if is_number(loss := found.get("loss")) else None,
-        "trained_parameters": count if type(count := found.get("trained_parameters")) is int else 0,
+    found = {
+        "cluster": cluster,
+        "partition": environ.get("SLURM_JOB_PARTITION", ""),
+        "job": environ.get("SLURM_JOB_ID", ""),
     }
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and is_number(value) and value > 1e-100
+    return {key: value for key, value in found.items() if value}
 
 
 def _wait_for_gpu() -> None:

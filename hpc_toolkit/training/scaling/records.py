@@ -7,20 +7,21 @@ machine and the code. docs/how-to/scaling.md describes the format.
 from __future__ import annotations
 
 import json
-import re
+import os
 import sys
 from collections import defaultdict
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.scaling.series import Point, Series
 from hpc_toolkit.training.scaling.tables import read_csv, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -84,21 +85,18 @@ def records_in(text: str, where: str) -> Iterator[Record]:
         yield record
 
 
-def objects_in(text: str, kind: str, key: str = "kind") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and JSON object of each line that has one of this kind, prefixed or not.
-
-    With another ``key``, objects of any kind that have it.
-    """
+def objects_in(text: str, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and JSON object of each line that has one of this kind, prefixed or not."""
     decoder = json.JSONDecoder()
     for number, line in enumerate(text.splitlines(), start=1):
-        start = line.find("{") if (kind or key) in line else -1
+        start = line.find("{") if kind in line else -1
         if start < 0:
             continue
         try:
             value, _ = decoder.raw_decode(line, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and key in value and kind in ("", value[key]):
+        if isinstance(value, dict) and value.get("kind") == kind:
             yield number, value
 
 
@@ -237,31 +235,50 @@ def _notes(records: list[Record]) -> Iterator[str]:
             yield f"measured on several {words}: {', '.join(found)}"
 
 
+def write_record(record: Record, path: Path | None) -> None:
+    """Append a record to a file; without one, print it."""
+    line = json.dumps(record, allow_nan=False).encode() + b"\n"
+    if path is None:
+        sys.stdout.write(line.decode())
+        sys.stdout.flush()
+        return
+    fd = files.open_or_create(path, os.O_RDWR | os.O_APPEND)
+    try:
+        size = os.fstat(fd).st_size
+        # A killed rank may have left an incomplete last line, which would absorb this one.
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        files.write_all(fd, b"\n" * torn + line)
+    finally:
+        os.close(fd)
+
+
 _LOGS = (".jsonl", ".log", ".txt")
 
-# Kubernetes names the pods of an Indexed Job JOB-INDEX-RANDOM; a file's name may have a prefix.
-_POD = re.compile(r"(?P<job>[a-z0-9][a-z0-9.-]*)-(?P<index>[0-9]{1,6})-[a-z0-9]{5}")
 
-
-def read_source(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    """Read the series of a directory or file, and notes on what was left out.
+def read_source(path: Path) -> tuple[Series, ...]:
+    """Read the series of a directory or file.
 
     A directory is from ``hpctk scaling run``, or contains logs. A file ends in .json, .csv,
     .jsonl, .log or .txt; ``-`` is a log on stdin. Raises ConfigError.
     """
     if str(path) == "-":
-        return _of_logs({Path("stdin"): sys.stdin.read()}, "stdin")
+        return _of_logs({"stdin": sys.stdin.read()}, "stdin")
     if path.is_dir():
-        return _read_directory(path)
-    if path.suffix in _LOGS:
-        return _read_logs([path], path)
+        if (path / DIRECTORY).is_dir():
+            if records := read_records(path):
+                return series_of(records)
+            message = f"{path}: nothing has been measured yet"
+            hint = "wait for the first measurement; logs/ contains the output of the ranks"
+            raise ConfigError(message, hint=hint)
+        logs = sorted(one for one in path.iterdir() if one.suffix in _LOGS)
+        return _of_logs({str(one): read_text(one) for one in logs}, str(path))
+    if path.suffix not in (".json", ".csv", *_LOGS):
+        message = f"{path}: unknown format {path.suffix!r}"
+        raise ConfigError(message, hint="a directory, or a .json, .csv, .jsonl, .log or .txt file")
     text = read_text(path)
-    if path.suffix == ".json":
-        return read_json(text, str(path)), ()
-    if path.suffix == ".csv":
-        return read_csv(text, str(path)), ()
-    message = f"{path}: unknown format {path.suffix!r}"
-    raise ConfigError(message, hint="a directory, or a .json, .csv, .jsonl, .log or .txt file")
+    if path.suffix in _LOGS:
+        return _of_logs({str(path): text}, str(path))
+    return (read_json if path.suffix == ".json" else read_csv)(text, str(path))
 
 
 def read_records(directory: Path) -> list[Record]:
@@ -282,39 +299,9 @@ def read_text(path: Path) -> str:
         raise ConfigError(message, hint="name a file, or the directory of a scaling run") from error
 
 
-def _read_directory(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    if not (path / DIRECTORY).is_dir():
-        return _read_logs(sorted(one for one in path.iterdir() if one.suffix in _LOGS), path)
-    if records := read_records(path):
-        return series_of(records), ()
-    message = f"{path}: nothing has been measured yet"
-    hint = "wait for the first measurement; logs/ contains the output of the ranks"
+def _of_logs(texts: Mapping[str, str], source: str) -> tuple[Series, ...]:
+    if found := [one for path, text in texts.items() for one in records_in(text, path)]:
+        return series_of(found)
+    message = f"{source}: no measurement in {counted(len(texts), 'file')}"
+    hint = "name the directory of a scaling run, or of logs ('kubectl logs POD > POD.log')"
     raise ConfigError(message, hint=hint)
-
-
-def _read_logs(paths: list[Path], source: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    return _of_logs({path: read_text(path) for path in paths}, str(source))
-
-
-def _of_logs(texts: Mapping[Path, str], source: str) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    found: list[Record] = []
-    notes: list[str] = []
-    for path, text in texts.items():
-        records = list(records_in(text, str(path)))
-        found += records
-        notes += [] if records else _silent(path, text)
-    if not found:
-        message = f"{source}: no measurement in {counted(len(texts), 'file')}"
-        hint = "name the directory of a scaling run, or of logs ('kubectl logs POD > POD.log')"
-        raise ConfigError("; ".join([message, *notes]), hint=hint)
-    return series_of(found), tuple(notes)
-
-
-def _silent(path: Path, text: str) -> Iterator[str]:
-    """Yield a note if the log is from the pod of rank 0, the only rank that prints records."""
-    pod = _POD.search(path.stem)
-    if pod is None or int(pod["index"]):
-        return
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = f"it ended with {lines[-1][:200]!r}" if lines else "it is empty"
-    yield f"{path.name} of {pod['job']} has no measurement: {last}"

@@ -131,10 +131,20 @@ def priced(
 
     Raises ConfigError if ``cluster`` cannot be loaded.
     """
-    site, why = _site(series, cluster)
-    series, of_price = _with_price(series, price_per_gpu_hour, site)
-    series, of_power = _with_power(series, site)
-    return replace(series, notes=(*series.notes, *(of_price or why), *of_power))
+    site, told = _site(series, cluster)
+    if price_per_gpu_hour is not None:
+        currency = series.currency or (site.currency if site is not None else "")
+        price = money(f"{price_per_gpu_hour:g}", currency)
+        told = [f"price: {price} per GPU-hour, by --price-per-gpu-hour"]
+        series = replace(series.at_price(price_per_gpu_hour, "world_size"), currency=currency)
+    elif site is not None and all(point.price_per_hour is None for point in series.points):
+        series, told = _with_price(series, site)
+    unknown = any("gpu_power_w" not in point.details for point in series.points)
+    if site is not None and site.watts_per_gpu is not None and series.device != "cpu" and unknown:
+        power = f"{site.watts_per_gpu:g} W per GPU where none was measured"
+        told.append(f"power: {power}, by {site.written('watts_per_gpu')}")
+        series = replace(series, watts_per_gpu=site.watts_per_gpu)
+    return replace(series, notes=(*series.notes, *told))
 
 
 def _site(series: Series, given: str | None) -> tuple[Cluster | None, list[str]]:
@@ -153,15 +163,7 @@ def _site(series: Series, given: str | None) -> tuple[Cluster | None, list[str]]
         return None, [f"no price: it was measured on {name}: {error.message}"]
 
 
-def _with_price(
-    series: Series, given: float | None, site: Cluster | None
-) -> tuple[Series, list[str]]:
-    if given is not None:
-        currency = series.currency or (site.currency if site is not None else "")
-        told = f"price: {money(f'{given:g}', currency)} per GPU-hour, by --price-per-gpu-hour"
-        return replace(series.at_price(given, "world_size"), currency=currency), [told]
-    if site is None or any(point.price_per_hour is not None for point in series.points):
-        return series, []
+def _with_price(series: Series, site: Cluster) -> tuple[Series, list[str]]:
     node = site.price_per_node_hour
     if series.device == "cpu":
         parts, unit = {"price_per_node_hour": node}, "node and hour"
@@ -193,13 +195,3 @@ def _elsewhere(series: Series, site: Cluster) -> list[str]:
     if series.device != "cpu" and kind.lower() not in series.device.lower():
         notes.append(f"it was measured on {series.device}, and the price is of GPUs {kind!r}")
     return notes
-
-
-def _with_power(series: Series, site: Cluster | None) -> tuple[Series, list[str]]:
-    if site is None or site.watts_per_gpu is None or series.device == "cpu":
-        return series, []
-    if all("gpu_power_w" in point.details for point in series.points):
-        return series, []
-    where = site.written("watts_per_gpu")
-    told = f"power: {site.watts_per_gpu:g} W per GPU where none was measured, by {where}"
-    return replace(series, watts_per_gpu=site.watts_per_gpu), [told]

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.tomltable import Choice, Key, convert, number_from, word, wrong
+from hpc_toolkit.system.tomltable import Choice, Key, convert, kept, number_from, word, wrong
 from hpc_toolkit.training.scaling.series import THOUSAND, Point, Series
 
 _UNITS = {"samples_per_s": 0, "seconds": 1, "hours": 3600}
@@ -70,55 +70,36 @@ def _parsed(text: str, where: str) -> float:
         raise wrong(where, text, "a number such as 12.5") from error
 
 
-def _number(value: object, where: str) -> float:
-    """Convert a number of at most 1e15: beyond it, or below 1e-15, results are infinite or 0."""
-    if type(value) not in (int, float):
-        raise wrong(where, value, "a number such as 12.5")
-    return float(_from_0(value, where))
-
-
-def _world_size(value: object, where: str) -> int:
-    number = _number(value, where)
-    if number != int(number) or number < 1:
-        raise wrong(where, value, "a whole number from 1")
-    return int(number)
-
-
-def _list(value: object, where: str) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    raise wrong(where, value, "a list")
-
-
-def _values(value: object, where: str) -> tuple[float, ...]:
-    if not _list(value, where):
-        raise wrong(where, value, "a list of one number or more")
-    return tuple(_above_0(_number(one, where), where) for one in _list(value, where))
-
-
-def _text(value: object, _where: str) -> str:
-    return str(value)
-
-
-_from_0 = number_from(0, 1e15, "0 or more, and at most 1e15")
-_above_0 = number_from(1e-15, 1e15, "above 0")
+# Beyond 1e15, or below 1e-15, results would be infinite or 0.
+_price = number_from(0, 1e15, "0 or more, and at most 1e15")
+_measured = number_from(1e-15, 1e15, "above 0, and at most 1e15")
+_list = kept(lambda value: isinstance(value, list), "a list")
 _POINT: dict[str, Key] = {
-    "world_size": ("world_size", _world_size),
-    "value": ("rates", lambda value, where: _values([value], where)),
-    "values": ("rates", _values),
-    "price_per_hour": ("price_per_hour", _number),
+    "world_size": (
+        "world_size",
+        kept(
+            lambda value: type(value) in (int, float) and 1 <= value < 1e9 and value % 1 == 0,
+            "a whole number from 1",
+        ),
+    ),
+    "value": ("rates", lambda value, where: [_measured(value, where)]),
+    "values": (
+        "rates",
+        lambda value, where: [_measured(one, where) for one in _list(value, where)],
+    ),
+    "price_per_hour": ("price_per_hour", _price),
 }
 _TABLE: dict[str, Key] = {
-    "name": ("name", _text),
+    "name": ("name", lambda value, _: str(value)),
     "unit": ("unit", Choice(tuple(_UNITS))),
-    "work": ("work", _text),
-    "samples": ("work_samples", _number),
+    "work": ("work", lambda value, _: str(value)),
+    "samples": ("work_samples", _measured),
     "law": ("law", Choice(("strong", "weak"))),
-    "price_per_gpu_hour": ("price_per_gpu_hour", _number),
+    "price_per_gpu_hour": ("price_per_gpu_hour", _price),
     "currency": ("currency", word),
     "points": ("points", _list),
     "notes": ("notes", _list),
-    "source": ("source", _text),
+    "source": ("source", lambda value, _: f"source: {value}"),
 }
 
 
@@ -136,25 +117,22 @@ def _series(table: object, where: str) -> Series:
     else:
         samples = given.get("work_samples") or float(THOUSAND)
         given |= {"work_samples": samples, "work_size": samples, "work": f"{samples:,.0f} samples"}
-    notes = [str(note) for note in given["notes"]]
-    notes += [f"source: {given.pop('source')}"] if "source" in given else []
+    source = [given.pop("source")] if "source" in given else []
+    notes = (*map(str, given["notes"]), *source)
     each = given.pop("price_per_gpu_hour", None)
     points = tuple(_point(one, unit_s, each, f"{where}, points") for one in given["points"])
-    return Series(**{**given, "points": points, "notes": tuple(notes)})
+    return Series(**{**given, "points": points, "notes": notes})
 
 
 def _point(point: object, unit_s: int, price_per_gpu_hour: float | None, where: str) -> Point:
     given = _fields(point, _POINT, where)
-    if "world_size" not in given:
-        message = f"{where}: world_size is missing"
-        raise ConfigError(message, hint="docs/how-to/scaling.md lists the keys")
     both = isinstance(point, dict) and {"value", "values"} <= point.keys()
-    if both or "rates" not in given:
-        problem = "value and values are both there" if both else "value is missing"
-        message = f"{where}, world size {given['world_size']}: {problem}"
-        raise ConfigError(message, hint="write one value, or a list of them, one for each repeat")
+    if both or "world_size" not in given or not given.get("rates"):
+        message = f"{where}: {point!r:.200} is not a world_size with one value, or a list of values"
+        raise ConfigError(message, hint="docs/how-to/scaling.md lists the keys")
+    size = int(given["world_size"])
     if unit_s:
-        given["rates"] = tuple(1 / (number * unit_s) for number in given["rates"])
+        given["rates"] = [1 / (number * unit_s) for number in given["rates"]]
     if price_per_gpu_hour is not None:
-        given.setdefault("price_per_hour", price_per_gpu_hour * given["world_size"])
-    return Point(**given)
+        given.setdefault("price_per_hour", price_per_gpu_hour * size)
+    return Point(**{**given, "world_size": size})

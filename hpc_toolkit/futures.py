@@ -9,25 +9,22 @@ import time
 import weakref
 from collections import Counter
 from concurrent import futures
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
+from hpc_toolkit import calls
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError, TryAgainLaterError
 from hpc_toolkit.queue.creation import segment_of
-from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.gather import rows_of_unit
-from hpc_toolkit.run import MAX_WORKERS, Run, create_run
+from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import is_local, list_names, writing
-from hpc_toolkit.rundir.layout import list_stage
-from hpc_toolkit.rundir.trust import refuse_untrusted
-from hpc_toolkit.worker import calls
 from hpc_toolkit.worker.apart import PoolApart
-from hpc_toolkit.worker.loading import new_manifest
+from hpc_toolkit.worker.calls import Calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -63,11 +60,13 @@ class Executor(futures.Executor):
     ...     list(executor.map(fmean, [[1, 2], [3, 5]]))
     [1.5, 4.0]
 
-    Functions must be importable by name, and arguments must be JSON; results are anything that
-    pickle takes, and come back as they were. The nth of several equal calls gets the nth result.
+    Functions, arguments, results and exceptions are anything that cloudpickle takes, and arrive as
+    they were. A call is the same if its function has the same code and its arguments are equal; of
+    several equal calls, the nth gets the nth result. A function whose code changed runs again.
 
-    Not promised: that a changed function runs again (use another directory), an order of calls,
-    that a call runs only once (one result counts), and latency: a second on a shared filesystem.
+    Not promised: that a change in an installed package, in a module that the function reaches only
+    through another one, or in what a method of an argument does is noticed; an order of calls;
+    that a call runs only once (one result counts); latency: a second on a shared filesystem.
     """
 
     _closing = False  # of the class: whether the interpreter ends
@@ -77,7 +76,9 @@ class Executor(futures.Executor):
         run: str | Path,
         workers: int | None = None,
         *,
-        seal: bool = True,
+        max_workers: int | None = None,
+        on_change: Literal["rerun", "keep", "error"] = "rerun",
+        seal: bool = False,
         max_attempts: int = 3,
         timeout_s: float | None = None,
         no_retry: str | None = None,
@@ -90,32 +91,33 @@ class Executor(futures.Executor):
             run: the directory of this script's calls; nodes with workers must see it.
             workers: worker processes on this machine; None or 0: workers are started elsewhere,
                 by ``hpctk work RUN`` in a job or :func:`hpc_toolkit.notebook.submit_workers`.
-            seal: let :meth:`shutdown` seal the run, so that workers elsewhere exit when all calls
-                are done; no call can be added afterwards.
+            max_workers: another name of ``workers``, which other executors have.
+            on_change: what happens to calls that are done if the code of their function changed
+                since: they run again; they keep their results; or :meth:`submit` raises.
+            seal: let :meth:`shutdown` seal the run, so that also workers which start later exit at
+                once; no call can be added afterwards. Without it, :meth:`shutdown` asks the
+                workers that live to exit if all calls are done.
             max_attempts, timeout_s, no_retry, max_failures, items_per_claim: of calls, as
                 :meth:`hpc_toolkit.Run.create` has them of items.
 
         Raises ConfigError: an argument is not valid, or the run was created with others; RunError:
         the directory is something else, or others could change what it executes.
         """
-        if calls.Calls.importing:
+        if Calls.importing:
             # A call that fails shows no hint of its cause.
             what = f"{run}: a worker imports this script, which creates the executor again"
             raise RunError(f"{what}; put what it does below if __name__ == '__main__':")
-        if (workers or 0) not in range(MAX_WORKERS + 1):
-            message = f"workers must be 0 to {MAX_WORKERS}, got {workers!r}"
-            raise ConfigError(message, hint="use one per core, or one per GPU")
-        self._workers = int(workers or 0)
+        self._workers = calls.number_of(workers, max_workers)
         settings = {"max_attempts": max_attempts, "timeout_s": timeout_s, "no_retry": no_retry}
         settings |= {"max_failures": max_failures, "items_per_claim": items_per_claim}
-        self.run = _open_run(Path(run), **settings)
+        self.run = calls.open_run(Path(run), **settings)
         """The run with the calls, for ``status()``, ``results()`` and ``retry()``."""
         # Views serve one thread; the current directory may change.
         own = Run(self.run.root.absolute(), self.run.manifest)
         self._view, self._seal = own.view, seal
-        self._stage = self._view.stages[own.manifest.stages[0].name]
-        self._path = self._stage.spec.workload.path
-        self._recorded = {canonical(row["item"]): row for row in own.table(partial=True)}
+        (self._stage,) = own.view.stages.values()
+        self._caller = calls.Caller(own.paths.calls)
+        self._recorded = calls.Recorded(own, on_change, self.run.root)
         self._places: dict[bytes, tuple[str, int]] = {}
         self._entries = 0
         self._find_places(only=self._stage.state.open)
@@ -129,7 +131,8 @@ class Executor(futures.Executor):
         self._waiting: dict[str, dict[int, _Call]] = {}
         self._sealing = self._stopping = self._noted = self._lost = False
         self._error: HpcToolkitError | None = None
-        self._window_s, self._look_at, self._since = _WINDOW_S, 0.0, 0.0
+        self._window_s = _WINDOW_S
+        self._look_at = self._since = 0.0
         self._pool = PoolApart(own.root, self._workers)
         self._idle, self._wanted = True, SimpleQueue[Executor | None]()
         self._thread = threading.Thread(target=_serve, args=(self._wanted, self._pool), daemon=True)
@@ -143,8 +146,9 @@ class Executor(futures.Executor):
         Calls that are submitted within a moment are written together. A future can be cancelled
         until its call is written, after about 10 ms. Then any worker may claim it, so it runs.
 
-        Raises ConfigError: workers cannot import the function, or an argument is not JSON;
-        RunError: the run is sealed and does not have this call; RuntimeError: after shutdown.
+        Raises ConfigError: the function or an argument cannot be pickled, or the function changed
+        and ``on_change="error"``; RunError: the run is sealed and does not have this call, or
+        cannot be written; RuntimeError: after shutdown.
         """
         future: futures.Future[T] = futures.Future()
         with self._changed:
@@ -154,16 +158,23 @@ class Executor(futures.Executor):
                 message = "cannot schedule new futures after shutdown, or in a forked process"
                 raise RuntimeError(message)
             function, given, named = calls.unfold(fn, args, kwargs)
-            item = calls.item_of(calls.name_of(function, self._path), given, named)
-            key = canonical(item)
+            made = self._caller.call(function, given, named)
+            item = made.item
+            key = self._recorded.key(item)
             if repeat := self._repeats[key]:
                 item["repeat"] = repeat
-            call = _Call(canonical(item) if repeat else key, item, future)
-            row = self._recorded.get(call.key)
-            if row is None and self._stage.log.sealed and call.key not in self._places:
+            call = _Call(self._recorded.key(item) if repeat else key, item, future)
+            row = self._recorded.rows.get(call.key)
+            is_new = row is None and call.key not in self._places
+            if is_new:
+                self._recorded.notice(made)
+            if is_new and self._stage.log.sealed:
                 message = f"{self.run.root} is sealed, and does not have {calls.shown(item)}"
                 hint = "use another directory; with seal=False a run stays open for more calls"
                 raise RunError(message, hint=hint)
+            if is_new and made.parts:
+                with writing(self.run.root):
+                    self._caller.store(made)
             self._repeats[key] += 1
             if row is None:
                 self._buffer.append(call)
@@ -237,6 +248,8 @@ class Executor(futures.Executor):
         finally:
             if not more:
                 self._give_up()
+                if self._error is None and not (self._stopping or self._stage.log.sealed):
+                    self._dismiss()
                 self._pool.end(complete=self._stage.complete)
         return more
 
@@ -274,6 +287,7 @@ class Executor(futures.Executor):
             self._stage.poll_log()
             self._find_places()
             new = [call.item for call in added if call.key not in self._places]
+            self._caller.sync()
             if not new or self._stage.log.add_segment(segment_of(new, self._stage.spec)):
                 break
         self._stage.poll_log()
@@ -293,7 +307,7 @@ class Executor(futures.Executor):
                     if only is None or unit.name in only:
                         items = unit_items(self._stage, unit)
                         for position, item in zip(unit.items, items, strict=True):
-                            self._places[canonical(item)] = unit.name, position
+                            self._places[self._recorded.key(item)] = unit.name, position
         self._entries = self._stage.log.length
 
     def _look(self) -> None:
@@ -328,6 +342,13 @@ class Executor(futures.Executor):
             root = self.run.root
             start = f"'hpctk work {root}' or 'hpctk submit --run {root}'"
             sys.stderr.write(f"note: {root} waits for workers; start them with {start}\n")
+
+    def _dismiss(self) -> None:
+        """Ask workers to exit if all calls are done: they would wait for more, and hold nodes."""
+        states = self._stage.state.units
+        if not any(self._stage.state.pending(name) for name in states):
+            with suppress(HpcToolkitError, OSError):
+                Run(self._view.paths.root, self.run.manifest).drain()
 
     def _give_up(self) -> None:
         """End the futures that are not done."""
@@ -376,23 +397,3 @@ def _renew_locks() -> None:
 
 threading._register_atexit(_write_all)  # type: ignore[attr-defined] # before threads end
 os.register_at_fork(after_in_child=_renew_locks)
-
-
-def _open_run(root: Path, **settings: Any) -> Run:
-    """Open the run of an executor, or create it."""
-    stage = list_stage(workload=calls.WORKLOAD, **settings)
-    stage = replace(stage, workload=replace(stage.workload, path=calls.code_path()))
-    if not root.exists():
-        manifest = new_manifest(root, stage)
-        manifest.provenance["argv"] = sys.argv
-        try:
-            return create_run(root, manifest, {}, sealed=False)
-        except RunError:
-            if not root.exists():
-                raise  # else another process was faster
-    run = Run.open(root)
-    refuse_untrusted(root)
-    if changed := run.manifest.stages[0].differences(stage):
-        message = f"{root} was created with other {' and '.join(changed)}"
-        raise ConfigError(message, hint="use another directory, or the arguments of its creation")
-    return run

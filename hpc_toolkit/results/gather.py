@@ -16,6 +16,7 @@ from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.published import PublishedTable, without_at
 from hpc_toolkit.results.tables import Row, Table
 from hpc_toolkit.rundir.journal import CRC_LENGTH, is_whole, read_spans
+from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.system.jsonlines import (
     decode,
     decode_each,
@@ -124,6 +125,8 @@ def _refuse_incomplete(view: RunView, stage: StageView) -> None:
         for position in stage.state.pending(name):
             found[unit.entry, position] = items[position - unit.first]
     pending = [found[key] for key in _given(stage, found)]
+    if not pending and stage.spec.workload.function == CALLS:
+        return  # later calls of the script are other items
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
     have = "has" if len(pending) == 1 else "have"
     left = counted(len(pending), "item")
@@ -247,9 +250,14 @@ def encode_rows(
     )
     rows = dict(zip(positions, map(mod, forms, columns), strict=True))
     for record in records:
-        if isinstance(types := record.get("types"), dict):
-            row = rows[record["item"]][:-2]  # without the brace
-            rows[record["item"]] = b'%b,"types":%b}\n' % (row, encode(types).encode())
+        for name, kind in (("types", dict), ("exception", list)):
+            if isinstance(more := record.get(name), kind):
+                row = rows[record["item"]][:-2]  # without the brace
+                rows[record["item"]] = b'%b,"%b":%b}\n' % (
+                    row,
+                    name.encode(),
+                    encode(more).encode(),
+                )
     return rows
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker.pausing import pause_reason
@@ -182,6 +183,8 @@ def _waiting(
     finished = any(counts.total for counts in stages.values())
     state = "all items added so far are finished" if finished else "no item was added yet"
     add = f"'hpctk add {run} --items FILE' adds items, 'hpctk add {run} --seal' ends it"
+    if any(stage.spec.workload.function == CALLS for stage in view.stages.values()):
+        add = "its script may add calls"
     return OPEN, f"{state}, the list is open: {add}"
 
 

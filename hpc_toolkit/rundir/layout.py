@@ -60,6 +60,8 @@ class RunPaths:
         """The default file of 'hpctk report'; a campaign writes it when it ends."""
         self.code = root / "code"
         """Copies of the files that each stage executes; absent without --copy-code."""
+        self.calls = root / "calls"
+        """Functions and arguments of an executor's calls that JSON does not have; or absent."""
         self.bandit = root / "bandit"
         self.trials = self.bandit / "trials.jsonl"
 
@@ -93,6 +95,8 @@ class RunPaths:
             self.stage(name).make()
 
 
+CALLS = "hpc_toolkit.worker.calls:Calls"
+"""The workload of an executor's run, whose functions are not known when the run is created."""
 BY_NAME, BY_ITEM = "keys", "item"
 """How a function is called: with the keys of the item by name, or with the item."""
 

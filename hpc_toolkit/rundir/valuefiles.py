@@ -8,16 +8,21 @@ Only :meth:`Values.restored` unpickles, and only in a run whose code this user m
 
 from __future__ import annotations
 
-import io
 import os
-import sys
-from contextlib import suppress
-from functools import cache
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 from zlib import crc32
 
-from hpc_toolkit.errors import PermanentError, RunError, describe
+from hpc_toolkit.errors import RunError, describe
 from hpc_toolkit.rundir.files import sync_directory, write_all
+from hpc_toolkit.rundir.pickles import (
+    UnrestoredError,
+    UnstorableError,
+    dumps,
+    exception_bytes,
+    loads,
+    refusal,
+)
 from hpc_toolkit.rundir.trust import refuse_untrusted, shared
 from hpc_toolkit.rundir.values import Forms, Types, described, made, not_finite, restore, steps
 from hpc_toolkit.system.jsonlines import encode
@@ -30,13 +35,7 @@ if TYPE_CHECKING:
 
 _MOST_TYPES = 1000
 """Most typed places of one value; with more, a pickle of the whole value takes less room."""
-_MOST_PARTS = 8
-"""Levels of attributes that are searched for a part that cannot be pickled."""
 _CHUNK = 1 << 20
-
-
-class UnstorableError(PermanentError):
-    """A result cannot be stored in any form; its item fails and is not retried."""
 
 
 class Encoded:
@@ -76,14 +75,36 @@ class Encoded:
         OSError: the file cannot be written.
         """
         if self._parts and path is not None:
-            fd = shared(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), path)
-            try:
+            with _appending(path) as fd:
                 for place, content in self._parts:
                     self.types[place][1:4] = _append(fd, content)
-            finally:
-                os.close(fd)
         types = f'"types":{encode(self.types)},' if self.types else ""
         return f'{types}"value":{encode(self.natural)}', bool(self._parts)
+
+
+def exception_field(error: BaseException, trace: str, path: str) -> str:
+    """Append an exception and its traceback; the field of the journal line, or "".
+
+    The file must be synced before the line is written. Raises OSError: it cannot be written; other
+    exceptions: this one cannot be pickled.
+    """
+    data = exception_bytes(error, trace)
+    return f',"exception":{encode(["pickle", *stored(path, data)])}' if data else ""
+
+
+def stored(path: str | Path, content: Any) -> list[Any]:
+    """Append bytes or an array to a value file; its offset, length and checksum there."""
+    with _appending(path) as fd:
+        return [*_append(fd, content)]
+
+
+@contextmanager
+def _appending(path: str | Path) -> Iterator[int]:
+    fd = shared(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class _Output:
@@ -133,65 +154,12 @@ class ValueFile:
 def _pickled(value: Any, place: str) -> bytes:
     """Raises UnstorableError: a part of the value cannot be pickled; the message names it."""
     try:
-        return _dumps(value)
+        return dumps(value)
     except MemoryError:  # which another attempt may have
         raise
     except Exception:  # noqa: BLE001 - of methods of the user
         where = "value" + "".join(f"[{int(s) if s.isdecimal() else s!r}]" for s in steps(place))
-        raise _refusal(value, where) from None
-
-
-@cache
-def _pickler() -> Any:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without types
-        """Moves tensors to the CPU: the process that reads them may have no GPU."""
-
-        def reducer_override(self, part: Any) -> Any:
-            torch = sys.modules.get("torch")
-            if torch is not None and isinstance(part, torch.Tensor) and part.device.type != "cpu":
-                there = part.detach().cpu()
-                if isinstance(part, torch.nn.Parameter):
-                    there = torch.nn.Parameter(there, part.requires_grad)
-                return there.__reduce_ex__(4)
-            return super().reducer_override(part)
-
-    return Pickler
-
-
-def _dumps(value: Any) -> bytes:
-    out = io.BytesIO()
-    _pickler()(out).dump(value)
-    return out.getvalue()
-
-
-def _refusal(value: Any, where: str, depth: int = 0) -> UnstorableError:
-    """The error that names the innermost part of an object that cannot be pickled."""
-    try:
-        _dumps(value)
-        what = "could not be stored at first, and then it could"
-    except Exception as error:  # noqa: BLE001 - of methods of the user
-        what = f"cannot be stored: {describe(error)}"
-    if "recursion" in what:
-        return UnstorableError(f"{where} is nested too deeply to be stored")
-    with suppress(Exception):  # of methods of the user
-        for name, part in _parts_of(value, where) if depth < _MOST_PARTS else ():
-            try:
-                _dumps(part)
-            except Exception:  # noqa: BLE001 - of methods of the user
-                return _refusal(part, name, depth + 1)
-    hint = "leave it out of the result, or give its class a __getstate__ that does"
-    return UnstorableError(f"{where} is a {type(value).__name__}, which {what}", hint=hint)
-
-
-def _parts_of(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f"{where}[{key!r:.40}]", one) for key, one in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((f"{where}[{at}]", one) for at, one in enumerate(value))
-    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
-        yield from ((f"{where}.{name}", one) for name, one in vars(value).items())
+        raise refusal(value, where) from None
 
 
 class Values:
@@ -242,26 +210,46 @@ class Values:
             return made(["array", dtype, tag[2]], form)
         return form
 
+    def exception(self, row: dict[str, Any]) -> tuple[BaseException, str]:
+        """The exception of a failed call, and its traceback.
+
+        Raises UnrestoredError: it cannot be made again here; RunError as :meth:`restored` does.
+        """
+        try:
+            error, trace = self._stored(row, row["exception"])
+        except RunError:
+            raise
+        except Exception as another:  # also of code that unpickling runs
+            raise UnrestoredError(
+                f"the exception cannot be restored: {describe(another)}"
+            ) from None
+        return error, trace
+
     def _stored(self, row: dict[str, Any], tag: Any, *, plain: bool = False) -> Any:
         """What a value file has; ``plain``: tensors as arrays."""
-        kind, start, length, total, *dtype = tag
-        if kind == "pickle" and not self._trusted:
+        if tag[0] == "pickle" and not self._trusted:
             refuse_untrusted(self._paths.root)
             self._trusted = True
-        path = self._paths.values(row["worker"])
-        try:
-            with path.open("rb") as file:
-                _check(file, start, length, total)
-                file.seek(start)
-                content = _array(file) if kind in ("npy", "torch") else file.read(length)
-        except (OSError, EOFError) as error:
-            message = f"{path} does not have bytes {start} to {start + length} of a result: {error}"
-            raise RunError(message, hint="try again in a minute; else restore the file") from error
-        if kind == "pickle":
-            import pickle  # noqa: TID251 - of a run that is trusted
+        return read_part(self._paths.values(row["worker"]), tag, plain=plain, own=True)
 
-            return pickle.loads(content)  # noqa: S301 - see above
-        return _tensor(content, dtype[0], plain=plain) if dtype else content
+
+def read_part(path: Path, tag: Any, *, plain: bool = False, own: bool = False) -> Any:
+    """What ``tag`` names in a value file, which is unpickled: the run must be trusted.
+
+    ``plain``: tensors as arrays; ``own``: see :func:`loads`. Raises RunError: the file is damaged.
+    """
+    kind, start, length, total, *dtype = tag
+    try:
+        with path.open("rb") as file:
+            _check(file, start, length, total)
+            file.seek(start)
+            content = _array(file) if kind in ("npy", "torch") else file.read(length)
+    except (OSError, EOFError) as error:
+        message = f"{path} does not have bytes {start} to {start + length} of a value: {error}"
+        raise RunError(message, hint="try again in a minute; else restore the file") from error
+    if kind == "pickle":
+        return loads(content, own=own)
+    return _tensor(content, dtype[0], plain=plain) if dtype else content
 
 
 def _check(file: BinaryIO, start: int, length: int, total: str) -> None:

@@ -98,8 +98,7 @@ class Forms:
             self._types[place] = ["dict", [*value]]
             value = named
         return {
-            key: self.form(one, f"{place}/{key.replace('~', '~0').replace('/', '~1')}", depth + 1)
-            for key, one in value.items()
+            key: self.form(one, f"{place}{pointer(key)}", depth + 1) for key, one in value.items()
         }
 
     def _bytes(self, value: bytes, place: str, _depth: int) -> Any:
@@ -257,6 +256,11 @@ def restore(value: Any, types: Types, stored: Callable[[Any], Any]) -> Any:
         tag = types[place]
         parent[at] = stored(tag) if tag[0] in STORED else made(tag, parent[at])
     return holder[0]
+
+
+def pointer(key: str) -> str:
+    """A step of a JSON Pointer."""
+    return f"/{key.replace('~', '~0').replace('/', '~1')}"
 
 
 def steps(place: str) -> list[str]:

@@ -107,6 +107,8 @@ class Report:
         self._positions = request["positions"]
         self._send, self._stop, self._log = send, stop, log or Log(1)
         self._values: str | None = request.get("values")
+        self.keeps_exceptions = False
+        """Whether failures are recorded with their exceptions, beside their texts."""
         self._deadline: float | None = request["deadline"]
         self._final = frozenset(request.get("no_retry", ()))
         """Names of exceptions that fail an item for good."""
@@ -151,7 +153,8 @@ class Report:
 
     def _other_result(self, value: Any) -> None:
         """Report a result that JSON alone does not keep."""
-        from hpc_toolkit.rundir.valuefiles import Encoded, UnstorableError
+        from hpc_toolkit.rundir.pickles import UnstorableError
+        from hpc_toolkit.rundir.valuefiles import Encoded
 
         try:
             fields, grown = Encoded(value).line(self._values)
@@ -183,6 +186,11 @@ class Report:
                 "traceback": shortened(trace),
             }
         )[1:-1]
+        if self.keeps_exceptions and self._values and not interrupted:
+            from hpc_toolkit.rundir.valuefiles import exception_field
+
+            with suppress(Exception):  # it cannot be pickled, or a full disk takes no more
+                fields += exception_field(error, trace, self._values)
         if permanent:
             self._report(PERMANENT, "permanent", fields)
         else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.rundir.files import write_new
+from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
     from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
-
-CALLS = "hpc_toolkit.worker.calls:Calls"
-"""The workload of an executor's run, whose functions are not known when the run is created."""
 
 _MOST_FILES = 1000
 _MOST_COPIED = 1 << 28
@@ -54,7 +52,8 @@ def executed(
         message = f"the code of stage {stage.name!r}{which} changed since init: {named}"
         if changed and strict:
             raise WorkloadError(message, hint="create a new run, or leave out --strict-code")
-        if changed and message not in _reported:
+        # Of calls, the executor says which run again.
+        if changed and work.function != CALLS and message not in _reported:
             _reported.add(message)
             note(message, "warning")
         if place is not None:
@@ -64,6 +63,7 @@ def executed(
                 work = replace(work, command=_with_copies(work.command, words))
         if work.function == CALLS:
             work = replace(work, argv=argv or tuple(origin.get("argv", ())))
+            work = replace(work, options={"root": str(paths.root.absolute())})
         made[stage.name] = replace(stage, workload=work)
     return made
 
@@ -172,7 +172,7 @@ def _files_of(spec: WorkloadSpec) -> dict[str, list[Any]]:
         loaded = [(name, getattr(one, "__file__", None)) for name, one in [*sys.modules.items()]]
         names = [name for name, file in loaded if file and os.path.dirname(file) in spec.path]
         found = _imported(spec.path, [*names, *_imports(main, "")])
-        if main.endswith(".py") and os.path.isfile(main) and not _is_installed(main):
+        if main.endswith(".py") and os.path.isfile(main) and not is_installed(main):
             found[os.path.basename(main)] = main
     elif spec.function is not None:
         found = _imported(spec.path, [spec.function.partition(":")[0]])
@@ -192,7 +192,7 @@ def _is_script(word: str) -> bool:
     return word.endswith(_SCRIPTS) or os.access(word, os.X_OK)
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     packages = {"site-packages", "dist-packages"}
     return file.startswith(_INSTALLED) or not packages.isdisjoint(Path(file).parts)
 
@@ -211,7 +211,7 @@ def _imported(path: tuple[str, ...], names: Iterable[str]) -> dict[str, str]:
         todo += filter(None, [parent])
         spec = _find(name, path, known)
         file = spec.origin or "" if spec is not None else ""
-        if spec is not None and os.path.isfile(file) and not _is_installed(file):
+        if spec is not None and os.path.isfile(file) and not is_installed(file):
             package = name if spec.submodule_search_locations is not None else parent
             found[os.path.join(package.replace(".", "/"), os.path.basename(file))] = file
             todo += _imports(file, package)

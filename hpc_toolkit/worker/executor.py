@@ -254,6 +254,7 @@ class _Child:
             self._send(BROKEN, said.encode(errors="backslashreplace"))
             return
         self._report = report = Report(request, self._send, self._stop, self._log)
+        report.keeps_exceptions = getattr(self._workload, "keeps_exceptions", False) is True
         self._most = spec.max_items_per_process or math.inf
         self._recycle_at = math.inf if spec.recycle_at_mib is None else spec.recycle_at_mib << 20
         self._least = self._most if spec.recycle_at_mib is None else 1
@@ -270,9 +271,8 @@ class _Child:
                 self._prefetch.name(self._workload, wanted, loads=group)
                 if self._load(spec, group, span):
                     self._run_span(span)
-            left = report.index < len(self._items)
             worn = WORN if self._is_worn and not report.over else "stopped"
-            how = FAILING if report.failing else worn if left else ""
+            how = FAILING if report.failing else worn if report.index < len(self._items) else ""
             self._send(END, how.encode())
         except CommandInterruptedError:
             self._send(END, b"interrupted")

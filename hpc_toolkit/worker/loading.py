@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT
-from hpc_toolkit.rundir.layout import BY_NAME, Manifest, parse_manifest
+from hpc_toolkit.rundir.layout import BY_NAME, CALLS, Manifest, parse_manifest
 from hpc_toolkit.system.imports import OF_USER
-from hpc_toolkit.worker.code import CALLS, code_file, collect_provenance
+from hpc_toolkit.worker.code import code_file, collect_provenance
 from hpc_toolkit.worker.pausing import parse_max_failures
 
 if TYPE_CHECKING:

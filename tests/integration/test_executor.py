@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,7 +186,7 @@ REFUSED = "cannot schedule new futures after shutdown, or in a forked process\n"
     ("end", "code", "sealed"),
     [
         ("pass", 0, False),
-        ("executor.shutdown(wait=False)", 0, True),
+        ("executor.shutdown(wait=False)", 0, False),
         ("sys.exit(3)", 3, False),
         ("1 / 0", 1, False),
     ],
@@ -242,25 +243,178 @@ if __name__ == "__main__":
     assert calls_of_run()[1] == [[1]]
 
 
-def test_workers_elsewhere_exit_when_the_script_has_sealed_the_run(
-    scripts: Scripts, hpctk: Hpctk
+@pytest.mark.parametrize(("seal", "code"), [(True, 0), (False, 75)])
+def test_workers_elsewhere_exit_when_the_calls_of_the_script_are_done(
+    hpctk: Hpctk, *, seal: bool, code: int
 ) -> None:
-    script = scripts.start(0)
+    script = Scripts(hpctk, SCRIPT.replace("workers=", f"seal={seal}, workers=")).start(0)
     wait_until(lambda: Path("runs/x").exists(), "the run")
 
-    assert hpctk("work", "runs/x", "--workers", 2).code == 0
+    assert hpctk("work", "runs/x", "--workers", 2).code == code
     assert script.communicate() == (PRINTED, "")
     each_has_one_result()
 
 
-def test_a_script_without_a_guard_is_told_so(hpctk: Hpctk) -> None:
+def test_a_script_needs_no_guard_but_a_module_that_workers_import_does(hpctk: Hpctk) -> None:
     text = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace("int(sys.argv[1])", "1")
-    code, _, err = Scripts(hpctk, text.replace("range(12)", "range(1)")).run()
+    scripts = Scripts(hpctk, text)
+    assert scripts.run() == (0, PRINTED, "")
 
+    Path("module.py").write_text(text.replace("range(12)", "range(1)").replace("/x", "/y"))
+    Path("script.py").write_text("import module")
+    code, _, err = scripts.run()
     assert code == 1
-    assert "hpc_toolkit.errors.CallError: script:slow(0, trace='trace') failed after 3" in err
-    assert "RunError: runs/x: a worker imports this script" in err
+    assert "RunError: runs/y: a worker imports this script" in err
     assert "below if __name__ == '__main__':\n" in err
+
+
+ANYTHING = """
+import dataclasses, datetime, enum, functools, multiprocessing, pathlib, threading
+import numpy as np
+from hpc_toolkit import Executor
+
+@dataclasses.dataclass
+class Config:
+    lr: float
+    tags: tuple
+
+class Refused(Exception):
+    def __init__(self, what, why):
+        super().__init__(f"{what}: {why}")
+        self.what = what
+
+class Model:
+    def __init__(self, factor):
+        self.factor = factor
+    def times(self, x):
+        return self.factor * x
+
+def noted(value, other=None):
+    with open("trace", "a", buffering=1) as file:
+        file.write("call\\n")
+    return value, other
+
+def helper(x):
+    return x + 1
+
+def with_a_pool(n):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(helper, range(n))
+
+def fails(how):
+    if how == "divide":
+        return 1 / 0
+    if how == "lock":
+        error = ValueError("not to be pickled")
+        error.lock = threading.Lock()
+        raise error
+    raise Refused(how, "never")
+
+class Color(enum.Enum):
+    RED = 1
+
+VALUES = [None, 0.5, float("nan"), "text", (1, (2, 3)), {"a": {1, 2}}, {(1, 2): 3}, b"bytes",
+          10**30, [1, 2.0, None], np.float32(1.5), np.arange(3), np.arange(20_000.0),
+          np.array([{}], dtype=object), datetime.date(2026, 1, 2), pathlib.Path("a"), Color.RED,
+          Config(0.1, ("x",)), Model(2).times, Config, len]
+
+def same(one, other):
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and list(one) == list(other)
+    if isinstance(one, type(Model(2).times)):
+        return one(3) == other(3) and isinstance(other.__self__, Model)
+    return type(one) is type(other) and repr(one) == repr(other)
+
+k = 7
+with Executor("runs/x", max_workers=2, max_attempts=1) as executor:
+    echoes = [executor.submit(noted, one, other=[one]) for one in VALUES]
+    wrong = [one for one, echo in zip(VALUES, echoes) if not same(one, echo.result()[0])
+             or not same(one, echo.result()[1][0]) or type(echo.result()) is not tuple]
+    print("wrong:", wrong)
+    print(executor.submit(lambda x: x * k, 6).result(), executor.submit(Model(3).times, 5).result())
+    print(executor.submit(with_a_pool, 3).result(), *executor.map(functools.partial(pow, 2), [5]))
+    makers = [lambda x, n=n: x + n for n in range(3)]
+    print([executor.submit(maker, 1).result() for maker in makers])
+    for how in ("divide", "refuse", "lock"):
+        error = executor.submit(fails, how).exception()
+        said = "failed after 1 attempt" in f"{error} {getattr(error, '__notes__', '')}"
+        print(type(error).__name__, said, type(error.__cause__).__name__)
+"""
+PRINTED_OF_ANYTHING = """wrong: []
+42 15
+[1, 2, 3] 32
+[1, 2, 3]
+ZeroDivisionError True RemoteTraceback
+Refused True RemoteTraceback
+CallError True NoneType
+"""
+
+
+def test_functions_arguments_results_and_exceptions_arrive_as_they_were(hpctk: Hpctk) -> None:
+    scripts = Scripts(hpctk, ANYTHING)
+
+    assert scripts.run() == (0, PRINTED_OF_ANYTHING, "")
+    before = journal_lines(Run.open("runs/x"))
+    assert scripts.run() == (0, PRINTED_OF_ANYTHING, "")
+
+    assert journal_lines(Run.open("runs/x")) == before
+    assert len(hpctk.noted("call")) == 21
+    assert hpctk("gather", "runs/x", "-o", "rows.csv").code == 0
+    assert hpctk("report", "runs/x", "-o", "report.html").code == 0
+
+
+CHANGES = """
+from hpc_toolkit import Executor
+
+def count(number):
+    with open("trace", "a", buffering=1) as file:
+        file.write("call\\n")
+    return 2 * number
+
+if __name__ == "__main__":
+    with Executor("runs/x", workers=1) as executor:
+        print(list(executor.map(count, range(5))))
+"""
+NOTE = "note: __main__:count changed: its calls run again; 5 results of the code before stay in "
+CHANGED = "ConfigError: the code of __main__:count changed since runs/x has calls of it\n"
+
+
+@pytest.mark.parametrize(
+    ("on_change", "printed", "said", "calls"),
+    [
+        ("rerun", "[0, 3, 6, 9, 12]\n", NOTE, 10),
+        ("keep", "[0, 2, 4, 6, 8]\n", "", 5),
+        ("error", "", CHANGED, 5),
+    ],
+)
+def test_a_function_that_changed_runs_again_unless_told_otherwise(
+    hpctk: Hpctk, on_change: str, printed: str, said: str, calls: int
+) -> None:
+    scripts = Scripts(hpctk, CHANGES)
+    assert scripts.run() == (0, "[0, 2, 4, 6, 8]\n", "")
+
+    text = CHANGES.replace("2 * number", "3 * number")
+    Path("script.py").write_text(text.replace("workers", f"on_change='{on_change}', workers"))
+    _, out, err = scripts.run()
+
+    assert (out, len(hpctk.noted("call"))) == (printed, calls)
+    assert said in err
+
+
+def test_arguments_of_calls_survive_kills_of_the_script(hpctk: Hpctk) -> None:
+    """The file with the arguments is on disk before a call names it, whenever the script dies."""
+    text = SCRIPT.replace("range(12)", "map(numpy.full, [5000] * 12, range(12))")
+    text = text.replace("{number} ", "{int(number[0])} ").replace("number**2", "int(number[0])**2")
+    scripts = Scripts(hpctk, text.replace("import os\n", "import os\nimport numpy\n", 1))
+    for moment in range(1, 6):
+        script = scripts.start(2)
+        while len(scripts.started()) < 2 * moment and script.poll() is None:
+            time.sleep(0.01)
+        script.kill()
+        script.communicate()
+
+    assert scripts.run(2) == (0, PRINTED, "")
+    each_has_one_result()
 
 
 def test_workers_that_give_up_end_the_futures_with_their_reason(hpctk: Hpctk) -> None:

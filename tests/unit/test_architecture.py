@@ -28,7 +28,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # The rooms of the package: each may import from those before it.
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
-    *("results", "report", "campaign", "planning", "run", "futures"),
+    *("results", "report", "campaign", "planning", "run", "calls", "futures"),
     *("submit", "doctor", "engines", "notebook", "training", "cli", "__main__"),
 ]
 
@@ -53,7 +53,7 @@ FENCES: dict[str, set[str]] = {
         *("rundir.valuefiles", "rundir.values", "training.scaling"),
     },
     "pyarrow": {"queue.listfiles", "results.columnfiles"},
-    "cloudpickle": {"rundir.valuefiles"},
+    "cloudpickle": {"rundir.pickles"},
     "yaml": {"queue.listfiles"},
     "optuna": {"bandit"},
     "mteb": {"science.workloads"},
@@ -79,7 +79,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     },
     "fcntl": {"doctor", "queue"},
     "multiprocessing": set(),
-    "pickle": {"rundir.valuefiles"},
+    "pickle": {"rundir.pickles"},
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
@@ -322,6 +322,7 @@ def test_every_error_is_one_of_ours() -> None:
     # The executor catches the first one; the second one counts as a file that cannot be read; the
     # third one ends a batch process with its exit code.
     caught = {"CommandInterruptedError", "ProbeTimeoutError", "JobEnd", "_NewColumnError"}
+    caught |= {"RemoteTraceback"}
     foreign = {one.__name__ for one in classes if not issubclass(one, HpcToolkitError)}
     assert foreign == caught
 

@@ -10,8 +10,8 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
-import types
 import weakref
 from concurrent.futures import wait
 from pathlib import Path
@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_toolkit import Executor, futures
+from hpc_toolkit import Executor, calls, futures
 from hpc_toolkit.errors import CallError, ConfigError, RunError, TryAgainLaterError
 from hpc_toolkit.run import Run
-from hpc_toolkit.worker import calls
 from tests.toyrun import ToyWorker
 
 
@@ -77,7 +76,7 @@ def test_results_and_failures_reach_their_futures(fast_dir: Path) -> None:
     assert f"'hpctk retry {root}'" in caught.value.hint
     assert caught.value.item == {"function": "math:sqrt", "args": [-1]}
     assert (caught.value.error, caught.value.attempts) == ("ValueError: math domain error", 1)
-    assert Run.open(root).status().complete
+    assert not Run.open(root).status().stages["items"].sealed
 
 
 def test_a_second_executor_returns_recorded_results_and_awaits_the_others(fast_dir: Path) -> None:
@@ -139,7 +138,7 @@ def test_calls_of_a_map_are_one_segment(fast_dir: Path, monkeypatch: pytest.Monk
 
 
 def test_a_sealed_run_still_has_the_calls_that_are_not_done(fast_dir: Path) -> None:
-    first = Executor(fast_dir / "r")
+    first = Executor(fast_dir / "r", seal=True)
     first.submit(math.sqrt, 4)
     first.shutdown(wait=False)
     while not Run.open(fast_dir / "r").status().stages["items"].sealed:
@@ -192,8 +191,13 @@ def test_a_run_of_something_else_is_refused(fast_dir: Path) -> None:
     with pytest.raises(ConfigError, match="other was created with other workload"):
         Executor(fast_dir / "other")
     for workers in (-1, 2.5, "2"):
-        with pytest.raises(ValueError, match=f"workers must be 0 to 1024, got {workers!r}"):
-            Executor(fast_dir / "r", workers=workers)  # type: ignore[arg-type] # refused
+        for given in ({"workers": workers}, {"max_workers": workers}):
+            with pytest.raises(ValueError, match=f"workers must be 0 to 1024, got {workers!r}"):
+                Executor(fast_dir / "r", **given)  # type: ignore[arg-type] # refused
+    with pytest.raises(ConfigError, match="workers and max_workers are the same"):
+        Executor(fast_dir / "r", 1, max_workers=1)
+    with pytest.raises(ConfigError, match="on_change must be rerun, keep or error, got 'no'"):
+        Executor(fast_dir / "r", timeout_s=5, on_change="no")  # type: ignore[arg-type] # refused
 
 
 def test_the_arguments_of_a_partial_are_those_of_the_call(fast_dir: Path) -> None:
@@ -293,72 +297,64 @@ def nested() -> Any:
     return inside
 
 
+def own() -> None:
+    pass
+
+
 @pytest.mark.parametrize(
-    ("function", "problem"),
+    ("function", "name", "stored"),
     [
-        (lambda: 1, "workers cannot import <lambda> from module"),
-        (nested(), "workers cannot import nested.<locals>.inside from module"),
-        ("abc".upper, "is not a function with a name"),
-        (Partial(math.sqrt, 4), "is not a function with a name"),
-        (5, "5 is not a function with a name"),
+        (math.sqrt, "math:sqrt", set()),
+        (Partial, f"{__name__}:Partial", {"same"}),
+        (own, f"{__name__}:own", {"same"}),
+        (lambda: 1, f"{__name__}:<lambda>", {"same", "types", "file"}),
+        (nested(), f"{__name__}:nested.<locals>.inside", {"same", "types", "file"}),
+        ("abc".upper, "builtins:str.upper", {"same", "types", "file"}),
+        (Partial(math.sqrt, 4), f"{__name__}:Partial", {"same", "types", "file"}),
     ],
 )
-def test_functions_that_workers_cannot_import_are_refused(function: Any, problem: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        calls.name_of(function, ())
-
-    assert problem in caught.value.message
-    assert caught.value.hint
-
-
-def test_functions_of_a_script_are_named_by_its_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_functions_that_workers_can_import_go_by_name_and_others_are_stored(
+    tmp_path: Path, function: Any, name: str, stored: set[str]
 ) -> None:
-    def play(file: str | None, spec: object = None) -> str:
-        main = types.ModuleType("__main__")
-        main.__spec__ = spec  # type: ignore[assignment] # only its name is read
-        if file is not None:
-            main.__file__ = str(tmp_path / file)
-            (tmp_path / file).write_text("")
-        own = types.FunctionType(nested.__code__, vars(main), "own")
-        own.__qualname__ = "own"
-        vars(main)["own"] = own
-        monkeypatch.setitem(sys.modules, "__main__", main)
-        return calls.name_of(own, calls.code_path())
+    caller = calls.Caller(tmp_path / "calls")
+    call = caller.call(function, (), {})
+    caller.store(call)
 
-    assert play("myscript.py") == "myscript:own"
-    assert play("x.py", types.SimpleNamespace(name="package.module")) == "package.module:own"
-    with pytest.raises(ConfigError, match="it is defined in a notebook or a shell") as caught:
-        play(None)
-    assert "from work import own" in caught.value.hint
-    with pytest.raises(ConfigError, match=r"workers cannot import own from .*my-script.py"):
-        play("my-script.py")
+    assert call.item["function"] == name
+    assert {key for key, value in call.item.get("stored", {}).items() if value} == stored
+    assert (tmp_path / "calls").exists() is ("file" in stored)
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "problem"),
-    [
-        ((1, {2}), {}, "m:f: argument 2 is of type 'set', which JSON does not have"),
-        ((), {"rate": math.nan}, "m:f: rate is of type 'nan', which JSON does not have"),
+def test_what_is_not_a_function_or_cannot_be_pickled_is_refused(tmp_path: Path) -> None:
+    caller = calls.Caller(tmp_path / "calls")
+    with pytest.raises(ConfigError, match="5 is not a function"):
+        caller.call(5, (), {})
+
+    for args, kwargs, what in (
         (
-            ([{1: 2}],),
+            (1, [threading.Lock()]),
             {},
-            "m:f: argument 1/0 is of type 'dict' with keys that are not text",
+            r"math:sqrt: argument 2\[0\] is a lock, which cannot be stored",
         ),
-        ((np.zeros(2),), {}, "m:f: argument 1 is of type 'array', which JSON does not have"),
-    ],
-)
-def test_arguments_that_are_not_json_are_named(
-    args: tuple[Any, ...], kwargs: dict[str, Any], problem: str
+        ((), {"x": threading.Lock()}, "math:sqrt: x is a lock, which cannot be stored"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            caller.store(caller.call(math.sqrt, args, kwargs))
+
+
+def test_what_calls_share_is_stored_once_and_large_functions_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match=problem.replace("[", "\\[").replace("()", "")):
-        calls.item_of("m:f", args, kwargs)
+    caller, array = calls.Caller(tmp_path / "calls"), np.arange(200_000.0)
+    for number in range(5):
+        caller.store(caller.call(len, (array, {"number": array}), {}))
+        caller.store(caller.call(lambda x: x + 1, (number,), {}))
+    (file,) = (tmp_path / "calls").iterdir()
+    assert array.nbytes < file.stat().st_size < array.nbytes + 10_000
+    assert capsys.readouterr().err == ""
 
-
-def test_an_item_has_what_the_function_will_get() -> None:
-    item = calls.item_of("m:f", (np.int64(3), (1, 2)), {"x": None})
-
-    assert item == {"function": "m:f", "args": [3, [1, 2]], "kwargs": {"x": None}}
+    caller.store(caller.call(lambda: array, (), {}))
+    assert "<lambda> takes 1.5 MiB with what it refers to; pass large" in capsys.readouterr().err
 
 
 def test_importing_the_package_imports_no_executor() -> None:

@@ -1,0 +1,160 @@
+"""Pickles of results, arguments, functions and exceptions, by cloudpickle.
+
+Loading one runs code, so only runs are read whose code this user may execute.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import PermanentError, RunError, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MOST_PARTS = 8
+"""Levels of attributes that are searched for a part that cannot be pickled."""
+_LARGEST_EXCEPTION = 1 << 24
+
+
+class UnstorableError(PermanentError):
+    """A result cannot be stored in any form; its item fails and is not retried."""
+
+
+class UnrestoredError(RunError):
+    """An exception that was pickled cannot be made again."""
+
+
+def exception_bytes(error: BaseException, trace: str) -> bytes:
+    """The pickle of an exception and its traceback; b"" if it is too large.
+
+    Raises what the methods of the exception raise: it cannot be pickled.
+    """
+    data = dumps((error, trace))
+    try:
+        loads(data)
+    except Exception:  # noqa: BLE001 - of methods of the user, such as __init__ with other arguments
+        data = dumps((_Bare(error), trace))
+    return data if len(data) <= _LARGEST_EXCEPTION else b""
+
+
+class _Bare:
+    """Pickles as an exception that is made without a call of its ``__init__``."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        return _exception_of, (type(self._error), self._error.args, vars(self._error))
+
+
+def _exception_of(kind: type[BaseException], args: Any, fields: dict[str, Any]) -> BaseException:
+    found = kind.__new__(kind, *args)
+    vars(found).update(fields)
+    return found
+
+
+@cache
+def _pickler() -> Any:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without types
+        """Moves tensors to the CPU: the process that reads them may have no GPU."""
+
+        def reducer_override(self, part: Any) -> Any:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(part, torch.Tensor) and part.device.type != "cpu":
+                there = part.detach().cpu()
+                if isinstance(part, torch.nn.Parameter):
+                    there = torch.nn.Parameter(there, part.requires_grad)
+                return there.__reduce_ex__(4)
+            return super().reducer_override(part)
+
+    return Pickler
+
+
+def dumps(value: Any) -> bytes:
+    """The bytes of a pickle. Raises what the methods of the value raise."""
+    out = io.BytesIO()
+    _pickler()(out).dump(value)
+    return out.getvalue()
+
+
+def loads(data: bytes, *, own: bool = False) -> Any:
+    """Unpickle what is in a run that is trusted.
+
+    ``own``: objects of classes of ``__main__`` become objects of this process's classes of the
+    same name, as if these could be imported. A script that is started again expects them.
+    """
+    import pickle  # noqa: TID251 - see above
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            found = super().find_class(module, name)
+            change = _OF_MAIN.get(name) if module == "cloudpickle.cloudpickle" else None
+            return change(found) if change is not None else found
+
+    return Unpickler(io.BytesIO(data)).load() if own else pickle.loads(data)  # noqa: S301 - see above
+
+
+def _own_class(name: str, module: str) -> type | None:
+    found = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
+    return found if isinstance(found, type) else None
+
+
+def _with_own_class(make: Any) -> Any:
+    return lambda kind, name, bases, fields, *more: (
+        _own_class(name, fields.get("__module__", "")) or make(kind, name, bases, fields, *more)
+    )
+
+
+def _with_own_enum(make: Any) -> Any:
+    return lambda bases, name, qualname, members, module, *more: (
+        _own_class(qualname, module) or make(bases, name, qualname, members, module, *more)
+    )
+
+
+def _but_of_own_class(fill: Any) -> Any:
+    return lambda kind, state: (
+        kind if _own_class(kind.__qualname__, kind.__module__) is kind else fill(kind, state)
+    )
+
+
+_OF_MAIN = {
+    "_make_skeleton_class": _with_own_class,
+    "_make_skeleton_enum": _with_own_enum,
+    "_class_setstate": _but_of_own_class,
+}
+"""Functions by which cloudpickle makes a class again -> what makes one that looks here first."""
+
+
+def refusal(value: Any, where: str, depth: int = 0) -> UnstorableError:
+    """The error that names the innermost part of an object that cannot be pickled."""
+    try:
+        dumps(value)
+        what = "could not be stored at first, and then it could"
+    except Exception as error:  # noqa: BLE001 - of methods of the user
+        what = f"cannot be stored: {describe(error)}"
+    if "recursion" in what:
+        return UnstorableError(f"{where} is nested too deeply to be stored")
+    with suppress(Exception):  # of methods of the user
+        for name, part in _parts_of(value, where) if depth < _MOST_PARTS else ():
+            try:
+                dumps(part)
+            except Exception:  # noqa: BLE001 - of methods of the user
+                return refusal(part, name, depth + 1)
+    hint = "leave it out of the result, or give its class a __getstate__ that does"
+    return UnstorableError(f"{where} is a {type(value).__name__}, which {what}", hint=hint)
+
+
+def _parts_of(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{where}[{key!r:.40}]", one) for key, one in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{where}[{at}]", one) for at, one in enumerate(value))
+    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
+        yield from ((f"{where}.{name}", one) for name, one in vars(value).items())

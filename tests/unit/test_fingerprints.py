@@ -1,0 +1,128 @@
+"""Fingerprints: equal in every process for what is the same, different for what changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+import collections, dataclasses, datetime, decimal, enum, functools, math, pathlib, re, threading
+import helpers
+import numpy as np
+from hpc_toolkit.worker.fingerprints import fingerprint, of_function
+
+LIMIT = 5
+
+@dataclasses.dataclass
+class Config:
+    lr: float
+    tags: set
+
+class Color(enum.Enum):
+    RED = 1
+
+class Model:
+    def __init__(self, k):
+        self.k = k
+    def predict(self, x):
+        return self.k * x + LIMIT
+
+def plain(x, y=2):
+    "What it does."
+    names = {"left", "right", "up", "down"}
+    return helpers.scale(x) + LIMIT if x in names else [y for y in range(x)]
+
+def make(k):
+    def inner(x):
+        return x + k
+    return inner
+
+@functools.lru_cache
+def cached(x):
+    return x + 1
+
+loop = [1]
+loop.append(loop)
+node = Model(5)
+node.neighbours = {node, Model(6)}
+VALUES = [
+    1, "x", 1.5, None, (1, "a"), {"b": 1, "a": {2, 3, "x", "y"}}, frozenset("abcdef"), b"x",
+    loop, node,
+    np.arange(5), np.float32(1), np.array(["a"], dtype=object), datetime.date(2026, 1, 2),
+    decimal.Decimal("1.10"), pathlib.Path("a"), Config(0.1, {"p", "q", "r"}), Color.RED, Model(3),
+    re.compile("a+"), collections.OrderedDict(a=1), threading.Lock(), slice(1, 2), range(3), Model,
+]
+FUNCTIONS = [plain, make(3), make(4), Model(3).predict, cached, lambda x: x + LIMIT, "abc".upper,
+             functools.partial(plain, 1), math.sqrt, Model]
+for value in VALUES:
+    print(fingerprint(value))
+for function in FUNCTIONS:
+    print(*of_function(function))
+"""
+HELPERS = "FACTOR = 2\ndef scale(x):\n    return x * FACTOR\n"
+
+
+def fingerprints(
+    tmp_path: Path, script: str = SCRIPT, helpers: str = HELPERS, seed: int = 1
+) -> list[str]:
+    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "helpers.py").write_text(helpers)
+    environ = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [sys.executable, "script.py"]
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, check=True, stdout=subprocess.PIPE)
+    return done.stdout.decode().splitlines()
+
+
+def test_fingerprints_are_the_same_in_every_process_and_differ_from_each_other(
+    tmp_path: Path,
+) -> None:
+    first = fingerprints(tmp_path, seed=1)
+
+    assert fingerprints(tmp_path, seed=2) == first
+    assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("# nothing", "# nothing", 0),
+        ('    "What it does."', '    "What it does now."', 0),
+        ("LIMIT = 5", "# a comment\n\nLIMIT = 5", 0),
+        ("for y in range(x)", "for z in range(x)", 2),  # of plain, and of the partial that has it
+        ("y=2", "y=3", 2),
+        ("return x + k", "return x - k", 2),
+        ("return self.k * x", "return self.k + x", 5),  # the class, its object and its method
+        ("LIMIT = 5", "LIMIT = 6", 8),
+    ],
+)
+def test_what_changed_has_another_fingerprint(
+    tmp_path: Path, before: str, after: str, changed: int
+) -> None:
+    first = fingerprints(tmp_path)
+    second = fingerprints(tmp_path, SCRIPT.replace(before, after))
+
+    assert sum(one != other for one, other in zip(first, second, strict=True)) == changed
+
+
+@pytest.mark.parametrize(
+    ("helpers", "changed"),
+    [
+        (HELPERS.replace("x * FACTOR", "x / FACTOR"), 2),
+        (HELPERS.replace("FACTOR = 2", "FACTOR = 3"), 2),
+        (HELPERS + "def other():\n    pass\n", 0),
+    ],
+)
+def test_a_change_in_a_module_of_the_user_is_noticed(
+    tmp_path: Path, helpers: str, changed: int
+) -> None:
+    first = fingerprints(tmp_path)
+    second = fingerprints(tmp_path, helpers=helpers)
+
+    assert sum(one != other for one, other in zip(first, second, strict=True)) == changed

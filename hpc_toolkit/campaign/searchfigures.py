@@ -28,7 +28,6 @@ _WIDE = 40
 """A map with more columns has a row of its own."""
 _BINS, _DISTINCT = 12, 24
 """Numbers with more different values than ``_DISTINCT`` are divided into ``_BINS``."""
-NOTHING = "(none)"
 
 
 def expected_best(rewards: Sequence[float], counts: Sequence[int]) -> list[float]:
@@ -170,28 +169,17 @@ def plane_of_models(campaign: Campaign) -> Plane:
 
 
 def plane_of_keys(keys: Sequence[Key]) -> Plane:
-    """One facet of the two keys that explain most of the rewards; the one with more levels across.
-
-    A single key has one row.
-    """
+    """One facet of the first two keys, with more levels across; a single key has one row."""
     one_row = Key("", [""], dict.fromkeys(keys[0].level_of, 0))
     across, down, *_ = sorted([*keys[:2], one_row], key=lambda key: -len(key.levels))
     last = len(down.levels) - 1
     places = {arm: (0, across.level_of[arm], last - down.level_of[arm]) for arm in across.level_of}
     facet = Facet("", across.levels, down.levels[::-1])
-    others = [key.name for key in keys[2:]]
     note = ""
-    if others:
-        note = (
-            f"The keys {across.name} and {down.name} explain most of the differences of rewards."
-            f" A tile is the mean of its evaluated arms over {_listed(others)}."
-        )
+    if others := [brief(key.name) for key in keys[2:]]:
+        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+        note = f"A tile is the mean of its evaluated arms over {', '.join(others[:6])}{more}."
     return binned(Plane(facets=[facet], places=places, axes=(across.name, down.name), note=note))
-
-
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(brief, names[:most])) + more
 
 
 def binned(plane: Plane) -> Plane:
@@ -219,24 +207,13 @@ def binned(plane: Plane) -> Plane:
     )
 
 
-def keys_of(arms: ArmTable, rewards: Mapping[str, float]) -> list[Key]:
-    """The keys with at least two levels: the one that explains most of the rewards, the one that
-    explains most of the rest, and the others in the order of the arms.
-    """
+def keys_of(arms: ArmTable) -> list[Key]:
+    """The keys with 2 to 160 levels, in the order of the arms' keys."""
     names = dict.fromkeys(name for arm in arms.arms for name in arm.keys)
     keys = (
         Key(name, *_levels({arm.id: arm.keys.get(name) for arm in arms.arms})) for name in names
     )
-    left = [key for key in keys if 2 <= len(key.levels) <= _COLUMNS]
-    found: list[Key] = []
-    rest = rewards
-    for _ in range(min(2, len(left))):
-        splits = [_explained(key, rest) for key in left]
-        best = max(range(len(left)), key=lambda place: splits[place][0])
-        found.append(left.pop(best))
-        if splits[best][0] > 0:
-            rest = splits[best][1]
-    return found + left
+    return [key for key in keys if 2 <= len(key.levels) <= _COLUMNS]
 
 
 def _levels(values: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
@@ -249,7 +226,7 @@ def _levels(values: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
         places = {name: place for place, name in enumerate(names)}
         return names, {arm: places[text] for arm, text in texts.items()}
     ordered = sorted(set(known))
-    more = [NOTHING] if len(known) < len(values) else []
+    more = ["(none)"] if len(known) < len(values) else []
     if len(ordered) <= _DISTINCT:
         edges, labels = ordered, [*map(_text, ordered), *more]
     else:
@@ -264,27 +241,8 @@ def _levels(values: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
 
 def _text(value: Any) -> str:
     if value is None:
-        return NOTHING
+        return "(none)"
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _explained(key: Key, rewards: Mapping[str, float]) -> tuple[float, Mapping[str, float]]:
-    """Share of the variance between levels, and the rewards less the mean of their level.
-
-    The share heeds the degrees of freedom (epsilon squared), so that a key with a value of its own
-    for each arm explains nothing.
-    """
-    groups: dict[int, list[float]] = {}
-    for arm, reward in rewards.items():
-        groups.setdefault(key.level_of[arm], []).append(reward)
-    if not 2 <= len(groups) < len(rewards):
-        return -math.inf, rewards
-    means = {level: fmean(found) for level, found in groups.items()}
-    rest = {arm: reward - means[key.level_of[arm]] for arm, reward in rewards.items()}
-    mean = fmean(rewards.values())
-    total = math.fsum((one - mean) ** 2 for one in rewards.values()) / (len(rewards) - 1)
-    within = math.fsum(one**2 for one in rest.values()) / (len(rewards) - len(groups))
-    return (1 - within / total if total > 0 else -math.inf), rest
 
 
 def reward_map(
@@ -297,12 +255,12 @@ def reward_map(
     marks: Mapping[str, str],
     unit: str,
 ) -> tuple[Figure, ...]:
-    """The rewards of arms by model, checkpoint and layer, or by the keys that explain most.
+    """The rewards of arms by model, checkpoint and layer, or by their first two keys.
 
     ``words`` describes an arm, ``asked`` are outlined, ``marks`` are those of :class:`Tile`.
     Nothing without rewards, or if no key of the arms has several values.
     """
-    keys = [] if campaign.rows is None else keys_of(arms, rewards)
+    keys = [] if campaign.rows is None else keys_of(arms)
     if not rewards or (campaign.rows is not None and not keys):
         return ()
     plane = plane_of_models(campaign) if campaign.rows is None else plane_of_keys(keys)

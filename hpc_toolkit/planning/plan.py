@@ -282,48 +282,46 @@ def as_markdown(plan: Plan) -> str:
 
 
 def plan_svg(plan: Plan) -> str:
-    """Draw time against nodes, with a band for 9 of 10 draws, and node-hours in figures below.
+    """Draw time against nodes: the median, both ends of the interval, and a given limit.
 
     Raises ConfigError for a plan without numbers of nodes.
     """
     # Only here, because few plans are drawn.
-    from hpc_toolkit.report import figures
     from hpc_toolkit.report.axes import Axis, log_span_ticks
+    from hpc_toolkit.report.charts import Plot, Series, plots
+    from hpc_toolkit.report.figures import COLOURS, DASHED
 
     if not plan.choices:
         raise ConfigError("without --nodes there is nothing to draw", hint="add --nodes 1,2,4,8")
-    times = [(one.nodes, one.forecast.time_s) for one in plan.choices]
-    seconds = [edge for _, time in times for edge in (time.low, time.high)]
-    seconds += [plan.within_s] if plan.within_s else []
     nodes = [float(one.nodes) for one in plan.choices]
-    panel = figures.Panel(
-        x=Axis(min(nodes), max(*nodes, min(nodes) + 1), log=True),
-        y=Axis(max(min(seconds), 1e-3) / 1.2, max(*seconds, 2e-3) * 1.2, log=True),
-    )
-    columns = [(one.nodes, f"{one.nodes}\n{_node_time(one)}") for one in plan.choices]
-    rows = log_span_ticks(panel.y.low, panel.y.high)
-    lower, upper, median = (
-        [(float(n), getattr(time, edge)) for n, time in times] for edge in ("low", "high", "median")
-    )
-    parts = [
-        *panel.frame(columns, rows, "nodes, and their time added up", "time to finish"),
-        panel.band(lower, upper, figures.COLOURS[0]),
-        panel.line(median, figures.COLOURS[0]),
-        *panel.dots(median, figures.COLOURS[0]),
+    ends = {"in 19 of 20 cases below": "high", "median": "median", "in 19 of 20 cases above": "low"}
+    series = [
+        Series(
+            name=name,
+            points=[(one.nodes, getattr(one.forecast.time_s, end)) for one in plan.choices],
+            colour=COLOURS[0],
+            style="" if end == "median" else DASHED,
+            dotted=end == "median",
+        )
+        for name, end in ends.items()
     ]
     if plan.within_s:
-        limit = [(edge, plan.within_s) for edge in (panel.x.low, panel.x.high)]
-        x, y = panel.at(*limit[1])
-        parts.append(panel.line(limit, figures.COLOURS[1], figures.DASHED))
-        parts.append(figures.text(x + 6, y + 4, "limit", colour=figures.COLOURS[1]))
-    title = f"Time to finish {counted(plan.items, 'item')}; 9 of 10 cases are in the band"
+        limit = [(min(nodes), plan.within_s), (max(nodes), plan.within_s)]
+        series.append(Series(name="limit", points=limit, colour=COLOURS[1]))
+    seconds = [max(time_s, 1e-3) for line in series for _, time_s in line.points]
+    up = Axis(min(seconds) / 1.2, max(seconds) * 1.2, log=True)
+    plot = Plot(
+        x="nodes",
+        y="time to finish",
+        across=Axis(min(nodes), max(*nodes, min(nodes) + 1), log=True),
+        up=up,
+        columns=[
+            (one.nodes, f"{one.nodes}\n{number(one.node_hours.median)} node-hours")
+            for one in plan.choices
+        ],
+        rows=log_span_ticks(up.low, up.high),
+        series=series,
+    )
     said = (f"{counted(one.nodes, 'node')}: {span(one.forecast.time_s)}" for one in plan.choices)
-    width, height = figures.LEFT + figures.STEP_X - 30, figures.TOP + figures.STEP_Y
-    return figures.figure(title, width, height, parts, alternative="; ".join(said))
-
-
-def _node_time(choice: Choice) -> str:
-    hours = choice.node_hours.median
-    from hpc_toolkit.report.axes import span_label
-
-    return f"{number(hours)} h" if hours >= 1 else span_label(3600 * hours)
+    title = f"Time to finish {counted(plan.items, 'item')}"
+    return plots(title, "; ".join(said), [plot]).svg

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from shlex import quote
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report import runtimeline
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.distributions import Loads, Range
+    from hpc_toolkit.results.distributions import HostLoad
     from hpc_toolkit.results.explain import Failures
     from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.results.status import Status
@@ -44,15 +43,13 @@ class RunFacts:
     """When these facts were read, in epoch seconds."""
     activity: Activity | None = None
     """None: no worker has started, or its files cannot be read."""
-    loads: Loads | None = None
+    loads: Mapping[str, HostLoad] = field(default_factory=dict)
     """Samples of CPUs and GPUs."""
     failures: Sequence[Failures] = ()
-    items: dict[int, str] | None = None
+    items: Mapping[int, str] = field(default_factory=dict)
     """JSON of the items that the report names, by number."""
     search: Sequence[Section] = ()
     """Sections about the search of a campaign, its outcome first."""
-    results: Mapping[str, Range] = field(default_factory=dict)
-    """The numbers in the results of a list."""
     problems: Sequence[str] = ()
     """Parts of the run that could not be read."""
 
@@ -64,12 +61,8 @@ def sections(facts: RunFacts) -> list[Section]:
     if facts.activity is not None and facts.activity.workers:
         timeline = runtimeline.timeline(facts.activity, facts.loads)
         parts += [timeline, runtimeline.spent(facts.activity)]
-        parts += _durations(facts.activity, facts.items or {})
+        parts += _durations(facts.activity, facts.items)
     return [*parts, _settings(facts.manifest, facts.made)]
-
-
-def title(facts: RunFacts) -> str:
-    return f"Run {facts.status.run}"
 
 
 def outcome(now: Status) -> tuple[str, str]:
@@ -111,8 +104,7 @@ def _outcome(facts: RunFacts) -> Section:
         *(f"Not in this report: {problem}." for problem in facts.problems),
     ]
     if not facts.search:
-        tables = _results(facts.results)
-        return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)
+        return Section(title="Outcome", paragraphs=(happened, then, *said))
     search = facts.search[0]
     # The sentences about a search end with the next step.
     said = [happened, *([] if now.complete and not failed_items(now) else [then]), *said]
@@ -193,23 +185,7 @@ def _items(now: Status) -> Figure:
     return shares("Items by state", said, list(stages.items()))
 
 
-def _results(ranges: Mapping[str, Range]) -> tuple[Table, ...]:
-    """A row for each number in the results of a list."""
-    rows: list[Row] = [
-        (name, *map(_value, (range_.least, median(range_.some), range_.most)), count(range_.count))
-        for name, range_ in ranges.items()
-    ]
-    head = ("result", "minimum", "median", "maximum", "items")
-    return (Table(title="Results", columns=head, rows=rows, fits=True),) if rows else ()
-
-
-def _value(value: float) -> Cell:
-    return Cell(
-        f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.5g}", value
-    )
-
-
-def _durations(activity: Activity, items: dict[int, str]) -> list[Section]:
+def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:
     ranked = activity.groups.ranked(_LISTED)
     if not ranked:
         return []
@@ -260,7 +236,7 @@ def _group(stage: str, name: str, stages: int) -> str:
     return f"{stage}: {name}" if stages > 1 else name
 
 
-def _longest(activity: Activity, items: dict[int, str]) -> Table:
+def _longest(activity: Activity, items: Mapping[int, str]) -> Table:
     rows = [
         _attempt_row(activity, attempt, items.get(attempt.item, "")) for attempt in activity.longest
     ]

@@ -31,11 +31,11 @@ from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.report.figures import Point
     from hpc_toolkit.results.activity import Activity, Lane, Mark, Timeline
-    from hpc_toolkit.results.distributions import Loads
+    from hpc_toolkit.results.distributions import HostLoad
 
 _HEIGHT = 120
 ZONE = f"Times are in {time.strftime('%Z')}."
@@ -64,14 +64,14 @@ _SYMBOLS = {
 """Path around the origin, colour and name of each kind of mark."""
 
 
-def timeline(activity: Activity, loads: Loads | None) -> Section:
+def timeline(activity: Activity, loads: Mapping[str, HostLoad]) -> Section:
     """Throughput and workers on one axis of time."""
     line = activity.timeline
     shown = counted(len(line.drawn), "lane")
     said = f"{counted(activity.workers, 'worker')} in {shown}, from {moment(line.begin)}."
     deaths = activity.outcomes["deaths"]
     said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
-    tables = (_load_table(loads),) if loads is not None and loads.hosts else ()
+    tables = (_load_table(loads),) if loads else ()
     workers = gantt(said, line)._replace(
         caption=(
             "A lane shows one worker at a time, or all workers of a host if there are more than"
@@ -178,7 +178,7 @@ _BUSY_PERCENT = 50.0
 _LONG = 5.0
 
 
-def findings(activity: Activity | None, loads: Loads | None) -> list[str]:
+def findings(activity: Activity | None, loads: Mapping[str, HostLoad]) -> list[str]:
     """What cost the most worker time, and what to do about it, the costliest first."""
     if activity is None or activity.lives_s < _LEAST_S:
         return []
@@ -207,11 +207,10 @@ def _longest(activity: Activity) -> Iterator[str]:
         yield f"Item {attempt.item} alone took {format_duration(spent)}, {times}."
 
 
-def _idle_gpus(loads: Loads | None) -> Iterator[str]:
-    hosts = loads.hosts.values() if loads is not None else ()
-    values = sum(host.gpu_values for host in hosts)
+def _idle_gpus(loads: Mapping[str, HostLoad]) -> Iterator[str]:
+    values = sum(host.gpu_values for host in loads.values())
     if values:
-        busy = sum(host.gpu for host in hosts) / values
+        busy = sum(host.gpu for host in loads.values()) / values
         if busy < _BUSY_PERCENT:
             advice = "larger batches, or several workers on a GPU (--gpus-per-worker 0.5), may help"
             yield f"The GPUs were busy for {busy:.0f}% of the sampled time: {advice}."
@@ -367,9 +366,9 @@ def _deaths(activity: Activity) -> tuple[Table, ...]:
     return (Table(title="Deaths of workers and executors", columns=head, rows=rows, note=note),)
 
 
-def _load_table(loads: Loads) -> Table:
+def _load_table(loads: Mapping[str, HostLoad]) -> Table:
     rows: list[Row] = []
-    for host, load in sorted(loads.hosts.items())[:_HOSTS]:
+    for host, load in sorted(loads.items())[:_HOSTS]:
         gpu = load.gpu_percent
         rows.append(
             (
@@ -383,8 +382,6 @@ def _load_table(loads: Loads) -> Table:
             )
         )
     head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
-    more = len(loads.hosts) - len(rows)
+    more = len(loads) - len(rows)
     note = f"Not listed: {counted(more, 'more host')}." if more > 0 else ""
-    note += " Of very many samples, parts at equal distances were read." if loads.partly else ""
-    title = "Use of CPUs and GPUs by host"
-    return Table(title=title, columns=head, rows=rows, note=note.strip())
+    return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)

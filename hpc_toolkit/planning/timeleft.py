@@ -168,34 +168,15 @@ def read_plan(path: Path) -> Kept:
         raise ConfigError(f"{path}: not a plan of format {FORMAT}", hint=hint) from error
 
 
-class Comparison(Record, kw_only=True):
-    workers_predicted: int
-    workers: int
-    """Number of workers that ended an attempt since the plan."""
-    low_s: float
-    predicted_s: float
-    high_s: float
-    real_s: float
-    """Seconds of work until the last attempt that ended, or until now while the run goes on.
-
-    They count from the plan if workers were running then, else from the first claim after it.
-    """
-    waited_s: float
-    """Seconds from the plan to the first claim, for example in Slurm's queue."""
-    complete: bool
-    left: int
-    error: float | None
-    """Predicted minus real time, as a share of the real time; None while the run goes on."""
-    inside: bool | None
-    """Whether the real time is within the interval; None while it still may be."""
-
-
-def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
-    """Compare a plan of this run with the actual progress.
+def compare(view: RunView, clock: Clock, plan: Kept) -> dict[str, Any]:
+    """Compare a plan of this run with the actual progress, as ``hpctk plan --check --json`` does.
 
     Of the plan's forecasts it takes the one whose number of workers is nearest to the number that
-    worked since. Times are corrected for the clocks of hosts. Raises ConfigError: the plan was made
-    from typed numbers, or has no forecast.
+    worked since. ``real_s`` is the time until the last attempt ended, or until now while the run
+    goes on; it counts from the plan if workers were running then, else from the first claim after
+    it, for which ``waited_s`` passed. ``error`` and ``inside`` are None while they are not known.
+    Times are corrected for the clocks of hosts. Raises ConfigError: the plan was made from typed
+    numbers, or has no forecast.
     """
     if not plan.run or not plan.forecasts:
         message = "the plan was made without a run, or has no forecast"
@@ -215,20 +196,17 @@ def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
         inside = time.low <= real_s <= time.high
     elif real_s > time.high:
         inside = False
-    return Comparison(
-        workers_predicted=predicted,
-        workers=workers,
-        low_s=time.low,
-        predicted_s=time.median,
-        high_s=time.high,
-        real_s=real_s,
-        waited_s=max(0.0, (clock.wall() if began is None else began) - plan.at),
-        complete=view.complete,
-        left=sum(
-            len(stage.state.pending(unit))
-            for stage in view.stages.values()
-            for unit in stage.state.open
-        ),
-        error=error,
-        inside=inside,
-    )
+    stages = view.stages.values()
+    return {
+        "workers_predicted": predicted,
+        "workers": workers,
+        "low_s": time.low,
+        "predicted_s": time.median,
+        "high_s": time.high,
+        "real_s": real_s,
+        "waited_s": max(0.0, (clock.wall() if began is None else began) - plan.at),
+        "complete": view.complete,
+        "left": sum(len(one.state.pending(unit)) for one in stages for unit in one.state.open),
+        "error": error,
+        "inside": inside,
+    }

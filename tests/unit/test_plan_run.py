@@ -301,13 +301,11 @@ def test_a_plan_is_compared_with_what_came(tmp_path: Path) -> None:
 
     found = compare(toy.run.view(), ManualClock(9e9), plan)
 
-    assert (so_far.complete, so_far.left, so_far.inside, so_far.error) == (False, 5, None, None)
-    assert late.inside is False
-    assert found.complete
-    assert found.workers == 1
-    assert found.real_s == 100.0
-    assert found.error == pytest.approx(found.predicted_s / 100.0 - 1.0)
-    assert found.inside == (found.low_s <= 100.0 <= found.high_s)
+    assert so_far.items() >= {"complete": False, "left": 5, "inside": None, "error": None}.items()
+    assert late["inside"] is False
+    assert found.items() >= {"complete": True, "workers": 1, "real_s": 100.0}.items()
+    assert found["error"] == pytest.approx(found["predicted_s"] / 100.0 - 1.0)
+    assert found["inside"] == (found["low_s"] <= 100.0 <= found["high_s"])
 
 
 def test_the_time_before_the_first_claim_is_no_work(tmp_path: Path) -> None:
@@ -328,9 +326,10 @@ def test_the_time_before_the_first_claim_is_no_work(tmp_path: Path) -> None:
 
     found = compare(toy.view(), ManualClock(9e9), plan)
 
-    assert (unclaimed.waited_s, unclaimed.real_s, unclaimed.inside) == (49_000.0, 0.0, None)
-    assert (loading.waited_s, loading.real_s, loading.inside) == (59_000.0, 30.0, None)
-    assert (found.waited_s, found.real_s, found.inside) == (59_001.0, 100.0, True)
+    keys = ("waited_s", "real_s", "inside")
+    assert [unclaimed[key] for key in keys] == [49_000.0, 0.0, None]
+    assert [loading[key] for key in keys] == [59_000.0, 30.0, None]
+    assert [found[key] for key in keys] == [59_001.0, 100.0, True]
 
 
 @pytest.mark.parametrize("off", [86_400.0, -86_400.0], ids=["ahead", "behind"])
@@ -347,8 +346,8 @@ def test_a_comparison_is_corrected_for_the_clocks_of_hosts(tmp_path: Path, off: 
 
     found = compare(toy.view(), ManualClock(now + 200), plan)
 
-    assert found.workers == 2
-    assert found.real_s == pytest.approx(100.0, abs=60.0)
+    assert found["workers"] == 2
+    assert found["real_s"] == pytest.approx(100.0, abs=60.0)
 
 
 FORECAST: dict[str, Any] = {"workers": 1, "time_s": {"low": 1, "median": 1.5, "high": 2}}

@@ -80,8 +80,6 @@ class Forecast:
     limit leaves too little room for items."""
     sure_jobs: int = 0
     """Number of jobs in a row that is enough in 19 of 20 cases; 0 where :attr:`jobs` is None."""
-    lost_s: float = 0.0
-    """Mean seconds of :attr:`time_s` that are lost at the ends of these jobs."""
     within: float | None = None
     """Probability that all is done within the given time; None without a given time."""
     share: Interval | None = None
@@ -169,7 +167,6 @@ class Forecaster:
             draws=len(schedules),
             jobs=None if jobs is None else Interval.of(jobs),
             sure_jobs=0 if jobs is None else math.ceil(np.quantile(jobs, SURE)),
-            lost_s=float(np.mean(times - whole)),
         )
         if within_s is None:
             return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
-from hpc_toolkit.planning.nodes import choose, number, recommended, span, ways
+from hpc_toolkit.planning.nodes import choose, number, recommended, span
 from hpc_toolkit.planning.timeleft import FORMAT
 from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpc_toolkit.planning.forecast import Forecast
-    from hpc_toolkit.planning.nodes import Choice, Node, Way
+    from hpc_toolkit.planning.nodes import Choice, Node
     from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
@@ -51,7 +51,6 @@ class Plan:
     now: Forecast | None
     """Forecast for the workers that are running now; None without any."""
     choices: list[Choice]
-    ways: list[Way]
     within_s: float | None
     coming: int
     most_workers: int | None
@@ -75,10 +74,10 @@ def make_plan(
 ) -> Plan:
     """Plan the rest of a run for several numbers of nodes, each with its own forecast.
 
-    The guess is for stages of which no item has ended. The partitions of the cluster are compared,
-    and its longest job is the default of ``limit_s``, the time limit of one job. ``now_s`` is the
-    time left on the living workers, as a status shows it; None: forecast it here. Raises RunError
-    if no items are left, and ConfigError if nothing is known about how long items take.
+    The guess is for stages of which no item has ended. The longest job of the cluster is the
+    default of ``limit_s``, the time limit of one job. ``now_s`` is the time left on the living
+    workers, as a status shows it; None: forecast it here. Raises RunError if no items are left,
+    and ConfigError if nothing is known about how long items take.
     """
     if not work.left:
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
@@ -111,7 +110,6 @@ def make_plan(
         choices=[
             choose(forecaster, node, count, limit_s=limit_s, within_s=within_s) for count in nodes
         ],
-        ways=ways(forecaster, cluster, node, max(nodes)) if nodes else [],
         within_s=within_s,
         coming=work.coming,
         most_workers=work.most_workers,
@@ -186,22 +184,6 @@ def _asked(choice: Choice) -> str:
     return f"{text}, {high if low == high else f'{low} to {high}'} in a row"
 
 
-def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
-    head = ["partition", "limit", "nodes", "time of work", "jobs in a row", "or one-node jobs"]
-    head += ["node-hours lost"]
-    rows = []
-    for way in ways:
-        limit = "none" if way.limit_s is None else format_walltime(way.limit_s)
-        nodes = f"{way.nodes}" + (f" of {way.most_nodes}" if way.most_nodes else "")
-        if way.in_a_row == 0:
-            rows.append([way.partition, limit, nodes, "too short for an item", "", "", ""])
-            continue
-        took = f"{format_duration(way.time_s.median)} ({span(way.time_s)})"
-        lost = number(way.lost_node_hours)
-        rows.append([way.partition, limit, nodes, took, str(way.in_a_row), str(way.jobs), lost])
-    return head, rows
-
-
 def _sentences(plan: Plan) -> list[str]:
     between = any(one.in_a_row > 1 for one in plan.choices)
     said = [f"Waiting for Slurm is in none of these times{', between jobs neither' * between}."]
@@ -271,8 +253,6 @@ def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list
         lines += ["", f"As it goes on now, on {counted(now.workers, 'worker')}: {text}"]
     if plan.choices:
         lines += ["", *table(*_table_rows(plan)), "", *_sentences(plan)]
-    if plan.ways:
-        lines += ["", *table(*_ways_rows(plan.ways))]
     return lines
 
 

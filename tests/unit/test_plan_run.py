@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.forecast import Forecaster, Interval
-from hpc_toolkit.planning.nodes import Worker, choose, node_of, recommended, ways
+from hpc_toolkit.planning.nodes import Worker, choose, node_of, recommended
 from hpc_toolkit.planning.plan import as_lines, make_plan, plan_svg
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.timeleft import Kept, compare, read_plan
@@ -41,20 +41,6 @@ SITE = parse_cluster(
     currency = "USD"
     watts_per_gpu = 300
     watts_per_node = 800
-
-    [[partitions]]
-    name = "short"
-    max_walltime = "3:00:00"
-    nodes = 100
-
-    [[partitions]]
-    name = "long"
-    max_walltime = "7-00:00:00"
-    nodes = 4
-
-    [[partitions]]
-    name = "restricted"
-    restricted = true
     """,
     file="site.toml",
     name="site",
@@ -261,18 +247,6 @@ def test_the_page_begins_with_what_to_ask_for() -> None:
 def test_a_limit_that_no_item_keeps_is_told() -> None:
     assert not forecaster().fits(90)
     assert choose(forecaster(), NODE, 10, limit_s=90).in_a_row == 0
-
-
-def test_short_jobs_on_many_nodes_stand_beside_a_long_one_on_few() -> None:
-    short, long = ways(forecaster(3_600), SITE, NODE, 12)
-
-    assert [(way.partition, way.nodes) for way in (short, long)] == [("short", 12), ("long", 4)]
-    assert (short.in_a_row, long.in_a_row) == (1, 1)
-    assert long.time_s.median == pytest.approx(3 * short.time_s.median, rel=0.1)
-    (cut,) = [way for way in ways(forecaster(), SITE, NODE, 10) if way.partition == "short"]
-    assert cut.in_a_row == 4
-    assert cut.jobs == 40
-    assert cut.lost_node_hours > 0
 
 
 def test_a_picture_is_svg_and_the_same_each_time() -> None:

@@ -32,19 +32,15 @@ def expected_best(rewards: Sequence[float], counts: Sequence[int]) -> list[float
 
     Of N arms, the k-th best is the best of the draw with a probability of C(N-k, n-1) / C(N, n).
     """
-    ranked = sorted(rewards, reverse=True)
-    return [math.fsum(_weighted(ranked, drawn)) for drawn in counts]
-
-
-def _weighted(ranked: Sequence[float], drawn: int) -> Iterator[float]:
-    chance, left = drawn / len(ranked), len(ranked)
-    for reward in ranked:
-        yield chance * reward
-        # The chance that the next arm is drawn, and none before it.
-        left -= 1
-        if left < drawn:
-            return
-        chance *= (left - drawn + 1) / left
+    found, ranked = [], sorted(rewards, reverse=True)
+    for drawn in counts:
+        chance, best = drawn / len(ranked), 0.0
+        for left, reward in zip(range(len(ranked) - 1, drawn - 2, -1), ranked, strict=False):
+            best += chance * reward
+            # The chance that the next arm is drawn, and none before it.
+            chance *= (left - drawn + 1) / max(left, 1)
+        found.append(best)
+    return found
 
 
 def some_counts(most: int, points: int = 120) -> list[int]:

@@ -151,7 +151,7 @@ def spent(activity: Activity) -> Section:
         title="Where the time of the workers went",
         paragraphs=(lives,),
         figures=(shares("Worker time by state", said, [("", parts)]),),
-        tables=(Table(title="", columns=head, rows=rows, fits=True),),
+        tables=(Table(title="", columns=head, rows=rows),),
     )
 
 

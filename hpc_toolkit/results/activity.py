@@ -106,15 +106,6 @@ class Timeline:
     def interval(self, at: float) -> int:
         return min(max(int((at - self.begin) / self.width_s), 0), self.intervals - 1)
 
-    def add(self, lane: Lane, state: str, begin: float, end: float) -> None:
-        """Count the seconds of a worker in a state."""
-        self.fill(lane.spent.setdefault(state, {}), begin, end)
-
-    def live(self, lane: Lane, begin: float, end: float) -> None:
-        """Count a worker's life."""
-        lane.workers += 1
-        self.fill(lane.lives, begin, end)
-
     def mark(self, lane: Lane, kind: str, at: float, text: str) -> None:
         key = (self.interval(at), kind)
         if key in lane.marks:
@@ -235,8 +226,7 @@ class _Reader:
                 self._worker(name, presence.started)
         for name, worker in self._workers.items():
             end = end_of(name, worker.presence, alive)
-            self._close(worker, end)
-            self._mark_end(name, worker, end)
+            self._close(name, worker, end)
         ranked = sorted(self._longest, key=lambda one: (-one[0], one[1]))
         self.found.longest = [attempt for _, _, attempt in ranked]
 
@@ -261,7 +251,8 @@ class _Reader:
         if worker.at <= begin:
             return
         self.found.seconds[state] += worker.at - begin
-        self.found.timeline.add(worker.lane, state, begin, worker.at)
+        cells = worker.lane.spent.setdefault(state, {})
+        self.found.timeline.fill(cells, begin, worker.at)
 
     def _claim(self, claim: Claim) -> None:
         if claim.at is None and claim.worker not in self._workers:
@@ -313,7 +304,7 @@ class _Reader:
         elif worker.died is None:
             worker.died = death
 
-    def _close(self, worker: _Worker, end: str) -> None:
+    def _close(self, name: str, worker: _Worker, end: str) -> None:
         seen = worker.presence.at if worker.presence is not None else worker.at
         if worker.in_run:
             state = RUNNING if end == ALIVE else FAILED
@@ -321,9 +312,8 @@ class _Reader:
             state = TAIL if worker.has_run and end in (FINISHED, DRAINED) else WAIT
         self._spend(worker, state, seen)
         self.found.lives_s += worker.at - worker.began
-        self.found.timeline.live(worker.lane, worker.began, worker.at)
-
-    def _mark_end(self, name: str, worker: _Worker, end: str) -> None:
+        worker.lane.workers += 1
+        self.found.timeline.fill(worker.lane.lives, worker.began, worker.at)
         if worker.died is not None or end == DIED:
             why = f": {worker.died.evidence}" if worker.died is not None else ""
             self._mark(worker, DIED, worker.at, f"{name} died{why}")

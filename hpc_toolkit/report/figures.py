@@ -198,15 +198,12 @@ def figure(
     parts: Iterable[str],
     *,
     alternative: str = "",
-    fluid: bool = False,
 ) -> str:
     """Return a whole picture as the text of an SVG file.
 
-    ``alternative`` says what the picture shows to readers who cannot see it. A ``fluid`` picture
-    is not scaled: on a narrow page only lengths in percent become shorter.
+    ``alternative`` says what the picture shows to readers who cannot see it.
     """
-    box = 'xmlns="http://www.w3.org/2000/svg"'
-    box += "" if fluid else f' viewBox="0 0 {width:.0f} {height:.0f}"'
+    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
     size = f'width="{width:.0f}" height="{height:.0f}" font-size="12" fill="currentColor"'
     lines = [
         f'<svg {box} {size} class="fig ink" role="img" font-family="system-ui,sans-serif">',

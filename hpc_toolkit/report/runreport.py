@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report import runtimeline
 from hpc_toolkit.report.axes import moment
-from hpc_toolkit.report.charts import Box, Part, boxes, shares
-from hpc_toolkit.report.figures import COLOURS, GRID, Figure
+from hpc_toolkit.report.charts import Box, boxes
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
-from hpc_toolkit.report.panel import failed_items, rate_text, time_left
-from hpc_toolkit.results import activity as states
+from hpc_toolkit.report.panel import failed_items, panel, time_left
 from hpc_toolkit.results.distributions import ACCURACY
 from hpc_toolkit.system.quantities import counted, format_duration
 
@@ -57,7 +55,7 @@ class RunFacts:
 def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
     parts = [_outcome(facts), *_failures(facts.failures, facts.activity)]
-    parts += [*facts.search[1:], _progress(facts)]
+    parts += [*facts.search[1:], _status(facts)]
     if facts.activity is not None and facts.activity.workers:
         timeline = runtimeline.timeline(facts.activity, facts.loads)
         parts += [timeline, runtimeline.spent(facts.activity)]
@@ -111,16 +109,13 @@ def _outcome(facts: RunFacts) -> Section:
     return replace(search, title="Outcome", paragraphs=(*search.paragraphs, *said))
 
 
-def _progress(facts: RunFacts) -> Section:
-    now = facts.status
+def _status(facts: RunFacts) -> Section:
+    """The rows of ``hpctk status``, and what cost the most worker time."""
+    rows: list[Row] = [(row.label, row.text) for row in panel(facts.status)[1:]]
     return Section(
-        title="Items and workers",
-        paragraphs=tuple(
-            f"Warning: {warning}." for warning in (*now.warnings, now.doctor) if warning
-        ),
-        facts=tuple(_tiles(now, facts.activity)),
-        figures=(_items(now),) if any(stage.total for stage in now.stages.values()) else (),
+        title="Status",
         bullets=tuple(runtimeline.findings(facts.activity, facts.loads)),
+        tables=(Table(title="", columns=(), rows=rows),),
     )
 
 
@@ -138,51 +133,6 @@ def _clocks(activity: Activity | None) -> Iterator[str]:
         f"Warning: clocks differ from that of the file server: {', '.join(said)}. The timeline"
         " uses corrected times; the table of failures and other commands show recorded times."
     )
-
-
-def _tiles(now: Status, activity: Activity | None) -> Iterator[tuple[str, str]]:
-    yield "items done", f"{sum(stage.done for stage in now.stages.values()):,}"
-    yield "items failed", f"{failed_items(now):,}"
-    if now.elapsed_s:
-        yield "time", format_duration(now.elapsed_s)
-    if now.cost:
-        yield "cost so far", f"{now.cost['spent']:,.2f} {now.cost['currency']}"
-    if activity is None or not activity.workers:
-        return
-    # The host of a worker whose file cannot be read is not known.
-    on = f" on {counted(len(activity.hosts), 'host')}" if activity.hosts else ", host unknown"
-    yield "workers", f"{activity.workers:,}{on}"
-    yield "worker time", format_duration(activity.lives_s)
-    if activity.lives_s > 0:
-        yield "of it in results", f"{activity.seconds[states.WORK] / activity.lives_s:.1%}"
-    done = sum(stage.done for stage in now.stages.values())
-    if now.elapsed_s and done:
-        yield "average speed", rate_text(done / now.elapsed_s)
-
-
-_ITEM_STATES = (
-    ("done", COLOURS[2]),
-    ("failed", COLOURS[1]),
-    ("running", COLOURS[0]),
-    ("claimed", COLOURS[4]),
-    ("pending", GRID),
-)
-
-
-def _items(now: Status) -> Figure:
-    stages = {
-        name: [
-            Part(state, getattr(counts, state), f"{getattr(counts, state):,}", colour)
-            for state, colour in _ITEM_STATES
-        ]
-        for name, counts in now.stages.items()
-        if counts.total
-    }
-    said = "; ".join(
-        f"{name}: " + ", ".join(f"{part.label} {part.name}" for part in parts if part.value)
-        for name, parts in stages.items()
-    )
-    return shares("Items by state", said, list(stages.items()))
 
 
 def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.axes import Axis, moment, number_ticks, span_ticks
-from hpc_toolkit.report.charts import Part, Plot, Series, plots, shares, stepped
+from hpc_toolkit.report.charts import Plot, Series, plots, stepped
 from hpc_toolkit.report.figures import (
     AREA,
     COLOURS,
@@ -54,7 +54,6 @@ _COLOURS = {
     states.LOAD: COLOURS[5],
 }
 """The states that are drawn, from the bottom of a lane; the rest of a life is grey."""
-_STATE_COLOURS = {**_COLOURS, states.WAIT: COLOURS[6], states.TAIL: COLOURS[4]}
 _SYMBOLS = {
     DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
     states.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", COLOURS[5], "executor died"),
@@ -132,11 +131,6 @@ def _steps(
 def spent(activity: Activity) -> Section:
     """Where the time of the workers went."""
     used = {state: took for state, took in activity.seconds.items() if took > 0}
-    parts = [
-        Part(state, took, format_duration(took), _STATE_COLOURS[state])
-        for state, took in used.items()
-    ]
-    said = ", ".join(f"{part.name} {part.label}" for part in parts)
     total = max(activity.lives_s, 1e-9)
     rows = [
         (state, seconds(took, total), Cell(f"{took / total:.1%}", took / total), meaning)
@@ -150,7 +144,6 @@ def spent(activity: Activity) -> Section:
     return Section(
         title="Where the time of the workers went",
         paragraphs=(lives,),
-        figures=(shares("Worker time by state", said, [("", parts)]),),
         tables=(Table(title="", columns=head, rows=rows),),
     )
 

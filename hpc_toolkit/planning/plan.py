@@ -291,13 +291,12 @@ def plan_svg(plan: Plan) -> str:
     seconds = [max(time_s, 1e-3) for line in series for _, time_s in line.points]
     up = Axis(min(seconds) / 1.2, max(seconds) * 1.2, log=True)
     plot = Plot(
-        x="nodes",
+        x="nodes, and node-hours",
         y="time to finish",
         across=Axis(min(nodes), max(*nodes, min(nodes) + 1), log=True),
         up=up,
         columns=[
-            (one.nodes, f"{one.nodes}\n{number(one.node_hours.median)} node-hours")
-            for one in plan.choices
+            (one.nodes, f"{one.nodes}\n{number(one.node_hours.median)} h") for one in plan.choices
         ],
         rows=log_span_ticks(up.low, up.high),
         series=series,

@@ -181,7 +181,7 @@ def _said(*, predicted_s: float, low_s: float, high_s: float, **found: Any) -> l
     lines = [f"predicted  {shown(predicted_s)} ({shown(low_s)} to {shown(high_s)}) {on}"]
     if found["waited_s"] >= 1:
         lines.append(
-            f"waited     {shown(found['waited_s'])} for the first claim, which is not counted"
+            f"waited     {shown(found['waited_s'])} for the first worker, which is not counted"
         )
     real = shown(found["real_s"])
     if not found["complete"]:

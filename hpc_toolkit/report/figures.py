@@ -44,12 +44,6 @@ STYLE = f"<style>{RULES}</style>\n"
 
 PAGE = 860
 """Width of a figure of a page."""
-WIDTH, HEIGHT = 380, 250
-"""Size of a panel between its axes."""
-LEFT, TOP = 80, 64
-"""Where the first panel begins; its labels are outside."""
-STEP_X, STEP_Y = WIDTH + 90, HEIGHT + 100
-"""Distance between two panels."""
 DOTTED, DASHED = 'stroke-dasharray="2 3"', 'stroke-dasharray="6 4" stroke-opacity="0.6"'
 AREA = "area"
 _SOLID = 'stroke-width="2"'
@@ -65,10 +59,10 @@ class Panel:
 
     x: Axis
     y: Axis
-    left: float = LEFT
-    top: float = TOP
-    width: float = WIDTH
-    height: float = HEIGHT
+    left: float
+    top: float
+    width: float
+    height: float
 
     def at(self, x: float, y: float) -> Point:
         return self.left + self.width * self.x.share(x), self.top + self.height * (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -201,15 +200,6 @@ def test_no_line_is_wider_than_the_terminal(columns: int, unicode: bool) -> None
     assert not any(word in line for line in lines for word in "\x1b")
     text = "".join("".join(line.split()) for line in lines)
     assert "startsomewiththisorthat" * 5 in text
-
-
-def test_colours_change_nothing_but_colours() -> None:
-    rows = panel(status(failures=[failures("Error")]))
-
-    plain, painted = (draw(rows, Look(columns=80, colour=one)) for one in (False, True))
-
-    assert [re.sub(r"\x1b\[\d+m", "", line) for line in painted] == plain
-    assert plain != painted
 
 
 def test_what_does_not_fit_is_counted() -> None:

@@ -162,19 +162,6 @@ def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> Non
         assert words in said
 
 
-def test_a_short_run_without_a_result_fills_its_timeline(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "run", 1, max_attempts=1)
-    worker = toy.worker("wa", host="n1", started=1_000.0, at=1_000.12)
-    assert worker.claim(toy.unit_name(0))
-    worker.attempt(0, "failed", at=1_000.1, seconds=0.05, error="E: x")
-
-    line = activity_of(toy).timeline
-    text = report_of(toy.reopen(), markdown=True)
-
-    assert line.end - line.begin == pytest.approx(0.12)
-    assert "**Throughput**: No item was done; living workers: up to 1" in text
-
-
 def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
     """Host n2 is 3 days ahead; ``files``: times of run.json and of both files of each worker."""
     toy = ToyRun(root, 6, unit=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -332,26 +331,6 @@ def test_an_extension_shows_the_evaluations_that_were_known(
     )
     assert "once all arms are evaluated" in drawn["Best reward so far"].caption
     assert "random order" not in drawn["Best reward so far"].svg
-
-
-def test_the_code_of_an_own_policy_is_not_needed(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played = Played(fast_dir / "r", toy({**GP, "policy": "random"}), monkeypatch)
-    played.coordinate()
-    segment = next(
-        path
-        for path in (played.root / "stages/tasks/items").iterdir()
-        if '"number":1' in path.read_text().split("\n")[0]
-    )
-    head, rest = segment.read_text().split("\n", 1)
-    header = json.loads(head)
-    header["decision"]["search"]["policy"] = "missing_module:Policy"
-    segment.write_text(json.dumps(header, separators=(",", ":")) + "\n" + rest)
-
-    sections = search_of(played.root)
-
-    assert "missing_module:Policy used 24 of the 60" in outcome_of(sections)
 
 
 def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,8 @@ class History:
         later line may change that.
         """
         self.alive = living_workers(self.view, self._clock, self.presences)
-        found = (*self._entries.poll(), *self._new_lives(), *self._new_jobs())
+        jobs = (one for one in self._jobs() if self._is_first("job", one.name))
+        found = (*self._entries.poll(), *self._new_lives(), *jobs)
         beside = [(math.inf if one.at is None else one.at, one) for one in found]
         return heapq.merge(sorted(beside, key=_TIME), self._timed_work(), key=_TIME)
 
@@ -192,9 +193,6 @@ class History:
             name = one.presence.worker
             if self._is_first(one.end or "start", name):
                 yield replace(one, at=self.seen(name)) if one.end else one
-
-    def _new_jobs(self) -> Iterator[Submission]:
-        return (one for one in self._jobs() if self._is_first("job", one.name))
 
     def _is_first(self, kind: str, name: str) -> bool:
         is_first = (kind, name) not in self._known

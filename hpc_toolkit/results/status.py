@@ -216,6 +216,9 @@ def read_status(
     last = list(view.stages.values())[-1].log
     # Whether an attempt ended within the last seconds, by the clock of its worker.
     moving = bool(off) or abs(clock.wall() - view.throughput.until) < _MOVING_S
+    # When the last attempt ended, or the first living worker started.
+    started = min((known[one].started for one in alive), default=None)
+    since = 0.0 if started is None else max(view.throughput.until, started)
     # Items done by each living worker, and the seconds that they took.
     paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
     halt, reason = no_progress(view, stages, workers, given, late, campaign=campaign, moving=moving)
@@ -228,7 +231,7 @@ def read_status(
         rate_per_s=round(sum(done / seconds for done, seconds in paces if seconds > 0), 4),
         **times,
         **_spent(view, lives, clock.wall() if alive else 0.0, is_off=bool(off)),
-        silent_s=0.0 if off else _silent(view, [known[one] for one in alive], clock),
+        silent_s=0.0 if off or not since else max(0.0, round(clock.wall() - since, 1)),
         throughput={} if off else _throughput(view),
         complete=view.complete,
         deaths=sum(stage.state.deaths for stage in view.stages.values()),
@@ -303,11 +306,6 @@ def _spent(view: RunView, known: list[Presence], now: float, *, is_off: bool) ->
         "elapsed_s": round(max(0.0, end - began), 3),
         "worker_s": round(sum(end - start for start, end in lives), 3),
     }
-
-
-def _silent(view: RunView, living: list[Presence], clock: Clock) -> float:
-    since = max(view.throughput.until, min((one.started for one in living), default=0.0))
-    return max(0.0, round(clock.wall() - since, 1)) if living and since else 0.0
 
 
 def _throughput(view: RunView) -> dict[str, Any]:

@@ -61,13 +61,18 @@ def read_facts(run: Run) -> RunFacts:
             return cost_of(run.paths, *facts)
         return None
 
+    def activity() -> Activity | None:
+        history = History(view)
+        history.refresh()
+        return read_activity(history, SystemClock())
+
     view, beside = run.view, Beside(cost=cost)
     try:
         status = run.status(beside=beside)
     except _READING:  # a forecast needs more of the run than its status
         status = run.status(forecast=False, beside=beside)
     made_at = time.time()
-    found = read("the timeline of the workers", lambda: _activity(run), None)
+    found = read("the timeline of the workers", activity, None)
     if found is not None and found.ahead:
         elapsed_s = found.timeline.end - found.timeline.begin
         status = replace(status, elapsed_s=elapsed_s)
@@ -89,12 +94,6 @@ def read_facts(run: Run) -> RunFacts:
         search=read("the search", lambda: _search(run), []),
         problems=problems,
     )
-
-
-def _activity(run: Run) -> Activity | None:
-    history = History(run.view)
-    history.refresh()
-    return read_activity(history, SystemClock())
 
 
 def _search(run: Run) -> list[Section]:

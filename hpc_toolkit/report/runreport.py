@@ -12,7 +12,8 @@ from hpc_toolkit.report.axes import moment
 from hpc_toolkit.report.charts import Box, boxes
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import failed_items, panel, time_left
-from hpc_toolkit.results.distributions import ACCURACY
+from hpc_toolkit.results.activity import OTHERS
+from hpc_toolkit.results.distributions import ACCURACY, group_name
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
@@ -136,11 +137,13 @@ def _clocks(activity: Activity | None) -> Iterator[str]:
 
 
 def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:
-    ranked = activity.groups.ranked(_LISTED)
+    ranked = sorted(
+        activity.groups.items(), key=lambda one: (one[0][1] == OTHERS, -one[1].total_s)
+    )[:_LISTED]
     if not ranked:
         return []
-    stages = {stage for stage, _, _ in ranked}
-    named = [(_group(stage, name, len(stages)), group) for stage, name, group in ranked]
+    stages = {stage for (stage, _), _ in ranked}
+    named = [(_group(stage, name, len(stages)), group) for (stage, name), group in ranked]
     drawn = [
         Box(
             name=name,
@@ -166,10 +169,10 @@ def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:
         for name, group in named
     ]
     head = ("group", "attempts", "time in all", "25 %", "median", "75 %", "95 %", "longest")
-    more = len(activity.groups.all) - len(ranked)
+    more = len(activity.groups) - len(ranked)
     note = f"Quantiles are accurate to {ACCURACY:.0%}."
     note += f" Left out: {counted(more, 'group')} with less time." if more > 0 else ""
-    title = "Durations by group" if any(name for _, name, _ in ranked) else "Durations"
+    title = "Durations by group" if any(name for (_, name), _ in ranked) else "Durations"
     picture = boxes(title, said, drawn)._replace(
         caption=(
             "Box: from 25 % to 75 % of the attempts that gave a result, with the median; line: from"
@@ -196,7 +199,7 @@ def _longest(activity: Activity, items: Mapping[int, str]) -> Table:
 
 
 def _attempt_row(activity: Activity, attempt: Attempt, item: str) -> Row:
-    group = activity.groups.of(attempt.stage, attempt.group)
+    group = activity.groups.get((attempt.stage, group_name(attempt.group)))
     usual = group.quantile(0.5) if group is not None else 0.0
     spent = attempt.seconds or 0.0
     ratio: str | Cell = Cell(f"{spent / usual:.3g}", spent / usual) if usual > 0 else "unknown"

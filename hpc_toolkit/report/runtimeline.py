@@ -27,6 +27,7 @@ from hpc_toolkit.report.figures import (
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import rate_text
 from hpc_toolkit.results import activity as states
+from hpc_toolkit.results.distributions import group_name
 from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
@@ -192,7 +193,7 @@ def _longest(activity: Activity) -> Iterator[str]:
     if not activity.longest or not activity.seconds[states.TAIL]:
         return
     attempt = activity.longest[0]
-    group = activity.groups.of(attempt.stage, attempt.group)
+    group = activity.groups.get((attempt.stage, group_name(attempt.group)))
     spent, median = attempt.seconds or 0.0, group.quantile(0.5) if group is not None else 0.0
     span_s = activity.timeline.end - activity.timeline.begin
     if median and spent > _LONG * median and spent > 0.1 * span_s:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.presence import FINISHED
 from hpc_toolkit.results import records
-from hpc_toolkit.results.distributions import GroupDurations
+from hpc_toolkit.results.distributions import Durations, group_name
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
 from hpc_toolkit.results.workers import (
     ALIVE,
@@ -47,7 +47,8 @@ STATES = {
 """The states of a worker, and what its seconds in them were spent on."""
 
 _OUTCOMES = {records.DONE: WORK, records.DUPLICATE: DUPLICATE}
-_LONGEST, _DEATHS = 15, 100
+_LONGEST, _DEATHS, _MOST_GROUPS = 15, 100, 2_000
+OTHERS = "(other groups)"
 MOST_LANES = 200
 _MOST_CELLS, _FINEST, _COARSEST = 12_000, 240, 48
 _TEXT_CHARS = 160
@@ -138,8 +139,9 @@ class Activity:
     hosts: set[str] = field(default_factory=set)
     outcomes: Counter[str] = field(default_factory=Counter)
     """Number of attempts by outcome."""
-    groups: GroupDurations = field(default_factory=GroupDurations)
-    """How long the attempts with a result took, by stage and group."""
+    groups: dict[tuple[str, str], Durations] = field(default_factory=dict)
+    """How long the attempts with a result took, by stage and group; groups beyond the first 2,000
+    are counted together."""
     longest: list[Attempt] = field(default_factory=list)
     """The longest attempts, the longest first."""
     deaths: list[Death] = field(default_factory=list)
@@ -286,7 +288,10 @@ class _Reader:
 
     def _count(self, attempt: Attempt, seconds: float) -> None:
         if attempt.outcome in _OUTCOMES:
-            self.found.groups.add(attempt.stage, attempt.group, seconds)
+            groups, name = self.found.groups, group_name(attempt.group)
+            if len(groups) >= _MOST_GROUPS and (attempt.stage, name) not in groups:
+                name = OTHERS
+            groups.setdefault((attempt.stage, name), Durations()).add(seconds)
         self._number += 1
         entry = (seconds, -self._number, attempt)
         if len(self._longest) < _LONGEST:

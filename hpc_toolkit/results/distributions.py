@@ -18,9 +18,7 @@ _PER_DECADE = 60
 ACCURACY = 10 ** (0.5 / _PER_DECADE) - 1
 """Largest relative error of a quantile, because durations are counted in classes."""
 _LEAST_S = 1e-6
-_MOST_GROUPS = 2_000
 _GROUP_CHARS = 120
-OTHERS = "(other groups)"
 _MOST_BYTES = 1 << 26
 """Of all files together whose samples are decoded."""
 
@@ -54,32 +52,10 @@ class Durations:
         return self.most_s
 
 
-class GroupDurations:
-    """Durations by stage and group; groups beyond the first 2,000 are counted together."""
-
-    def __init__(self) -> None:
-        self.all: dict[tuple[str, str], Durations] = {}
-        """By stage, and the group's JSON; "" without groups."""
-
-    def add(self, stage: str, group: Any, seconds: float) -> None:
-        name = "" if group is None else group_name(group)
-        found = self.all.get((stage, name))
-        if found is None:
-            key = (stage, OTHERS if len(self.all) >= _MOST_GROUPS else name)
-            found = self.all.setdefault(key, Durations())
-        found.add(seconds)
-
-    def of(self, stage: str, group: Any) -> Durations | None:
-        return self.all.get((stage, "" if group is None else group_name(group)))
-
-    def ranked(self, most: int) -> list[tuple[str, str, Durations]]:
-        """Stage, group and durations, by the time that all of its attempts took."""
-        order = sorted(self.all.items(), key=lambda one: (one[0][1] == OTHERS, -one[1].total_s))
-        return [(stage, name, found) for (stage, name), found in order[:most]]
-
-
 def group_name(group: Any) -> str:
-    """A group as people read it, shortened."""
+    """A group as people read it, shortened; "" without groups."""
+    if group is None:
+        return ""
     text = group if isinstance(group, str) else json.dumps(group, ensure_ascii=False)
     return text if len(text) <= _GROUP_CHARS else f"{text[: _GROUP_CHARS - 3]}..."
 

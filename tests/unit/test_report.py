@@ -250,7 +250,7 @@ def test_a_page_is_bounded_by_lanes_marks_and_rows_and_not_by_the_run(
     assert found.workers == 4096
     assert len(found.timeline.lanes) <= MOST_LANES
     assert sum(found.seconds.values()) == pytest.approx(found.lives_s)
-    assert len(found.groups.all) <= 2_001
+    assert len(found.groups) <= 2_001
     status = Run.open(toy.root).status(forecast=False)
     made = sections(RunFacts(status=status, manifest=toy.run.manifest, made=1.0, activity=found))
     page = as_html("Run", made)

@@ -321,15 +321,6 @@ def test_a_table_stays_when_a_power_loss_takes_the_lines(fast_dir: Path) -> None
     assert after[1]["state"] == "done"
 
 
-def test_pending_items_are_listed_in_the_order_of_the_items(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 24, unit=1)
-
-    with pytest.raises(NotCompleteError, match="24 items") as caught:
-        toy.reopen().results()
-
-    assert caught.value.pending == [{"id": index} for index in range(24)]
-
-
 def test_a_line_that_is_not_strict_json_does_not_count(toy: ToyRun) -> None:
     """Its checksum is right, so its writer was no worker of ours; NaN would spoil the table."""
     worker = toy.worker("w")

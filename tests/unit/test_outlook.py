@@ -116,22 +116,6 @@ def campaign(root: Path, patch: pytest.MonkeyPatch, waits: int, **more: Any) -> 
     return Run.open(root)
 
 
-def test_a_campaign_is_forecast_with_the_items_that_it_may_still_request(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = campaign(fast_dir / "run", monkeypatch, 2)
-
-    said, warnings = left_lines(run, ask(2))
-
-    counts = re.match(r"(\d+) items are left \((\d+) of them", said[0])
-    assert counts is not None
-    left, more = map(int, counts.groups())
-    assert 0 < more <= left < 24
-    assert re.search(r" not requested yet\): .* on 8 workers, .* USD$", said[0])
-    assert f"The search may request {more // 3} more arms on 3 tasks, at most 2" in said[1]
-    assert warnings == []
-
-
 def test_a_campaign_without_results_is_forecast_from_the_durations_that_it_states(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

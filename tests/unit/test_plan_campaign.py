@@ -129,15 +129,3 @@ def test_a_round_waits_for_the_round_before_and_for_the_decision(
     assert times[1] - times[0] == pytest.approx(
         500.0 * (count - (len(coming) == len(tasks.batches)))
     )
-
-
-def test_all_other_arms_follow_the_rounds_of_the_search(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tasks,) = played(fast_dir / "r", monkeypatch, {**SEARCH, "exhaustive": True}, 2).stages
-
-    rounds = [batch.round for batch in tasks.batches if batch.round]
-    *search, rest = [rounds.count(number) for number in sorted(set(rounds))]
-    assert search
-    assert set(search) == {6}
-    assert rest == 12 * 3

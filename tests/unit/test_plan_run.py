@@ -216,22 +216,6 @@ def test_a_limit_cuts_the_work_into_jobs_that_follow_each_other() -> None:
     assert found.in_a_row == 6
 
 
-def test_jobs_in_a_row_have_an_interval_and_their_losses_in_time_and_cost() -> None:
-    wide = Guess(100.0, factor=1.5, spread=0.5)
-    one = choose(forecaster(guess=wide), NODE, 10, within_s=12 * 3600.0)
-    cut = choose(forecaster(guess=wide), NODE, 10, limit_s=3 * 3600, within_s=12 * 3600.0)
-
-    jobs = cut.forecast.jobs
-    assert jobs is not None
-    assert jobs.low < jobs.high == cut.in_a_row
-    # Each end costs the 2 minutes of a start and half an item.
-    assert 120 * (jobs.median - 1) < cut.forecast.time_s.median - one.forecast.time_s.median
-    assert cut.node_hours.median > one.node_hours.median
-    assert cut.forecast.within is not None
-    assert one.forecast.within is not None
-    assert cut.forecast.within <= one.forecast.within
-
-
 def test_the_page_begins_with_what_to_ask_for() -> None:
     able = make_plan(typed_work(9_000), SURE, [1, 8, 20], SITE, NODE, within_s=9 * 3600.0, draws=8)
     late = make_plan(typed_work(9_000), SURE, [1], SITE, NODE, within_s=3600.0, draws=8)

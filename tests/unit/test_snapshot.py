@@ -239,28 +239,6 @@ def test_a_damaged_snapshot_is_refused(change: dict[str, Any], match: str, tmp_p
         read_snapshot(path)
 
 
-def test_snapshots_follow_a_run_one_for_every_so_many_results(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 10, unit=1)
-    clock = ManualClock()
-    taken = following(toy.reopen(), str(tmp_path / "s-{done}.json"), 3, clock)
-    worker = toy.worker("one")
-
-    def after(first: int, stop: int, seconds: float = 1.0) -> list[str]:
-        for number in range(first, stop):
-            kinds = {f"i{number}": "done"}
-            worker.work(toy.unit_name(number), 1, **kinds)
-        clock.advance(seconds)
-        taken.look()
-        return sorted(path.name for path in tmp_path.glob("s-*"))
-
-    assert after(0, 2) == []
-    assert after(2, 4) == ["s-4.json"]
-    assert after(4, 5) == ["s-4.json"]
-    assert after(5, 6, seconds=0.5) == ["s-4.json"]
-    assert after(6, 6, seconds=0.5) == ["s-4.json", "s-6.json"]
-    assert read_snapshot(tmp_path / "s-4.json").counts["done"] == 4
-
-
 def test_a_snapshot_that_cannot_be_written_does_not_stop_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,17 +216,6 @@ def test_the_tolerance_and_the_keys_to_ignore_decide_what_is_the_same(code: str)
     assert problems(tolerance=1e-5, ignore=("time",)) == []
 
 
-def test_the_same_results_are_drawn_again(code: str) -> None:
-    rows = [row(1, item={"seed": seed}, value={}) for seed in range(100, 150)]
-
-    def drawn() -> list[int]:
-        _, problems = Recomputation(count=5).check(stage(f"{code}:value"), rows)
-        return [one.item["seed"] for one in problems]
-
-    assert drawn() == drawn()
-    assert len(drawn()) == 5
-
-
 def test_a_group_is_loaded_once(code: str) -> None:
     rows = [row(0, item={"g": n % 2, "n": n}, value={"context": n % 2}) for n in range(6)]
 

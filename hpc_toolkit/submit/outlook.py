@@ -61,13 +61,19 @@ def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:
 def _waiting(work: Work, ask: Ask) -> list[str]:
     """Return a warning if a search requests fewer evaluations at once than there are workers."""
     most = work.most_workers
-    useful = math.ceil((most or 1) / ask.node.workers)
-    if most is None or useful >= ask.nodes:
+    if most is None:
+        return []
+    waiting = f"the search requests at most {counted(most, 'item')} at once,"
+    return [f"{text}, or raise 'pending' in [search]" for text in _beyond(most, waiting, ask)]
+
+
+def _beyond(most: int, what: str, ask: Ask) -> list[str]:
+    """Return a warning if fewer nodes are enough for ``most`` workers."""
+    useful = max(1, math.ceil(most / ask.node.workers))
+    if useful >= ask.nodes:
         return []
     enough = f"{counted(useful, 'node')} {'is' if useful == 1 else 'are'} enough"
-    waiting = f"the search requests at most {counted(most, 'item')} at once"
-    hint = f"{enough}, or raise 'pending' in [search]"
-    return [f"nodes will be idle: {waiting}, for {counted(ask.workers, 'worker')}; {hint}"]
+    return [f"nodes will be idle: {what} for {counted(ask.workers, 'worker')}; {enough}"]
 
 
 def _too_short(forecaster: Forecaster, ask: Ask, choice: Choice) -> str:
@@ -94,12 +100,7 @@ def _idle(run: Run, ask: Ask) -> list[str]:
         for stage in view.stages.values()
         for name in stage.state.open
     )
-    useful = max(1, math.ceil(units / ask.node.workers))
-    if useful >= ask.nodes:
-        return []
-    workers = counted(ask.workers, "worker")
-    enough = f"{counted(useful, 'node')} {'is' if useful == 1 else 'are'} enough"
-    return [f"nodes will be idle: {counted(units, 'unit')} for {workers}; {enough}"]
+    return _beyond(units, counted(units, "unit"), ask)
 
 
 def _work(run: Run) -> Work | None:

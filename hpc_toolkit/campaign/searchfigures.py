@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.report.axes import Axis, number_ticks, span_ticks
 from hpc_toolkit.report.charts import Plot, Series, padded, plots, stepped
 from hpc_toolkit.report.figures import COLOURS, DASHED, DOTTED, shortened, text_width
-from hpc_toolkit.report.heatmap import HeatMap, Tile, heatmaps
+from hpc_toolkit.report.heatmap import HeatMap, Tile, heatmap
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -23,12 +22,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.summary import Step
     from hpc_toolkit.report.figures import Figure
 
-_COLUMNS, _ROWS, _FACETS, _TILES = 160, 64, 12, 6_000
-_WIDE = 40
-"""A map with more columns has a row of its own."""
+_COLUMNS, _ROWS, _LEVELS = 120, 50, 160
 _BINS, _DISTINCT = 12, 24
 """Numbers with more different values than ``_DISTINCT`` are divided into ``_BINS``."""
-NOTHING = "(none)"
 
 
 def expected_best(rewards: Sequence[float], counts: Sequence[int]) -> list[float]:
@@ -36,19 +32,15 @@ def expected_best(rewards: Sequence[float], counts: Sequence[int]) -> list[float
 
     Of N arms, the k-th best is the best of the draw with a probability of C(N-k, n-1) / C(N, n).
     """
-    ranked = sorted(rewards, reverse=True)
-    return [math.fsum(_weighted(ranked, drawn)) for drawn in counts]
-
-
-def _weighted(ranked: Sequence[float], drawn: int) -> Iterator[float]:
-    chance, left = drawn / len(ranked), len(ranked)
-    for reward in ranked:
-        yield chance * reward
-        # The chance that the next arm is drawn, and none before it.
-        left -= 1
-        if left < drawn:
-            return
-        chance *= (left - drawn + 1) / left
+    found, ranked = [], sorted(rewards, reverse=True)
+    for drawn in counts:
+        chance, best = drawn / len(ranked), 0.0
+        for left, reward in zip(range(len(ranked) - 1, drawn - 2, -1), ranked, strict=False):
+            best += chance * reward
+            # The chance that the next arm is drawn, and none before it.
+            chance *= (left - drawn + 1) / max(left, 1)
+        found.append(best)
+    return found
 
 
 def some_counts(most: int, points: int = 120) -> list[int]:
@@ -114,24 +106,17 @@ def _lines(
         yield Series(name=name, points=points, colour=COLOURS[number], style=style)
 
 
-class Facet(NamedTuple):
-    """The axes of one map."""
-
-    name: str
-    columns: Sequence[str]
-    rows: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
+class Grid(NamedTuple):
     """Where each arm is drawn."""
 
-    facets: Sequence[Facet]
-    places: Mapping[str, tuple[int, int, int]]
-    """Facet, column and row of an arm."""
+    columns: Sequence[str]
+    rows: Sequence[str]
+    """The first one is drawn at the top."""
+    places: Mapping[str, tuple[int, int]]
+    """Column and row of an arm."""
     axes: tuple[str, str]
     note: str = ""
-    """What is merged, averaged or left out."""
+    """What is merged or averaged."""
 
 
 class Key(NamedTuple):
@@ -151,92 +136,57 @@ def brief(name: str) -> str:
     return shortened(name, _NAME)
 
 
-def plane_of_models(campaign: Campaign) -> Plane:
-    """One facet for each model, with its checkpoints across and its layers upwards."""
-    models = campaign.models[:_FACETS]
-    facets, places = [], {}
-    for number, model in enumerate(models):
-        layers = list(model.chosen or range(model.layers + 1))
-        columns = {step: place for place, step in enumerate(model.steps)}
-        rows = {layer: len(layers) - 1 - place for place, layer in enumerate(layers)}
-        facets.append(Facet(model.name, list(map(str, columns)), [str(one) for one in rows][::-1]))
+def grid_of_models(campaign: Campaign) -> Grid:
+    """The checkpoints of all models across, and their layers upwards."""
+    layers = {one for model in campaign.models for one in model.chosen or range(model.layers + 1)}
+    rows = {layer: place for place, layer in enumerate(sorted(layers, reverse=True))}
+    columns: list[str] = []
+    places: dict[str, tuple[int, int]] = {}
+    for model in campaign.models:
+        steps = {step: len(columns) + place for place, step in enumerate(model.steps)}
+        name = f"{model.name} " if len(campaign.models) > 1 else ""
+        columns += [f"{name}{step}" for step in steps]
         for arm, (step, layer) in zip(model.arms(), model.points(), strict=True):
-            places[arm.id] = number, columns[step], rows[layer]
-    hidden = len(campaign.models) - len(models)
-    note = f"Not drawn: {counted(hidden, 'more model')}." if hidden else ""
-    return binned(
-        Plane(facets=facets, places=places, axes=("checkpoint (step)", "layer"), note=note)
-    )
+            places[arm.id] = steps[step], rows[layer]
+    return _merged(Grid(columns, [*map(str, rows)], places, ("checkpoint (step)", "layer")))
 
 
-def plane_of_keys(keys: Sequence[Key]) -> Plane:
-    """One facet of the two keys that explain most of the rewards; the one with more levels across.
-
-    A single key has one row.
-    """
+def grid_of_keys(keys: Sequence[Key]) -> Grid:
+    """The first two keys, with more levels across; a single key has one row."""
     one_row = Key("", [""], dict.fromkeys(keys[0].level_of, 0))
     across, down, *_ = sorted([*keys[:2], one_row], key=lambda key: -len(key.levels))
     last = len(down.levels) - 1
-    places = {arm: (0, across.level_of[arm], last - down.level_of[arm]) for arm in across.level_of}
-    facet = Facet("", across.levels, down.levels[::-1])
-    others = [key.name for key in keys[2:]]
+    places = {arm: (across.level_of[arm], last - down.level_of[arm]) for arm in across.level_of}
     note = ""
-    if others:
-        note = (
-            f"The keys {across.name} and {down.name} explain most of the differences of rewards."
-            f" A tile is the mean of its evaluated arms over {_listed(others)}."
-        )
-    return binned(Plane(facets=[facet], places=places, axes=(across.name, down.name), note=note))
+    if others := [brief(key.name) for key in keys[2:]]:
+        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+        note = f"A tile is the mean of its evaluated arms over {', '.join(others[:6])}{more}."
+    rows, axes = down.levels[::-1], (across.name, down.name)
+    return _merged(Grid(across.levels, rows, places, axes, note))
 
 
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(brief, names[:most])) + more
-
-
-def binned(plane: Plane) -> Plane:
+def _merged(grid: Grid) -> Grid:
     """Merge neighbours until there are few enough tiles to see and to send."""
-    across = max((len(one.columns) for one in plane.facets), default=1)
-    down = max((len(one.rows) for one in plane.facets), default=1)
-    wide, high = -(-across // _COLUMNS), -(-down // _ROWS)
-
-    def tiles() -> int:
-        return sum(-(-len(f.columns) // wide) * -(-len(f.rows) // high) for f in plane.facets)
-
-    while tiles() > _TILES:
-        if across / wide > down / high:
-            wide += 1
-        else:
-            high += 1
+    wide, high = -(-len(grid.columns) // _COLUMNS), -(-len(grid.rows) // _ROWS)
     if wide == high == 1:
-        return plane
+        return grid
     merged = f"A tile is the mean of {wide} x {high} neighbours: there are too many to draw."
-    return replace(
-        plane,
-        facets=[Facet(f.name, f.columns[::wide], f.rows[::high]) for f in plane.facets],
-        places={arm: (f, col // wide, row // high) for arm, (f, col, row) in plane.places.items()},
-        note=f"{plane.note} {merged}".strip(),
+    return Grid(
+        grid.columns[::wide],
+        grid.rows[::high],
+        {arm: (column // wide, row // high) for arm, (column, row) in grid.places.items()},
+        grid.axes,
+        f"{grid.note} {merged}".strip(),
     )
 
 
-def keys_of(arms: ArmTable, rewards: Mapping[str, float]) -> list[Key]:
-    """The keys with at least two levels: the one that explains most of the rewards, the one that
-    explains most of the rest, and the others in the order of the arms.
-    """
+def keys_of(arms: ArmTable) -> list[Key]:
+    """The keys with 2 to 160 levels, in the order of the arms' keys."""
     names = dict.fromkeys(name for arm in arms.arms for name in arm.keys)
     keys = (
         Key(name, *_levels({arm.id: arm.keys.get(name) for arm in arms.arms})) for name in names
     )
-    left = [key for key in keys if 2 <= len(key.levels) <= _COLUMNS]
-    found: list[Key] = []
-    rest = rewards
-    for _ in range(min(2, len(left))):
-        splits = [_explained(key, rest) for key in left]
-        best = max(range(len(left)), key=lambda place: splits[place][0])
-        found.append(left.pop(best))
-        if splits[best][0] > 0:
-            rest = splits[best][1]
-    return found + left
+    return [key for key in keys if 2 <= len(key.levels) <= _LEVELS]
 
 
 def _levels(values: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
@@ -249,7 +199,7 @@ def _levels(values: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
         places = {name: place for place, name in enumerate(names)}
         return names, {arm: places[text] for arm, text in texts.items()}
     ordered = sorted(set(known))
-    more = [NOTHING] if len(known) < len(values) else []
+    more = ["(none)"] if len(known) < len(values) else []
     if len(ordered) <= _DISTINCT:
         edges, labels = ordered, [*map(_text, ordered), *more]
     else:
@@ -264,27 +214,8 @@ def _levels(values: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
 
 def _text(value: Any) -> str:
     if value is None:
-        return NOTHING
+        return "(none)"
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _explained(key: Key, rewards: Mapping[str, float]) -> tuple[float, Mapping[str, float]]:
-    """Share of the variance between levels, and the rewards less the mean of their level.
-
-    The share heeds the degrees of freedom (epsilon squared), so that a key with a value of its own
-    for each arm explains nothing.
-    """
-    groups: dict[int, list[float]] = {}
-    for arm, reward in rewards.items():
-        groups.setdefault(key.level_of[arm], []).append(reward)
-    if not 2 <= len(groups) < len(rewards):
-        return -math.inf, rewards
-    means = {level: fmean(found) for level, found in groups.items()}
-    rest = {arm: reward - means[key.level_of[arm]] for arm, reward in rewards.items()}
-    mean = fmean(rewards.values())
-    total = math.fsum((one - mean) ** 2 for one in rewards.values()) / (len(rewards) - 1)
-    within = math.fsum(one**2 for one in rest.values()) / (len(rewards) - len(groups))
-    return (1 - within / total if total > 0 else -math.inf), rest
 
 
 def reward_map(
@@ -297,63 +228,36 @@ def reward_map(
     marks: Mapping[str, str],
     unit: str,
 ) -> tuple[Figure, ...]:
-    """The rewards of arms by model, checkpoint and layer, or by the keys that explain most.
+    """The rewards of arms by model, checkpoint and layer, or by their first two keys.
 
     ``words`` describes an arm, ``asked`` are outlined, ``marks`` are those of :class:`Tile`.
     Nothing without rewards, or if no key of the arms has several values.
     """
-    keys = [] if campaign.rows is None else keys_of(arms, rewards)
+    keys = [] if campaign.rows is None else keys_of(arms)
     if not rewards or (campaign.rows is not None and not keys):
         return ()
-    plane = plane_of_models(campaign) if campaign.rows is None else plane_of_keys(keys)
-    maps = heatmaps_of(plane, rewards, words=words, asked=asked, marks=marks, unit=unit)
-    columns = max(len(one.columns) for one in maps)
-    beside = 1 if len(maps) == 1 or columns > _WIDE else 2
-    beside = 3 if len(maps) > 4 and columns <= _WIDE / 2 else beside
-    title = f"Reward by {' and '.join(filter(None, plane.axes))}"
-    said = f"Rewards of {len(rewards):,} of {counted(len(plane.places), 'arm')};"
-    said += f" the policy requested {counted(len(asked), 'arm')}."
-    figure = heatmaps(title, said, maps, per_row=beside)
-    return (figure._replace(caption=f"{said} {plane.note}".strip()),)
-
-
-def heatmaps_of(
-    plane: Plane,
-    values: Mapping[str, float],
-    *,
-    words: Callable[[str], str],
-    asked: Collection[str],
-    marks: Mapping[str, str],
-    unit: str,
-) -> list[HeatMap]:
-    """One map for each facet, all with one scale."""
-    here: dict[tuple[int, int, int], list[str]] = {}
-    for arm, place in plane.places.items():
+    grid = grid_of_models(campaign) if campaign.rows is None else grid_of_keys(keys)
+    here: dict[tuple[int, int], list[str]] = {}
+    for arm, place in grid.places.items():
         here.setdefault(place, []).append(arm)
-    tiles: list[dict[tuple[int, int], Tile]] = [{} for _ in plane.facets]
-    for (facet, column, row), arms in here.items():
-        known = [values[arm] for arm in arms if arm in values]
+    tiles: dict[tuple[int, int], Tile] = {}
+    for (column, row), some in here.items():
+        known = [rewards[arm] for arm in some if arm in rewards]
         value = fmean(known) if known else None
-        if len(arms) == 1:
-            said = f"{brief(arms[0])}: {words(arms[0])}"
+        if len(some) == 1:
+            shown = f"{brief(some[0])}: {words(some[0])}"
         else:
-            level, mean = plane.facets[facet], "unknown" if value is None else f"{value:.4g}"
-            said = f"{brief(level.columns[column])}, {brief(level.rows[row])}: mean {mean}"
-            said += f" of {len(known)} of {len(arms)} arms"
-        mark = next((marks[arm] for arm in arms if arm in marks), "")
-        outlined = any(arm in asked for arm in arms)
-        tiles[facet][column, row] = Tile(value, said, outlined=outlined, mark=mark)
-    drawn = [tile.value for some in tiles for tile in some.values() if tile.value is not None]
-    scale = (min(drawn, default=0.0), max(drawn, default=1.0))
-    return [
-        HeatMap(
-            name=facet.name,
-            columns=facet.columns,
-            rows=facet.rows,
-            tiles=some,
-            axes=plane.axes,
-            scale=scale,
-            unit=unit,
-        )
-        for facet, some in zip(plane.facets, tiles, strict=True)
-    ]
+            mean = "unknown" if value is None else f"{value:.4g}"
+            shown = f"{brief(grid.columns[column])}, {brief(grid.rows[row])}: mean {mean}"
+            shown += f" of {len(known)} of {len(some)} arms"
+        mark = " ".join(marks[arm] for arm in some if arm in marks)
+        outlined = any(arm in asked for arm in some)
+        tiles[column, row] = Tile(value, shown, outlined=outlined, mark=mark)
+    said = f"Rewards of {len(rewards):,} of {counted(len(grid.places), 'arm')};"
+    said += f" the policy requested {counted(len(asked), 'arm')}."
+    drawn = heatmap(
+        f"Reward by {' and '.join(filter(None, grid.axes))}",
+        said,
+        HeatMap(columns=grid.columns, rows=grid.rows, tiles=tiles, axes=grid.axes, unit=unit),
+    )
+    return (drawn._replace(caption=f"{said} {grid.note}".strip()),)

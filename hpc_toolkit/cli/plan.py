@@ -30,7 +30,6 @@ from hpc_toolkit.system.quantities import format_duration as shown
 if TYPE_CHECKING:
     from hpc_toolkit.planning.forecast import Interval
     from hpc_toolkit.planning.plan import Plan
-    from hpc_toolkit.planning.timeleft import Comparison
     from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.system.options import Panels
 
@@ -169,32 +168,28 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
 
 def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
     from hpc_toolkit.planning.timeleft import compare, read_plan
-    from hpc_toolkit.system.record import asdict
 
     kept = read_plan(path)
     found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
-    show(asdict(found), _said(found), as_json=as_json)
-    if not found.complete:
+    show(found, _said(**found), as_json=as_json)
+    if not found["complete"]:
         sys.exit(TRY_AGAIN)
 
 
-def _said(found: Comparison) -> list[str]:
-    span = f"{shown(found.low_s)} to {shown(found.high_s)}"
-    on = f"on {counted(found.workers_predicted, 'worker')}"
-    lines = [f"predicted  {shown(found.predicted_s)} ({span}) {on}"]
-    if found.waited_s >= 1:
+def _said(*, predicted_s: float, low_s: float, high_s: float, **found: Any) -> list[str]:
+    on = f"on {counted(found['workers_predicted'], 'worker')}"
+    lines = [f"predicted  {shown(predicted_s)} ({shown(low_s)} to {shown(high_s)}) {on}"]
+    if found["waited_s"] >= 1:
         lines.append(
-            f"waited     {shown(found.waited_s)} for the first claim, which is not counted"
+            f"waited     {shown(found['waited_s'])} for the first worker, which is not counted"
         )
-    if not found.complete:
-        lines.append(f"so far     {shown(found.real_s)}, {counted(found.left, 'item')} left")
-        lines += ["later than 19 of 20 cases"] if found.inside is False else []
-        return lines
-    assert found.error is not None
-    inside = "inside" if found.inside else "outside"
-    lines.append(f"real       {shown(found.real_s)} on {counted(found.workers, 'worker')}")
-    lines.append(f"off by     {found.error:+.1%} of the real time, {inside} of the interval")
-    return lines
+    real = shown(found["real_s"])
+    if not found["complete"]:
+        lines.append(f"so far     {real}, {counted(found['left'], 'item')} left")
+        return lines + ["later than 19 of 20 cases"] * (found["inside"] is False)
+    inside = "inside" if found["inside"] else "outside"
+    lines.append(f"real       {real} on {counted(found['workers'], 'worker')}")
+    return [*lines, f"off by     {found['error']:+.1%} of the real time, {inside} of the interval"]
 
 
 def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from hpc_toolkit.planning.work import SURE, context
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from hpc_toolkit.planning.durations import Draw, Floats
+    from hpc_toolkit.planning.durations import Draw, Floats, Ints
     from hpc_toolkit.planning.work import Guess, StageWork, Work
 
 DRAWS = 100
@@ -31,6 +31,8 @@ DRAWS = 100
 _FEWEST_DRAWS = 20
 _MOST_JOBS = 400_000
 """The most units times draws to schedule for one number of workers."""
+_MANY = 64
+"""With more batches for each worker, they are shared evenly instead of scheduled one by one."""
 START_S = 120.0
 """Seconds until the ranks of a job work: its prologue, imports, the first claims."""
 _MOST_LOST = 0.9
@@ -78,8 +80,6 @@ class Forecast:
     limit leaves too little room for items."""
     sure_jobs: int = 0
     """Number of jobs in a row that is enough in 19 of 20 cases; 0 where :attr:`jobs` is None."""
-    lost_s: float = 0.0
-    """Mean seconds of :attr:`time_s` that are lost at the ends of these jobs."""
     within: float | None = None
     """Probability that all is done within the given time; None without a given time."""
     share: Interval | None = None
@@ -167,7 +167,6 @@ class Forecaster:
             draws=len(schedules),
             jobs=None if jobs is None else Interval.of(jobs),
             sure_jobs=0 if jobs is None else math.ceil(np.quantile(jobs, SURE)),
-            lost_s=float(np.mean(times - whole)),
         )
         if within_s is None:
             return found
@@ -228,6 +227,11 @@ class _Phase:
     last."""
     left_s: dict[str, float]
     """The expected seconds of these batches, by context."""
+    numbers: Ints
+    """The numbers of all of them."""
+    firsts: Ints
+    """The first one of each context."""
+    items: int
 
 
 def _phases(
@@ -252,7 +256,10 @@ def _phases(
             waiting.setdefault(key, []).append(one)
             left_s[key] = left_s.get(key, 0.0) + expected_s[one]
         order = {key: waiting[key][::-1] for key in sorted(waiting, key=left_s.__getitem__)}
-        yield _Phase(stage, number, wait_s, held, order, left_s)
+        rest = np.array([one for some in order.values() for one in some], dtype=np.int64)
+        firsts = np.array([some[-1] for some in order.values()], dtype=np.int64)
+        items = sum(stage.batches[one].count for one in rest)
+        yield _Phase(stage, number, wait_s, held, order, left_s, rest, firsts, items)
 
 
 class _Schedule:
@@ -263,56 +270,59 @@ class _Schedule:
     ) -> None:
         """Hand out the batches of each phase to workers, given with their loaded contexts."""
         self._loaded = list(workers.values())
-        self._spans: list[tuple[float, float, int]] = []
-        ended = 0.0
-        for phase in phases:
-            draw, before = draws[phase.number], len(self._spans)
-            # Lists, since reading single elements of arrays is slow.
-            seconds, load_s = draw.batches.tolist(), draw.load_s.tolist()
-            free = self._go_on(phase, seconds, load_s, list(workers), ended + phase.wait_s)
-            self._hand_out(phase, seconds, load_s, free)
-            ended = max((end for _, end, _ in self._spans[before:]), default=ended)
-        self.makespan_s = ended
+        spans: list[tuple[float, float, float]] = []
+        self.makespan_s = 0.0
         """Seconds until the last item ends."""
-        self.spans = np.array(self._spans).T
+        for phase in phases:
+            draw = draws[phase.number]
+            begun, free = self._go_on(phase, draw, list(workers), self.makespan_s + phase.wait_s)
+            some = self._shared if len(phase.numbers) > _MANY * len(free) else self._handed_out
+            spans += (new := [*begun, *some(phase, draw, free)])
+            self.makespan_s = max((end for _, end, _ in new), default=self.makespan_s)
+        self.spans = np.array(spans).T
         """When each batch begins and ends, and its number of items."""
-        del self._spans
 
     def _go_on(
-        self,
-        phase: _Phase,
-        seconds: Sequence[float],
-        load_s: Sequence[float],
-        workers: Sequence[str],
-        begin: float,
-    ) -> list[tuple[float, int]]:
-        """Finish the batches that workers hold; return when each worker is free, and its number."""
-        free, idle = [], []
+        self, phase: _Phase, draw: Draw, workers: Sequence[str], begin: float
+    ) -> tuple[list[tuple[float, float, float]], list[tuple[float, int]]]:
+        """Finish the batches that workers hold; return them, and when each worker is free."""
+        spans, free, idle = [], [], []
         for hand, worker in enumerate(workers):
             if worker not in phase.held:
                 idle.append((begin, hand))
                 continue
             number = phase.held[worker]
-            batch = phase.stage.batches[number]
+            batch, seconds = phase.stage.batches[number], float(draw.batches[number])
             key = context(phase.stage.name, batch.group)
-            load = load_s[number] if self._loaded[hand] != key else 0.0
-            spent_s = min(batch.age_s, load if batch.loading else seconds[number])
-            free.append((begin + seconds[number] + load - spent_s, hand))
+            load = float(draw.load_s[number]) if self._loaded[hand] != key else 0.0
+            spent_s = min(batch.age_s, load if batch.loading else seconds)
+            free.append((begin + seconds + load - spent_s, hand))
             self._loaded[hand] = key
-            self._spans.append((begin, free[-1][0], batch.count))
+            spans.append((begin, free[-1][0], float(batch.count)))
         # A worker finishes its batch even if the search keeps fewer workers busy from now on.
         most = max(len(free), phase.stage.most_workers or len(workers))
-        return free + idle[: most - len(free)]
+        return spans, free + idle[: most - len(free)]
 
-    def _hand_out(
-        self,
-        phase: _Phase,
-        seconds: Sequence[float],
-        load_s: Sequence[float],
-        free: list[tuple[float, int]],
-    ) -> None:
+    @staticmethod
+    def _shared(
+        phase: _Phase, draw: Draw, free: list[tuple[float, int]]
+    ) -> Iterator[tuple[float, float, float]]:
+        """Share very many batches evenly: then list scheduling gives the same within 1 %."""
+        seconds, load_s = draw.batches[phase.numbers], draw.load_s[phase.firsts]
+        # Each group is loaded once, and each worker loads one.
+        loads_s = load_s.sum() + max(0, len(free) - len(load_s)) * load_s.mean()
+        work_s = float(sum(at for at, _ in free) + seconds.sum() + loads_s)
+        # At the end, a worker waits for half a batch of another one on average.
+        end = work_s / len(free) + float(seconds.mean()) / 2
+        return ((at, max(at, end), phase.items / len(free)) for at, _ in free)
+
+    def _handed_out(
+        self, phase: _Phase, draw: Draw, free: list[tuple[float, int]]
+    ) -> Iterator[tuple[float, float, float]]:
         """Give the worker that is free first the next batch, until all have run."""
         batches, loaded = phase.stage.batches, self._loaded
+        # Lists, since reading single elements of arrays is slow.
+        seconds, load_s = draw.batches.tolist(), draw.load_s.tolist()
         waiting = {key: numbers.copy() for key, numbers in phase.waiting.items()}
         left_s, fresh = phase.left_s.copy(), list(waiting)
         begun = set(loaded)
@@ -332,7 +342,7 @@ class _Schedule:
             if not waiting[key]:
                 del waiting[key]
             heapq.heapreplace(free, (end, hand))
-            self._spans.append((at, end, batches[number].count))
+            yield at, end, float(batches[number].count)
 
 
 def _share_by(limit_s: float, spans: Floats) -> float:

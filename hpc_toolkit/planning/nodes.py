@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.work import SURE
-from hpc_toolkit.slurm.clusters.choice import Needs, for_partition, named_site
+from hpc_toolkit.slurm.clusters.choice import Needs, named_site
 from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_duration, format_mem
 
 if TYPE_CHECKING:
@@ -184,50 +184,6 @@ def recommended(choices: Sequence[Choice]) -> Choice | None:
     """
     able = [one for one in choices if one.in_a_row and (one.forecast.within or 0.0) >= SURE]
     return min(able, key=lambda one: (one.node_hours.median, one.nodes), default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """How one partition would run the work: as one job, or as several short jobs in a row."""
-
-    partition: str
-    limit_s: int | None
-    most_nodes: int | None
-    nodes: int
-    """Nodes that the jobs use: the requested number, or the most that the partition allows."""
-    in_a_row: int
-    """Number of jobs in a row; 0: the longest item does not fit."""
-    jobs: int
-    """Total number of jobs of one node each, as in a job array."""
-    time_s: Interval
-    """Seconds of work, restarts included, but without waiting for Slurm."""
-    lost_node_hours: float
-    """Mean node-hours of this time that are lost at the ends of jobs."""
-
-
-def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> list[Way]:
-    """Return how each unrestricted partition would run the work, with up to ``nodes`` nodes."""
-    found = []
-    for partition in cluster.partitions:
-        site = for_partition(cluster, partition)
-        fewer = (site.gpus_per_node or node.gpus) < node.gpus
-        if partition.restricted or fewer or nodes < (site.min_nodes or 1):
-            continue
-        count = min(nodes, site.nodes or nodes)
-        choice = choose(forecaster, node, count, limit_s=site.max_walltime_s)
-        found.append(
-            Way(
-                partition=partition.name,
-                limit_s=site.max_walltime_s,
-                most_nodes=site.nodes,
-                nodes=count,
-                in_a_row=choice.in_a_row,
-                jobs=choice.in_a_row * count,
-                time_s=choice.forecast.time_s,
-                lost_node_hours=choice.forecast.lost_s * count / HOUR_S,
-            )
-        )
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
-from hpc_toolkit.planning.nodes import choose, number, recommended, span, ways
+from hpc_toolkit.planning.nodes import choose, number, recommended, span
 from hpc_toolkit.planning.timeleft import FORMAT
 from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpc_toolkit.planning.forecast import Forecast
-    from hpc_toolkit.planning.nodes import Choice, Node, Way
+    from hpc_toolkit.planning.nodes import Choice, Node
     from hpc_toolkit.planning.work import Guess, Work
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
@@ -51,7 +51,6 @@ class Plan:
     now: Forecast | None
     """Forecast for the workers that are running now; None without any."""
     choices: list[Choice]
-    ways: list[Way]
     within_s: float | None
     coming: int
     most_workers: int | None
@@ -75,10 +74,10 @@ def make_plan(
 ) -> Plan:
     """Plan the rest of a run for several numbers of nodes, each with its own forecast.
 
-    The guess is for stages of which no item has ended. The partitions of the cluster are compared,
-    and its longest job is the default of ``limit_s``, the time limit of one job. ``now_s`` is the
-    time left on the living workers, as a status shows it; None: forecast it here. Raises RunError
-    if no items are left, and ConfigError if nothing is known about how long items take.
+    The guess is for stages of which no item has ended. The longest job of the cluster is the
+    default of ``limit_s``, the time limit of one job. ``now_s`` is the time left on the living
+    workers, as a status shows it; None: forecast it here. Raises RunError if no items are left,
+    and ConfigError if nothing is known about how long items take.
     """
     if not work.left:
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
@@ -111,7 +110,6 @@ def make_plan(
         choices=[
             choose(forecaster, node, count, limit_s=limit_s, within_s=within_s) for count in nodes
         ],
-        ways=ways(forecaster, cluster, node, max(nodes)) if nodes else [],
         within_s=within_s,
         coming=work.coming,
         most_workers=work.most_workers,
@@ -186,22 +184,6 @@ def _asked(choice: Choice) -> str:
     return f"{text}, {high if low == high else f'{low} to {high}'} in a row"
 
 
-def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
-    head = ["partition", "limit", "nodes", "time of work", "jobs in a row", "or one-node jobs"]
-    head += ["node-hours lost"]
-    rows = []
-    for way in ways:
-        limit = "none" if way.limit_s is None else format_walltime(way.limit_s)
-        nodes = f"{way.nodes}" + (f" of {way.most_nodes}" if way.most_nodes else "")
-        if way.in_a_row == 0:
-            rows.append([way.partition, limit, nodes, "too short for an item", "", "", ""])
-            continue
-        took = f"{format_duration(way.time_s.median)} ({span(way.time_s)})"
-        lost = number(way.lost_node_hours)
-        rows.append([way.partition, limit, nodes, took, str(way.in_a_row), str(way.jobs), lost])
-    return head, rows
-
-
 def _sentences(plan: Plan) -> list[str]:
     between = any(one.in_a_row > 1 for one in plan.choices)
     said = [f"Waiting for Slurm is in none of these times{', between jobs neither' * between}."]
@@ -271,8 +253,6 @@ def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list
         lines += ["", f"As it goes on now, on {counted(now.workers, 'worker')}: {text}"]
     if plan.choices:
         lines += ["", *table(*_table_rows(plan)), "", *_sentences(plan)]
-    if plan.ways:
-        lines += ["", *table(*_ways_rows(plan.ways))]
     return lines
 
 
@@ -282,48 +262,45 @@ def as_markdown(plan: Plan) -> str:
 
 
 def plan_svg(plan: Plan) -> str:
-    """Draw time against nodes, with a band for 9 of 10 draws, and node-hours in figures below.
+    """Draw time against nodes: the median, both ends of the interval, and a given limit.
 
     Raises ConfigError for a plan without numbers of nodes.
     """
     # Only here, because few plans are drawn.
-    from hpc_toolkit.report import figures
     from hpc_toolkit.report.axes import Axis, log_span_ticks
+    from hpc_toolkit.report.charts import Plot, Series, plots
+    from hpc_toolkit.report.figures import COLOURS, DASHED
 
     if not plan.choices:
         raise ConfigError("without --nodes there is nothing to draw", hint="add --nodes 1,2,4,8")
-    times = [(one.nodes, one.forecast.time_s) for one in plan.choices]
-    seconds = [edge for _, time in times for edge in (time.low, time.high)]
-    seconds += [plan.within_s] if plan.within_s else []
     nodes = [float(one.nodes) for one in plan.choices]
-    panel = figures.Panel(
-        x=Axis(min(nodes), max(*nodes, min(nodes) + 1), log=True),
-        y=Axis(max(min(seconds), 1e-3) / 1.2, max(*seconds, 2e-3) * 1.2, log=True),
-    )
-    columns = [(one.nodes, f"{one.nodes}\n{_node_time(one)}") for one in plan.choices]
-    rows = log_span_ticks(panel.y.low, panel.y.high)
-    lower, upper, median = (
-        [(float(n), getattr(time, edge)) for n, time in times] for edge in ("low", "high", "median")
-    )
-    parts = [
-        *panel.frame(columns, rows, "nodes, and their time added up", "time to finish"),
-        panel.band(lower, upper, figures.COLOURS[0]),
-        panel.line(median, figures.COLOURS[0]),
-        *panel.dots(median, figures.COLOURS[0]),
+    ends = {"in 19 of 20 cases below": "high", "median": "median", "in 19 of 20 cases above": "low"}
+    series = [
+        Series(
+            name=name,
+            points=[(one.nodes, getattr(one.forecast.time_s, end)) for one in plan.choices],
+            colour=COLOURS[0],
+            style="" if end == "median" else DASHED,
+            dotted=end == "median",
+        )
+        for name, end in ends.items()
     ]
     if plan.within_s:
-        limit = [(edge, plan.within_s) for edge in (panel.x.low, panel.x.high)]
-        x, y = panel.at(*limit[1])
-        parts.append(panel.line(limit, figures.COLOURS[1], figures.DASHED))
-        parts.append(figures.text(x + 6, y + 4, "limit", colour=figures.COLOURS[1]))
-    title = f"Time to finish {counted(plan.items, 'item')}; 9 of 10 cases are in the band"
+        limit = [(min(nodes), plan.within_s), (max(nodes), plan.within_s)]
+        series.append(Series(name="limit", points=limit, colour=COLOURS[1]))
+    seconds = [max(time_s, 1e-3) for line in series for _, time_s in line.points]
+    up = Axis(min(seconds) / 1.2, max(seconds) * 1.2, log=True)
+    plot = Plot(
+        x="nodes, and node-hours",
+        y="time to finish",
+        across=Axis(min(nodes), max(*nodes, min(nodes) + 1), log=True),
+        up=up,
+        columns=[
+            (one.nodes, f"{one.nodes}\n{number(one.node_hours.median)} h") for one in plan.choices
+        ],
+        rows=log_span_ticks(up.low, up.high),
+        series=series,
+    )
     said = (f"{counted(one.nodes, 'node')}: {span(one.forecast.time_s)}" for one in plan.choices)
-    width, height = figures.LEFT + figures.STEP_X - 30, figures.TOP + figures.STEP_Y
-    return figures.figure(title, width, height, parts, alternative="; ".join(said))
-
-
-def _node_time(choice: Choice) -> str:
-    hours = choice.node_hours.median
-    from hpc_toolkit.report.axes import span_label
-
-    return f"{number(hours)} h" if hours >= 1 else span_label(3600 * hours)
+    title = f"Time to finish {counted(plan.items, 'item')}"
+    return plots(title, "; ".join(said), [plot]).svg

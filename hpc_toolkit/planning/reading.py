@@ -13,7 +13,6 @@ from hpc_toolkit.campaign.search import as_decided
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, read_settings
 from hpc_toolkit.planning.work import Batch, Seen, StageWork, Work, context
 from hpc_toolkit.queue.affinity import group_key
-from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.journals import ATTEMPTS, records_of
 from hpc_toolkit.results.workers import clocks_off, living_workers
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.system.clock import Clock
@@ -159,12 +159,15 @@ def read_work(
     alive = living_workers(view, clock) if alive is None else alive
     view.poll()
     stages = {name: _Stage(stage) for name, stage in view.stages.items()}
+    seen = view.presences()
     # Only pauses between rounds compare times of several hosts.
-    ahead = {} if campaign is None else _ahead(view, clock)
-    journals = {name: _Journal(name, ahead.get(name, 0.0)) for name in {*view.readers, *alive}}
+    off = {} if campaign is None else clocks_off(view, seen, clock)
+    hosts = {name: "" if one is None else one.host for name, one in seen.items()}
+    workers = {*view.readers, *alive}
+    journals = {name: _Journal(name, off.get(hosts.get(name, ""), 0.0)) for name in workers}
     for worker in sorted(view.readers):
         journals[worker].read(view, stages)
-    ages = {worker: _age_s(view, clock, journals[worker]) for worker in alive}
+    ages = {name: _age_s(clock, seen.get(name), journals[name]) for name in alive}
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
     known = tuple(_work(stage, journals, ages) for stage in stages.values())
     work = Work(
@@ -180,16 +183,8 @@ def read_work(
     return replace(work, stages=tuple(stage for stage in work.stages if stage.left))
 
 
-def _ahead(view: RunView, clock: Clock) -> dict[str, float]:
-    """Return the seconds by which the clock of each worker is ahead, if presences show that."""
-    seen = view.presences()
-    off = clocks_off(view, seen, clock)
-    return {name: off[one.host] for name, one in seen.items() if one and one.host in off}
-
-
-def _age_s(view: RunView, clock: Clock, journal: _Journal) -> float:
+def _age_s(clock: Clock, presence: Presence | None, journal: _Journal) -> float:
     """Return the seconds since a worker's last line or its start, using only its host's clock."""
-    presence = read_presence(view.paths.worker(journal.worker))
     if presence is None:
         return 0.0
     near = (presence.host, presence.boot) == (host_name(), boot_id())
@@ -234,33 +229,6 @@ def _work(stage: _Stage, journals: dict[str, _Journal], ages: dict[str, float]) 
         attempts=stage.attempts,
         retried=stage.retried,
     )
-
-
-def work_since(view: RunView, clock: Clock, at: float) -> tuple[list[float], float | None]:
-    """Return when each worker's last attempt ended, and when the first unit after ``at`` was begun.
-
-    None: no unit was claimed since. Times are epoch seconds, corrected for the workers' clocks.
-    """
-    view.poll_claims()
-    view.poll()
-    stages = view.stages.values()
-    holders = {worker for stage in stages for worker in stage.holders(stage.state.open)}
-    ahead = _ahead(view, clock)
-    ends, begins = [], []
-    for worker in {*view.readers, *holders}:
-        late_s = ahead.get(worker, 0.0)
-        lines = [
-            (record["at"] - late_s, record["seconds"], record["type"])
-            for record in records_of(view, worker)
-            if record["type"] in (*ATTEMPTS, "release")
-        ]
-        if attempts := [end for end, _, kind in lines if kind in ATTEMPTS]:
-            ends.append(max(attempts))
-        begins += [max(at, end - seconds) for end, seconds, _ in lines if end > at]
-        presence = read_presence(view.paths.worker(worker)) if worker in holders else None
-        if presence is not None:  # it may load for long before its first line
-            begins.append(max([presence.started - late_s, *(end for end, _, _ in lines)]))
-    return ends, min((begin for begin in begins if begin >= at), default=None)
 
 
 def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stage) -> Work:

@@ -9,7 +9,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.results.journals import last_line_at
 from hpc_toolkit.results.status import TimeLeft
+from hpc_toolkit.results.workers import clocks_off
 from hpc_toolkit.system.clock import Seldom, SystemClock
 from hpc_toolkit.system.record import Record
 
@@ -168,46 +170,33 @@ def read_plan(path: Path) -> Kept:
         raise ConfigError(f"{path}: not a plan of format {FORMAT}", hint=hint) from error
 
 
-class Comparison(Record, kw_only=True):
-    workers_predicted: int
-    workers: int
-    """Number of workers that ended an attempt since the plan."""
-    low_s: float
-    predicted_s: float
-    high_s: float
-    real_s: float
-    """Seconds of work until the last attempt that ended, or until now while the run goes on.
-
-    They count from the plan if workers were running then, else from the first claim after it.
-    """
-    waited_s: float
-    """Seconds from the plan to the first claim, for example in Slurm's queue."""
-    complete: bool
-    left: int
-    error: float | None
-    """Predicted minus real time, as a share of the real time; None while the run goes on."""
-    inside: bool | None
-    """Whether the real time is within the interval; None while it still may be."""
-
-
-def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
-    """Compare a plan of this run with the actual progress.
+def compare(view: RunView, clock: Clock, plan: Kept) -> dict[str, Any]:
+    """Compare a plan of this run with the actual progress, as ``hpctk plan --check --json`` does.
 
     Of the plan's forecasts it takes the one whose number of workers is nearest to the number that
-    worked since. Times are corrected for the clocks of hosts. Raises ConfigError: the plan was made
-    from typed numbers, or has no forecast.
+    worked since. ``real_s`` is the time until the last result, or until now while the run goes on;
+    it counts from the plan if workers were running then, else from the start of the first worker
+    after it, for which ``waited_s`` passed. ``error`` and ``inside`` are None while they are not
+    known. Times are corrected for the clocks of hosts. Raises ConfigError: the plan was made from
+    typed numbers, or has no forecast.
     """
     if not plan.run or not plan.forecasts:
         message = "the plan was made without a run, or has no forecast"
         raise ConfigError(message, hint="create one with 'hpctk plan RUN -o FILE.json'")
-    from hpc_toolkit.planning.reading import work_since
-
-    ends, began = work_since(view, clock, plan.at)
-    if plan.working:
-        began = plan.at
+    view.poll_claims()
+    seen = view.presences()
+    view.poll()
+    ahead = clocks_off(view, seen, clock)
+    ends, begins = [0.0], [plan.at] * plan.working
+    for name, one in seen.items():
+        late_s = 0.0 if one is None else ahead.get(one.host, 0.0)
+        ends.append((last_line_at(view, name) or 0.0) - late_s)
+        if one is not None and max(ends[-1], one.started - late_s) > plan.at:
+            begins.append(max(plan.at, one.started - late_s))
+    began = min(begins, default=None)
     workers = sum(end > plan.at for end in ends)
     predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - workers))
-    end = max(ends, default=0.0) if view.complete else clock.wall()
+    end = max(ends) if view.complete else clock.wall()
     real_s = 0.0 if began is None else max(0.0, end - began)
     error, inside = None, None
     if view.complete:
@@ -215,20 +204,17 @@ def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
         inside = time.low <= real_s <= time.high
     elif real_s > time.high:
         inside = False
-    return Comparison(
-        workers_predicted=predicted,
-        workers=workers,
-        low_s=time.low,
-        predicted_s=time.median,
-        high_s=time.high,
-        real_s=real_s,
-        waited_s=max(0.0, (clock.wall() if began is None else began) - plan.at),
-        complete=view.complete,
-        left=sum(
-            len(stage.state.pending(unit))
-            for stage in view.stages.values()
-            for unit in stage.state.open
-        ),
-        error=error,
-        inside=inside,
-    )
+    stages = view.stages.values()
+    return {
+        "workers_predicted": predicted,
+        "workers": workers,
+        "low_s": time.low,
+        "predicted_s": time.median,
+        "high_s": time.high,
+        "real_s": real_s,
+        "waited_s": max(0.0, (clock.wall() if began is None else began) - plan.at),
+        "complete": view.complete,
+        "left": sum(len(one.state.pending(unit)) for one in stages for unit in one.state.open),
+        "error": error,
+        "inside": inside,
+    }

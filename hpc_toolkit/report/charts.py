@@ -1,14 +1,12 @@
-"""Charts of a page: lines on two axes, bars that add up, and distributions."""
+"""Charts of a page: lines on two axes, and distributions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.axes import Axis, log_span_ticks
 from hpc_toolkit.report.figures import (
-    AREA,
     COLOURS,
     DIM,
     INK,
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.report.figures import Point, Ticks
 
-_PHONE = 320
-"""Width that a legend may take where a picture has to fit a phone."""
 _LEFT, _RIGHT, _TOP = 64, 24, 48
 _HEIGHT, _GAP = 210, 56
 _ROW = 22
@@ -118,48 +114,6 @@ def stepped(points: Sequence[Point]) -> list[Point]:
             found.append((x, found[-1][1]))
         found.append((x, y))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a whole."""
-
-    name: str
-    value: float
-    label: str
-    """The value as people read it."""
-    colour: str
-
-
-def shares(title: str, said: str, wholes: Sequence[tuple[str, Sequence[Part]]]) -> Figure:
-    """Draw each whole as one bar that is divided into its parts, with a legend of all parts.
-
-    The bars take the width that the page has, and the rest fits a phone.
-    """
-    parts: list[str] = []
-    top = 40.0
-    for name, some in wholes:
-        if name:
-            parts.append(text(10, top + 11, shortened(name, _PHONE)))
-            top += 18
-        parts += _bar(some, top)
-        top += 36
-    known = {part.name: part.colour for _, some in wholes for part in some if part.value > 0}
-    keys = [(colour, name, AREA) for name, colour in known.items()]
-    named, high = legend(keys, top + 10, _PHONE + 10)
-    picture = figure(title, PAGE, top + high + 4, parts + named, alternative=said, fluid=True)
-    return Figure(title, said, picture)
-
-
-def _bar(parts: Sequence[Part], y: float) -> Iterator[str]:
-    total = sum(part.value for part in parts) or 1.0
-    edges = [0.0, *accumulate(part.value / total * 98 for part in parts)]
-    for part, (begin, end) in zip(parts, pairwise(edges), strict=True):
-        if part.value > 0:
-            wide = max(end - begin - 0.12, 0.12)  # a part above zero is never hidden
-            words = escaped(f"{part.name}: {part.label} ({part.value / total:.1%})")
-            box = f'x="{1 + begin:.2f}%" y="{y}" width="{wide:.2f}%" height="24"'
-            yield f'<rect class="{part.colour}" {box}><title>{words}</title></rect>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

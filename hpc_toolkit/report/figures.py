@@ -44,12 +44,6 @@ STYLE = f"<style>{RULES}</style>\n"
 
 PAGE = 860
 """Width of a figure of a page."""
-WIDTH, HEIGHT = 380, 250
-"""Size of a panel between its axes."""
-LEFT, TOP = 80, 64
-"""Where the first panel begins; its labels are outside."""
-STEP_X, STEP_Y = WIDTH + 90, HEIGHT + 100
-"""Distance between two panels."""
 DOTTED, DASHED = 'stroke-dasharray="2 3"', 'stroke-dasharray="6 4" stroke-opacity="0.6"'
 AREA = "area"
 _SOLID = 'stroke-width="2"'
@@ -65,10 +59,10 @@ class Panel:
 
     x: Axis
     y: Axis
-    left: float = LEFT
-    top: float = TOP
-    width: float = WIDTH
-    height: float = HEIGHT
+    left: float
+    top: float
+    width: float
+    height: float
 
     def at(self, x: float, y: float) -> Point:
         return self.left + self.width * self.x.share(x), self.top + self.height * (
@@ -198,15 +192,12 @@ def figure(
     parts: Iterable[str],
     *,
     alternative: str = "",
-    fluid: bool = False,
 ) -> str:
     """Return a whole picture as the text of an SVG file.
 
-    ``alternative`` says what the picture shows to readers who cannot see it. A ``fluid`` picture
-    is not scaled: on a narrow page only lengths in percent become shorter.
+    ``alternative`` says what the picture shows to readers who cannot see it.
     """
-    box = 'xmlns="http://www.w3.org/2000/svg"'
-    box += "" if fluid else f' viewBox="0 0 {width:.0f} {height:.0f}"'
+    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
     size = f'width="{width:.0f}" height="{height:.0f}" font-size="12" fill="currentColor"'
     lines = [
         f'<svg {box} {size} class="fig ink" role="img" font-family="system-ui,sans-serif">',

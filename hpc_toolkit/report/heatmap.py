@@ -1,4 +1,4 @@
-"""Draw heat maps as small multiples: tiles by column and row, with a scale of colours for each."""
+"""Draw a heat map: tiles by column and row, with a scale of colours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _TITLED = 1_500
 """With more tiles, only those that are outlined show their value under the mouse."""
-_GAP_X, _GAP_Y, _HEAD = 30, 26, 44
 _HEIGHT = 320.0
 """Of the tiles of a map, unless they would be too thin to see."""
 SHADES = (
@@ -54,16 +53,19 @@ class Tile:
 class HeatMap:
     """The tiles of one map."""
 
-    name: str
     columns: Sequence[str]
     rows: Sequence[str]
     tiles: Mapping[tuple[int, int], Tile]
     """By column and row; a place without a tile is empty."""
     axes: tuple[str, str]
     """What the columns and the rows are; "": there is one row."""
-    scale: tuple[float, float]
-    """The values with the first and the last colour."""
     unit: str = ""
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """The values with the first and the last colour."""
+        values = [tile.value for tile in self.tiles.values() if tile.value is not None]
+        return min(values, default=0.0), max(values, default=1.0)
 
 
 def level(value: float, scale: tuple[float, float]) -> int:
@@ -73,22 +75,15 @@ def level(value: float, scale: tuple[float, float]) -> int:
     return min(max(int(share * len(SHADES)), 0), len(SHADES) - 1)
 
 
-def heatmaps(title: str, said: str, maps: Sequence[HeatMap], *, per_row: int) -> Figure:
-    """Draw the maps in rows of ``per_row``, with a legend of outlines and marks."""
-    wide = (PAGE - 20 - _GAP_X * (per_row - 1)) / per_row
-    titled = sum(len(drawn.tiles) for drawn in maps) <= _TITLED
-    top, below, parts = 66.0, 0.0, list(_legend(maps))
-    for number, drawn in enumerate(maps):
-        if number % per_row == 0:
-            top = max(top, below)
-        at = _Place(drawn, 10 + number % per_row * (wide + _GAP_X), top, wide)
-        parts += [*_scale(drawn, at), *_tiles(drawn, at, titled=titled), *_axes(drawn, at)]
-        below = max(below, at.bottom + 34 + _GAP_Y)
-    return Figure(title, said, figure(title, PAGE, below, parts, alternative=said))
+def heatmap(title: str, said: str, drawn: HeatMap) -> Figure:
+    """Draw a map with a legend of outlines and marks; ``said`` describes it in words."""
+    at = _Place(drawn)
+    parts = [*_legend(drawn), *_scale(drawn, at), *_tiles(drawn, at), *_axes(drawn, at)]
+    return Figure(title, said, figure(title, PAGE, at.bottom + 60, parts, alternative=said))
 
 
-def _legend(maps: Sequence[HeatMap]) -> Iterator[str]:
-    tiles = [tile for drawn in maps for tile in drawn.tiles.values()]
+def _legend(drawn: HeatMap) -> Iterator[str]:
+    tiles = drawn.tiles.values()
     left = 10.0
     for name, tile, used in (
         ("requested by the policy", Tile(0.5, outlined=True), any(t.outlined for t in tiles)),
@@ -111,45 +106,43 @@ def _legend(maps: Sequence[HeatMap]) -> Iterator[str]:
 class _Place:
     """Where a map is on the page, and how large its tiles are."""
 
-    def __init__(self, drawn: HeatMap, left: float, top: float, width: float) -> None:
+    def __init__(self, drawn: HeatMap) -> None:
         longest = max((text_width(label, 11) for label in drawn.rows), default=0.0)
-        self.begin, self.head, self.wide = left, top, width
-        self.labels = min(max(longest, 10.0), width * 0.3) + 6
-        self.left, self.top = left + self.labels, top + (_HEAD if drawn.name else _HEAD - 18)
+        self.labels = min(max(longest, 10.0), PAGE * 0.3) + 6
+        self.left, self.top = 10 + self.labels, 92.0
         columns, rows = max(1, len(drawn.columns)), max(1, len(drawn.rows))
-        self.x = min((width - self.labels) / columns, 56.0)
+        self.x = min((PAGE - 20 - self.labels) / columns, 56.0)
         self.y = min(max(self.x * 0.8, 5.0), 24.0, max(_HEIGHT / rows, 3.0))
         self.gap = 1.0 if min(self.x, self.y) >= 7 else 0.0
         self.bottom = self.top + rows * self.y
 
 
 def _scale(drawn: HeatMap, at: _Place) -> Iterator[str]:
-    """The name of the map, and below it the scale of its colours."""
-    if drawn.name:
-        yield text(at.begin, at.head + 12, shortened(drawn.name, at.wide))
+    """The scale of the colours."""
     low, high = (number_label(float(f"{end:.3g}")) for end in drawn.scale)
     y, step = at.top - 14, 3.0
-    yield text(at.begin, y, low, colour=DIM, size=11)
-    x = at.begin + text_width(low, 11) + 4
+    yield text(10, y, low, colour=DIM, size=11)
+    x = 10 + text_width(low, 11) + 4
     for number, shade in enumerate(SHADES):
         place = f'x="{x + number * step:.1f}" y="{y - 9}" width="{step + 0.4}" height="10"'
         yield f'<rect {place} fill="{shade}"/>'
     x += len(SHADES) * step + 5
     said = f"{high} {drawn.unit}".rstrip()
-    yield text(x, y, shortened(said, at.begin + at.wide - x, 11), size=11)
+    yield text(x, y, shortened(said, PAGE - 10 - x, 11), size=11)
 
 
-def _tiles(drawn: HeatMap, at: _Place, *, titled: bool) -> Iterator[str]:
+def _tiles(drawn: HeatMap, at: _Place) -> Iterator[str]:
     """The tiles in units of columns and rows, which take few bytes."""
     wide, high = (f"{1 - at.gap / size:.2f}".strip("0") for size in (at.x, at.y))
     box = f"h{wide}v{high}h-{wide}z"
+    scale, titled = drawn.scale, len(drawn.tiles) <= _TITLED
     paths: dict[int, list[str]] = {}
     empty, chosen, said, marks = [], [], [], []
     for (x, y), tile in drawn.tiles.items():
         if tile.value is None:
             empty.append(f"M{x} {y + 1}l1-1")
         else:
-            paths.setdefault(level(tile.value, drawn.scale), []).append(f"M{x} {y}{box}")
+            paths.setdefault(level(tile.value, scale), []).append(f"M{x} {y}{box}")
         if tile.outlined:
             chosen.append(f"M{x} {y}{box}")
         if tile.said and (titled or tile.outlined or tile.mark):

@@ -17,7 +17,6 @@ from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
 
     from hpc_toolkit.results.progress import StageCounts
     from hpc_toolkit.results.status import Status
@@ -244,31 +243,31 @@ def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
     if best is None:
         yield Row("best", "no arm has a reward yet", DIM)
     else:
-        parts = [_reward(best)]
+        spread = "" if best["stderr"] is None else f" ± {best['stderr']:.4f}"
+        parts = [f"{best['reward']:.4f}{spread}"]
         parts += [counted(search["ties"], "tie")] if search["ties"] else []
         if search["rounds_since_best"]:
             parts.append(f"found {counted(search['rounds_since_best'], 'round')} ago")
         yield Row("best", f"{_short(best['arm'], _ARM_CHARS + wide)}  {', '.join(parts)}", GOOD)
-    last = [f"{_short(arm, 30 + wide // 6)} {_told(*told)}" for arm, *told in search["last"][:3]]
+    last = [
+        f"{_short(arm, 30 + wide // 6)} {f'({why})' if reward is None else f'{reward:.4f}'}"
+        for arm, reward, why in search["last"][:3]
+    ]
     if last:
         yield Row("last", ", ".join(last), DIM)
-
-
-def _reward(found: dict[str, Any]) -> str:
-    spread = "" if found["stderr"] is None else f" ± {found['stderr']:.4f}"
-    return f"{found['reward']:.4f}{spread}"
-
-
-def _told(reward: float | None, why: str) -> str:
-    return f"({why})" if reward is None else f"{reward:.4f}"
 
 
 def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Iterator[Row]:
     for one in now.failures:
         count = one["items"] or one["retrying"]
         label = "failed" if one["items"] else "retrying"
-        where = _hosts(one["hosts"])
-        when = _between(one["first"], one["last"])
+        names = sorted(one["hosts"], key=lambda name: -one["hosts"][name])
+        more = f" and {counted(len(names) - 2, 'more host')}" if len(names) > 2 else ""
+        where = f"on {', '.join(names[:2])}{more}" if names else ""
+        when = ""
+        if one["first"] is not None and one["last"] is not None:
+            begin, end = clock_time(one["first"]), clock_time(one["last"])
+            when = f"at {end}" if begin == end else f"{begin} to {end}"
         tone = BAD if one["items"] else WARN
         yield Row(label, f"{count:,} x {_short(one['error'], _ERROR_CHARS)}", tone)
         item = _short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS + wide)
@@ -278,19 +277,6 @@ def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Itera
             yield Row("", f"hpctk explain {quote(now.run)} --item {one['item']}", DIM)
     if commands and failed_items(now):
         yield Row("", f"hpctk retry {quote(now.run)}  makes failed items pending again", DIM)
-
-
-def _hosts(hosts: dict[str, int]) -> str:
-    names = sorted(hosts, key=lambda name: -hosts[name])
-    more = f" and {counted(len(names) - 2, 'more host')}" if len(names) > 2 else ""
-    return f"on {', '.join(names[:2])}{more}" if names else ""
-
-
-def _between(first: float | None, last: float | None) -> str:
-    if first is None or last is None:
-        return ""
-    begin, end = clock_time(first), clock_time(last)
-    return f"at {end}" if begin == end else f"{begin} to {end}"
 
 
 def _problem_rows(now: Status) -> Iterator[Row]:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from shlex import quote
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report import runtimeline
 from hpc_toolkit.report.axes import moment
-from hpc_toolkit.report.charts import Box, Part, boxes, shares
-from hpc_toolkit.report.figures import COLOURS, GRID, Figure
+from hpc_toolkit.report.charts import Box, boxes
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
-from hpc_toolkit.report.panel import failed_items, rate_text, time_left
-from hpc_toolkit.results import activity as states
-from hpc_toolkit.results.distributions import ACCURACY
+from hpc_toolkit.report.panel import failed_items, panel, time_left
+from hpc_toolkit.results.activity import OTHERS
+from hpc_toolkit.results.distributions import ACCURACY, group_name
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.distributions import Loads, Range
+    from hpc_toolkit.results.distributions import HostLoad
     from hpc_toolkit.results.explain import Failures
     from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.results.status import Status
@@ -44,15 +42,13 @@ class RunFacts:
     """When these facts were read, in epoch seconds."""
     activity: Activity | None = None
     """None: no worker has started, or its files cannot be read."""
-    loads: Loads | None = None
+    loads: Mapping[str, HostLoad] = field(default_factory=dict)
     """Samples of CPUs and GPUs."""
     failures: Sequence[Failures] = ()
-    items: dict[int, str] | None = None
+    items: Mapping[int, str] = field(default_factory=dict)
     """JSON of the items that the report names, by number."""
     search: Sequence[Section] = ()
     """Sections about the search of a campaign, its outcome first."""
-    results: Mapping[str, Range] = field(default_factory=dict)
-    """The numbers in the results of a list."""
     problems: Sequence[str] = ()
     """Parts of the run that could not be read."""
 
@@ -60,16 +56,12 @@ class RunFacts:
 def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
     parts = [_outcome(facts), *_failures(facts.failures, facts.activity)]
-    parts += [*facts.search[1:], _progress(facts)]
+    parts += [*facts.search[1:], _status(facts)]
     if facts.activity is not None and facts.activity.workers:
         timeline = runtimeline.timeline(facts.activity, facts.loads)
         parts += [timeline, runtimeline.spent(facts.activity)]
-        parts += _durations(facts.activity, facts.items or {})
+        parts += _durations(facts.activity, facts.items)
     return [*parts, _settings(facts.manifest, facts.made)]
-
-
-def title(facts: RunFacts) -> str:
-    return f"Run {facts.status.run}"
 
 
 def outcome(now: Status) -> tuple[str, str]:
@@ -111,24 +103,20 @@ def _outcome(facts: RunFacts) -> Section:
         *(f"Not in this report: {problem}." for problem in facts.problems),
     ]
     if not facts.search:
-        tables = _results(facts.results)
-        return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)
+        return Section(title="Outcome", paragraphs=(happened, then, *said))
     search = facts.search[0]
     # The sentences about a search end with the next step.
     said = [happened, *([] if now.complete and not failed_items(now) else [then]), *said]
     return replace(search, title="Outcome", paragraphs=(*search.paragraphs, *said))
 
 
-def _progress(facts: RunFacts) -> Section:
-    now = facts.status
+def _status(facts: RunFacts) -> Section:
+    """The rows of ``hpctk status``, and what cost the most worker time."""
+    rows: list[Row] = [(row.label, row.text) for row in panel(facts.status)[1:]]
     return Section(
-        title="Items and workers",
-        paragraphs=tuple(
-            f"Warning: {warning}." for warning in (*now.warnings, now.doctor) if warning
-        ),
-        facts=tuple(_tiles(now, facts.activity)),
-        figures=(_items(now),) if any(stage.total for stage in now.stages.values()) else (),
+        title="Status",
         bullets=tuple(runtimeline.findings(facts.activity, facts.loads)),
+        tables=(Table(title="", columns=(), rows=rows),),
     )
 
 
@@ -148,73 +136,14 @@ def _clocks(activity: Activity | None) -> Iterator[str]:
     )
 
 
-def _tiles(now: Status, activity: Activity | None) -> Iterator[tuple[str, str]]:
-    yield "items done", f"{sum(stage.done for stage in now.stages.values()):,}"
-    yield "items failed", f"{failed_items(now):,}"
-    if now.elapsed_s:
-        yield "time", format_duration(now.elapsed_s)
-    if now.cost:
-        yield "cost so far", f"{now.cost['spent']:,.2f} {now.cost['currency']}"
-    if activity is None or not activity.workers:
-        return
-    # The host of a worker whose file cannot be read is not known.
-    on = f" on {counted(len(activity.hosts), 'host')}" if activity.hosts else ", host unknown"
-    yield "workers", f"{activity.workers:,}{on}"
-    yield "worker time", format_duration(activity.lives_s)
-    if activity.lives_s > 0:
-        yield "of it in results", f"{activity.seconds[states.WORK] / activity.lives_s:.1%}"
-    done = sum(stage.done for stage in now.stages.values())
-    if now.elapsed_s and done:
-        yield "average speed", rate_text(done / now.elapsed_s)
-
-
-_ITEM_STATES = (
-    ("done", COLOURS[2]),
-    ("failed", COLOURS[1]),
-    ("running", COLOURS[0]),
-    ("claimed", COLOURS[4]),
-    ("pending", GRID),
-)
-
-
-def _items(now: Status) -> Figure:
-    stages = {
-        name: [
-            Part(state, getattr(counts, state), f"{getattr(counts, state):,}", colour)
-            for state, colour in _ITEM_STATES
-        ]
-        for name, counts in now.stages.items()
-        if counts.total
-    }
-    said = "; ".join(
-        f"{name}: " + ", ".join(f"{part.label} {part.name}" for part in parts if part.value)
-        for name, parts in stages.items()
-    )
-    return shares("Items by state", said, list(stages.items()))
-
-
-def _results(ranges: Mapping[str, Range]) -> tuple[Table, ...]:
-    """A row for each number in the results of a list."""
-    rows: list[Row] = [
-        (name, *map(_value, (range_.least, median(range_.some), range_.most)), count(range_.count))
-        for name, range_ in ranges.items()
-    ]
-    head = ("result", "minimum", "median", "maximum", "items")
-    return (Table(title="Results", columns=head, rows=rows, fits=True),) if rows else ()
-
-
-def _value(value: float) -> Cell:
-    return Cell(
-        f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.5g}", value
-    )
-
-
-def _durations(activity: Activity, items: dict[int, str]) -> list[Section]:
-    ranked = activity.groups.ranked(_LISTED)
+def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:
+    ranked = sorted(
+        activity.groups.items(), key=lambda one: (one[0][1] == OTHERS, -one[1].total_s)
+    )[:_LISTED]
     if not ranked:
         return []
-    stages = {stage for stage, _, _ in ranked}
-    named = [(_group(stage, name, len(stages)), group) for stage, name, group in ranked]
+    stages = {stage for (stage, _), _ in ranked}
+    named = [(_group(stage, name, len(stages)), group) for (stage, name), group in ranked]
     drawn = [
         Box(
             name=name,
@@ -240,10 +169,10 @@ def _durations(activity: Activity, items: dict[int, str]) -> list[Section]:
         for name, group in named
     ]
     head = ("group", "attempts", "time in all", "25 %", "median", "75 %", "95 %", "longest")
-    more = len(activity.groups.all) - len(ranked)
+    more = len(activity.groups) - len(ranked)
     note = f"Quantiles are accurate to {ACCURACY:.0%}."
     note += f" Left out: {counted(more, 'group')} with less time." if more > 0 else ""
-    title = "Durations by group" if any(name for _, name, _ in ranked) else "Durations"
+    title = "Durations by group" if any(name for (_, name), _ in ranked) else "Durations"
     picture = boxes(title, said, drawn)._replace(
         caption=(
             "Box: from 25 % to 75 % of the attempts that gave a result, with the median; line: from"
@@ -260,7 +189,7 @@ def _group(stage: str, name: str, stages: int) -> str:
     return f"{stage}: {name}" if stages > 1 else name
 
 
-def _longest(activity: Activity, items: dict[int, str]) -> Table:
+def _longest(activity: Activity, items: Mapping[int, str]) -> Table:
     rows = [
         _attempt_row(activity, attempt, items.get(attempt.item, "")) for attempt in activity.longest
     ]
@@ -270,7 +199,7 @@ def _longest(activity: Activity, items: dict[int, str]) -> Table:
 
 
 def _attempt_row(activity: Activity, attempt: Attempt, item: str) -> Row:
-    group = activity.groups.of(attempt.stage, attempt.group)
+    group = activity.groups.get((attempt.stage, group_name(attempt.group)))
     usual = group.quantile(0.5) if group is not None else 0.0
     spent = attempt.seconds or 0.0
     ratio: str | Cell = Cell(f"{spent / usual:.3g}", spent / usual) if usual > 0 else "unknown"

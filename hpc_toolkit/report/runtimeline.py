@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.report.axes import Axis, moment, number_ticks, span_ticks
-from hpc_toolkit.report.charts import Part, Plot, Series, plots, shares, stepped
+from hpc_toolkit.report.charts import Plot, Series, plots, stepped
 from hpc_toolkit.report.figures import (
     AREA,
     COLOURS,
@@ -27,15 +27,16 @@ from hpc_toolkit.report.figures import (
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import rate_text
 from hpc_toolkit.results import activity as states
+from hpc_toolkit.results.distributions import group_name
 from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.report.figures import Point
     from hpc_toolkit.results.activity import Activity, Lane, Mark, Timeline
-    from hpc_toolkit.results.distributions import Loads
+    from hpc_toolkit.results.distributions import HostLoad
 
 _HEIGHT = 120
 ZONE = f"Times are in {time.strftime('%Z')}."
@@ -54,7 +55,6 @@ _COLOURS = {
     states.LOAD: COLOURS[5],
 }
 """The states that are drawn, from the bottom of a lane; the rest of a life is grey."""
-_STATE_COLOURS = {**_COLOURS, states.WAIT: COLOURS[6], states.TAIL: COLOURS[4]}
 _SYMBOLS = {
     DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
     states.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", COLOURS[5], "executor died"),
@@ -64,14 +64,14 @@ _SYMBOLS = {
 """Path around the origin, colour and name of each kind of mark."""
 
 
-def timeline(activity: Activity, loads: Loads | None) -> Section:
+def timeline(activity: Activity, loads: Mapping[str, HostLoad]) -> Section:
     """Throughput and workers on one axis of time."""
     line = activity.timeline
     shown = counted(len(line.drawn), "lane")
     said = f"{counted(activity.workers, 'worker')} in {shown}, from {moment(line.begin)}."
     deaths = activity.outcomes["deaths"]
     said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
-    tables = (_load_table(loads),) if loads is not None and loads.hosts else ()
+    tables = (_load_table(loads),) if loads else ()
     workers = gantt(said, line)._replace(
         caption=(
             "A lane shows one worker at a time, or all workers of a host if there are more than"
@@ -132,11 +132,6 @@ def _steps(
 def spent(activity: Activity) -> Section:
     """Where the time of the workers went."""
     used = {state: took for state, took in activity.seconds.items() if took > 0}
-    parts = [
-        Part(state, took, format_duration(took), _STATE_COLOURS[state])
-        for state, took in used.items()
-    ]
-    said = ", ".join(f"{part.name} {part.label}" for part in parts)
     total = max(activity.lives_s, 1e-9)
     rows = [
         (state, seconds(took, total), Cell(f"{took / total:.1%}", took / total), meaning)
@@ -150,8 +145,7 @@ def spent(activity: Activity) -> Section:
     return Section(
         title="Where the time of the workers went",
         paragraphs=(lives,),
-        figures=(shares("Worker time by state", said, [("", parts)]),),
-        tables=(Table(title="", columns=head, rows=rows, fits=True),),
+        tables=(Table(title="", columns=head, rows=rows),),
     )
 
 
@@ -178,7 +172,7 @@ _BUSY_PERCENT = 50.0
 _LONG = 5.0
 
 
-def findings(activity: Activity | None, loads: Loads | None) -> list[str]:
+def findings(activity: Activity | None, loads: Mapping[str, HostLoad]) -> list[str]:
     """What cost the most worker time, and what to do about it, the costliest first."""
     if activity is None or activity.lives_s < _LEAST_S:
         return []
@@ -199,7 +193,7 @@ def _longest(activity: Activity) -> Iterator[str]:
     if not activity.longest or not activity.seconds[states.TAIL]:
         return
     attempt = activity.longest[0]
-    group = activity.groups.of(attempt.stage, attempt.group)
+    group = activity.groups.get((attempt.stage, group_name(attempt.group)))
     spent, median = attempt.seconds or 0.0, group.quantile(0.5) if group is not None else 0.0
     span_s = activity.timeline.end - activity.timeline.begin
     if median and spent > _LONG * median and spent > 0.1 * span_s:
@@ -207,11 +201,10 @@ def _longest(activity: Activity) -> Iterator[str]:
         yield f"Item {attempt.item} alone took {format_duration(spent)}, {times}."
 
 
-def _idle_gpus(loads: Loads | None) -> Iterator[str]:
-    hosts = loads.hosts.values() if loads is not None else ()
-    values = sum(host.gpu_values for host in hosts)
+def _idle_gpus(loads: Mapping[str, HostLoad]) -> Iterator[str]:
+    values = sum(host.gpu_values for host in loads.values())
     if values:
-        busy = sum(host.gpu for host in hosts) / values
+        busy = sum(host.gpu for host in loads.values()) / values
         if busy < _BUSY_PERCENT:
             advice = "larger batches, or several workers on a GPU (--gpus-per-worker 0.5), may help"
             yield f"The GPUs were busy for {busy:.0f}% of the sampled time: {advice}."
@@ -367,9 +360,9 @@ def _deaths(activity: Activity) -> tuple[Table, ...]:
     return (Table(title="Deaths of workers and executors", columns=head, rows=rows, note=note),)
 
 
-def _load_table(loads: Loads) -> Table:
+def _load_table(loads: Mapping[str, HostLoad]) -> Table:
     rows: list[Row] = []
-    for host, load in sorted(loads.hosts.items())[:_HOSTS]:
+    for host, load in sorted(loads.items())[:_HOSTS]:
         gpu = load.gpu_percent
         rows.append(
             (
@@ -383,8 +376,6 @@ def _load_table(loads: Loads) -> Table:
             )
         )
     head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
-    more = len(loads.hosts) - len(rows)
+    more = len(loads) - len(rows)
     note = f"Not listed: {counted(more, 'more host')}." if more > 0 else ""
-    note += " Of very many samples, parts at equal distances were read." if loads.partly else ""
-    title = "Use of CPUs and GPUs by host"
-    return Table(title=title, columns=head, rows=rows, note=note.strip())
+    return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)

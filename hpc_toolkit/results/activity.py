@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.presence import FINISHED
 from hpc_toolkit.results import records
-from hpc_toolkit.results.distributions import GroupDurations
+from hpc_toolkit.results.distributions import Durations, group_name
 from hpc_toolkit.results.records import Attempt, Claim, Death, Release
 from hpc_toolkit.results.workers import (
     ALIVE,
@@ -47,7 +47,8 @@ STATES = {
 """The states of a worker, and what its seconds in them were spent on."""
 
 _OUTCOMES = {records.DONE: WORK, records.DUPLICATE: DUPLICATE}
-_LONGEST, _DEATHS = 15, 100
+_LONGEST, _DEATHS, _MOST_GROUPS = 15, 100, 2_000
+OTHERS = "(other groups)"
 MOST_LANES = 200
 _MOST_CELLS, _FINEST, _COARSEST = 12_000, 240, 48
 _TEXT_CHARS = 160
@@ -106,15 +107,6 @@ class Timeline:
     def interval(self, at: float) -> int:
         return min(max(int((at - self.begin) / self.width_s), 0), self.intervals - 1)
 
-    def add(self, lane: Lane, state: str, begin: float, end: float) -> None:
-        """Count the seconds of a worker in a state."""
-        self.fill(lane.spent.setdefault(state, {}), begin, end)
-
-    def live(self, lane: Lane, begin: float, end: float) -> None:
-        """Count a worker's life."""
-        lane.workers += 1
-        self.fill(lane.lives, begin, end)
-
     def mark(self, lane: Lane, kind: str, at: float, text: str) -> None:
         key = (self.interval(at), kind)
         if key in lane.marks:
@@ -147,8 +139,9 @@ class Activity:
     hosts: set[str] = field(default_factory=set)
     outcomes: Counter[str] = field(default_factory=Counter)
     """Number of attempts by outcome."""
-    groups: GroupDurations = field(default_factory=GroupDurations)
-    """How long the attempts with a result took, by stage and group."""
+    groups: dict[tuple[str, str], Durations] = field(default_factory=dict)
+    """How long the attempts with a result took, by stage and group; groups beyond the first 2,000
+    are counted together."""
     longest: list[Attempt] = field(default_factory=list)
     """The longest attempts, the longest first."""
     deaths: list[Death] = field(default_factory=list)
@@ -235,8 +228,7 @@ class _Reader:
                 self._worker(name, presence.started)
         for name, worker in self._workers.items():
             end = end_of(name, worker.presence, alive)
-            self._close(worker, end)
-            self._mark_end(name, worker, end)
+            self._close(name, worker, end)
         ranked = sorted(self._longest, key=lambda one: (-one[0], one[1]))
         self.found.longest = [attempt for _, _, attempt in ranked]
 
@@ -261,7 +253,8 @@ class _Reader:
         if worker.at <= begin:
             return
         self.found.seconds[state] += worker.at - begin
-        self.found.timeline.add(worker.lane, state, begin, worker.at)
+        cells = worker.lane.spent.setdefault(state, {})
+        self.found.timeline.fill(cells, begin, worker.at)
 
     def _claim(self, claim: Claim) -> None:
         if claim.at is None and claim.worker not in self._workers:
@@ -295,7 +288,10 @@ class _Reader:
 
     def _count(self, attempt: Attempt, seconds: float) -> None:
         if attempt.outcome in _OUTCOMES:
-            self.found.groups.add(attempt.stage, attempt.group, seconds)
+            groups, name = self.found.groups, group_name(attempt.group)
+            if len(groups) >= _MOST_GROUPS and (attempt.stage, name) not in groups:
+                name = OTHERS
+            groups.setdefault((attempt.stage, name), Durations()).add(seconds)
         self._number += 1
         entry = (seconds, -self._number, attempt)
         if len(self._longest) < _LONGEST:
@@ -313,7 +309,7 @@ class _Reader:
         elif worker.died is None:
             worker.died = death
 
-    def _close(self, worker: _Worker, end: str) -> None:
+    def _close(self, name: str, worker: _Worker, end: str) -> None:
         seen = worker.presence.at if worker.presence is not None else worker.at
         if worker.in_run:
             state = RUNNING if end == ALIVE else FAILED
@@ -321,9 +317,8 @@ class _Reader:
             state = TAIL if worker.has_run and end in (FINISHED, DRAINED) else WAIT
         self._spend(worker, state, seen)
         self.found.lives_s += worker.at - worker.began
-        self.found.timeline.live(worker.lane, worker.began, worker.at)
-
-    def _mark_end(self, name: str, worker: _Worker, end: str) -> None:
+        worker.lane.workers += 1
+        self.found.timeline.fill(worker.lane.lives, worker.began, worker.at)
         if worker.died is not None or end == DIED:
             why = f": {worker.died.evidence}" if worker.died is not None else ""
             self._mark(worker, DIED, worker.at, f"{name} died{why}")

@@ -21,11 +21,9 @@ _MOST_DEPTH = 20
 def _text(value: Any) -> str | None:
     """A cell of a column of text."""
     shown = natural(value)
-    return shown if isinstance(shown, str | None) else str(_flat(shown))
-
-
-def _flat(value: Any) -> Any:
-    return value if isinstance(value, int | float) else json.dumps(value)
+    if isinstance(shown, str | None):
+        return shown
+    return str(shown) if isinstance(shown, int | float) else json.dumps(shown)
 
 
 def npz_of(columns: dict[str, list[Any]]) -> bytes:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.log import SEALED
-from hpc_toolkit.results.records import LogEntry, Request, WorkerEnd, WorkerStart
+from hpc_toolkit.results.records import Life, LogEntry, Request
 from hpc_toolkit.results.workers import ALIVE, end_of
 from hpc_toolkit.rundir import files
 
@@ -46,15 +46,13 @@ class EntryReader:
                     yield _request(control / name, record)
 
 
-def lives(
-    seen: Mapping[str, Presence | None], alive: set[str]
-) -> Iterator[WorkerStart | WorkerEnd]:
+def lives(seen: Mapping[str, Presence | None], alive: set[str]) -> Iterator[Life]:
     """The starts of all workers whose presence was read, and the ends of those not alive."""
     for name, one in seen.items():
         if one is not None:  # else it cannot be read yet, or is damaged
-            yield WorkerStart(at=one.started, presence=one)
+            yield Life(at=one.started, presence=one)
             if (end := end_of(name, one, alive)) != ALIVE:
-                yield WorkerEnd(at=one.at, presence=one, end=end)
+                yield Life(at=one.at, presence=one, end=end)
 
 
 def _entry(log: StageLog, number: int) -> LogEntry:

@@ -17,12 +17,11 @@ from hpc_toolkit.results.records import (
     Attempt,
     Claim,
     Death,
+    Life,
     LogEntry,
     Release,
     Request,
     Submission,
-    WorkerEnd,
-    WorkerStart,
 )
 from hpc_toolkit.results.workers import DIED
 from hpc_toolkit.system.quantities import counted
@@ -40,7 +39,7 @@ Event = dict[str, Any]
 
 _REQUESTS = {"drain": "drain", "deaths": "notice", "sick": "sick"}
 _REQUESTED = {"drain": "asked to exit", "deaths": "reported dead by Slurm"}
-_KINDS = {Claim: "claim", Release: "release", Death: "death", WorkerEnd: "worker-end"}
+_KINDS = {Claim: "claim", Release: "release", Death: "death", Life: "worker-end"}
 _FIELDS = {
     "claim": "at stage unit generation worker items group taken_from clock",
     "attempt": "at=end stage unit generation item attempt=number outcome worker host begin error",
@@ -104,7 +103,7 @@ class EventReader:
             yield event | {"workers": list(record.workers)}
         elif isinstance(record, Submission):
             yield {"at": record.at, "event": "job", **record.job}
-        elif isinstance(record, WorkerStart):
+        elif isinstance(record, Life) and not record.end:
             place = {key: record.presence.place.get(key) for key in ("cpus", "gpus")}
             yield _event("worker-start", record) | place
         else:
@@ -189,7 +188,7 @@ class RecentEvents:
             self._kept += _recent_entry(record) if isinstance(record, LogEntry) else [_told(record)]
         self._kept = sorted(self._kept, key=attrgetter("at"))[-most:]
         # The ends are found anew each time: a worker that seemed dead may show life again.
-        known = (one for one in lives(seen, alive) if one.at or isinstance(one, WorkerEnd))
+        known = (one for one in lives(seen, alive) if one.at or one.end)
         found = [*self._kept, *map(_recent_life, known), *_failed(failures)]
         return _joined(sorted(found, key=attrgetter("at"), reverse=True), most)
 
@@ -217,9 +216,9 @@ def _told(one: Request) -> Recent:
     return Recent(one.at or 0.0, f"{counted(len(one.workers), 'worker')} {what}{reason}")
 
 
-def _recent_life(one: WorkerStart | WorkerEnd) -> Recent:
+def _recent_life(one: Life) -> Recent:
     presence, at = one.presence, one.at or 0.0
-    if isinstance(one, WorkerStart):
+    if not one.end:
         return Recent(at, "worker started", where=presence.host)
     if one.end == DIED:
         return Recent(at, "worker died", where=presence.worker, is_bad=True)

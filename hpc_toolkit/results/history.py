@@ -19,7 +19,7 @@ from hpc_toolkit.queue.state import ItemState, Ref
 from hpc_toolkit.results import records
 from hpc_toolkit.results.entries import EntryReader, lives
 from hpc_toolkit.results.journals import chunk_of, end_of_journal, last_line_at, lines_of
-from hpc_toolkit.results.records import Attempt, Claim, Death, Release, WorkerStart
+from hpc_toolkit.results.records import Attempt, Claim, Death, Life, Release
 from hpc_toolkit.results.workers import living_workers
 from hpc_toolkit.rundir.journal import next_release
 from hpc_toolkit.system.clock import SystemClock
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.state import UnitState
     from hpc_toolkit.queue.view import RunView, StageView
-    from hpc_toolkit.results.records import Record, Submission, Work, WorkerEnd
+    from hpc_toolkit.results.records import Record, Submission, Work
     from hpc_toolkit.rundir.journal import Line
     from hpc_toolkit.system.clock import Clock
 
@@ -173,7 +173,8 @@ class History:
         later line may change that.
         """
         self.alive = living_workers(self.view, self._clock, self.presences)
-        found = (*self._entries.poll(), *self._new_lives(), *self._new_jobs())
+        jobs = (one for one in self._jobs() if self._is_first("job", one.name))
+        found = (*self._entries.poll(), *self._new_lives(), *jobs)
         beside = [(math.inf if one.at is None else one.at, one) for one in found]
         return heapq.merge(sorted(beside, key=_TIME), self._timed_work(), key=_TIME)
 
@@ -187,17 +188,11 @@ class History:
             if not isinstance(record, Claim) or self._is_new(record):
                 yield at, record
 
-    def _new_lives(self) -> Iterator[WorkerStart | WorkerEnd]:
+    def _new_lives(self) -> Iterator[Life]:
         for one in lives(self.presences, self.alive):
             name = one.presence.worker
-            if isinstance(one, WorkerStart):
-                if self._is_first("start", name):
-                    yield one
-            elif self._is_first(one.end, name):
-                yield replace(one, at=self.seen(name))
-
-    def _new_jobs(self) -> Iterator[Submission]:
-        return (one for one in self._jobs() if self._is_first("job", one.name))
+            if self._is_first(one.end or "start", name):
+                yield replace(one, at=self.seen(name)) if one.end else one
 
     def _is_first(self, kind: str, name: str) -> bool:
         is_first = (kind, name) not in self._known

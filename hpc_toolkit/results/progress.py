@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from shlex import quote
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.state import ItemState
@@ -117,16 +117,6 @@ def _holder(stage: StageView, unit: str) -> str | None:
         return stage.claims.owner(unit, generation)
     except OSError:
         return ""
-
-
-class Halt(NamedTuple):
-    """Why a run makes no progress; ``kind`` and ``reason`` are "" while it does."""
-
-    run: str
-    """Its path as messages name it."""
-    complete: bool
-    kind: str = ""
-    reason: str = ""
 
 
 def no_progress(

@@ -153,22 +153,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStart:
-    """A worker started."""
-
-    at: float
-    presence: Presence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEnd:
-    """A worker that is not alive."""
+class Life:
+    """A worker started, or it is not alive."""
 
     at: float | None
-    """Its last sign of life, by its own clock."""
+    """Its start, or its last sign of life, by its own clock."""
     presence: Presence
-    end: str
-    """How it ended (:mod:`hpc_toolkit.results.workers`)."""
+    end: str = ""
+    """How it ended (:mod:`hpc_toolkit.results.workers`); "" for its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,4 +175,4 @@ class Submission:
 
 Work = Claim | Attempt | Release | Death
 """What workers write into their journals."""
-Record = Work | LogEntry | Request | WorkerStart | WorkerEnd | Submission
+Record = Work | LogEntry | Request | Life | Submission

@@ -214,7 +214,13 @@ def read_status(
         coming = left.coming
         stages |= {name: replace(stages[name], coming=count) for name, count in coming.items()}
     last = list(view.stages.values())[-1].log
-    moving = bool(off) or _moves(view, clock)
+    # Whether an attempt ended within the last seconds, by the clock of its worker.
+    moving = bool(off) or abs(clock.wall() - view.throughput.until) < _MOVING_S
+    # When the last attempt ended, or the first living worker started.
+    started = min((known[one].started for one in alive), default=None)
+    since = 0.0 if started is None else max(view.throughput.until, started)
+    # Items done by each living worker, and the seconds that they took.
+    paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
     halt, reason = no_progress(view, stages, workers, given, late, campaign=campaign, moving=moving)
     times = _time_left(left)
     cost = beside.cost(seen, alive, (times["eta_low_s"], times["eta_high_s"]))
@@ -222,10 +228,10 @@ def read_status(
         run=given,
         stages=stages,
         workers=workers,
-        rate_per_s=round(_rate(view, alive), 4),
+        rate_per_s=round(sum(done / seconds for done, seconds in paces if seconds > 0), 4),
         **times,
         **_spent(view, lives, clock.wall() if alive else 0.0, is_off=bool(off)),
-        silent_s=0.0 if off else _silent(view, [known[one] for one in alive], clock),
+        silent_s=0.0 if off or not since else max(0.0, round(clock.wall() - since, 1)),
         throughput={} if off else _throughput(view),
         complete=view.complete,
         deaths=sum(stage.state.deaths for stage in view.stages.values()),
@@ -256,13 +262,6 @@ def read_status(
     search = beside.search(found.complete)
     warnings = [*found.warnings, *search.warnings]
     return replace(found, best=search.best, search=search.state, warnings=warnings)
-
-
-def _rate(view: RunView, alive: set[str]) -> float:
-    """Items per second of all living workers together."""
-    # Per worker: items done, and the seconds that they took.
-    paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
-    return sum(done / seconds for done, seconds in paces if seconds > 0)
 
 
 def _time_left(left: TimeLeft | None) -> dict[str, Any]:
@@ -307,16 +306,6 @@ def _spent(view: RunView, known: list[Presence], now: float, *, is_off: bool) ->
         "elapsed_s": round(max(0.0, end - began), 3),
         "worker_s": round(sum(end - start for start, end in lives), 3),
     }
-
-
-def _silent(view: RunView, living: list[Presence], clock: Clock) -> float:
-    since = max(view.throughput.until, min((one.started for one in living), default=0.0))
-    return max(0.0, round(clock.wall() - since, 1)) if living and since else 0.0
-
-
-def _moves(view: RunView, clock: Clock) -> bool:
-    """Whether an attempt ended within the last seconds, by the clock of its worker."""
-    return abs(clock.wall() - view.throughput.until) < _MOVING_S
 
 
 def _throughput(view: RunView) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.results.columnfiles import parquet_of
-from hpc_toolkit.results.records import Attempt, Release
+from hpc_toolkit.results.records import Attempt
 from hpc_toolkit.results.tables import beside, cell, csv_lines, json_array, json_lines
 from hpc_toolkit.rundir.files import replace_file
 
@@ -27,37 +28,6 @@ OWN = (
 """Columns that describe an attempt, in this order, after the columns of its item."""
 
 _AT_ONCE = 512
-_MOST_LINES = 1 << 20
-"""Lines of items that are kept for attempts to come."""
-
-
-class _Items:
-    """The JSON of items, unit by unit; a unit is kept while a worker runs it."""
-
-    def __init__(self, history: History) -> None:
-        self._stages = history.view.stages
-        self._lines: dict[tuple[str, str], list[bytes]] = {}
-        self._kept = 0
-
-    def of(self, attempt: Attempt) -> dict[str, Any]:
-        """The item of an attempt; empty if its segment is damaged."""
-        key = (attempt.stage, attempt.unit)
-        if key not in self._lines:
-            stage = self._stages[attempt.stage]
-            lines: list[bytes] = []
-            with suppress(RunError, OSError):
-                lines = stage.log.segments[attempt.entry].lines(stage.unit(attempt.unit))
-            if self._kept > _MOST_LINES:
-                self._lines.clear()
-                self._kept = 0
-            self._lines[key] = lines
-            self._kept += len(lines)
-        lines = self._lines[key]
-        first = self._stages[attempt.stage].unit(attempt.unit).first
-        return json.loads(lines[attempt.position - first]) if lines else {}
-
-    def forget(self, stage: str, unit: str) -> None:
-        self._kept -= len(self._lines.pop((stage, unit), ()))
 
 
 def trace_rows(history: History, stage: str | None = None) -> Iterator[Row]:
@@ -65,15 +35,23 @@ def trace_rows(history: History, stage: str | None = None) -> Iterator[Row]:
 
     ``history`` must be up to date, and nothing may have been read from it yet.
     """
-    items = _Items(history)
+    stages = history.view.stages
+
+    @lru_cache(maxsize=2 * len(history.view.readers))  # workers run their units side by side
+    def lines_of(stage: str, entry: int, unit: str) -> list[bytes]:
+        """The JSON of a unit's items; empty if its segment is damaged."""
+        with suppress(RunError, OSError):
+            return stages[stage].log.segments[entry].lines(stages[stage].unit(unit))
+        return []
+
     for record in history.work():
-        if isinstance(record, Release):
-            items.forget(record.stage, record.unit)
-        elif isinstance(record, Attempt) and stage in (None, record.stage):
+        if isinstance(record, Attempt) and stage in (None, record.stage):
             presence = history.presences.get(record.worker)
             seconds = record.seconds
+            lines = lines_of(record.stage, record.entry, record.unit)
+            place = record.position - stages[record.stage].unit(record.unit).first
             yield {
-                "item": items.of(record),
+                "item": json.loads(lines[place]) if lines else {},
                 "number": record.item,
                 "stage": record.stage,
                 "unit": record.unit,

@@ -37,50 +37,43 @@ def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:
         left = f"{counted(work.left, 'item')} {'is' if work.left == 1 else 'are'} left{more}"
         if forecaster is not None:
             choice = choose(forecaster, ask.node, ask.nodes, limit_s=ask.needs.time_s)
-            said.append(f"{left}: {_forecast_text(run, ask, choice)}")
+            took, workers = choice.forecast.time_s, counted(choice.forecast.workers, "worker")
+            text = f"{left}: {format_duration(took.median)} ({span(took)}) on {workers}"
+            text += f", {costs(ask, choice.node_hours.median)}"
+            if running := run.status(forecast=False).workers.alive:
+                text += f"; the {counted(running, 'worker')} running now will shorten that"
+            said.append(text)
             if not 1 <= choice.in_a_row <= ask.in_a_row:
                 warnings.append(_too_short(forecaster, ask, choice))
         elif run.manifest.campaign is not None:
             said.append(f"{left}; no forecast before the first result or [tasks] seconds")
-        said += _assumptions(work, forecaster)
+        said += [f"  {text}" for text in work.assumed]
+        if forecaster is not None and forecaster.guessed:
+            said.append("  Durations are those of [tasks] seconds.")
+        names = [] if forecaster is None else forecaster.stages
+        if unknown := [one.name for one in work.stages if names and one.name not in names]:
+            said.append(f"  Left out, because no duration is known: stage {', '.join(unknown)}.")
         warnings += _waiting(work, ask)
     warnings += _idle(run, ask)
     return said, warnings
 
 
-def _forecast_text(run: Run, ask: Ask, choice: Choice) -> str:
-    running = run.status(forecast=False).workers.alive
-    took, workers = choice.forecast.time_s, counted(choice.forecast.workers, "worker")
-    text = f"{format_duration(took.median)} ({span(took)}) on {workers}"
-    text += f", {costs(ask, choice.node_hours.median)}"
-    return text + f"; the {counted(running, 'worker')} running now will shorten that" * bool(
-        running
-    )
-
-
-def _assumptions(work: Work, forecaster: Forecaster | None) -> list[str]:
-    """Return what the forecast assumes, and what it leaves out."""
-    said = [f"  {text}" for text in work.assumed]
-    if forecaster is None:
-        return said
-    if forecaster.guessed:
-        said.append("  Durations are those of [tasks] seconds.")
-    unknown = [stage.name for stage in work.stages if stage.name not in forecaster.stages]
-    if unknown:
-        said.append(f"  Left out, because no duration is known: stage {', '.join(unknown)}.")
-    return said
-
-
 def _waiting(work: Work, ask: Ask) -> list[str]:
     """Return a warning if a search requests fewer evaluations at once than there are workers."""
     most = work.most_workers
-    useful = math.ceil((most or 1) / ask.node.workers)
-    if most is None or useful >= ask.nodes:
+    if most is None:
+        return []
+    waiting = f"the search requests at most {counted(most, 'item')} at once,"
+    return [f"{text}, or raise 'pending' in [search]" for text in _beyond(most, waiting, ask)]
+
+
+def _beyond(most: int, what: str, ask: Ask) -> list[str]:
+    """Return a warning if fewer nodes are enough for ``most`` workers."""
+    useful = max(1, math.ceil(most / ask.node.workers))
+    if useful >= ask.nodes:
         return []
     enough = f"{counted(useful, 'node')} {'is' if useful == 1 else 'are'} enough"
-    waiting = f"the search requests at most {counted(most, 'item')} at once"
-    hint = f"{enough}, or raise 'pending' in [search]"
-    return [f"nodes will be idle: {waiting}, for {counted(ask.workers, 'worker')}; {hint}"]
+    return [f"nodes will be idle: {what} for {counted(ask.workers, 'worker')}; {enough}"]
 
 
 def _too_short(forecaster: Forecaster, ask: Ask, choice: Choice) -> str:
@@ -107,12 +100,7 @@ def _idle(run: Run, ask: Ask) -> list[str]:
         for stage in view.stages.values()
         for name in stage.state.open
     )
-    useful = max(1, math.ceil(units / ask.node.workers))
-    if useful >= ask.nodes:
-        return []
-    workers = counted(ask.workers, "worker")
-    enough = f"{counted(useful, 'node')} {'is' if useful == 1 else 'are'} enough"
-    return [f"nodes will be idle: {counted(units, 'unit')} for {workers}; {enough}"]
+    return _beyond(units, counted(units, "unit"), ask)
 
 
 def _work(run: Run) -> Work | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.results.activity import read_activity
-from hpc_toolkit.results.distributions import ranges_of, read_loads
+from hpc_toolkit.results.distributions import read_loads
 from hpc_toolkit.results.explain import group_failures, item_json
-from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.status import Beside
 from hpc_toolkit.submit.jobs import cost_of, worker_price
@@ -24,13 +22,11 @@ if TYPE_CHECKING:
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.distributions import Range
-    from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
     from hpc_toolkit.submit.jobs import Cost
 
 T = TypeVar("T")
-_FAILURES, _RESULTS = 20, 24
+_FAILURES = 20
 _READING = (
     *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
     *(AttributeError, ArithmeticError, TypeError),
@@ -40,87 +36,64 @@ _READING = (
 def report_of(run: Run, *, markdown: bool = False) -> str:
     """The report of a run as the text of a file."""
     from hpc_toolkit.report.page import as_html, as_markdown
-    from hpc_toolkit.report.runreport import sections, title
+    from hpc_toolkit.report.runreport import sections
 
-    facts = read_facts(run)
     form = as_markdown if markdown else as_html
-    return form(title(facts), sections(facts))
-
-
-class _Parts:
-    """Reads the parts of a run; what cannot be read is named, and the rest is reported."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    def read(self, what: str, reader: Callable[[], T], nothing: T) -> T:
-        try:
-            return reader()
-        except _READING as error:
-            self.problems.append(f"{what} ({type(error).__name__}: {error})")
-            return nothing
+    facts = read_facts(run)
+    return form(f"Run {facts.status.run}", sections(facts))
 
 
 def read_facts(run: Run) -> RunFacts:
     """Read what a report needs; a part that cannot be read is named in ``problems``."""
     from hpc_toolkit.report.runreport import RunFacts
 
-    parts, view = _Parts(), run.view
-    status, made_at = _status(run), time.time()
-    found = parts.read("the timeline of the workers", lambda: _activity(run), None)
-    if found is not None and found.ahead:
-        elapsed_s = found.timeline.end - found.timeline.begin
-        status = replace(status, elapsed_s=elapsed_s)
-    return RunFacts(
-        status=status,
-        manifest=run.manifest,
-        made=made_at,
-        activity=found,
-        loads=parts.read("the CPUs and GPUs", lambda: read_loads(run.paths), None),
-        failures=parts.read(
-            "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
-        ),
-        items=_items(run, found),
-        search=parts.read("the search", lambda: _search(run), []),
-        results=parts.read("the results", lambda: _results(run), {}),
-        problems=parts.problems,
-    )
+    problems: list[str] = []
 
+    def read(what: str, reader: Callable[[], T], nothing: T) -> T:
+        try:
+            return reader()
+        except _READING as error:
+            problems.append(f"{what} ({type(error).__name__}: {error})")
+            return nothing
 
-def _status(run: Run) -> Status:
     def cost(*facts: Any) -> Cost | None:
         with suppress(*_READING):
             return cost_of(run.paths, *facts)
         return None
 
-    beside = Beside(cost=cost)
+    def activity() -> Activity | None:
+        history = History(view)
+        history.refresh()
+        return read_activity(history, SystemClock())
+
+    view, beside = run.view, Beside(cost=cost)
     try:
-        return run.status(beside=beside)
+        status = run.status(beside=beside)
     except _READING:  # a forecast needs more of the run than its status
-        return run.status(forecast=False, beside=beside)
-
-
-def _activity(run: Run) -> Activity | None:
-    history = History(run.view)
-    history.refresh()
-    return read_activity(history, SystemClock())
-
-
-def _items(run: Run, found: Activity | None) -> dict[int, str]:
+        status = run.status(forecast=False, beside=beside)
+    made_at = time.time()
+    found = read("the timeline of the workers", activity, None)
+    if found is not None and found.ahead:
+        elapsed_s = found.timeline.end - found.timeline.begin
+        status = replace(status, elapsed_s=elapsed_s)
     items: dict[int, str] = {}
     for one in found.longest if found is not None else ():
         with suppress(*_READING, IndexError):
-            stage = run.view.stages[one.stage]
+            stage = view.stages[one.stage]
             items[one.item] = item_json(stage, stage.unit(one.unit), one.position)
-    return items
-
-
-def _results(run: Run) -> dict[str, Range]:
-    """The numbers of a list's results; those of a search are scores, which the search compares."""
-    if run.manifest.campaign is not None:
-        return {}
-    tables = (gather(run.view, name, partial=True, publish=False) for name in run.view.stages)
-    return ranges_of(chain.from_iterable(tables), most=_RESULTS)
+    return RunFacts(
+        status=status,
+        manifest=run.manifest,
+        made=made_at,
+        activity=found,
+        loads=read("the CPUs and GPUs", lambda: read_loads(run.paths), {}),
+        failures=read(
+            "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
+        ),
+        items=items,
+        search=read("the search", lambda: _search(run), []),
+        problems=problems,
+    )
 
 
 def _search(run: Run) -> list[Section]:

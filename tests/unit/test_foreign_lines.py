@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from hpc_toolkit.cli.reading import _log_parts, life_lines
 from hpc_toolkit.doctor.check import check_run
 from hpc_toolkit.doctor.findings import Verdict
-from hpc_toolkit.planning.reading import read_work, work_since
+from hpc_toolkit.planning.forecast import Interval
+from hpc_toolkit.planning.reading import read_work
+from hpc_toolkit.planning.timeleft import Kept, compare
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.results.activity import read_activity
 from hpc_toolkit.results.events import EventReader
@@ -102,7 +104,7 @@ def read_all(run: Run, clock: ManualClock) -> None:
     list(trace_rows(history))
     list(EventReader(History(view, clock)).poll())
     read_work(view, clock, given="run")
-    work_since(view, clock, 0.0)
+    compare(view, clock, Kept("run", 0.0, ((1, Interval(1.0, 1.0, 1.0)),), working=False))
     what_is_left(view, clock, job=None, watch_s=0.0, pause=lambda _: None)
     assert read_facts(run).problems == []
 

@@ -30,50 +30,6 @@ def ids(rows: list[dict[str, Any]]) -> list[int]:
     return [row["item"]["id"] for row in rows]
 
 
-def test_a_row_has_what_the_contract_says(toy: ToyRun) -> None:
-    finished(toy)
-
-    rows = toy.reopen().results()
-
-    assert rows[0] == {
-        "item": {"id": 0},
-        "state": "done",
-        "value": {"by": "w"},
-        "error": None,
-        "attempts": 1,
-        "seconds": 1.0,
-        "worker": "w",
-    }
-    assert rows[2] == {
-        "item": {"id": 2},
-        "state": "failed",
-        "value": None,
-        "error": "permanent of test",
-        "attempts": 1,
-        "seconds": 1.0,
-        "worker": "w",
-    }
-
-
-def test_rows_stand_in_the_order_of_the_items_whatever_their_groups(fast_dir: Path) -> None:
-    from hpc_toolkit.run import create_run
-    from hpc_toolkit.rundir.layout import Manifest
-    from tests.toyrun import spec_of
-
-    items = [{"id": index, "g": index % 3} for index in range(10)]
-    manifest = Manifest(run="r", stages=(spec_of(group_by="g"),))
-    run = create_run(fast_dir / "r", manifest, {"items": items}, sealed=True)
-    worker = ToyWorker(run.paths, "w")
-    run.view.poll()
-    for unit in run.view.stages["items"].log.segments[1].units:
-        worker.claim(unit.name)
-        for item in unit.items:
-            worker.attempt(item)
-        worker.release()
-
-    assert [row["item"] for row in run.results()] == items
-
-
 def test_gather_of_pending_items_names_them(toy: ToyRun) -> None:
     toy.worker("w").work(toy.unit_name(0), i0="done", i2="done")
 
@@ -129,14 +85,6 @@ def test_gather_tells_of_lines_that_never_come(
 
     assert raised.value.hint.startswith("this host does not show all that w wrote: try again")
     assert 10 <= copy.now < 11
-
-
-def test_gather_of_an_open_stage_says_so(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
-    toy.worker("w").work(toy.unit_name(0), i0="done")
-
-    with pytest.raises(NotCompleteError, match="the stage is open for more"):
-        toy.reopen().results()
 
 
 def test_partial_rows_are_provisional_and_published_nowhere(toy: ToyRun) -> None:
@@ -371,15 +319,6 @@ def test_a_table_stays_when_a_power_loss_takes_the_lines(fast_dir: Path) -> None
 
     assert after[0] == before[0]
     assert after[1]["state"] == "done"
-
-
-def test_pending_items_are_listed_in_the_order_of_the_items(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 24, unit=1)
-
-    with pytest.raises(NotCompleteError, match="24 items") as caught:
-        toy.reopen().results()
-
-    assert caught.value.pending == [{"id": index} for index in range(24)]
 
 
 def test_a_line_that_is_not_strict_json_does_not_count(toy: ToyRun) -> None:

@@ -104,32 +104,6 @@ def test_at_80x24_all_that_is_important_fits_and_hosts_give_way() -> None:
     assert lines[-1].startswith("d drain")
 
 
-def searching(arm: str) -> Live:
-    best = {"arm": f"best-{arm}", "keys": {}, "reward": 0.5, "stderr": None}
-    counts = {"policy": "gp-ucb", "arms": 99, "budget": 60, "asked": 9, "evaluations": 45}
-    last = [(f"{n}-{arm}", 0.25, "") for n in range(3)]
-    rest = {"rounds": 3, "best": best, "ties": 2, "rounds_since_best": 0, "last": last}
-    return live(hosts=0, now={"search": {**counts, **rest}})
-
-
-@pytest.mark.parametrize("columns", [80, 120, 200])
-def test_every_row_uses_the_width_that_there_is(columns: int) -> None:
-    arm = ",".join(f"parameter{n}={n}" for n in range(60))
-    found = searching(arm)
-    found.now.failures[0]["example"] = {"n": "x" * 500}
-
-    lines = screen_lines(found, Choices(), Look(columns=columns), 50)
-
-    def shown(label: str) -> str:
-        return next(line for line in lines if line.strip().startswith(label))
-
-    assert shown("items").count("\u2588") + shown("items").count("\u2593") > columns * 0.24
-    assert len(re.findall("[\u2581-\u2588]", shown("speed"))) >= min(columns // 4, 80)
-    for label in ("best", "last"):
-        assert columns * 0.84 < len(shown(label)) <= columns
-    assert columns * 0.8 < len(next(line for line in lines if "xxx" in line)) <= columns
-
-
 def test_hosts_without_trouble_stand_side_by_side_and_all_of_them_are_counted() -> None:
     for columns, rows, beside in ((80, 24, 1), (110, 24, 2), (200, 24, 4), (200, 50, 4)):
         lines = screen_lines(live(), Choices(), Look(columns=columns), rows)
@@ -140,21 +114,6 @@ def test_hosts_without_trouble_stand_side_by_side_and_all_of_them_are_counted() 
         more = re.search(r"and (\d+) more hosts", text)
         assert text.count("% busy") + int(more[1] if more else 0) == 62
         assert (more is None) == (rows == 50)
-
-
-def test_in_a_narrow_pane_failures_come_before_workers_and_the_rest_is_counted() -> None:
-    chosen = Choices()
-    lines = screen_lines(live(), chosen, Look(columns=40), 20)
-
-    text = "\n".join(lines)
-    assert text.count(" failed ") >= 3
-    hidden = re.search(r"\.\.\. (\d+) more lines \(j\)", text)
-    if hidden is not None:
-        chosen.offset = 1
-        whole = screen_lines(live(), chosen, Look(columns=40), 400)
-        assert int(hidden[1]) <= len(whole)
-    assert lines[-1] == "d r e l w  ? help  q quit"
-    assert screen_lines(live(), chosen, Look(columns=20), 20)[-1] == "d r e l w ? q"
 
 
 def test_scrolling_reaches_the_last_line_and_stops_there() -> None:
@@ -204,11 +163,3 @@ def test_the_cpus_and_gpus_of_workers_are_shown_to_who_asks_for_them() -> None:
     assert shown(Choices(expanded=True, verbose=True)) == [
         "gpu001-3  busy  9 done, CPUs 4-7, GPUs 2"
     ]
-
-
-def test_counts_that_are_old_are_called_old() -> None:
-    def text(age_s: float) -> str:
-        return "\n".join(screen_lines(live(age_s=age_s), Choices(), Look(columns=80), 50))
-
-    assert "some counts are 40.0 s old" in text(40.0)
-    assert " old" not in text(2.0)

@@ -116,32 +116,6 @@ def campaign(root: Path, patch: pytest.MonkeyPatch, waits: int, **more: Any) -> 
     return Run.open(root)
 
 
-def test_a_campaign_is_forecast_with_the_items_that_it_may_still_request(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = campaign(fast_dir / "run", monkeypatch, 2)
-
-    said, warnings = left_lines(run, ask(2))
-
-    counts = re.match(r"(\d+) items are left \((\d+) of them", said[0])
-    assert counts is not None
-    left, more = map(int, counts.groups())
-    assert 0 < more <= left < 24
-    assert re.search(r" not requested yet\): .* on 8 workers, .* USD$", said[0])
-    assert f"The search may request {more // 3} more arms on 3 tasks, at most 2" in said[1]
-    assert warnings == []
-
-
-def test_a_search_without_budget_left_is_not_forecast_to_request_arms(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = campaign(fast_dir / "run", monkeypatch, 1, search={"budget": 2})
-
-    said, _ = left_lines(run, ask(2))
-
-    assert "  The search has no budget left for more arms." in said
-
-
 def test_a_campaign_without_results_is_forecast_from_the_durations_that_it_states(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,22 +147,6 @@ def test_nodes_beyond_the_pending_arms_of_a_search_are_named(
     )
 
 
-def test_without_a_result_there_is_no_forecast(tmp_path: Path) -> None:
-    assert left_lines(measured(tmp_path, done=0), ask(8)) == ([], [])
-
-
-def test_the_items_left_are_forecast_from_measured_durations(tmp_path: Path) -> None:
-    said, warnings = left_lines(measured(tmp_path), ask(9, hours=12))
-
-    (line,) = said
-    assert line.startswith("36 items are left: 1 h 0")
-    assert " on 36 workers, " in line
-    cost = float(line.split()[-2])
-    assert 60.0 < cost < 100.0  # 36 GPUs for about an hour, at 2 USD
-    assert line.endswith(" USD")
-    assert warnings == []
-
-
 def test_a_time_limit_that_is_too_short_is_named_with_one_that_is_enough(tmp_path: Path) -> None:
     run = measured(tmp_path)
 
@@ -215,12 +173,6 @@ def test_nodes_without_a_unit_are_told_unless_items_may_follow(tmp_path: Path) -
     assert left_lines(measured(tmp_path / "open", sealed=False), one)[1] == []
 
 
-def test_jobs_of_one_name_that_wait_for_each_other_count_once() -> None:
-    spec = ScriptSpec(python="/usr/bin/python3", nodes=2, time=60, dependency="singleton")
-
-    assert ask_of(spec, SITE, jobs=3).nodes == 2
-
-
 def test_a_chain_is_proposed_where_the_longest_job_is_too_short(tmp_path: Path) -> None:
     site = replace(SITE, max_walltime_s=5 * 3600)
 
@@ -240,13 +192,6 @@ def test_units_of_running_workers_are_not_counted_for_new_nodes(tmp_path: Path) 
     (warning,) = left_lines(toy.reopen(), ask(2))[1]
 
     assert warning == "nodes will be idle: 4 units for 8 workers; 1 node is enough"
-
-
-def test_the_fewest_nodes_that_finish_in_time_are_chosen(tmp_path: Path) -> None:
-    nodes, time_s = sized(measured(tmp_path), ask(1), 8 * 3600)
-
-    assert 2 <= nodes <= 3  # 36 items of an hour are 9 on each worker of one node
-    assert 5 * 3600 <= time_s <= 10 * 3600
 
 
 @pytest.mark.parametrize(

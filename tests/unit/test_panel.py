@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -80,21 +79,6 @@ def test_running_items_without_a_result_for_minutes_are_named() -> None:
     assert "running" not in one_line(status(silent_s=59.0))
 
 
-def test_stages_are_named_where_there_are_several() -> None:
-    stages = {"metrics": StageCounts(total=2, done=2), "tasks": StageCounts(total=3)}
-
-    line = one_line(status(stages=stages, complete=True))
-
-    assert line == "metrics: 2 of 2 done; tasks: 0 of 3 done; complete"
-
-
-def test_a_complete_run_has_no_speed_while_its_workers_exit() -> None:
-    working, ended = (status(rate_per_s=2.0, elapsed_s=9.0, complete=one) for one in (False, True))
-
-    assert "speed" in [row.label for row in panel(working)]
-    assert "speed" not in [row.label for row in panel(ended)]
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -162,21 +146,6 @@ def test_work_ends_with_what_happened_and_what_to_do_next(fast_dir: Path) -> Non
     assert closing(toy.view(), path, campaign=True) == f"{path}: 2 items done in 5.5 s"
 
 
-def test_work_ends_with_failures_and_pauses(fast_dir: Path) -> None:
-    few, many = ToyRun(fast_dir / "few", 2, unit=2), ToyRun(fast_dir / "many", 30, unit=30)
-    for toy, kind in ((few, "permanent"), (many, "failed")):
-        worker = toy.worker("w")
-        worker.claim(toy.unit_name(0))
-        for item in range(2 if toy is few else 25):
-            worker.attempt(item, kind)
-        worker.release()
-
-    assert closing(few.view(), "few") == (
-        "few: 2 of 2 items failed: hpctk status few; hpctk retry few"
-    )
-    assert closing(many.view(), "many").startswith("many: paused: the first 25 items of stage")
-
-
 def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:
     def workers(**changes: Any) -> str:
         rows = panel(status(old_copies=3, **changes))
@@ -233,15 +202,6 @@ def test_no_line_is_wider_than_the_terminal(columns: int, unicode: bool) -> None
     assert "startsomewiththisorthat" * 5 in text
 
 
-def test_colours_change_nothing_but_colours() -> None:
-    rows = panel(status(failures=[failures("Error")]))
-
-    plain, painted = (draw(rows, Look(columns=80, colour=one)) for one in (False, True))
-
-    assert [re.sub(r"\x1b\[\d+m", "", line) for line in painted] == plain
-    assert plain != painted
-
-
 def test_what_does_not_fit_is_counted() -> None:
     rows = panel(status(failures=[failures("Error")]))
 
@@ -284,17 +244,6 @@ def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> 
 
 def test_a_run_shows_itself_in_a_notebook(toy: ToyRun) -> None:
     assert "0%  0 of 4" in toy.run._repr_html_()
-
-
-def test_a_terminal_gets_a_line_when_something_changed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    display = StatusDisplay()
-
-    for one in (status(), status(), status(rate_per_s=4.0)):
-        display.show(one)
-
-    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_a_terminal_is_told_why_nothing_moves_when_that_changed(

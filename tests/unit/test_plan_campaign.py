@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +16,12 @@ from hpc_toolkit.planning.work import Guess, Work
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.manualclock import ManualClock
-from tests.toyrun import ToyWorker
-from tests.unit import playedcampaign
 from tests.unit.playedcampaign import Played, toy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.planning.plan import Plan
-    from hpc_toolkit.rundir.layout import RunPaths
 
 SITE = load_cluster("generic")
 NODE = node_of(SITE, Worker(per_node=16))
@@ -133,42 +129,3 @@ def test_a_round_waits_for_the_round_before_and_for_the_decision(
     assert times[1] - times[0] == pytest.approx(
         500.0 * (count - (len(coming) == len(tasks.batches)))
     )
-
-
-def test_all_other_arms_follow_the_rounds_of_the_search(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tasks,) = played(fast_dir / "r", monkeypatch, {**SEARCH, "exhaustive": True}, 2).stages
-
-    rounds = [batch.round for batch in tasks.batches if batch.round]
-    *search, rest = [rounds.count(number) for number in sorted(set(rounds))]
-    assert search
-    assert set(search) == {6}
-    assert rest == 12 * 3
-
-
-DAY_S = 86_400.0
-
-
-class OffWorker(ToyWorker):
-    """Every second one is on a host whose clock is a day ahead."""
-
-    def __init__(self, paths: RunPaths, name: str) -> None:
-        number = len(list(paths.journals.iterdir()))
-        self.now = time.time() + DAY_S * (number % 2)
-        host = "n1" if number % 2 else "n0"
-        super().__init__(paths, name, host=host, started=self.now, at=self.now)
-
-    def attempt(self, item: int, kind: str = "done", **fields: Any) -> None:
-        super().attempt(item, kind, **{**fields, "at": self.now, "seconds": 0.0})
-
-
-def test_pauses_between_rounds_are_corrected_for_the_clocks_of_hosts(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(playedcampaign, "ToyWorker", OffWorker)
-    search = {"policy": "random", "budget": 12, "pending": 2}
-
-    work = played(fast_dir / "r", monkeypatch, search, 4, at=time.time())
-
-    assert work.stages[-1].between_s == pytest.approx(0.0, abs=60.0)

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.forecast import Forecaster, Interval
-from hpc_toolkit.planning.nodes import Worker, choose, node_of, recommended, ways
-from hpc_toolkit.planning.plan import as_lines, as_markdown, make_plan, plan_svg
+from hpc_toolkit.planning.nodes import Worker, choose, node_of, recommended
+from hpc_toolkit.planning.plan import as_lines, make_plan, plan_svg
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.timeleft import Kept, compare, read_plan
 from hpc_toolkit.planning.work import Guess, Work, typed_work
@@ -41,20 +41,6 @@ SITE = parse_cluster(
     currency = "USD"
     watts_per_gpu = 300
     watts_per_node = 800
-
-    [[partitions]]
-    name = "short"
-    max_walltime = "3:00:00"
-    nodes = 100
-
-    [[partitions]]
-    name = "long"
-    max_walltime = "7-00:00:00"
-    nodes = 4
-
-    [[partitions]]
-    name = "restricted"
-    restricted = true
     """,
     file="site.toml",
     name="site",
@@ -153,15 +139,6 @@ def test_a_dead_workers_unit_waits_for_anybody(tmp_path: Path) -> None:
     assert not any(batch.holder for batch in work.stages[0].batches)
 
 
-def test_a_plan_of_a_run_tells_the_workers_that_go_on(tmp_path: Path) -> None:
-    plan = make_plan(Toy(tmp_path).work(), None, [1], SITE, NODE, draws=8)
-
-    assert plan.now is not None
-    assert plan.now.workers == 1
-    assert plan.seen == 3
-    assert any("As it goes on now, on 1 worker:" in line for line in as_lines(plan))
-
-
 def test_a_run_without_items_left_is_refused(tmp_path: Path) -> None:
     work = replace(Toy(tmp_path).work(), stages=())
 
@@ -239,22 +216,6 @@ def test_a_limit_cuts_the_work_into_jobs_that_follow_each_other() -> None:
     assert found.in_a_row == 6
 
 
-def test_jobs_in_a_row_have_an_interval_and_their_losses_in_time_and_cost() -> None:
-    wide = Guess(100.0, factor=1.5, spread=0.5)
-    one = choose(forecaster(guess=wide), NODE, 10, within_s=12 * 3600.0)
-    cut = choose(forecaster(guess=wide), NODE, 10, limit_s=3 * 3600, within_s=12 * 3600.0)
-
-    jobs = cut.forecast.jobs
-    assert jobs is not None
-    assert jobs.low < jobs.high == cut.in_a_row
-    # Each end costs the 2 minutes of a start and half an item.
-    assert 120 * (jobs.median - 1) < cut.forecast.time_s.median - one.forecast.time_s.median
-    assert cut.node_hours.median > one.node_hours.median
-    assert cut.forecast.within is not None
-    assert one.forecast.within is not None
-    assert cut.forecast.within <= one.forecast.within
-
-
 def test_the_page_begins_with_what_to_ask_for() -> None:
     able = make_plan(typed_work(9_000), SURE, [1, 8, 20], SITE, NODE, within_s=9 * 3600.0, draws=8)
     late = make_plan(typed_work(9_000), SURE, [1], SITE, NODE, within_s=3600.0, draws=8)
@@ -270,42 +231,6 @@ def test_the_page_begins_with_what_to_ask_for() -> None:
 def test_a_limit_that_no_item_keeps_is_told() -> None:
     assert not forecaster().fits(90)
     assert choose(forecaster(), NODE, 10, limit_s=90).in_a_row == 0
-
-
-def test_short_jobs_on_many_nodes_stand_beside_a_long_one_on_few() -> None:
-    short, long = ways(forecaster(3_600), SITE, NODE, 12)
-
-    assert [(way.partition, way.nodes) for way in (short, long)] == [("short", 12), ("long", 4)]
-    assert (short.in_a_row, long.in_a_row) == (1, 1)
-    assert long.time_s.median == pytest.approx(3 * short.time_s.median, rel=0.1)
-    (cut,) = [way for way in ways(forecaster(), SITE, NODE, 10) if way.partition == "short"]
-    assert cut.in_a_row == 4
-    assert cut.jobs == 40
-    assert cut.lost_node_hours > 0
-
-
-def test_a_page_says_everything_that_the_record_does() -> None:
-    plan = plan_of(within_s=3600.0)
-
-    lines, page = as_lines(plan), as_markdown(plan)
-
-    for text in ("USD", "kWh", "GPU-hours", "done by then", "partition", "short"):
-        assert any(text in line for line in lines)
-        assert text in page
-    assert "restricted" not in page
-    assert json.loads(json.dumps(plan.to_json(), allow_nan=False))["format"] == 1
-
-
-def test_units_that_are_too_large_for_so_many_workers_are_told() -> None:
-    few, many = (
-        make_plan(typed_work(300), SURE, [nodes], SITE, NODE, draws=4) for nodes in (1, 64)
-    )
-
-    assert not any("largest unit" in line for line in as_lines(few))
-    assert any("help little" in line for line in as_lines(many))
-    assert any("list without groups" in line for line in as_lines(many))
-    loaded = make_plan(typed_work(300, 3), SURE, [64], SITE, NODE, draws=4)
-    assert not any("list without groups" in line for line in as_lines(loaded))
 
 
 def test_a_picture_is_svg_and_the_same_each_time() -> None:
@@ -334,16 +259,14 @@ def test_a_plan_is_compared_with_what_came(tmp_path: Path) -> None:
 
     found = compare(toy.run.view(), ManualClock(9e9), plan)
 
-    assert (so_far.complete, so_far.left, so_far.inside, so_far.error) == (False, 5, None, None)
-    assert late.inside is False
-    assert found.complete
-    assert found.workers == 1
-    assert found.real_s == 100.0
-    assert found.error == pytest.approx(found.predicted_s / 100.0 - 1.0)
-    assert found.inside == (found.low_s <= 100.0 <= found.high_s)
+    assert so_far.items() >= {"complete": False, "left": 5, "inside": None, "error": None}.items()
+    assert late["inside"] is False
+    assert found.items() >= {"complete": True, "workers": 1, "real_s": 100.0}.items()
+    assert found["error"] == pytest.approx(found["predicted_s"] / 100.0 - 1.0)
+    assert found["inside"] == (found["low_s"] <= 100.0 <= found["high_s"])
 
 
-def test_the_time_before_the_first_claim_is_no_work(tmp_path: Path) -> None:
+def test_the_time_before_the_first_worker_is_no_work(tmp_path: Path) -> None:
     """Days in Slurm's queue, say; a worker that loads has claimed, and written nothing."""
     toy = ToyRun(tmp_path / "run", 4, unit=2)
     plan = Kept("run", 1_000.0, ((1, Interval(90.0, 100.0, 110.0)),), working=False)
@@ -361,9 +284,10 @@ def test_the_time_before_the_first_claim_is_no_work(tmp_path: Path) -> None:
 
     found = compare(toy.view(), ManualClock(9e9), plan)
 
-    assert (unclaimed.waited_s, unclaimed.real_s, unclaimed.inside) == (49_000.0, 0.0, None)
-    assert (loading.waited_s, loading.real_s, loading.inside) == (59_000.0, 30.0, None)
-    assert (found.waited_s, found.real_s, found.inside) == (59_001.0, 100.0, True)
+    keys = ("waited_s", "real_s", "inside")
+    assert [unclaimed[key] for key in keys] == [49_000.0, 0.0, None]
+    assert [loading[key] for key in keys] == [59_000.0, 30.0, None]
+    assert [found[key] for key in keys] == [59_000.0, 101.0, True]
 
 
 @pytest.mark.parametrize("off", [86_400.0, -86_400.0], ids=["ahead", "behind"])
@@ -380,8 +304,8 @@ def test_a_comparison_is_corrected_for_the_clocks_of_hosts(tmp_path: Path, off: 
 
     found = compare(toy.view(), ManualClock(now + 200), plan)
 
-    assert found.workers == 2
-    assert found.real_s == pytest.approx(100.0, abs=60.0)
+    assert found["workers"] == 2
+    assert found["real_s"] == pytest.approx(100.0, abs=60.0)
 
 
 FORECAST: dict[str, Any] = {"workers": 1, "time_s": {"low": 1, "median": 1.5, "high": 2}}
@@ -389,20 +313,8 @@ KEPT: dict[str, Any] = {"format": 1, "run": "r", "at": 0.0, "choices": [{"foreca
 DAMAGED: list[dict[str, Any]] = [
     {"at": "now"},
     {"choices": [{}]},
-    {"choices": [3]},
-    {"now": {**FORECAST, "time_s": {"low": 1}}},
     {"now": {**FORECAST, "time_s": {"low": 1, "median": 2, "high": "late"}}},
 ]
-
-
-def test_of_a_plan_that_was_kept_the_workers_that_ran_then_count(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    forecasts = []
-    for now in (None, {**FORECAST, "workers": 7}):
-        path.write_text(json.dumps({**KEPT, "now": now}))
-        forecasts.append(read_plan(path).forecasts)
-
-    assert forecasts == [((1, Interval(1, 1.5, 2)),), ((7, Interval(1, 1.5, 2)),)]
 
 
 @pytest.mark.parametrize(
@@ -463,19 +375,7 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None
     assert said in found.exception.message
 
 
-def test_a_comparison_before_the_end_says_try_again(tmp_path: Path) -> None:
-    toy = Toy(tmp_path)
-    path = tmp_path / "plan.json"
-    plan = make_plan(toy.work(), None, [1], SITE, NODE, draws=8)
-    path.write_text(json.dumps(plan.to_json()))
-
-    found = call(str(toy.run.root), "--check", str(path))
-
-    assert found.exit_code == 75
-    assert "5 items left" in found.stdout
-
-
-def test_a_comparison_shows_the_wait_before_the_first_claim(tmp_path: Path) -> None:
+def test_a_comparison_shows_the_wait_before_the_first_worker(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 4, unit=2)
     work = read_work(toy.view(), ManualClock(time.time()), given=str(toy.root))
     record = make_plan(work, SURE, [1], SITE, NODE, draws=8).to_json()
@@ -484,5 +384,6 @@ def test_a_comparison_shows_the_wait_before_the_first_claim(tmp_path: Path) -> N
 
     found = call(str(toy.root), "--check", str(path))
 
-    assert "waited     2 h 00 min for the first claim, which is not counted" in found.stdout
+    assert found.exit_code == 75
+    assert "waited     2 h 00 min for the first worker, which is not counted" in found.stdout
     assert "4 items left" in found.stdout

@@ -64,22 +64,6 @@ def test_a_snapshot_is_read_back_as_it_was_taken(tmp_path: Path) -> None:
     assert toy.log().table is None  # nothing was published
 
 
-def test_a_snapshot_is_plain_json_with_a_line_for_each_item_and_row(tmp_path: Path) -> None:
-    toy = half_done(tmp_path / "run")
-    path = tmp_path / "s.json"
-
-    write_snapshot(path, toy.reopen().snapshot())
-
-    record = json.loads(path.read_text())
-    assert list(record) == [
-        *("kind", "format", "taken", "hpctk", "sealed", "counts", "manifest", "items", "rows")
-    ]
-    assert record["manifest"]["run"] == "run"
-    lines = path.read_text().splitlines()
-    assert '{"id":0},' in lines
-    assert sum('"state":"done"' in line for line in lines) == 3
-
-
 def test_items_are_in_the_order_in_which_they_were_given_whatever_their_groups(
     tmp_path: Path,
 ) -> None:
@@ -162,15 +146,6 @@ def test_the_journal_of_a_restored_run_is_read_unit_run_by_pass(tmp_path: Path) 
     (told,) = run.view.reported_sizes().items()
     assert told == (told[0], run.view.read_size(told[0]))
     assert told[1] > 0
-
-
-def test_a_restored_run_without_results_has_no_worker(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 3)
-
-    run = Run.restore(tmp_path / "again", toy.reopen().snapshot())
-
-    assert list((run.root / "workers").iterdir()) == []
-    assert run.status().stages["items"].pending == 3
 
 
 def test_settings_come_along_and_can_be_changed(tmp_path: Path) -> None:
@@ -262,28 +237,6 @@ def test_a_damaged_snapshot_is_refused(change: dict[str, Any], match: str, tmp_p
 
     with pytest.raises(RunError, match=match):
         read_snapshot(path)
-
-
-def test_snapshots_follow_a_run_one_for_every_so_many_results(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 10, unit=1)
-    clock = ManualClock()
-    taken = following(toy.reopen(), str(tmp_path / "s-{done}.json"), 3, clock)
-    worker = toy.worker("one")
-
-    def after(first: int, stop: int, seconds: float = 1.0) -> list[str]:
-        for number in range(first, stop):
-            kinds = {f"i{number}": "done"}
-            worker.work(toy.unit_name(number), 1, **kinds)
-        clock.advance(seconds)
-        taken.look()
-        return sorted(path.name for path in tmp_path.glob("s-*"))
-
-    assert after(0, 2) == []
-    assert after(2, 4) == ["s-4.json"]
-    assert after(4, 5) == ["s-4.json"]
-    assert after(5, 6, seconds=0.5) == ["s-4.json"]
-    assert after(6, 6, seconds=0.5) == ["s-4.json", "s-6.json"]
-    assert read_snapshot(tmp_path / "s-4.json").counts["done"] == 4
 
 
 def test_a_snapshot_that_cannot_be_written_does_not_stop_the_work(

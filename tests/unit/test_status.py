@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -24,14 +23,12 @@ from hpc_toolkit.queue.control import (
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.report.panel import panel
-from hpc_toolkit.results.progress import StageCounts
 from hpc_toolkit.results.status import Status, read_status
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.ranks import boot_id, host_name
 from hpc_toolkit.system.terminal import columns
 from tests.manualclock import ManualClock
-from tests.toyrun import ToyRun, ToyWorker, empty_campaign, tree
+from tests.toyrun import ToyRun, ToyWorker, tree
 from tests.unit.playedcampaign import Played
 from tests.unit.playedcampaign import toy as toy_campaign
 
@@ -56,20 +53,6 @@ def counts(toy: ToyRun) -> dict[str, Any]:
     return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
-def test_living_workers_tell_what_they_have(toy: ToyRun) -> None:
-    place = {"cpus": "0-3", "gpus": ["1"], "memory_bytes": 2**30}
-    living(toy, "a", place=place)
-    living(toy, "b")
-    living(toy, "c", place=place, state=FINISHED)
-
-    found = status(toy)
-
-    assert found.places == {"a": {"host": host_name(), **place}}
-    line = "a: CPUs 0-3, GPUs 1, 1.0 GiB of memory"
-    assert line in [row.text for row in panel(found, verbose=True)]
-    assert line not in [row.text for row in panel(found)]
-
-
 @pytest.mark.parametrize(
     ("note", "cpus", "kept"),
     [(10, 100, "both"), (600, 100, "note"), (10, 800, "note"), (999, 800, "nothing")],
@@ -86,36 +69,6 @@ def test_what_is_too_long_for_the_file_is_left_out_and_the_place_first(
     assert found.place == (place if kept == "both" else {})
     assert found.note == ("" if kept == "nothing" else "n" * note)
     assert worker.paths.worker("a").stat().st_size == 1024
-
-
-def test_a_new_run_is_pending(toy: ToyRun) -> None:
-    found = status(toy)
-
-    assert found.stages["items"] == StageCounts(total=4, pending=4, sealed=True)
-    assert not found.complete
-    assert (found.rate_per_s, found.eta_s) == (0.0, None)
-    assert found.reason == "no worker is alive: start some with 'hpctk work' or 'hpctk submit'"
-
-
-def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:
-    record = json.loads(json.dumps(status(toy).to_json()))
-
-    assert record["run"] == "r"
-    assert set(record["stages"]["items"]) >= {
-        *(
-            "total",
-            "pending",
-            "running",
-            "claimed",
-            "done",
-            "failed",
-            "retried",
-            "duplicates",
-            "sealed",
-        ),
-    }
-    assert set(record["workers"]) >= {"alive", "finished", "dead"}
-    assert record.keys() >= {"rate_per_s", "eta_s", "eta_low_s", "eta_high_s", "best", "complete"}
 
 
 def test_a_status_knows_how_long_there_was_no_result(toy: ToyRun) -> None:
@@ -150,12 +103,6 @@ def test_items_of_a_dead_worker_are_pending(toy: ToyRun) -> None:
 
     assert (found.stages["items"].pending, found.stages["items"].running) == (3, 0)
     assert found.reason.startswith("no worker is alive")
-
-
-def test_items_that_were_given_back_are_pending(toy: ToyRun) -> None:
-    living(toy, "w").work(toy.unit_name(0), i0="done", i1="failed", i2="done", i3="done")
-
-    assert (counts(toy)["pending"], counts(toy)["running"]) == (1, 0)
 
 
 def test_retried_counts_items_that_were_tried_in_several_generations(toy: ToyRun) -> None:
@@ -260,13 +207,6 @@ def test_rate_and_time_left_come_from_the_living(toy: ToyRun) -> None:
     assert found.eta_low_s < 3.0 < found.eta_high_s < 60.0
 
 
-def test_a_pass_and_its_lines_give_one_rate(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 8, unit=4)
-    living(toy, "w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
-
-    assert status(toy).rate_per_s == 1.0
-
-
 def test_the_time_of_a_run_counts_from_its_first_attempt_to_its_last_one(toy: ToyRun) -> None:
     clock = ManualClock(NOW)
     worker = living(toy, "w", started=NOW - 60, at=NOW)
@@ -311,33 +251,6 @@ def test_an_open_stage_without_work_waits_for_more(fast_dir: Path) -> None:
     )
 
 
-def test_an_open_list_without_items_waits_for_the_first(fast_dir: Path) -> None:
-    found = status(ToyRun(fast_dir / "r", 0, sealed=False))
-
-    assert found.reason.startswith("no item was added yet, the list is open: ")
-
-
-def test_a_campaign_without_workers_names_what_goes_on_with_it(fast_dir: Path) -> None:
-    found = empty_campaign(fast_dir / "toy").status()
-
-    assert found.reason == (
-        f"no worker is alive: 'hpctk submit campaign --run {fast_dir}/toy' or "
-        "'hpctk campaign run CAMPAIGN.toml' continues"
-    )
-
-
-def test_a_campaign_without_items_waits_for_the_coordinator_and_no_seal(fast_dir: Path) -> None:
-    run = empty_campaign(fast_dir / "toy")
-    here = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
-    ToyWorker(run.paths, "w", **here)
-
-    found = run.status()
-
-    assert found.workers.alive == 1
-    assert found.reason.endswith(f"start 'hpctk campaign coordinate {fast_dir}/toy'")
-    assert "seal" not in found.reason
-
-
 def old_copy(toy: ToyRun, worker: ToyWorker, *, lines: int) -> bytes:
     """Let this host show that many lines of what a worker told of; all of them are returned."""
     path = toy.paths.journal(worker.name)
@@ -366,26 +279,6 @@ def test_results_that_are_not_shown_yet_are_told_of(toy: ToyRun) -> None:
     assert (found.complete, found.old_copies, found.reason) == (True, 0, "")
 
 
-def test_the_commands_text_and_json_tell_of_old_copies(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy, _ = ToyRun(fast_dir / "runs/a", 4), ToyRun(fast_dir / "runs/b", 4)
-    worker = toy.worker("w", state=FINISHED)
-    worker.work(toy.unit_name(0), i0="done", i1="done")
-    old_copy(toy, worker, lines=1)
-    monkeypatch.chdir(fast_dir)
-    monkeypatch.delenv("HPCTK_RUN", raising=False)
-
-    def shown(*arguments: str) -> str:
-        return CliRunner().invoke(load_commands("status"), ["status", *arguments]).stdout
-
-    assert "0 alive, 1 finished, 1 with results not shown here yet" in shown("runs/a")
-    assert json.loads(shown("runs/a", "--json"))["old_copies"] == 1
-    one = shown().splitlines()[1]
-    assert one.split("  ")[:2] == ["runs/a", "1 of 4"]
-    assert "0, 1 with results not shown here yet  nothing moves" in one
-
-
 def test_without_a_run_all_runs_below_runs_are_compared_in_a_table(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,25 +303,6 @@ def test_without_a_run_all_runs_below_runs_are_compared_in_a_table(
     assert cells[3][-1] == best["arm"]
     states = [columns(line[: line.index("nothing")]) for line in shown[1:3]]
     assert set(states) == {shown[0].index("state")}
-
-
-def test_a_journal_that_is_not_listed_yet_is_not_shown(toy: ToyRun) -> None:
-    worker = toy.worker("w", state=FINISHED)
-    worker.work(toy.unit_name(0), i0="done")
-    old_copy(toy, worker, lines=0)
-    toy.paths.journal("w").unlink()
-
-    assert status(toy).old_copies == 1
-
-
-def test_an_old_copy_of_a_complete_run_is_no_reason(toy: ToyRun) -> None:
-    worker = toy.worker("w", state=FINISHED)
-    worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
-    old_copy(toy, worker, lines=4)  # less its release
-
-    found = status(toy)
-
-    assert (found.complete, found.old_copies, found.reason) == (True, 1, "")
 
 
 def test_what_is_written_while_status_reads_is_no_old_copy(
@@ -535,13 +409,6 @@ def test_a_sick_host_is_warned_of_once(toy: ToyRun) -> None:
     ]
 
 
-def test_a_host_that_others_are_asked_about_and_a_sick_worker_are_warned_of(toy: ToyRun) -> None:
-    sick(toy, 1.0, sure=False, reason="8 items failed on host n3")
-    sick(toy, 2.0, whole=False, reason="worker w is sick: 8 items")
-
-    assert status(toy).warnings == ["8 items failed on host n3", "worker w is sick: 8 items"]
-
-
 @pytest.mark.parametrize("lives", [False, True])
 def test_i8_damaged_and_torn_lines_are_reported(toy: ToyRun, lives: bool) -> None:
     """A living worker may be in the middle of its line."""
@@ -560,16 +427,6 @@ def test_i8_damaged_and_torn_lines_are_reported(toy: ToyRun, lives: bool) -> Non
         [] if lives else [True]
     )
     assert found.stages["items"].done == 2
-
-
-def test_deaths_are_counted_apart(toy: ToyRun) -> None:
-    worker = living(toy, "w")
-    worker.claim(toy.unit_name(0))
-    worker.death(0)
-    worker.release()
-
-    assert status(toy).deaths == 1
-    assert counts(toy)["failed"] == 0
 
 
 def messy(toy: ToyRun) -> None:

@@ -36,28 +36,6 @@ ROWS = [
 ]
 
 
-def test_json_lines_are_the_rows(tmp_path: Path) -> None:
-    write_table(tmp_path / "t.jsonl", ROWS)
-
-    lines = (tmp_path / "t.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == ROWS
-
-
-def test_csv_has_a_column_per_key_and_empty_cells_for_what_is_not_there(tmp_path: Path) -> None:
-    write_table(tmp_path / "t.csv", ROWS)
-
-    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
-        found = list(csv.DictReader(file))
-    assert list(found[0]) == [
-        *("id", "name", "state", "error", "attempts", "seconds", "worker"),
-        *("value.score", "value.tags", "value.note"),
-    ]
-    assert [one["name"] for one in found] == ["a,b", "ü", ""]
-    assert [one["value.score"] for one in found] == ["0.25", "", "3"]
-    assert found[0]["value.tags"] == '["x"]'
-    assert found[1]["error"] == 'ValueError: x,\n"y"'
-
-
 def test_npz_has_nan_or_no_text_for_what_is_not_there_and_needs_no_pickle(
     tmp_path: Path,
 ) -> None:
@@ -102,15 +80,6 @@ def test_an_items_key_may_have_any_name(tmp_path: Path, key: str) -> None:
     with np.load(tmp_path / "t.npz", allow_pickle=False) as found:
         assert found[key].tolist() == ["text"]
         assert found[f"value.{key}"].tolist() == [1.5]
-
-
-def test_an_items_own_key_keeps_its_column(tmp_path: Path) -> None:
-    write_table(tmp_path / "t.csv", [row({"state": "Ontario", "value.a": 1}, {"a": 2})])
-
-    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
-        (found,) = csv.DictReader(file)
-    assert (found["state"], found["hpctk.state"]) == ("Ontario", "done")
-    assert sorted(value for key, value in found.items() if key.endswith("value.a")) == ["1", "2"]
 
 
 def test_a_column_means_the_same_in_all_rows(tmp_path: Path) -> None:

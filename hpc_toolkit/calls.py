@@ -25,6 +25,7 @@ from hpc_toolkit.rundir.values import Forms, described, pointer, steps
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.calls import FUNCTION, HELD
+from hpc_toolkit.worker.code import is_installed
 from hpc_toolkit.worker.fingerprints import fingerprint, is_users, of_function
 from hpc_toolkit.worker.loading import new_manifest
 
@@ -324,15 +325,18 @@ def shown(item: Item) -> str:
 
 
 def code_path() -> tuple[str, ...]:
-    """Directories from which workers import functions, in the order of this process.
+    """Directories from which workers import modules, in the order of this process.
 
-    That of a script comes first, and the current one only if the script could import from it.
+    That of a script comes first, and the current one only if the script could import from it. The
+    others are those that the script or PYTHONPATH added.
     """
     main, here = sys.modules["__main__"], str(Path.cwd())
     file = getattr(main, "__file__", None) if main.__spec__ is None else None
     own = (str(Path(file).resolve().parent),) if file is not None else ()
     is_program = file is None or not file.endswith(".py")  # such as a notebook, or pytest
-    return tuple(dict.fromkeys((*own, *([here] if is_program or here in sys.path else ()))))
+    current = [here] if is_program or here in sys.path else []
+    added = [one for one in sys.path if os.path.isabs(one) and not is_installed(f"{one}/")]
+    return tuple(dict.fromkeys((*own, *current, *filter(os.path.isdir, added))))
 
 
 def _name_of(function: Any) -> tuple[bool, str]:

@@ -44,6 +44,8 @@ class Series:
     """SVG attributes of the line, such as ``DASHED``; a line of width 2 by default."""
     filled: bool = False
     """Whether the area between the line and 0 has a colour."""
+    dotted: bool = False
+    """Whether each point has a dot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,7 @@ def plots(
                 floor = [(line.points[0][0], 0.0), (line.points[-1][0], 0.0)]
                 parts.append(panel.band(floor, line.points, line.colour))
             parts += [panel.line(line.points, line.colour, line.style)] if line.points else []
+            parts += panel.dots(line.points, line.colour) if line.dotted else ()
     return Figure(title, said, figure(title, PAGE, bottom, parts, alternative=said))
 
 

@@ -220,9 +220,8 @@ class Values:
         except RunError:
             raise
         except Exception as another:  # also of code that unpickling runs
-            raise UnrestoredError(
-                f"the exception cannot be restored: {describe(another)}"
-            ) from None
+            message = f"the exception cannot be restored: {describe(another)}"
+            raise UnrestoredError(message) from another
         return error, trace
 
     def _stored(self, row: dict[str, Any], tag: Any, *, plain: bool = False) -> Any:

@@ -102,8 +102,15 @@ def blurred(text: str) -> str:
     return NUMBER.sub("N", text).strip()
 
 
+LONG = {
+    *("docs/how-to/scaling.md", "docs/how-to/launch.md", "docs/tutorials/training.md"),
+    *("docs/how-to/representations.md", "docs/gallery.md", "docs/how-to/iterated-benchmarks.md"),
+}
+"""Documents whose commands take tens of seconds, and have tests of their own besides."""
+
+
 def slow(name: str) -> object:
-    return pytest.param(name, marks=pytest.mark.slow)
+    return pytest.param(name, marks=pytest.mark.soak if name in LONG else pytest.mark.slow)
 
 
 @pytest.mark.timeout(3600)

@@ -163,7 +163,14 @@ def test_ranks_see_the_gpus_that_were_asked_for(
     )
 
 
-@pytest.mark.parametrize("where", ["chdir", "output", "directory of submission"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "chdir",
+        pytest.param("output", marks=pytest.mark.soak),
+        pytest.param("directory of submission", marks=pytest.mark.soak),
+    ],
+)
 def test_a_job_runs_in_an_odd_directory_and_logs_there(
     where: str, lab: LabUnderTest, tmp_path: Path
 ) -> None:

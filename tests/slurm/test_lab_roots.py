@@ -118,6 +118,7 @@ def test_a_run_is_submitted_to_the_slurm_of_another_release_and_nothing_is_left(
     assert not lab.directory.exists()
 
 
+@pytest.mark.soak
 def test_commands_of_a_users_shell_pass_on_input_exit_codes_and_signals(
     trixie: LabUnderTest, root: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_commands_of_a_users_shell_pass_on_input_exit_codes_and_signals(
             one.kill()
 
 
+@pytest.mark.soak
 def test_a_lab_is_known_inside_its_root_and_survives_a_crash_and_its_own_jobs(
     trixie: LabUnderTest, tmp_path: Path
 ) -> None:

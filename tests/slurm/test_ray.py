@@ -46,6 +46,7 @@ def listening(*names: str) -> set[str]:
     return {address.removeprefix("::ffff:") for address in found}
 
 
+@pytest.mark.soak  # tests/integration/test_ray.py kills workers and nodes of a real Ray
 def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(site: Site) -> None:
     script = site.cwd / "hold"
     # Slurm tells every process of the step, and this one would be ended by it.

@@ -158,7 +158,9 @@ def at_each_start(site: Site, code: str) -> tuple[tuple[str, str]]:
     return (("PYTHONPATH", str(place)),)
 
 
-@pytest.mark.parametrize("down", [False, True], ids=["silent", "down"])
+@pytest.mark.parametrize(
+    "down", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["silent", "down"]
+)
 def test_a_node_that_is_lost_while_the_job_starts_is_left_out_of_the_next_start(
     site: Site, *, down: bool
 ) -> None:

@@ -44,6 +44,9 @@ TRAINING = (
 )
 RANKS = {"nodes": 4, "tasks": 2, "warned": 2, "preempted": 1}
 """Of each training; few, since a process takes seconds of a core to import torch."""
+MORE = ("tasks", "preempted")
+"""Those that only 'make soak' starts: their ranks take a minute of two cores."""
+EACH = [pytest.param(one, marks=[pytest.mark.soak] * (one in MORE)) for one in RANKS]
 TREES = ("xgboost", "lightgbm")
 CORES = len(os.sched_getaffinity(0))
 PLAIN: dict[str, Any] = {"ntasks_per_node": None, "backend": "gloo", "cpus_per_task": 2}
@@ -76,37 +79,44 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(
+    request: pytest.FixtureRequest, lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    is_full = any(one.get_closest_marker("soak") for one in request.session.items)
+    ranks = {name: RANKS[name] for name in RANKS if is_full or name not in MORE}
     site = Site(lab, tmp_path_factory.mktemp("trainings"))
     data = one_process(site)
-    for name in RANKS:
+    for name in ranks:
         run = site.cwd / "runs" / name / "data"
         run.mkdir(parents=True)
         (run / data.name).write_bytes(data.read_bytes())
     (site.cwd / "it's").write_text("staged as it is")
     staged = {"stage": ("it's",), "stage_dir": str(site.cwd / "local")}
-    jobs = {
-        "nodes": start(site, "nodes", "train-multi-node", nodes=2, nproc_per_node=2,
-                       nodelist="n[1-2]", **staged),
-        "tasks": start(site, "tasks", "train-multi-node", nodes=2, nproc_per_node=1,
-                       nodelist="n[1-2]", launch="task-per-gpu", cpus_per_task=1,
-                       mem_bind="local", distribution="block:cyclic", **staged),
-        "warned": start(site, "warned", "train-multi-gpu", nodes=1, gpus_per_node=2, nodelist="n3"),
-        "preempted": start(site, "preempted", "train-single-gpu", nodes=1, exclusive=True,
-                           nodelist="n4"),
+    forms: dict[str, dict[str, Any]] = {
+        "nodes": {"template": "train-multi-node", "nodes": 2, "nproc_per_node": 2,
+                  "nodelist": "n[1-2]", **staged},
+        "tasks": {"template": "train-multi-node", "nodes": 2, "nproc_per_node": 1,
+                  "nodelist": "n[1-2]", "launch": "task-per-gpu", "cpus_per_task": 1,
+                  "mem_bind": "local", "distribution": "block:cyclic", **staged},
+        "warned": {"template": "train-multi-gpu", "nodes": 1, "gpus_per_node": 2,
+                   "nodelist": "n3"},
+        "preempted": {"template": "train-single-gpu", "nodes": 1, "exclusive": True,
+                      "nodelist": "n4"},
     }  # fmt: skip
-    jobs |= {name: trees(site, name) for name in TREES}
+    jobs = {name: start(site, name, **forms[name]) for name in ranks}
+    jobs |= {name: trees(site, name) for name in TREES if is_full}
     found = Trained(site)
-    for name, ranks in RANKS.items():
-        found.held[name] = wait_for_ranks(site, name, jobs[name], ranks)
+    for name, number in ranks.items():
+        found.held[name] = wait_for_ranks(site, name, jobs[name], number)
 
     # On the lab all nodes' processes are this machine's.
     found.killed_at = time.time()
     os.kill(int(found.held["nodes"][1][0]), signal.SIGKILL)
-    for name in ("tasks", "warned"):
+    for name in {"tasks", "warned"} & ranks.keys():
         site.warn(jobs[name])
     urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null")
-    lab.wait_for(lab.sbatch(*urgent, "--wrap=true"))
+    if is_full:
+        lab.wait_for(lab.sbatch(*urgent, "--wrap=true"))
     for name, job in jobs.items():
         found.ends[name] = site.end_of(job)
         found.said[name] = site.said(job)
@@ -150,7 +160,7 @@ def wait_for_ranks(site: Site, name: str, job: str, ranks: int) -> list[list[str
     return [path.read_text().split("\n") for path in paths]
 
 
-@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.parametrize("name", EACH)
 def test_losses_of_a_training_are_those_of_one_process(trained: Trained, name: str) -> None:
     assert trained.ends[name][:2] == ("COMPLETED", 0), trained.said[name]
     alone, found = trained.losses("alone"), trained.losses(name)
@@ -162,6 +172,7 @@ def test_losses_of_a_training_are_those_of_one_process(trained: Trained, name: s
     assert difference <= 1e-5
 
 
+@pytest.mark.soak
 def test_two_trainings_on_the_same_nodes_meet_each_at_its_own_place(trained: Trained) -> None:
     """Both had all of their ranks at once, since they waited for each other."""
     assert [trained.ends[name][0] for name in ("nodes", "tasks")] == ["COMPLETED"] * 2
@@ -177,7 +188,7 @@ def test_a_killed_rank_starts_again_inside_its_job(trained: Trained) -> None:
     assert again > trained.killed_at
 
 
-@pytest.mark.parametrize("name", ["tasks", "warned"])
+@pytest.mark.parametrize("name", [one for one in EACH if one.values[0] in ("tasks", "warned")])
 def test_a_warned_training_saves_its_step_and_is_requeued(trained: Trained, name: str) -> None:
     assert trained.ends[name] == ("COMPLETED", 0, 1)
     assert trained.said[name].count("requeueing") == 1
@@ -185,6 +196,7 @@ def test_a_warned_training_saves_its_step_and_is_requeued(trained: Trained, name
     assert trained.steps(name) == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.soak
 def test_a_preempted_training_saves_its_step_and_goes_on_behind_it(trained: Trained) -> None:
     """Slurm sends SIGTERM, and leaves it KillWait to save."""
     assert trained.ends["preempted"] == ("COMPLETED", 0, 1)
@@ -193,7 +205,8 @@ def test_a_preempted_training_saves_its_step_and_goes_on_behind_it(trained: Trai
 
 
 def test_what_is_staged_is_there_for_every_rank_and_removed_at_the_end(trained: Trained) -> None:
-    for name, starts in {"nodes": 1, "tasks": 2}.items():
+    starts_of = {"nodes": 1, **({"tasks": 2} if "tasks" in trained.ends else {})}
+    for name, starts in starts_of.items():
         assert [words[1] for words in trained.held[name]] == ["staged as it is"] * RANKS[name]
         found = re.findall(r"(n\d): staged it's: ", trained.said[name])
         assert sorted(found) == sorted(["n1", "n2"] * starts)
@@ -237,6 +250,7 @@ def test_a_node_that_cannot_stage_ends_the_job_before_a_rank_starts(
     assert "0: up" not in site.said(job)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("library", TREES)
 def test_trees_are_trained_with_all_cores_that_were_granted(trained: Trained, library: str) -> None:
     assert trained.ends[library] == ("COMPLETED", 0, 0), trained.said[library]

@@ -23,6 +23,7 @@ SHOWN = {"init", "new", "crash", "gather", "report", "restore"}
 """Commands of which the page shows all that they print, whenever they run."""
 
 
+@pytest.mark.soak  # test_scenarios.py loses a node as well
 def test_a_run_survives_the_loss_of_a_node_as_the_tutorial_says(own_lab: Shell) -> None:
     page = REPOSITORY / "docs/tutorials/lab.md"
     blocks = [block for block in read_blocks(page) if block.language == "console"]
@@ -40,6 +41,7 @@ def test_a_run_survives_the_loss_of_a_node_as_the_tutorial_says(own_lab: Shell) 
     assert "died" in (own_lab.root / "report.html").read_text()
 
 
+@pytest.mark.soak
 def test_a_user_describes_a_cluster_and_sizes_a_job_as_the_tutorial_says(own_lab: Shell) -> None:
     page = REPOSITORY / "docs/tutorials/cluster.md"
     blocks = [one.text for one in read_blocks(page) if one.language == "sh"][1:]  # 0: installs

@@ -119,7 +119,8 @@ def test_calls_are_written_together_and_can_be_cancelled_until_then(
 
     assert not numbers[8].cancel()
     assert numbers[7].cancelled()
-    calls_written = written(fast_dir / "r")
+    while not (calls_written := written(fast_dir / "r")):
+        time.sleep(0.005)
     assert {call["entry"] for call in calls_written} == {1}
     assert [call["args"] for call in calls_written] == [[n] for n in range(300) if n != 7]
     executor.shutdown(cancel_futures=True)

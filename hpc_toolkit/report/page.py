@@ -46,6 +46,8 @@ class Table:
     """No names: the table has no headings, and cannot be sorted."""
     rows: Sequence[Row]
     note: str = ""
+    fits: bool = False
+    """Whether texts are broken so that a phone shows all columns, if the numbers are short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ def _section(number: int, section: Section) -> Iterator[str]:
 def _table(table: Table) -> list[str]:
     has_head = any(table.columns)
     kind = "" if has_head else ' class="plain"'
+    kind = ' class="fits"' if table.fits else kind
     frame = "scroll long" if len(table.rows) > _LONG_ROWS else "scroll"
     lines = [f"<h3>{escaped(table.title)}</h3>"] if table.title else []
     lines.append(f'<div class="{frame}" tabindex="0"><table{kind}>')
@@ -229,6 +232,8 @@ th button::after{content:" \\2195";opacity:.5}
 th[aria-sort=ascending] button::after{content:" \\2191";opacity:1}
 th[aria-sort=descending] button::after{content:" \\2193";opacity:1}
 @media(max-width:40rem){th,td,td.n{padding:.25rem .4rem .25rem 0}
+.fits{font-size:.8rem}.fits td:not(.n){white-space:normal;overflow-wrap:anywhere;min-width:2.5rem}
+.fits td.b{min-width:4.5rem}
 th button::after{display:none}}
 @media print{nav,th button::after{display:none}html{font-size:11px}h2,h3{break-after:avoid}
 header,main{max-width:none;padding:0}th{white-space:normal}td,td.w,td.b{min-width:0}td{white-space:normal;overflow-wrap:anywhere}

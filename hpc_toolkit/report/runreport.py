@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from shlex import quote
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report import runtimeline
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.distributions import HostLoad
+    from hpc_toolkit.results.distributions import HostLoad, Range
     from hpc_toolkit.results.explain import Failures
     from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.results.status import Status
@@ -49,6 +50,8 @@ class RunFacts:
     """JSON of the items that the report names, by number."""
     search: Sequence[Section] = ()
     """Sections about the search of a campaign, its outcome first."""
+    results: Mapping[str, Range] = field(default_factory=dict)
+    """The numbers in the results of a list."""
     problems: Sequence[str] = ()
     """Parts of the run that could not be read."""
 
@@ -103,7 +106,8 @@ def _outcome(facts: RunFacts) -> Section:
         *(f"Not in this report: {problem}." for problem in facts.problems),
     ]
     if not facts.search:
-        return Section(title="Outcome", paragraphs=(happened, then, *said))
+        tables = _results(facts.results)
+        return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)
     search = facts.search[0]
     # The sentences about a search end with the next step.
     said = [happened, *([] if now.complete and not failed_items(now) else [then]), *said]
@@ -133,6 +137,22 @@ def _clocks(activity: Activity | None) -> Iterator[str]:
     yield (
         f"Warning: clocks differ from that of the file server: {', '.join(said)}. The timeline"
         " uses corrected times; the table of failures and other commands show recorded times."
+    )
+
+
+def _results(ranges: Mapping[str, Range]) -> tuple[Table, ...]:
+    """A row for each number in the results of a list."""
+    rows: list[Row] = [
+        (name, *map(_value, (range_.least, median(range_.some), range_.most)), count(range_.count))
+        for name, range_ in ranges.items()
+    ]
+    head = ("result", "minimum", "median", "maximum", "items")
+    return (Table(title="Results", columns=head, rows=rows, fits=True),) if rows else ()
+
+
+def _value(value: float) -> Cell:
+    return Cell(
+        f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.5g}", value
     )
 
 

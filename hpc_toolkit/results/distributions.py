@@ -1,17 +1,21 @@
-"""Sums in bounded memory for a report: durations of attempts by group, and the use of CPUs and GPUs
-that ``--monitor`` sampled.
+"""Sums in bounded memory for a report: durations of attempts by group, numbers in results, and the
+use of CPUs and GPUs that ``--monitor`` sampled.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hpc_toolkit.results.tables import Row
     from hpc_toolkit.rundir.layout import RunPaths
 
 _PER_DECADE = 60
@@ -58,6 +62,47 @@ def group_name(group: Any) -> str:
         return ""
     text = group if isinstance(group, str) else json.dumps(group, ensure_ascii=False)
     return text if len(text) <= _GROUP_CHARS else f"{text[: _GROUP_CHARS - 3]}..."
+
+
+class Range:
+    """The values of one result."""
+
+    def __init__(self) -> None:
+        self.count, self.least, self.most = 0, math.inf, -math.inf
+        self.some = array("d")
+        """Every value; of more than 131,072 those at equal distances."""
+        self._every = 1
+
+    def add(self, value: float) -> None:
+        if self.count % self._every == 0:
+            self.some.append(value)
+            if len(self.some) > 1 << 17:
+                self.some, self._every = self.some[::2], 2 * self._every
+        self.count += 1
+        self.least, self.most = min(self.least, value), max(self.most, value)
+
+
+def ranges_of(rows: Iterable[Row], *, most: int) -> dict[str, Range]:
+    """The range of each number, by its name; of very many names, of the first ``most``."""
+    found: dict[str, Range] = {}
+    for row in rows:
+        whole = row["value"]
+        for name, value in _numbers(whole if isinstance(whole, dict) else {"value": whole}):
+            if name not in found and len(found) < most:
+                found[name] = Range()
+            if name in found:
+                found[name].add(value)
+    return found
+
+
+def _numbers(value: dict[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """The finite numbers of a result, those in objects with the keys that lead to them."""
+    for key, one in value.items():
+        if isinstance(one, dict):
+            yield from _numbers(one, f"{before}{key}.")
+        elif isinstance(one, int | float) and not isinstance(one, bool) and abs(one) < math.inf:
+            with suppress(OverflowError):
+                yield f"{before}{key}", float(one)
 
 
 @dataclass(slots=True)

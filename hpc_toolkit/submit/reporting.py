@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.results.activity import read_activity
-from hpc_toolkit.results.distributions import read_loads
+from hpc_toolkit.results.distributions import ranges_of, read_loads
 from hpc_toolkit.results.explain import group_failures, item_json
+from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.status import Beside
 from hpc_toolkit.submit.jobs import cost_of, worker_price
@@ -22,11 +24,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
     from hpc_toolkit.results.activity import Activity
+    from hpc_toolkit.results.distributions import Range
     from hpc_toolkit.run import Run
     from hpc_toolkit.submit.jobs import Cost
 
 T = TypeVar("T")
-_FAILURES = 20
+_FAILURES, _RESULTS = 20, 24
 _READING = (
     *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
     *(AttributeError, ArithmeticError, TypeError),
@@ -92,8 +95,17 @@ def read_facts(run: Run) -> RunFacts:
         ),
         items=items,
         search=read("the search", lambda: _search(run), []),
+        results=read("the results", lambda: _results(run), {}),
         problems=problems,
     )
+
+
+def _results(run: Run) -> dict[str, Range]:
+    """The numbers of a list's results; those of a search are scores, which the search compares."""
+    if run.manifest.campaign is not None:
+        return {}
+    tables = (gather(run.view, name, partial=True, publish=False) for name in run.view.stages)
+    return ranges_of(chain.from_iterable(tables), most=_RESULTS)
 
 
 def _search(run: Run) -> list[Section]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import xml.etree.ElementTree as ET
+from contextlib import suppress
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +29,12 @@ from hpc_toolkit.report.runreport import RunFacts, sections
 from hpc_toolkit.report.runtimeline import findings, gantt
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.results.activity import MOST_LANES, Activity, Lane, Timeline, read_activity
-from hpc_toolkit.results.distributions import HostLoad, read_loads
+from hpc_toolkit.results.distributions import HostLoad, ranges_of, read_loads
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.records import Attempt, Claim, Release
 from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.run import Run
-from hpc_toolkit.submit.reporting import report_of
+from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, empty_campaign, tree
@@ -632,3 +635,47 @@ def test_a_notebook_shows_the_page_in_a_frame_that_cannot_reach_it(toy: ToyRun) 
     assert tag.startswith('<iframe sandbox="allow-scripts"')
     (inner,) = re.findall(r'srcdoc="([^"]*)"', tag)
     assert "Content-Security-Policy" in html.unescape(inner)
+
+
+def test_the_first_screen_has_the_range_of_each_numeric_result_and_then_the_failures(
+    fast_dir: Path,
+) -> None:
+    toy = ToyRun(fast_dir / "run", 5, unit=5, max_attempts=1)
+    worker = toy.worker("wa", started=1_000.0, at=1_100.0)
+    assert worker.claim(toy.unit_name(0))
+    for number, loss in enumerate((0.25, 1e300, float(-(10**6)), 0.5)):
+        value = {"loss": loss, "name": "x", "fine": True, "at": {"step": number}, "rare": None}
+        worker.attempt(number, value={**value, **({"rare": 7} if number == 2 else {})}, at=1_001.0)
+    worker.attempt(4, "failed", error="ValueError: no", at=1_002.0)
+    worker.release(1_003.0)
+    before = tree(toy.root)
+
+    outcome, failures = sections(read_facts(Run.open(toy.root)))[:2]
+
+    (table,) = outcome.tables
+    assert (outcome.title, failures.title) == ("Outcome", "Failures")
+    assert outcome.paragraphs[0].startswith("The run is complete: 4 of 5 items are done")
+    assert table.columns == ("result", "minimum", "median", "maximum", "items")
+    rows = [[one if isinstance(one, str) else one.text for one in row] for row in table.rows]
+    assert rows == [
+        ["loss", "-1,000,000", "0.375", "1e+300", "4"],
+        ["at.step", "0", "1.5", "3", "4"],
+        ["rare", "7", "7", "7", "1"],
+    ]
+    assert tree(toy.root) == before  # no table was published
+
+
+@given(st.lists(st.integers(-(10**400), 10**400) | st.floats(), max_size=40))
+def test_ranges_are_those_of_the_finite_numbers(values: list[float]) -> None:
+    rows = [{"value": {"a": {"b": one}}} for one in values] + [{"value": None}]
+
+    found = ranges_of(rows, most=1).get("a.b")
+
+    known = []
+    for one in values:
+        with suppress(OverflowError):
+            known += [float(one)] if math.isfinite(float(one)) else []
+    assert (found is not None) == bool(known)
+    if found is not None:
+        assert (found.least, found.most, found.count) == (min(known), max(known), len(known))
+        assert statistics.median(found.some) == statistics.median(known)

@@ -9,6 +9,7 @@ import io
 import sys
 from contextlib import suppress
 from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError, RunError, describe
@@ -156,5 +157,11 @@ def _parts_of(value: Any, where: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{where}[{key!r:.40}]", one) for key, one in value.items())
     elif isinstance(value, list | tuple):
         yield from ((f"{where}[{at}]", one) for at, one in enumerate(value))
+    elif isinstance(value, FunctionType):
+        code, known = value.__code__, value.__globals__
+        cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
+        found = {name: known[name] for name in code.co_names if name in known}
+        found |= {name: cell.cell_contents for name, cell in cells}
+        yield from ((f"{name!r} in {where}", one) for name, one in found.items())
     elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
         yield from ((f"{where}.{name}", one) for name, one in vars(value).items())

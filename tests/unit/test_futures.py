@@ -331,6 +331,9 @@ def test_what_is_not_a_function_or_cannot_be_pickled_is_refused(tmp_path: Path) 
     with pytest.raises(ConfigError, match="5 is not a function"):
         caller.call(5, (), {})
 
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="<lambda>: 'lock' in the function is a lock, which can"):
+        caller.store(caller.call(lambda: lock, (), {}))
     for args, kwargs, what in (
         (
             (1, [threading.Lock()]),

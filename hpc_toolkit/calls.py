@@ -141,6 +141,8 @@ class Caller:
         own = [call.form(f"/args/{at}", one) for at, one in enumerate(args)]
         named = {name: call.form(f"/kwargs{pointer(name)}", one) for name, one in kwargs.items()}
         item = {"function": how.name, "args": own, **({"kwargs": named} if named else {})}
+        if call.types:
+            call.stored["types"] = call.types
         if call.same or call.types:
             item["stored"] = call.stored
         call.item = item
@@ -230,7 +232,7 @@ class Call:
         self.how = how
         self.types: dict[str, Any] = {}
         self.same = dict(how.same)
-        self.stored: dict[str, Any] = {"same": self.same, "types": self.types}
+        self.stored: dict[str, Any] = {"same": self.same}
         self.parts: list[tuple[str, Any]] = []
         if how.tag:
             self.types[FUNCTION] = how.tag
@@ -274,9 +276,10 @@ class _Parts:
 
 def key_of(item: Item, *, code: bool = True) -> bytes:
     """Bytes that are equal iff two items are the same call; ``code``: of the same code."""
-    if "stored" not in item:
+    kept = item.get("stored")
+    if kept is None or (code and "types" not in kept):
         return canonical(item)
-    same, types = item["stored"]["same"], item["stored"]["types"]
+    same, types = kept["same"], kept.get("types", {})
     known = {place: one for place, one in same.items() if code or place != FUNCTION}
     kinds = {place: tag[0] if place in same else tag for place, tag in types.items()}
     return canonical({**item, "stored": [known, kinds]})

@@ -42,7 +42,7 @@ class Calls:
         for item in items:
             types, file, kept = {}, self._data, item.get("stored")
             if kept is not None:
-                types, file = {**kept["types"]}, file / kept.get("file", "")
+                types, file = {**kept.get("types", {})}, file / kept.get("file", "")
             function = self._function(item["function"], types.pop(FUNCTION, None), file)
             if types:
                 restore(item, types, partial(read_part, file))

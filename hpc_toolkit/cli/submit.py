@@ -68,8 +68,7 @@ def submit(template: str | None, **given: Any) -> None:
         hpctk submit --run runs/eval --nodes 8 --gpus-per-node 4 --time 2:00:00
         hpctk submit train-multi-node --nodes 2 --gpus-per-node 4 -- train.py
     """
-
-    from hpc_toolkit.slurm.client import overriding_variables
+    from hpc_toolkit.submit.send import note_overrides
 
     jobs, dry_run = given.pop("jobs"), given.pop("dry_run")
     if jobs > _MOST_JOBS:
@@ -80,10 +79,7 @@ def submit(template: str | None, **given: Any) -> None:
     size_for = given.pop("size_for")
     if size_for is not None:
         how["size_for_s"] = _size_for_s(template, size_for, {**given, "jobs": jobs > 1})
-    for name in overriding_variables():
-        if name == "SBATCH_JOB_NAME":
-            continue  # the command names the job
-        note(f"{name} in the environment overrides the script; see sbatch(1)", "warning")
+    note_overrides()
     chain = given.get("dependency") == _AFTER_EACH
     if chain:
         given["dependency"] = None

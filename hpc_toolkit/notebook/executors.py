@@ -23,7 +23,7 @@ from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.surroundings import surroundings
 from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.slurm.sbatch import sbatch, sbatch_argv
-from hpc_toolkit.submit.send import check_directory
+from hpc_toolkit.submit.send import check_directory, note_overrides
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import MINUTE_S
 from hpc_toolkit.system.ranks import without_rank
@@ -116,7 +116,7 @@ def executor(
         raise ConfigError(msg, hint=f"{hint} a script")
     check_directory(site, Path.cwd())
     full = complete(request, site)
-    made = _new("slurm", full, site, place)
+    made = _new("slurm", request, site, place, full.max_restarts if full.requeue else 0)
     made.configure(**slurm_parameters(full, site))
     # Sites that track these keys refuse jobs with an unknown key.
     made.parameters["wckey"] = None
@@ -210,7 +210,7 @@ def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.A
     if gpus is not None and gpus > len(found):
         sys.stderr.write(f"note: {gpus} GPUs were requested, and {len(found)} are here\n")
     used = found if gpus is None else found[:gpus]
-    made = _new("local", request, None, folder)
+    made = _new("local", request, None, folder, request.max_restarts if request.requeue else 0)
     made.configure(
         name=request.job_name,
         nodes=1,
@@ -222,10 +222,9 @@ def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.A
     return made
 
 
-def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path) -> Any:
-    limits = {f"{kind}_max_num_timeout": request.max_restarts if request.requeue else 0}
+def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path, restarts: int) -> Any:
     try:
-        made = _executor_class()(folder, cluster=kind, **limits)
+        made = _executor_class()(folder, cluster=kind, **{f"{kind}_max_num_timeout": restarts})
     except RuntimeError as error:
         msg = f"no Slurm here: {error}"
         raise ConfigError(msg, hint="use cluster='local' to work on this machine") from error
@@ -242,7 +241,7 @@ def _executor_class() -> type[Any]:
         """A submitit executor whose parameters come from a checked request."""
 
         request: ScriptSpec
-        """The request; completed from the cluster's facts, except for a local executor."""
+        """The request, without defaults of the cluster."""
         site: Cluster | None
         """The cluster's facts; None for this machine."""
 
@@ -293,8 +292,7 @@ def _new_job_environment(kind: str) -> Iterator[None]:
         submitit.SlurmExecutor._make_submission_command = _submit_once
         # It would rename the job, and a job with another name than recorded counts as foreign.
         os.environ.pop("SBATCH_JOB_NAME", None)
-        for name in slurm.overriding_variables():
-            sys.stderr.write(f"note: {name} in your environment overrides the request\n")
+        note_overrides()
         inherited = slurm.clean_environment()
     for name in os.environ.keys() - inherited.keys():
         del os.environ[name]

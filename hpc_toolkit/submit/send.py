@@ -68,12 +68,15 @@ def check_run(run: Run, *, force: bool = False) -> None:
         return
     if status.complete:
         message = f"{run.root} is complete: no items are left"
-        hint = "'hpctk retry' makes failed items pending; --force submits anyway"
+        hint = "'hpctk retry' makes failed items pending; 'hpctk submit --force' submits anyway"
         raise RunError(message, hint=hint)
     reasons = [reason for reason in map(pause_reason, run.view.stages.values()) if reason]
     if reasons:
         message = f"{run.root} is paused: {reasons[0]}; a job would exit immediately"
-        raise RunError(message, hint="fix the cause and run 'hpctk retry'; --force submits anyway")
+        raise RunError(
+            message,
+            hint="fix the cause and run 'hpctk retry'; 'hpctk submit --force' submits anyway",
+        )
 
 
 def check_directory(cluster: Cluster, directory: Path) -> None:
@@ -84,6 +87,13 @@ def check_directory(cluster: Cluster, directory: Path) -> None:
     reason = forbidden(cluster, directory)
     if reason is not None:
         raise ConfigError(reason, hint="submit from another directory")
+
+
+def note_overrides() -> None:
+    """Name the variables of the environment that override the options of a script."""
+    for name in slurm.overriding_variables():
+        if name != "SBATCH_JOB_NAME":  # the command names the job
+            note(f"{name} in the environment overrides the script; see sbatch(1)", "warning")
 
 
 def without_failed_nodes(submission: Submission, *, exclude: str | None = None) -> Submission:

@@ -281,7 +281,7 @@ def test_a_variable_that_overrides_the_script_is_named_and_none_names_the_job(
     notebook.executor(SITE, folder=folder, job_name="mine").submit(int, 1)
 
     said = capfd.readouterr().err
-    assert "note: SBATCH_ACCOUNT in your environment overrides" in said
+    assert "warning: SBATCH_ACCOUNT in the environment overrides" in said
     assert "SBATCH_JOB_NAME" not in said
     assert sbatch.environ()["SBATCH_ACCOUNT"] == "aip-x"
     assert "SBATCH_JOB_NAME" not in sbatch.environ()

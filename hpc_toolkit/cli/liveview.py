@@ -8,17 +8,16 @@ import io
 import sys
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.cli.screen import END, Screen
-from hpc_toolkit.errors import HpcToolkitError, RunError
+from hpc_toolkit.cli.statusview import beside_of, refuse_removed
+from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
 from hpc_toolkit.report.panel import DIM, failed_items
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
 from hpc_toolkit.results.events import RecentEvents
 from hpc_toolkit.results.sampling import Sampler
-from hpc_toolkit.results.status import Beside
 from hpc_toolkit.results.workers import living_workers, reachable_workers, read_hosts
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted
@@ -52,19 +51,11 @@ class LiveRun:
     """Reads what the view shows, with few file operations after the first time."""
 
     def __init__(self, run: Run, jobs: JobStates, *, slurm: bool) -> None:
-        from hpc_toolkit.rundir.proof import believed
-        from hpc_toolkit.submit.jobs import cost_of
-        from hpc_toolkit.submit.standstill import why
-
         self.run, self._jobs, self._slurm = run, jobs, slurm
         self._clock = SystemClock()
         self._sampler = Sampler(run.view, self._clock)
         self._events = RecentEvents(run.view)
-        self._beside = Beside(
-            doctor=believed(run.paths).said,
-            cost=partial(cost_of, run.paths),
-            reason=lambda halt: why(halt, self.records),
-        )
+        self._beside = beside_of(run, lambda: self.records)
         self.records: list[JobRecord] = []
         self._seen: dict[str, Presence | None] = {}
         self._asked = float("-inf")
@@ -74,15 +65,10 @@ class LiveRun:
         try:
             found = self._read()
         except (OSError, KeyError):
-            self._refuse_removed()
+            refuse_removed(self.run)
             raise
-        self._refuse_removed()
+        refuse_removed(self.run)
         return found
-
-    def _refuse_removed(self) -> None:
-        if not self.run.paths.manifest.exists():
-            message = f"{self.run.root}: run.json is missing"
-            raise RunError(message, hint="the run was removed or moved")
 
     def _read(self) -> Live:
         view = self.run.view
@@ -268,9 +254,6 @@ class LiveView:
     def _workers(self) -> None:
         self.chosen.expanded, self.chosen.offset = not self.chosen.expanded, 0
 
-    def _help(self) -> None:
-        self._open(Page("keys", HELP))
-
 
 _ACTIONS: dict[str, Callable[[LiveView], None]] = {
     "d": LiveView._drain,
@@ -278,7 +261,7 @@ _ACTIONS: dict[str, Callable[[LiveView], None]] = {
     "e": LiveView._explain,
     "l": LiveView._log,
     "w": LiveView._workers,
-    "?": LiveView._help,
+    "?": lambda view: view._open(Page("keys", HELP)),
 }
 
 

@@ -10,8 +10,7 @@ import os
 import subprocess
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.report.panel import failed_items
@@ -54,8 +53,7 @@ def facts(now: Status, state: str) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
+class _Started(NamedTuple):
     option: str
     process: subprocess.Popen[bytes]
     output: IO[bytes] | None

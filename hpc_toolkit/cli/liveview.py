@@ -63,12 +63,9 @@ class LiveRun:
     def read(self) -> Live:
         """Read everything that is new. Raises RunError: the run was removed, perhaps meanwhile."""
         try:
-            found = self._read()
-        except (OSError, KeyError):
+            return self._read()
+        finally:
             refuse_removed(self.run)
-            raise
-        refuse_removed(self.run)
-        return found
 
     def _read(self) -> Live:
         view = self.run.view

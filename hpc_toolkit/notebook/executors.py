@@ -314,27 +314,17 @@ def requested(resources: Resources) -> ScriptSpec:
         if word not in known:
             msg = f"{word}: unknown resource"
             raise ConfigError(msg, hint=near_miss(word.removeprefix("slurm_"), known))
-    if "time" in given:
-        given["time"] = _time_text(given["time"])
-    for word in ("modules", "setup"):
-        if not isinstance(given.get(word, ()), list | tuple):
-            msg = f"{word}: {given[word]!r} is not a list"
-            raise ConfigError(msg, hint=f"write [{str(given[word])!r}]")
-        given[word] = tuple(given.get(word, ()))
-    if not isinstance(given.get("env", {}), dict):
-        msg = f"env: {given['env']!r} is not a dict of names and values"
-        raise ConfigError(msg, hint="write {'NAME': 'value'}")
-    given["env"] = tuple(given.get("env", {}).items())
+    if type(given.get("time")) is int:  # True is not a time
+        given["time"] = str(given["time"])
+    kinds: dict[str, Any] = {"modules": (list, tuple), "setup": (list, tuple), "env": (dict,)}
+    for word, wanted in kinds.items():
+        value = given.get(word, wanted[0]())
+        if not isinstance(value, wanted):
+            msg = f"{word}: {value!r} is not a {wanted[0].__name__}"
+            raise ConfigError(msg, hint="such as modules=['cuda/12'] or env={'NAME': 'value'}")
+        given[word] = tuple(value.items() if isinstance(value, dict) else value)
     passed = tuple(
         f"{name}={given.pop(word)}" for name in PASSED if (word := name.replace("-", "_")) in given
     )
     # Not resolved: Python uses a virtual environment only if it is started by the link in it.
     return read_spec({"python": os.path.abspath(sys.executable), "sbatch": passed, **given})
-
-
-def _time_text(time: object) -> str:
-    # type(), not isinstance(): True is not a time.
-    if type(time) is int or isinstance(time, str):
-        return str(time)
-    msg = f"time: {time!r} is not a time limit"
-    raise ConfigError(msg, hint="write minutes as an integer, or '4:00:00'")

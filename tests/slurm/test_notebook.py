@@ -94,7 +94,7 @@ def test_a_warned_job_drains_and_starts_again_with_what_is_left(
     (job,) = (job.job for job in jobs.jobs)
     working(run, 4)
 
-    lab.run("scancel", "--signal=USR2", job)
+    lab.run("scancel", "--batch", "--signal=USR1", job)
 
     assert jobs.wait()
     assert_whole(run)
@@ -110,7 +110,7 @@ def test_an_element_of_an_array_starts_again_alone(lab: LabUnderTest, cwd: Path)
     working(run, 3)
     last = f"{jobs.jobs[0].job}_2"
 
-    lab.run("scancel", "--signal=USR2", last)
+    lab.run("scancel", "--batch", "--signal=USR1", last)
 
     assert jobs.wait()
     assert_whole(run)
@@ -123,7 +123,7 @@ def test_a_job_that_may_not_start_again_ends_with_75(lab: LabUnderTest, cwd: Pat
     (job,) = (job.job for job in jobs.jobs)
     working(run, 2)
 
-    lab.run("scancel", "--signal=USR2", job)
+    lab.run("scancel", "--batch", "--signal=USR1", job)
 
     assert jobs.wait() is False
     lab.wait_for(job, "FAILED")

@@ -101,19 +101,8 @@ def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:
     record = json.loads(json.dumps(status(toy).to_json()))
 
     assert record["run"] == "r"
-    assert set(record["stages"]["items"]) >= {
-        *(
-            "total",
-            "pending",
-            "running",
-            "claimed",
-            "done",
-            "failed",
-            "retried",
-            "duplicates",
-            "sealed",
-        ),
-    }
+    counts = "total pending running claimed done failed retried duplicates sealed"
+    assert set(record["stages"]["items"]) >= set(counts.split())
     assert set(record["workers"]) >= {"alive", "finished", "dead"}
     assert record.keys() >= {"rate_per_s", "eta_s", "eta_low_s", "eta_high_s", "best", "complete"}
 

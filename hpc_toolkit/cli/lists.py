@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.cli.arguments import value
 from hpc_toolkit.errors import ConfigError, near_path
 from hpc_toolkit.queue.listfiles import COMMANDS, each_item, parse_file
 from hpc_toolkit.queue.lists import (
@@ -34,15 +33,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.options import Panels
 
 _FILE = "File: .jsonl, .csv, .tsv, .txt, .json, .yaml, .parquet or .gz; - is stdin."
-_FORMAT = "Format of --items. [default: its suffix, else jsonl]"
-ITEMS = value("FILE", _FILE, "--items")
-FORMAT = value("FORMAT", _FORMAT, "--format")
-
-
+ITEMS = Option("items", _FILE, "FILE")
+FORMAT = Option("format", "Format of --items. [default: its suffix, else jsonl]", "FORMAT")
 SOURCES: Panels = {
     "Items": (
-        Option("items", _FILE, "FILE"),
-        Option("format", _FORMAT, "FORMAT"),
+        ITEMS,
+        FORMAT,
         Option("count", "Instead of a file: the numbers 0 to N-1.", "N"),
         Option("key", "Key of the items of --count. [default: index]", "NAME"),
         many("grid", "Instead of a file: all combinations of values", "NAME=VALUES"),

@@ -128,8 +128,13 @@ def init(
     sources, settings, options = read_settings(given)
     open_ = open_ or settings.pop("open", False)
     if campaign is not None:
-        alone = not (sources or from_ or open_ or copy_code or options or settings)
-        _init_campaign(run, campaign, alone=alone)
+        from hpc_toolkit.campaign.settings import read_campaign
+        from hpc_toolkit.cli.campaigns import make_run
+
+        if sources or from_ or open_ or copy_code or options or settings:
+            message = "--campaign: no other option can be given"
+            raise ConfigError(message, hint="put all settings into the campaign file")
+        print(make_run(Path(run), campaign, read_campaign(campaign)).root)
         return
     if from_ is not None:
         if sources:
@@ -186,16 +191,6 @@ def _show_made(run: Run) -> None:
     if work.call:
         given = "**item" if work.call == BY_NAME else BY_ITEM
         print(f"calls {work.function}({given})", file=sys.stderr)
-
-
-def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:
-    from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.cli.campaigns import make_run
-
-    if not alone:
-        message = "--campaign: no other option can be given"
-        raise ConfigError(message, hint="put all settings into the campaign file")
-    print(make_run(Path(run), campaign, read_campaign(campaign)).root)
 
 
 def try_(

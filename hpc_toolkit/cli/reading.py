@@ -26,8 +26,8 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.lists import FORMAT, ITEMS, make_items
-from hpc_toolkit.cli.statusview import refuse_removed
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import refuse_removed
 from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import note, printable
@@ -344,7 +344,7 @@ def _print(run: Run, first: float, *, follow: bool) -> None:
         if not follow or over or time.monotonic() > complete_at + _EXIT_S or _is_closed():
             return
         time.sleep(pause_s(run.view, _POLL_S))
-        refuse_removed(run)
+        refuse_removed(run.root)
 
 
 def _is_closed() -> bool:

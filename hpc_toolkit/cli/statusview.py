@@ -24,7 +24,7 @@ from hpc_toolkit.report.panel import (
 )
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import all_runs, find_run
+from hpc_toolkit.rundir.layout import all_runs, find_run, refuse_removed
 from hpc_toolkit.system.options import Option, flag, spelled
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show_error
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.cli.help import Commands
     from hpc_toolkit.cli.hooks import Hooks
-    from hpc_toolkit.results.status import Beside, Status
+    from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.system.options import Panels
     from hpc_toolkit.training.progress import Progress, Training
@@ -207,25 +207,6 @@ def _ago(at: float) -> str:
     return f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
-def beside_of(run: Run, records: Callable[[], list[JobRecord]]) -> Beside:
-    """What a status shows of the run's jobs and its filesystem."""
-    from hpc_toolkit.results.status import Beside
-    from hpc_toolkit.rundir.proof import believed
-    from hpc_toolkit.submit.jobs import cost_of
-    from hpc_toolkit.submit.standstill import why
-
-    return Beside(
-        doctor=believed(run.paths).said,
-        cost=partial(cost_of, run.paths),
-        reason=lambda halt: why(halt, records()),
-    )
-
-
-def refuse_removed(run: Run) -> None:
-    if not run.paths.manifest.exists():
-        raise RunError(f"{run.root}: run.json is missing", hint="the run was removed or moved")
-
-
 def _follow(
     run: Run,
     show: Callable[[Status, list[JobRecord]], None],
@@ -235,6 +216,7 @@ def _follow(
 ) -> Status:
     """Show a run, with ``hooks`` until it is complete; return the last status."""
     from hpc_toolkit.submit.jobs import JobStates
+    from hpc_toolkit.submit.standstill import beside_of
 
     jobs = JobStates(run.paths)
     records = jobs.read(ask=slurm)
@@ -253,7 +235,7 @@ def _follow(
             note(warning, "warning")
         gc.enable()
         time.sleep(pause_s(run.view, _WATCH_S))
-        refuse_removed(run)
+        refuse_removed(run.root)
         records = jobs.read(ask=slurm)
         now = run.status(beside=beside)
         if now.complete and slurm and not all(job.ended for job in records):

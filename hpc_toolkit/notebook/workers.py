@@ -114,8 +114,7 @@ def submit_workers(
         raise ConfigError(msg, hint=hint)
     check_directory(site, Path.cwd())
     note_overrides()
-    found = submission(run, spec, site, elements=n // ranks)
-    found = found if spec.nodelist else without_failed_nodes(found, exclude=spec.exclude)
+    found = without_failed_nodes(submission(run, spec, site, elements=n // ranks))
     for text in found.notes:
         note(text)
     return WorkerJobs(run, list(send(found)))

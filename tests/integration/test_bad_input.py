@@ -386,7 +386,7 @@ def test_init_with_an_absurd_number_is_refused(
         (["status", "."], "is not a run", "it contains runs: run"),
         (["work", "rum/../run/stages"], "is not a run", "make one with 'hpctk init'"),
         (["add", "run", "--items", "tems.jsonl"], "cannot read", "did you mean 'items.jsonl'?"),
-        (["init", "new", "--items", "gone"], "cannot read items from gone: No such file", "stdin"),
+        (["map", "json:loads", "--items", "gone"], "cannot read items from gone: No such", "stdin"),
         (["add", "run", "--items", "more.jsonl"], "run is sealed", "--open"),
         (["campaign", "plan", "search.tml"], "cannot read", "did you mean 'search.toml'?"),
         (["explain", "run", "--item", "²"], "no item is or contains '²'", "(0 to 1)"),

@@ -213,13 +213,6 @@ def test_status_without_any_run_says_how_to_make_one(hpctk: Hpctk) -> None:
     assert "create one with 'hpctk init'" in ended.err
 
 
-def test_the_shell_gets_its_completion(hpctk: Hpctk) -> None:
-    ended = hpctk(env={"_HPCTK_COMPLETE": "bash_source"})
-
-    assert ended.code == 0
-    assert "_HPCTK_COMPLETE=bash_complete" in ended.out
-
-
 BUG = """
 from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.queue.presence import Presence

@@ -234,12 +234,13 @@ class WorkerJobs:
         """The state of every job, by its id: Slurm's word, or "unknown", which is not an error."""
         known = self._records()
         return {
-            job.job: _local_state(job) if job.local else known[job.job].state for job in self.jobs
+            job.job: known[job.job].state if job.job in known else _local_state(job)
+            for job in self.jobs
         }
 
     def _records(self) -> dict[str, JobRecord]:
-        ids = [job.job for job in self.jobs if not job.local]
-        return slurm.job_states(ids) if ids else {}
+        ids = {job.job for job in self.jobs if not job.local}
+        return {one.id: one for one in JobStates(self.run.paths).read() if one.id in ids}
 
     def status(self) -> Status:
         """The run's status; if it has no workers, the reason comes from the jobs."""

@@ -160,18 +160,14 @@ def at_end(run: Run, command: str | None) -> Iterator[None]:
         yield
     finally:
         if command is not None:
-            _run_at_end(run, command)
-
-
-def _run_at_end(run: Run, command: str) -> None:
-    try:
-        now = run.status(forecast=False)
-    except (HpcToolkitError, OSError) as error:
-        note(f"--on-end is not run, because the run cannot be read: {error}", "warning")
-        return
-    hooks = Hooks(command)
-    hooks.start("--on-end", command, facts(now, end_of(now) or STOPPED))
-    hooks.finish()
+            try:
+                now = run.status(forecast=False)
+            except (HpcToolkitError, OSError) as error:
+                note(f"--on-end is not run, because the run cannot be read: {error}", "warning")
+            else:
+                hooks = Hooks(command)
+                hooks.start("--on-end", command, facts(now, end_of(now) or STOPPED))
+                hooks.finish()
 
 
 def exit_code(run: Run, code: int, *, fail_on_failed: bool) -> int:

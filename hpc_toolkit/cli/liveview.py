@@ -88,12 +88,6 @@ class LiveView:
         finally:
             refuse_removed(self.run.root)
 
-    def _read_jobs(self) -> bool:
-        """Read the jobs, for which Slurm is asked now and then; whether they have changed."""
-        before = self.records
-        self.records = self._jobs.read(ask=self._slurm, seen=self._seen.values())
-        return self.records != before
-
     def follow(self) -> Status:
         """Return the last status."""
         next_s, used_s = 0.0, float("inf")  # the first refresh does not delay the second
@@ -104,7 +98,10 @@ class LiveView:
                 if self.live.now.complete:
                     break
                 next_s = 0.0
-                if not self._read_jobs():
+                before = self.records
+                # Asks Slurm only now and then.
+                self.records = self._jobs.read(ask=self._slurm, seen=self._seen.values())
+                if self.records == before:
                     used_s, before_s = time.process_time(), used_s
                     next_s = time.monotonic() + max(REFRESH_S, (used_s - before_s) / _BUSY)
             key = self.screen.key(max(0.0, next_s - time.monotonic()))

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from hpc_toolkit.cli.arguments import (
     ITEM_HELP,
@@ -32,9 +32,6 @@ from hpc_toolkit.rundir.trust import OWNER, check_trust, trusted, trusted_file
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MOST_JOBS = 64
 
@@ -272,11 +269,13 @@ def fetch(
         hpctk items fetch campaign.toml
         hpctk items pythia --sizes 14m --steps 0 | hpctk items fetch -
     """
+    from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.science.workloads.fetching import download, needs, on_hub
 
     if not 1 <= jobs <= _MOST_JOBS:
         raise ConfigError(f"--jobs: {jobs} downloads at once", hint=f"give 1 to {_MOST_JOBS}")
-    names = on_hub(_items_of(items))
+    arms = read_campaign(Path(items)).arms() if items.endswith(".toml") else None
+    names = on_hub(read_items(items) if arms is None else (arm.item() for arm in arms))
     found = needs(names, jobs)
     for error, times in Counter(found.errors.values()).items():
         first = next(name for name, one in found.errors.items() if one == error)
@@ -295,12 +294,3 @@ def fetch(
     if failed:
         message = f"{failed} of {len(names)} checkpoints are missing"
         raise HpcToolkitError(message, hint="repeat the command to try them again")
-
-
-def _items_of(source: str) -> Iterable[dict[str, Any]]:
-    """The items of a list, or those of a campaign's arms."""
-    if not source.endswith(".toml"):
-        return read_items(source)
-    from hpc_toolkit.campaign.settings import read_campaign
-
-    return (arm.item() for arm in read_campaign(Path(source)).arms())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import click
 
 from hpc_toolkit.errors import ConfigError, RunError, exit_code_of, near_miss
+from hpc_toolkit.system.options import Option
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -33,33 +34,29 @@ def complete_cluster(incomplete: str) -> list[str]:
     return [name for name in cluster_names() if name.startswith(incomplete)]
 
 
-class Declared(NamedTuple):
-    """How a parameter of a command's function is given; it annotates the parameter's type."""
+class Argument(NamedTuple):
+    """How an argument of a command is shown; it annotates the type of a function's parameter."""
 
-    names: tuple[str, ...]
-    """Spellings of an option; none: it is called like its parameter."""
     metavar: str
     help: str
-    argument: bool = False
-    hidden: bool = False
     complete: Callable[[str], list[str]] | None = None
     """Returns shell completions of an incomplete word."""
 
 
-def switch(name: str, text: str, *more_names: str) -> Declared:
+argument = Argument
+
+
+def switch(name: str, text: str, *more_names: str) -> Option:
     """An option without a value."""
-    return Declared((name, *more_names), "", text)
+    return value("", text, name, *more_names)
 
 
-def value(metavar: str, text: str, *names: str, hidden: bool = False) -> Declared:
+def value(metavar: str, text: str, *names: str, hidden: bool = False) -> Option:
     """An option with a value; without ``names`` it is called like its parameter."""
-    return Declared(names, metavar, text, hidden=hidden)
-
-
-def argument(
-    metavar: str, text: str, *, complete: Callable[[str], list[str]] | None = None
-) -> Declared:
-    return Declared((), metavar, text, argument=True, complete=complete)
+    long = "".join(name for name in names if name.startswith("--"))
+    short = "".join(name for name in names if not name.startswith("--"))
+    name = long.removeprefix("--").replace("-", "_")
+    return Option(name, text, metavar, short=short, hidden=hidden)
 
 
 GivenRun = Annotated[str, argument("RUN", "Run directory.", complete=complete_run)]

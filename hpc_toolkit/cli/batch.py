@@ -93,31 +93,23 @@ def work(
     from hpc_toolkit.slurm.batch.work import WorkJob, WorkRequest
 
     every, campaign = given["shrink_every"], bool(given["campaign"])
-    every_s = parse_duration(every, where="--shrink-every") if every else None
-    within_s = _whole_seconds(given)
-
     named = runs or [given["run"]]
     if len(named) != 1 or not named[0]:
         what = "no run directory" if len(named) == 1 else f"{len(named)} run directories"
-        hint = "sbatch SCRIPT RUN, where RUN was created by 'hpctk init RUN'"
-        raise ConfigError(what, hint=hint)
-
-    def body(batch: Batch, restarts: Restarts) -> None:
-        idle_exit = given["idle_exit"] or (_FOREVER if campaign else None)
-        options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
-        request = WorkRequest(
-            run=named[0],
-            gpus=given["gpus"],
-            options=[f"{name}={value}" for name, value in options.items() if value is not None],
-            container=_container(given),
-            python=given["container_python"] or sys.executable,
-            shrink_every_s=every_s,
-            campaign=campaign,
-            within_s=within_s,
-        )
-        WorkJob(batch, restarts, request).run()
-
-    _run(script, given, body)
+        raise ConfigError(what, hint="sbatch SCRIPT RUN, where RUN was created by 'hpctk init RUN'")
+    idle_exit = given["idle_exit"] or (_FOREVER if campaign else None)
+    options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
+    request = WorkRequest(
+        run=named[0],
+        gpus=given["gpus"],
+        options=[f"{name}={value}" for name, value in options.items() if value is not None],
+        container=_container(given),
+        python=given["container_python"] or sys.executable,
+        shrink_every_s=parse_duration(every, where="--shrink-every") if every else None,
+        campaign=campaign,
+        within_s=_whole_seconds(given),
+    )
+    _run(script, given, lambda batch, restarts: WorkJob(batch, restarts, request).run())
 
 
 def command(*, script: Script, program: Words, **given: Any) -> None:
@@ -149,14 +141,11 @@ def train(
         script,
         given,
         words=tuple(program),
-        srun=given["srun"],
         container=_container(given),
         check_inside=given["container_python"],
         run_dir=run_dir,
         alone=bool(given["alone"]),
-        stage=given["stage"],
-        stage_dir=given["stage_dir"],
-        tasks=given["tasks"],
+        **{name: given[name] for name in ("srun", "stage", "stage_dir", "tasks")},
     )
 
 

@@ -14,10 +14,9 @@ from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from hpc_toolkit.results.progress import StageCounts
     from hpc_toolkit.results.status import Status
 
 
@@ -54,22 +53,16 @@ def prometheus_file(path: Path) -> Callable[..., None]:
     def export(*found: Status) -> None:
         # Absolute, so that labels do not depend on where the command is called.
         named = [replace(one, run=os.path.abspath(one.run)) for one in found]
+        lines = (line.encode(errors="replace") for line in metric_lines(named, time.time()))
         with writing(path):
-            write_metrics(path, named, time.time())
+            # All users can read it, because node_exporter is another user.
+            replace_file(path, lines, 0o644)
 
     return export
 
 
-def write_metrics(path: Path, found: Sequence[Status], at: float) -> None:
-    """Replace a file by the metrics of these runs; a reader sees the old file or the new one.
-
-    All users can read it, because node_exporter is another user. ``at``: epoch seconds.
-    """
-    replace_file(path, (line.encode(errors="replace") for line in metric_lines(found, at)), 0o644)
-
-
 def metric_lines(found: Iterable[Status], at: float) -> Iterator[str]:
-    """The lines of the file; the samples of one metric follow each other."""
+    """The lines of the file; the samples of one metric follow each other. ``at``: epoch seconds."""
     samples: dict[str, list[str]] = {name: [] for name in METRICS}
     for status in found:
         for name, labels, value in _samples(status, at):
@@ -88,7 +81,12 @@ def _escaped(text: str) -> str:
 def _samples(status: Status, at: float) -> Iterator[_Sample]:
     run = {"run": status.run}
     for name, counts in status.stages.items():
-        yield from _of_stage(counts, {**run, "stage": name})
+        labels = {**run, "stage": name}
+        for state in _STATES:
+            yield "hpctk_items", {**labels, "state": state}, getattr(counts, state)
+        yield "hpctk_items_retried", labels, counts.retried
+        yield "hpctk_duplicates", labels, counts.duplicates
+        yield "hpctk_stage_sealed", labels, int(counts.sealed)
     workers = {
         "alive": status.workers.alive,
         "draining": status.draining,
@@ -109,11 +107,3 @@ def _samples(status: Status, at: float) -> Iterator[_Sample]:
         yield "hpctk_best_reward", {**run, "arm": str(status.best["arm"])}, status.best["reward"]
     yield "hpctk_warnings", run, len(status.warnings)
     yield "hpctk_status_timestamp_seconds", run, round(at, 3)
-
-
-def _of_stage(counts: StageCounts, labels: dict[str, str]) -> Iterator[_Sample]:
-    for state in _STATES:
-        yield "hpctk_items", {**labels, "state": state}, getattr(counts, state)
-    yield "hpctk_items_retried", labels, counts.retried
-    yield "hpctk_duplicates", labels, counts.duplicates
-    yield "hpctk_stage_sealed", labels, int(counts.sealed)

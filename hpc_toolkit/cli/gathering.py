@@ -121,15 +121,21 @@ def gather(run: RunArgument = None, **given: Any) -> None:
     rows = _with_inherited(opened, given["stage"], table)
     write_rows(outs, rows, opened.values)
     more = len(rows) - len(table)
-    if "-" in outs:
-        return
-    if given["json"]:
-        failed = table.failed + sum(row["state"] == "failed" for row in islice(rows, more))
-        counts = {"rows": len(rows), "failed": failed, "published": table.published}
-        print(json.dumps({"file": outs[0], **({"files": outs} if outs[1:] else {}), **counts}))
-        return
+    failed = table.failed + sum(row["state"] == "failed" for row in islice(rows, more))
+    files = {"files": outs} if outs[1:] else {}
+    record = {**files, "rows": len(rows), "failed": failed, "published": table.published}
     inherited = f", {more} of them inherited from {next(iter(rows))[INHERITED]}" if more else ""
-    print(f"{counted(len(rows), 'row')} in {', '.join(outs)}{inherited}", file=sys.stderr)
+    text = f"{counted(len(rows), 'row')} in {', '.join(outs)}{inherited}"
+    _show_written(outs, record, text, as_json=bool(given["json"]))
+
+
+def _show_written(outs: Sequence[str], record: dict[str, Any], text: str, *, as_json: bool) -> None:
+    """Say what was written to files; nothing beside rows on stdout."""
+    if "-" not in outs:
+        if as_json:
+            print(json.dumps({"file": outs[0], **record}))
+        else:
+            print(text, file=sys.stderr)
 
 
 def write_rows(outs: Sequence[str], rows: list[Row] | Table, values: Values) -> None:
@@ -177,10 +183,8 @@ def _write_trace(run: str | None, outs: Sequence[str], stage: str | None, *, as_
         return
     for worker, error in opened.view.unreadable.items():
         note(f"the journal of {worker} cannot be read ({error.strerror}); it is left out")
-    if as_json:
-        print(json.dumps({"file": outs[0], "rows": rows}))
-        return
-    print(f"{counted(rows, 'attempt')} in {', '.join(outs)}", file=sys.stderr)
+    text = f"{counted(rows, 'attempt')} in {', '.join(outs)}"
+    _show_written(outs, {"rows": rows}, text, as_json=as_json)
 
 
 def check_results(results: str | None, given: dict[str, Any]) -> None:
@@ -300,8 +304,6 @@ def snapshot(
         return
     with writing(out):
         write_snapshot(Path(out), taken)
-    if as_json:
-        print(json.dumps({"file": out, **taken.counts}))
-        return
     counts = taken.counts
-    print(f"{counts['done']} of {counts['items']} items are done in {out}", file=sys.stderr)
+    text = f"{counts['done']} of {counts['items']} items are done in {out}"
+    _show_written([out], counts, text, as_json=as_json)

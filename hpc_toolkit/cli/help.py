@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import re
-import shlex
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import click
 
 from hpc_toolkit import __version__
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.cli.arguments import Argument
 from hpc_toolkit.system.terminal import printable_lines
 
 if TYPE_CHECKING:
@@ -37,8 +35,6 @@ CHECK = "Plan and check"
 SCRIPTS = "Called by job scripts"
 _ORDER = (LIST, SEARCH, TRAIN, SLURM, CHECK, SCRIPTS)
 
-_METAVARS = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH"}
-"""What stands for a value of this type if nothing is declared."""
 ALL = "hpc_toolkit.help_all"
 """Key of the context by which the help shows all options."""
 _EXAMPLES = "Examples:"
@@ -269,25 +265,26 @@ def _reader(option: Option) -> Callable[[Any], Any] | None:
     return read
 
 
-def _parameter(option: Option, panel: str) -> PlainOption:
-    name = option.name.partition("/")[0]
+def _parameter(option: Option, panel: str, param: str = "", **settings: Any) -> PlainOption:
+    """The option of a command; ``settings`` replace those that follow from the description."""
     long = "/".join(f"--{word.replace('_', '-')}" for word in option.name.split("/"))
-    return PlainOption(
-        *(name, *([option.short] if option.short else []), long),
-        type=_reader(option),
-        is_flag=True if not option.metavar else None,
-        default=option.default,
-        show_default=option.default not in (None, ""),
-        multiple=option.repeated,
-        nargs=option.values,
-        metavar=option.metavar or None,
-        help=option.help,
-        hidden=option.hidden,
-        envvar=option.variable,
-        show_envvar=option.variable is not None,
-        shell_complete=_completion(option.complete),
-        panel=panel,
-    )
+    default = settings.get("default", option.default)
+    own: dict[str, Any] = {
+        "type": _reader(option),
+        "is_flag": True if not option.metavar else None,
+        "default": option.default,
+        "show_default": default not in (None, ""),
+        "multiple": option.repeated,
+        "nargs": option.values,
+        "metavar": option.metavar or None,
+        "help": option.help,
+        "hidden": option.hidden,
+        "envvar": option.variable,
+        "show_envvar": option.variable is not None,
+        "shell_complete": _completion(option.complete),
+    }
+    names = filter(None, (param or option.name.partition("/")[0], option.short, long))
+    return PlainOption(*names, panel=panel, **own | settings)
 
 
 def _completion(complete: Callable[[str], Iterable[str]] | None) -> Callable[..., Any] | None:
@@ -303,50 +300,37 @@ def _declared(name: str, annotation: Any, default: Any) -> click.Parameter:
     repeated = get_origin(kind) is list
     kind = get_args(kind)[0] if repeated else kind
     needed = default is inspect.Parameter.empty
-    settings: dict[str, Any] = {
-        "type": click.Path(path_type=Path) if kind is Path else kind,
-        "required": needed,
-        "metavar": declared.metavar or _METAVARS.get(kind),
-        "help": declared.help,
-        "shell_complete": _completion(declared.complete),
-    }
+    settings: dict[str, Any] = {"required": needed}
+    if kind is not bool:
+        settings["type"] = click.Path(path_type=Path) if kind is Path else kind
     if repeated:
         rest = None if needed else default
         settings["callback"] = lambda _context, _param, given: list(given) or rest
     elif not needed:
         settings["default"] = default
-    if declared.argument:
-        return PlainArgument(name, nargs=-1 if repeated else 1, **settings)
-    names = declared.names or (f"--{name.replace('_', '-')}",)
-    settings |= {"multiple": repeated, "hidden": declared.hidden, "show_default": default != ""}
-    return PlainOption(name, *names, is_flag=kind is bool or None, **settings)
+    if isinstance(declared, Argument):
+        settings["shell_complete"] = _completion(declared.complete)
+        settings |= {"help": declared.help, "nargs": -1 if repeated else 1}
+        return PlainArgument(name, metavar=declared.metavar, **settings)
+    option = declared._replace(name=declared.name or name, repeated=repeated)
+    return _parameter(option, "Options", name, **settings)
 
 
 def application() -> Commands:
     """``hpctk`` without commands."""
-    texts = {
-        "--version": "Print the version.",
-        "--install-completion": "Install completion for the current shell.",
-        "--show-completion": "Show completion for the current shell, to copy it or customize the "
-        "installation.",
-    }
-    calls = (_show_version, _install_completion, _show_completion)
+    version = PlainOption(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_version,
+        help="Print the version.",
+    )
     return Commands(
         "hpctk",
         help="Work queues, training and Slurm jobs for HPC clusters.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-        params=[
-            PlainOption(
-                name,
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=call,
-                help=text,
-                hidden="completion" in name,
-            )
-            for (name, text), call in zip(texts.items(), calls, strict=True)
-        ],
+        params=[version],
     )
 
 
@@ -354,41 +338,3 @@ def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> 
     if wanted and not ctx.resilient_parsing:
         print(f"hpctk {__version__}")
         ctx.exit()
-
-
-def _completion_script() -> tuple[str, str]:
-    """The shell of the user, and what makes it complete hpctk."""
-    from click.shell_completion import get_completion_class
-
-    shell = Path(os.environ.get("SHELL", "")).name
-    found = get_completion_class(shell)
-    if found is None:
-        message = f"no completion for the shell {shell!r}"
-        raise ConfigError(message, hint="set SHELL to the path of bash, zsh or fish")
-    app = application()
-    return shell, found(app, {}, "hpctk", "_HPCTK_COMPLETE").source()
-
-
-def _show_completion(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        print(_completion_script()[1])
-        ctx.exit()
-
-
-def _install_completion(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    """Write the script below the settings; bash and zsh read it from their start-up file."""
-    if not wanted or ctx.resilient_parsing:
-        return
-    shell, script = _completion_script()
-    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = settings / f"{'fish/completions' if shell == 'fish' else 'hpctk'}/hpctk.{shell}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script, encoding="utf-8")
-    if shell != "fish":
-        startup, line = Path.home() / f".{shell}rc", f". {shlex.quote(str(path))}\n"
-        before = startup.read_text(encoding="utf-8") if startup.exists() else ""
-        if line not in before:
-            startup.write_text(f"{before.rstrip()}\n{line}".lstrip(), encoding="utf-8")
-    print(f"{shell} completion installed in {path}")
-    print("Completion will take effect once you restart the terminal")
-    ctx.exit()

@@ -10,8 +10,7 @@ import os
 import subprocess
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.report.panel import failed_items
@@ -54,8 +53,7 @@ def facts(now: Status, state: str) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
+class _Started(NamedTuple):
     option: str
     process: subprocess.Popen[bytes]
     output: IO[bytes] | None
@@ -162,18 +160,14 @@ def at_end(run: Run, command: str | None) -> Iterator[None]:
         yield
     finally:
         if command is not None:
-            _run_at_end(run, command)
-
-
-def _run_at_end(run: Run, command: str) -> None:
-    try:
-        now = run.status(forecast=False)
-    except (HpcToolkitError, OSError) as error:
-        note(f"--on-end is not run, because the run cannot be read: {error}", "warning")
-        return
-    hooks = Hooks(command)
-    hooks.start("--on-end", command, facts(now, end_of(now) or STOPPED))
-    hooks.finish()
+            try:
+                now = run.status(forecast=False)
+            except (HpcToolkitError, OSError) as error:
+                note(f"--on-end is not run, because the run cannot be read: {error}", "warning")
+            else:
+                hooks = Hooks(command)
+                hooks.start("--on-end", command, facts(now, end_of(now) or STOPPED))
+                hooks.finish()
 
 
 def exit_code(run: Run, code: int, *, fail_on_failed: bool) -> int:

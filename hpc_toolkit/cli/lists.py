@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.cli.arguments import value
 from hpc_toolkit.errors import ConfigError, near_path
 from hpc_toolkit.queue.listfiles import COMMANDS, each_item, parse_file
 from hpc_toolkit.queue.lists import (
@@ -26,22 +26,19 @@ from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.queue.lists import Types
     from hpc_toolkit.system.options import Panels
 
 _FILE = "File: .jsonl, .csv, .tsv, .txt, .json, .yaml, .parquet or .gz; - is stdin."
-_FORMAT = "Format of --items. [default: its suffix, else jsonl]"
-ITEMS = value("FILE", _FILE, "--items")
-FORMAT = value("FORMAT", _FORMAT, "--format")
-
-
+ITEMS = Option("items", _FILE, "FILE")
+FORMAT = Option("format", "Format of --items. [default: its suffix, else jsonl]", "FORMAT")
 SOURCES: Panels = {
     "Items": (
-        Option("items", _FILE, "FILE"),
-        Option("format", _FORMAT, "FORMAT"),
+        ITEMS,
+        FORMAT,
         Option("count", "Instead of a file: the numbers 0 to N-1.", "N"),
         Option("key", "Key of the items of --count. [default: index]", "NAME"),
         many("grid", "Instead of a file: all combinations of values", "NAME=VALUES"),
@@ -140,10 +137,7 @@ def read_settings(
     sources = _sources(given)
     if "commands" in sources:
         given["command"] = _of_commands(given)
-    settings = only_given(given)
-    for option in _QUANTITIES & settings.keys():
-        name, read = _KEYS[option]
-        settings[name] = read(settings.pop(option), spelled(option))
+    settings = _with_quantities(only_given(given), spelled)
     options = _parse_options(settings.pop("option", ()))
     if config is None:
         return sources, settings, options
@@ -211,44 +205,35 @@ def _is_json_table(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _timeout_s(value: object, where: str) -> float:
-    return parse_duration(t.text(value, where), where=where)
-
-
-def _kill_after_s(value: object, where: str) -> float:
-    return parse_duration(t.text(value, where), where=where, zero=True)
-
-
-def _size_mib(value: object, where: str) -> int:
-    return parse_size_mib(t.text(value, where), where=where)
+def _reader(option: Option) -> Callable[[Any, str], Any]:
+    """Reads the value of an option in a file."""
+    if option.repeated:
+        return t.texts
+    return {"": t.flag, "N": t.count}.get(option.metavar, t.text)
 
 
 _KEYS: dict[str, t.Key] = {
-    "items": ("items", t.text),
+    **{one.name: (one.name, _reader(one)) for group in PANELS.values() for one in group},
     "count": ("count", t.number_from(1, float("inf"), "a whole number from 1", whole=True)),
-    "key": ("key", t.text),
-    "format": ("format", t.text),
-    "commands": ("commands", t.text),
-    "text": ("text", t.texts),
-    "number": ("number", t.texts),
     "grid": ("grid", _grid),
-    "workload": ("workload", t.text),
-    "command": ("command", t.text),
-    "pipefail": ("pipefail", t.flag),
     "options": ("options", t.kept(_is_json_table, "a table of values that JSON has")),
-    "group_by": ("group_by", t.text),
-    "max_attempts": ("max_attempts", t.count),
-    "timeout": ("timeout_s", _timeout_s),
-    "no_retry": ("no_retry", t.text),
-    "max_failures": ("max_failures", t.text),
-    "items_per_claim": ("items_per_claim", t.count),
-    "kill_after": ("kill_after_s", _kill_after_s),
-    "max_items_per_process": ("max_items_per_process", t.count),
-    "recycle_at": ("recycle_at_mib", _size_mib),
-    "log_limit": ("log_limit_mib", _size_mib),
     "open": ("open", t.flag),
 }
-_QUANTITIES = {"timeout", "kill_after", "recycle_at", "log_limit"}
+del _KEYS["option"], _KEYS["config"]
+_QUANTITIES: dict[str, tuple[str, Callable[..., float]]] = {
+    "timeout": ("timeout_s", parse_duration),
+    "kill_after": ("kill_after_s", partial(parse_duration, zero=True)),
+    "recycle_at": ("recycle_at_mib", parse_size_mib),
+    "log_limit": ("log_limit_mib", parse_size_mib),
+}
+
+
+def _with_quantities(values: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
+    """``values`` with parsed durations and sizes; ``where`` names an option in an error."""
+    for option in _QUANTITIES.keys() & values.keys():
+        name, parse = _QUANTITIES[option]
+        values[name] = parse(values.pop(option), where=where(option))
+    return values
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -265,7 +250,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # of tomllib, or of Python for a huge number
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message, hint="docs/how-to/list-of-items.md shows a file") from error
-    found = t.convert(table, _KEYS, str(path))
+    found = _with_quantities(t.convert(table, _KEYS, str(path)), lambda key: f"{path}: {key}")
     for name in ("items", "commands") & found.keys():
         found[name] = str(path.parent / found[name])
     return found

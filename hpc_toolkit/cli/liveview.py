@@ -7,19 +7,18 @@ import gc
 import io
 import sys
 import time
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.cli.screen import END, Screen
-from hpc_toolkit.errors import HpcToolkitError, RunError
+from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
 from hpc_toolkit.report.panel import DIM, failed_items
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
 from hpc_toolkit.results.events import RecentEvents
 from hpc_toolkit.results.sampling import Sampler
-from hpc_toolkit.results.status import Beside
 from hpc_toolkit.results.workers import living_workers, reachable_workers, read_hosts
+from hpc_toolkit.rundir.layout import refuse_removed
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted
 
@@ -32,14 +31,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.records import JobRecord
-    from hpc_toolkit.submit.jobs import JobStates
     from hpc_toolkit.training.progress import Progress
 
 
 REFRESH_S = 2.0
 _BUSY = 0.05
 """Largest share of a processor that refreshes may take."""
-_JOBS_S = 30.0
 _MESSAGE_S = 10.0
 """How long a message replaces the line of keys."""
 _SCROLL = {"j": 1, "down": 1, "k": -1, "up": -1}
@@ -48,81 +45,48 @@ _SLOW = ("e", "l")
 _PAGES = {"pagedown": 1, " ": 1, "pageup": -1}
 
 
-class LiveRun:
-    """Reads what the view shows, with few file operations after the first time."""
+class LiveView:
+    """Shows a run and answers to keys, until the run is complete or the user quits.
 
-    def __init__(self, run: Run, jobs: JobStates, *, slurm: bool) -> None:
-        from hpc_toolkit.rundir.proof import believed
-        from hpc_toolkit.submit.jobs import cost_of
-        from hpc_toolkit.submit.standstill import why
+    It reads the run with few file operations after the first time.
+    """
 
-        self.run, self._jobs, self._slurm = run, jobs, slurm
+    def __init__(
+        self, run: Run, screen: Screen, hooks: Hooks, chosen: Choices, *, slurm: bool
+    ) -> None:
+        from hpc_toolkit.submit.jobs import JobStates
+        from hpc_toolkit.submit.standstill import beside_of
+
+        self.run, self.screen, self.hooks, self.chosen = run, screen, hooks, chosen
+        self.records: list[JobRecord] = []
+        self.live: Live | None = None
+        self._jobs, self._slurm = JobStates(run.paths), slurm
         self._clock = SystemClock()
         self._sampler = Sampler(run.view, self._clock)
         self._events = RecentEvents(run.view)
-        self._beside = Beside(
-            doctor=believed(run.paths).said,
-            cost=partial(cost_of, run.paths),
-            reason=lambda halt: why(halt, self.records),
-        )
-        self.records: list[JobRecord] = []
+        self._beside = beside_of(run, lambda: self.records)
         self._seen: dict[str, Presence | None] = {}
-        self._asked = float("-inf")
-
-    def read(self) -> Live:
-        """Read everything that is new. Raises RunError: the run was removed, perhaps meanwhile."""
-        try:
-            found = self._read()
-        except (OSError, KeyError):
-            self._refuse_removed()
-            raise
-        self._refuse_removed()
-        return found
-
-    def _refuse_removed(self) -> None:
-        if not self.run.paths.manifest.exists():
-            message = f"{self.run.root}: run.json is missing"
-            raise RunError(message, hint="the run was removed or moved")
+        self._confirmed: Callable[[], str] | None = None
+        self._said_at = 0.0
+        self._changed = False
+        """Whether an action may have changed the run since the last refresh."""
 
     def _read(self) -> Live:
+        """Read everything that is new. Raises RunError: the run was removed, perhaps meanwhile."""
         view = self.run.view
-        seen = self._seen = self._sampler.look()
-        now = self.run.status(seen=seen, beside=self._beside)
-        alive = living_workers(view, self._clock, seen)
-        return Live(
-            now,
-            self.records,
-            read_hosts(view, seen, alive),
-            self._events.read(seen, alive, now.failures),
-            self._sampler.oldest_s(),
-        )
-
-    def reachable(self) -> int:
-        """Workers that a request to exit would name."""
-        return len(reachable_workers(self.run.view, self._clock, self._seen))
-
-    def read_jobs(self) -> bool:
-        """Ask for the jobs if that is due; return whether it was."""
-        if self._clock.monotonic() - self._asked < _JOBS_S:
-            return False
-        self.records = self._jobs.read(ask=self._slurm, seen=self._seen.values())
-        self._asked = self._clock.monotonic()
-        return True
-
-
-@dataclass(slots=True)
-class LiveView:
-    """Shows a run and answers to keys, until the run is complete or the user quits."""
-
-    source: LiveRun
-    screen: Screen
-    hooks: Hooks
-    chosen: Choices = field(default_factory=Choices)
-    live: Live | None = None
-    _confirmed: Callable[[], str] | None = None
-    _said_at: float = 0.0
-    _changed: bool = False
-    """Whether an action may have changed the run since the last refresh."""
+        try:
+            seen = self._seen = self._sampler.look()
+            now = self.run.status(seen=seen, beside=self._beside)
+            alive = living_workers(view, self._clock, seen)
+            return Live(
+                now,
+                self.records,
+                read_hosts(view, seen, alive),
+                self._events.read(seen, alive, now.failures),
+                self._sampler.oldest_s(),
+            )
+        finally:
+            refuse_removed(self.run.root)
 
     def follow(self) -> Status:
         """Return the last status."""
@@ -134,7 +98,10 @@ class LiveView:
                 if self.live.now.complete:
                     break
                 next_s = 0.0
-                if not self.source.read_jobs():
+                before = self.records
+                # Asks Slurm only now and then.
+                self.records = self._jobs.read(ask=self._slurm, seen=self._seen.values())
+                if self.records == before:
                     used_s, before_s = time.process_time(), used_s
                     next_s = time.monotonic() + max(REFRESH_S, (used_s - before_s) / _BUSY)
             key = self.screen.key(max(0.0, next_s - time.monotonic()))
@@ -149,7 +116,7 @@ class LiveView:
         return self.live.now
 
     def _refresh(self) -> None:
-        self.live = self.source.read()
+        self.live = self._read()
         if time.monotonic() - self._said_at > _MESSAGE_S:
             self._say("")
         if not self.live.now.complete:  # else it may write to the terminal once the view is gone
@@ -215,10 +182,10 @@ class LiveView:
 
     def _drain(self) -> None:
         def drain() -> str:
-            return f"asked {counted(self.source.run.drain(), 'worker')} to exit"
+            return f"asked {counted(self.run.drain(), 'worker')} to exit"
 
         assert self.live is not None
-        count = self.source.reachable()
+        count = len(reachable_workers(self.run.view, self._clock, self._seen))
         unsure = count - self.live.now.workers.alive
         if not count:
             self._say("no worker is running: there is nothing to drain")
@@ -230,11 +197,11 @@ class LiveView:
         from hpc_toolkit.results.explain import retryable
 
         def retry() -> str:
-            return f"{counted(self.source.run.retry(), 'item')} pending again"
+            return f"{counted(self.run.retry(), 'item')} pending again"
 
         assert self.live is not None
         failed = failed_items(self.live.now)
-        others = retryable(self.source.run.view) - failed
+        others = retryable(self.run.view) - failed
         question = f"make {counted(failed, 'failed item')} pending again?"
         if others > 0:
             reset = f"the attempts of {counted(failed + others, 'item')}"
@@ -252,13 +219,13 @@ class LiveView:
         if not self.live.now.failures:
             self._say("no item has failed")
             return
-        item, view = str(self.live.now.failures[0]["item"]), self.source.run.view
+        item, view = str(self.live.now.failures[0]["item"]), self.run.view
         life = explain(view, find_item(view, item))
         self._open(Page(f"item {item}", life_lines(life)))
 
     def _log(self) -> None:
         assert self.live is not None
-        page = read_log(self.source.run, self.live)
+        page = read_log(self.run, self.live)
         if page is None:
             self._say("there is no log yet")
         else:
@@ -268,9 +235,6 @@ class LiveView:
     def _workers(self) -> None:
         self.chosen.expanded, self.chosen.offset = not self.chosen.expanded, 0
 
-    def _help(self) -> None:
-        self._open(Page("keys", HELP))
-
 
 _ACTIONS: dict[str, Callable[[LiveView], None]] = {
     "d": LiveView._drain,
@@ -278,7 +242,7 @@ _ACTIONS: dict[str, Callable[[LiveView], None]] = {
     "e": LiveView._explain,
     "l": LiveView._log,
     "w": LiveView._workers,
-    "?": LiveView._help,
+    "?": lambda view: view._open(Page("keys", HELP)),
 }
 
 
@@ -350,16 +314,16 @@ def follow_live(
     from hpc_toolkit.submit.jobs import JobStates
 
     gc.enable()
-    source = LiveRun(run, JobStates(run.paths), slurm=slurm)
     chosen = Choices(expanded=verbose, verbose=verbose)
     try:
         with _quiet_screen() as screen:
             hooks.quiet = True
-            now = LiveView(source, screen, hooks, chosen).follow()
+            view = LiveView(run, screen, hooks, chosen, slurm=slurm)
+            now = view.follow()
     finally:
         hooks.quiet = False
     if not now.complete:
-        return now, source.records
+        return now, view.records
     hooks.look(now)
     # They are about to end, and what Slurm said before would be the last word.
     return now, JobStates(run.paths).read(ask=slurm)

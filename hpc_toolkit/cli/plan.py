@@ -88,6 +88,7 @@ def plan(
     """
     from hpc_toolkit.planning.nodes import Worker, node_of
     from hpc_toolkit.planning.plan import make_plan
+    from hpc_toolkit.planning.work import Guess
 
     out, as_json = outputs(given["out"], (".md", ".svg", ".json")), bool(given["json"])
     if given["check"] is not None:
@@ -99,7 +100,10 @@ def plan(
     if given["item_time"] is None:
         refuse_given(click.get_current_context().params.keys() - {"load_time"}, "needs --item-time")
     counts = sorted(parse_counts(given["nodes"], "--nodes", most=_MOST_NODES))
-    guess = _guess(given["item_time"], given["load_time"])
+    guess = None
+    if given["item_time"] is not None:
+        seconds = parse_duration(given["item_time"], where="--item-time")
+        guess = Guess(seconds, parse_duration(given["load_time"], where="--load-time", zero=True))
     memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))
     site = find_cluster(given["cluster"])
     node = node_of(
@@ -133,17 +137,6 @@ def _time_left(run: str | None) -> Interval | None:
     if now.eta_low_s is None or now.eta_s is None or now.eta_high_s is None:
         return None
     return Interval(now.eta_low_s, now.eta_s, now.eta_high_s)
-
-
-def _guess(seconds: str | None, load: str) -> Guess | None:
-    from hpc_toolkit.planning.work import Guess
-
-    if seconds is None:
-        return None
-    return Guess(
-        parse_duration(seconds, where="--item-time"),
-        parse_duration(load, where="--load-time", zero=True),
-    )
 
 
 def _work(given: str | None, items: int | None, groups: int, guess: Guess | None) -> Work:

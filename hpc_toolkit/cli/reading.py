@@ -26,7 +26,8 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.lists import FORMAT, ITEMS, make_items
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import refuse_removed
 from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import note, printable
@@ -343,8 +344,7 @@ def _print(run: Run, first: float, *, follow: bool) -> None:
         if not follow or over or time.monotonic() > complete_at + _EXIT_S or _is_closed():
             return
         time.sleep(pause_s(run.view, _POLL_S))
-        if not run.paths.manifest.exists():
-            raise RunError(f"{run.root}: run.json is missing", hint="the run was removed or moved")
+        refuse_removed(run.root)
 
 
 def _is_closed() -> bool:

@@ -67,16 +67,16 @@ def render(template: str | None, **given: Any) -> None:
     out, force, source = (given.pop(name) for name in ("out", "force", "from"))
     check, diff, as_json = (given.pop(name) for name in ("check", "diff", "json"))
     if check:
-        for option, value in {"-o": out, "--force": force, "--from": source}.items():
-            if value:
-                msg = f"{option} and --check exclude each other"
-                raise ConfigError(msg, hint="name the scripts to check: hpctk render --check FILE")
-        words = given.pop("command") or ()
-        files = [word for word in (template, *words) if word]
-        _check(files, given, diff=bool(diff), as_json=bool(as_json))
+        files = [word for word in (template, *(given.pop("command") or ())) if word]
+        for name in only_given({**given, "out": out, "force": force or None, "from": source}):
+            hint = "leave it out; 'render --from FILE' changes the options of a script"
+            raise ConfigError(f"{option(name)}: not allowed with --check", hint=hint)
+        _check(files, diff=bool(diff), as_json=bool(as_json))
         return
     if diff or as_json:
         raise ConfigError("--diff and --json need --check", hint="add --check, or leave them out")
+    from hpc_toolkit.planning.nodes import ask_of, asked_line
+
     base = None
     if source:
         from hpc_toolkit.slurm.render.file import read_header, read_script
@@ -86,7 +86,7 @@ def render(template: str | None, **given: Any) -> None:
     unnamed = _name_run(template, given, base or {})
     spec, site, script = requested(template, given, base=base)
     _show_notes(spec, site)
-    _show_request(spec, site)
+    print(printable(asked_line(ask_of(spec, site))), file=sys.stderr)
     if out == "-":
         sys.stdout.write(script)
     else:
@@ -152,21 +152,10 @@ def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
         note(warning, "warning")
 
 
-def _show_request(spec: ScriptSpec, site: Cluster) -> None:
-    """Print the request of a job on stderr, with its cost, as 'hpctk submit' does."""
-    from hpc_toolkit.planning.nodes import ask_of, asked_line
-
-    print(printable(asked_line(ask_of(spec, site))), file=sys.stderr)
-
-
-def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
+def _check(words: list[str], *, diff: bool, as_json: bool) -> None:
     from hpc_toolkit.engines.kubernetes import check_manifest
     from hpc_toolkit.slurm.render.script import check_drift
 
-    for name in only_given(given):
-        msg = f"{option(name)}: not allowed with --check"
-        hint = "leave it out; 'render --from FILE' changes the options of a script"
-        raise ConfigError(msg, hint=hint)
     paths = [Path(word) for word in words] or _own_scripts()
     found = [check_manifest(path) or check_drift(path) for path in paths]
     if as_json:

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from hpc_toolkit.cli.arguments import (
     ITEM_HELP,
@@ -32,9 +32,6 @@ from hpc_toolkit.rundir.trust import OWNER, check_trust, trusted, trusted_file
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MOST_JOBS = 64
 
@@ -128,8 +125,13 @@ def init(
     sources, settings, options = read_settings(given)
     open_ = open_ or settings.pop("open", False)
     if campaign is not None:
-        alone = not (sources or from_ or open_ or copy_code or options or settings)
-        _init_campaign(run, campaign, alone=alone)
+        from hpc_toolkit.campaign.settings import read_campaign
+        from hpc_toolkit.cli.campaigns import make_run
+
+        if sources or from_ or open_ or copy_code or options or settings:
+            message = "--campaign: no other option can be given"
+            raise ConfigError(message, hint="put all settings into the campaign file")
+        print(make_run(Path(run), campaign, read_campaign(campaign)).root)
         return
     if from_ is not None:
         if sources:
@@ -186,16 +188,6 @@ def _show_made(run: Run) -> None:
     if work.call:
         given = "**item" if work.call == BY_NAME else BY_ITEM
         print(f"calls {work.function}({given})", file=sys.stderr)
-
-
-def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:
-    from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.cli.campaigns import make_run
-
-    if not alone:
-        message = "--campaign: no other option can be given"
-        raise ConfigError(message, hint="put all settings into the campaign file")
-    print(make_run(Path(run), campaign, read_campaign(campaign)).root)
 
 
 def try_(
@@ -277,11 +269,13 @@ def fetch(
         hpctk items fetch campaign.toml
         hpctk items pythia --sizes 14m --steps 0 | hpctk items fetch -
     """
+    from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.science.workloads.fetching import download, needs, on_hub
 
     if not 1 <= jobs <= _MOST_JOBS:
         raise ConfigError(f"--jobs: {jobs} downloads at once", hint=f"give 1 to {_MOST_JOBS}")
-    names = on_hub(_items_of(items))
+    arms = read_campaign(Path(items)).arms() if items.endswith(".toml") else None
+    names = on_hub(read_items(items) if arms is None else (arm.item() for arm in arms))
     found = needs(names, jobs)
     for error, times in Counter(found.errors.values()).items():
         first = next(name for name, one in found.errors.items() if one == error)
@@ -300,12 +294,3 @@ def fetch(
     if failed:
         message = f"{failed} of {len(names)} checkpoints are missing"
         raise HpcToolkitError(message, hint="repeat the command to try them again")
-
-
-def _items_of(source: str) -> Iterable[dict[str, Any]]:
-    """The items of a list, or those of a campaign's arms."""
-    if not source.endswith(".toml"):
-        return read_items(source)
-    from hpc_toolkit.campaign.settings import read_campaign
-
-    return (arm.item() for arm in read_campaign(Path(source)).arms())

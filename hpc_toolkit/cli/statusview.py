@@ -24,8 +24,8 @@ from hpc_toolkit.report.panel import (
 )
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import all_runs, find_run
-from hpc_toolkit.system.options import Option, flag
+from hpc_toolkit.rundir.layout import all_runs, find_run, refuse_removed
+from hpc_toolkit.system.options import Option, flag, spelled
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show_error
 
@@ -96,41 +96,57 @@ def status(run: str | None, **given: Any) -> None:
         from hpc_toolkit.cli.export import prometheus_file
 
         export = prometheus_file(Path(given["prometheus"]))
+    screen = False
+    if watch and not as_json and export is None:
+        from hpc_toolkit.cli.screen import is_capable
+
+        screen = is_capable(sys.stdin, sys.stdout)
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, export, as_json=as_json, verbose=verbose)
+    elif isinstance(opened := _opened(find_run(run)), Run):
+        troubled = _of_run(opened, given, hooks, export, screen=screen)
+    elif unfit := [name for name in ("prometheus", "on_end", "on_stall") if given[name]]:
+        option = spelled(unfit[0])
+        message = f"{opened.root} is the directory of a training: {option} is for runs"
+        raise ConfigError(message, hint=f"leave out {option}, or name a run")
     else:
-        screen = watch and not as_json and _is_screen()
-        opened = _opened(find_run(run))
-        if isinstance(opened, Run):
-            show = partial(_show, as_json=as_json, verbose=verbose)
-            if export is not None:  # it has no metrics of jobs
-                show, given["slurm"] = partial(_export, export), False
-            live = partial(_follow_live, verbose=verbose)
-            follow = live if screen and export is None else _follow
-            troubled = follow(opened, show, hooks, slurm=given["slurm"])
-        elif unfit := [name for name in ("prometheus", "on_end", "on_stall") if given[name]]:
-            option = f"--{unfit[0].replace('_', '-')}"
-            message = f"{opened.root} is the directory of a training: {option} is for runs"
-            raise ConfigError(message, hint=f"leave out {option}, or name a run")
-        else:
-            read = partial(opened.progress, ask=given["slurm"])
-            troubled = _follow_training(read, watch=watch, as_json=as_json, screen=screen)
+        read = partial(opened.progress, ask=given["slurm"])
+        troubled = _follow_training(read, watch=watch, as_json=as_json, screen=screen)
     if given["check"] and troubled:
         sys.exit(1)
 
 
-def _is_screen() -> bool:
-    from hpc_toolkit.cli.screen import is_capable
+def _of_run(
+    run: Run, given: dict[str, Any], hooks: Hooks | None, export: Export | None, *, screen: bool
+) -> bool:
+    """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
+    verbose = bool(given["verbose"])
+    slurm = given["slurm"] and export is None  # the metrics have no jobs
 
-    return is_capable(sys.stdin, sys.stdout)
+    def show(now: Status, records: list[JobRecord]) -> None:
+        if export is not None:
+            export(now)
+        else:
+            _show(now, records, as_json=bool(given["json"]), verbose=verbose)
+
+    if screen and hooks is not None:
+        from hpc_toolkit.cli.liveview import follow_live
+
+        now, records = follow_live(run, hooks, slurm=slurm, verbose=verbose)
+        show(now, records)
+    else:
+        now = _follow(run, show, hooks, slurm=slurm)
+    if hooks is not None:
+        hooks.finish()
+    return failed_items(now) > 0
 
 
 def _hooks(given: dict[str, Any], *, watch: bool) -> Hooks | None:
-    for name in ("on_end", "on_stall"):
-        if given[name] and not watch:
-            message = f"--{name.replace('_', '-')} needs --watch"
-            raise ConfigError(message, hint="add --watch: the command runs when that happens")
     if not watch:
+        for name in ("on_end", "on_stall"):
+            if given[name]:
+                hint = "add --watch: the command runs when that happens"
+                raise ConfigError(f"{spelled(name)} needs --watch", hint=hint)
         return None
     from hpc_toolkit.cli.hooks import Hooks
 
@@ -191,61 +207,35 @@ def _ago(at: float) -> str:
     return f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
-def _follow_live(
-    run: Run,
-    show: Callable[[Status, list[JobRecord]], None],
-    hooks: Hooks | None,
-    *,
-    slurm: bool,
-    verbose: bool,
-) -> bool:
-    """Show a run on the whole terminal, and at the end its last state; as :func:`_follow`."""
-    from hpc_toolkit.cli.liveview import follow_live
-
-    assert hooks is not None  # a screen is for --watch
-    now, records = follow_live(run, hooks, slurm=slurm, verbose=verbose)
-    show(now, records)
-    hooks.finish()
-    return failed_items(now) > 0
-
-
 def _follow(
     run: Run,
     show: Callable[[Status, list[JobRecord]], None],
     hooks: Hooks | None,
     *,
     slurm: bool,
-) -> bool:
-    """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
-    from hpc_toolkit.results.status import Beside
-    from hpc_toolkit.rundir.proof import believed
-    from hpc_toolkit.submit.jobs import JobStates, cost_of
-    from hpc_toolkit.submit.standstill import why
+) -> Status:
+    """Show a run, with ``hooks`` until it is complete; return the last status."""
+    from hpc_toolkit.submit.jobs import JobStates
+    from hpc_toolkit.submit.standstill import beside_of
 
     jobs = JobStates(run.paths)
     records = jobs.read(ask=slurm)
-    beside = Beside(
-        doctor=believed(run.paths).said,
-        cost=partial(cost_of, run.paths),
-        reason=lambda halt: why(halt, records),
-    )
+    beside = beside_of(run, lambda: records)
     now = run.status(beside=beside)
     while True:
         show(now, records)
         if hooks is None:
-            return failed_items(now) > 0
+            return now
         hooks.look(now)
         if now.complete:
-            hooks.finish()
-            return failed_items(now) > 0
+            return now
         from hpc_toolkit.results.sampling import pause_s
 
         for warning in hooks.warnings():
             note(warning, "warning")
         gc.enable()
         time.sleep(pause_s(run.view, _WATCH_S))
-        if not run.paths.manifest.exists():
-            raise RunError(f"{run.root}: run.json is missing", hint="the run was removed or moved")
+        refuse_removed(run.root)
         records = jobs.read(ask=slurm)
         now = run.status(beside=beside)
         if now.complete and slurm and not all(job.ended for job in records):
@@ -321,10 +311,6 @@ def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, verbose: bool) -
         print(json.dumps({**now.to_json(), "jobs": records}), flush=True)
         return
     print("\n".join(draw(panel(now, jobs, verbose=verbose))), flush=True)
-
-
-def _export(export: Export, now: Status, _jobs: list[JobRecord]) -> None:
-    export(now)
 
 
 def status_lines(now: Status) -> list[str]:

@@ -68,22 +68,19 @@ def submit(template: str | None, **given: Any) -> None:
         hpctk submit --run runs/eval --nodes 8 --gpus-per-node 4 --time 2:00:00
         hpctk submit train-multi-node --nodes 2 --gpus-per-node 4 -- train.py
     """
-
-    from hpc_toolkit.slurm.client import overriding_variables
+    from hpc_toolkit.submit.send import note_overrides, without_failed_nodes
 
     jobs, dry_run = given.pop("jobs"), given.pop("dry_run")
     if jobs > _MOST_JOBS:
         message = f"--jobs: {jobs} are more than {_MOST_JOBS}"
         raise ConfigError(message, hint="use --array for many jobs")
-    how = {"force": bool(given.pop("force")), "exclude_failed": given.pop("exclude_failed")}
+    how: dict[str, Any] = {"force": bool(given.pop("force"))}
+    exclude_failed = given.pop("exclude_failed")
     refuse_run(template)
     size_for = given.pop("size_for")
     if size_for is not None:
         how["size_for_s"] = _size_for_s(template, size_for, {**given, "jobs": jobs > 1})
-    for name in overriding_variables():
-        if name == "SBATCH_JOB_NAME":
-            continue  # the command names the job
-        note(f"{name} in the environment overrides the script; see sbatch(1)", "warning")
+    note_overrides()
     chain = given.get("dependency") == _AFTER_EACH
     if chain:
         given["dependency"] = None
@@ -93,6 +90,8 @@ def submit(template: str | None, **given: Any) -> None:
             raise ConfigError(message, hint=hint)
     make = _of_script if _is_script(template) else _of_request
     found = make(template, given, **how)
+    if exclude_failed:
+        found = without_failed_nodes(found)
     if jobs > 1 and any(script.array for script in found.scripts):
         raise ConfigError("--jobs and --array exclude each other", hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
@@ -175,11 +174,10 @@ def _of_request(
     given: dict[str, Any],
     *,
     force: bool,
-    exclude_failed: bool,
     size_for_s: float | None = None,
 ) -> Submission:
     from hpc_toolkit.slurm.render.spec import PROGRAMS
-    from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
+    from hpc_toolkit.submit.send import check_directory, check_run
     from hpc_toolkit.submit.submission import of_request
 
     kind = template or DEFAULT_TEMPLATE
@@ -204,10 +202,7 @@ def _of_request(
         check_run(run, force=force)
     if run is not None and size_for_s is not None:
         spec = _sized(spec, site, run, size_for_s)
-    submission = of_request(spec, site, kind, run=run, cwd=Path.cwd())
-    if not exclude_failed or spec.nodelist:
-        return submission
-    return without_failed_nodes(submission, exclude=spec.exclude)
+    return of_request(spec, site, kind, run=run, cwd=Path.cwd())
 
 
 def _sized(spec: ScriptSpec, site: Cluster, run: Run, within_s: float) -> ScriptSpec:
@@ -221,12 +216,10 @@ def _sized(spec: ScriptSpec, site: Cluster, run: Run, within_s: float) -> Script
     return replace(spec, nodes=nodes, time=time_s)
 
 
-def _of_script(
-    template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
-) -> Submission:
+def _of_script(template: str | None, given: dict[str, Any], *, force: bool) -> Submission:
     from hpc_toolkit.slurm.render.file import read_script
     from hpc_toolkit.slurm.render.spec import QUEUES
-    from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
+    from hpc_toolkit.submit.send import check_directory, check_run
     from hpc_toolkit.submit.submission import of_script
 
     path = Path(template or "")
@@ -256,9 +249,7 @@ def _of_script(
     if given.get("dependency"):
         spec = ScriptSpec(python=sys.executable, dependency=given["dependency"])
         submission = replace(submission, options=(f"--dependency={spec.dependency}",))
-    if not exclude_failed or "nodelist" in options or "nodefile" in options:
-        return submission
-    return without_failed_nodes(submission, exclude=options.get("exclude"))
+    return submission
 
 
 def _header(path: Path, text: str, *, needed: bool) -> Header | None:

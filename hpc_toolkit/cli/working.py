@@ -167,7 +167,12 @@ def _work(
         from hpc_toolkit.system.gpus import visible_gpus
 
         count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
-        show_places(shares, count)
+        if shares:
+            from hpc_toolkit.system.binding import place_workers
+            from hpc_toolkit.system.machine import read_machine
+
+            for worker, place in enumerate(place_workers(read_machine(), shares, count)):
+                print(f"worker {worker}: {place}", file=sys.stderr)
         work_here = partial(run.work, count, options, shares=shares)
         return with_progress(run, lambda on_tick: work_here(on_tick=on_tick), look)
 
@@ -182,15 +187,6 @@ def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> s
         return ""
     where = "these workers start on this host only; 'srun hpctk work' uses all tasks"
     return f"this job has {tasks} tasks, nodes: {nodes}; {where}"
-
-
-def show_places(shares: Shares, workers: int) -> None:
-    from hpc_toolkit.system.binding import place_workers
-    from hpc_toolkit.system.machine import read_machine
-
-    if shares:
-        for worker, place in enumerate(place_workers(read_machine(), shares, workers)):
-            print(f"worker {worker}: {place}", file=sys.stderr)
 
 
 def with_progress(

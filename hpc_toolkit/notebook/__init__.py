@@ -1,8 +1,8 @@
-"""Submit and follow a run's workers from a notebook, through submitit: on a cluster or locally.
+"""Submit and follow a run's workers from a notebook, on a cluster or locally.
 
-``executor`` makes a submitit executor from a cluster's facts, ``submit_workers`` submits workers of
-a run instead of thousands of functions, ``preview`` shows what would be submitted, and ``watch``
-follows a run. submitit is imported when the first executor is made.
+``submit_workers`` submits workers of a run, ``watch`` follows a run, ``executor`` makes a submitit
+executor for single functions from a cluster's facts, and ``preview`` shows what would be submitted.
+submitit is imported when the first executor is made.
 
 >>> from hpc_toolkit import Run
 >>> from hpc_toolkit.notebook import submit_workers
@@ -17,8 +17,7 @@ Not promised: when workers start; on a cluster their jobs wait in the queue as a
 from __future__ import annotations
 
 from hpc_toolkit.notebook.executors import LOCAL, Resources, executor
-from hpc_toolkit.notebook.jobs import WorkerJobs, report, watch
-from hpc_toolkit.notebook.workers import preview, submit_workers
+from hpc_toolkit.notebook.workers import WorkerJobs, preview, report, submit_workers, watch
 
 __all__ = [
     "LOCAL",

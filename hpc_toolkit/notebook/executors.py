@@ -23,7 +23,7 @@ from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.surroundings import surroundings
 from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.slurm.sbatch import sbatch, sbatch_argv
-from hpc_toolkit.submit.send import check_directory
+from hpc_toolkit.submit.send import check_directory, note_overrides
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import MINUTE_S
 from hpc_toolkit.system.ranks import without_rank
@@ -116,7 +116,7 @@ def executor(
         raise ConfigError(msg, hint=f"{hint} a script")
     check_directory(site, Path.cwd())
     full = complete(request, site)
-    made = _new("slurm", full, site, place)
+    made = _new("slurm", request, site, place, full.max_restarts if full.requeue else 0)
     made.configure(**slurm_parameters(full, site))
     # Sites that track these keys refuse jobs with an unknown key.
     made.parameters["wckey"] = None
@@ -210,7 +210,7 @@ def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.A
     if gpus is not None and gpus > len(found):
         sys.stderr.write(f"note: {gpus} GPUs were requested, and {len(found)} are here\n")
     used = found if gpus is None else found[:gpus]
-    made = _new("local", request, None, folder)
+    made = _new("local", request, None, folder, request.max_restarts if request.requeue else 0)
     made.configure(
         name=request.job_name,
         nodes=1,
@@ -222,10 +222,9 @@ def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.A
     return made
 
 
-def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path) -> Any:
-    limits = {f"{kind}_max_num_timeout": request.max_restarts if request.requeue else 0}
+def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path, restarts: int) -> Any:
     try:
-        made = _executor_class()(folder, cluster=kind, **limits)
+        made = _executor_class()(folder, cluster=kind, **{f"{kind}_max_num_timeout": restarts})
     except RuntimeError as error:
         msg = f"no Slurm here: {error}"
         raise ConfigError(msg, hint="use cluster='local' to work on this machine") from error
@@ -242,7 +241,7 @@ def _executor_class() -> type[Any]:
         """A submitit executor whose parameters come from a checked request."""
 
         request: ScriptSpec
-        """The request; completed from the cluster's facts, except for a local executor."""
+        """The request, without defaults of the cluster."""
         site: Cluster | None
         """The cluster's facts; None for this machine."""
 
@@ -293,8 +292,7 @@ def _new_job_environment(kind: str) -> Iterator[None]:
         submitit.SlurmExecutor._make_submission_command = _submit_once
         # It would rename the job, and a job with another name than recorded counts as foreign.
         os.environ.pop("SBATCH_JOB_NAME", None)
-        for name in slurm.overriding_variables():
-            sys.stderr.write(f"note: {name} in your environment overrides the request\n")
+        note_overrides()
         inherited = slurm.clean_environment()
     for name in os.environ.keys() - inherited.keys():
         del os.environ[name]
@@ -316,27 +314,17 @@ def requested(resources: Resources) -> ScriptSpec:
         if word not in known:
             msg = f"{word}: unknown resource"
             raise ConfigError(msg, hint=near_miss(word.removeprefix("slurm_"), known))
-    if "time" in given:
-        given["time"] = _time_text(given["time"])
-    for word in ("modules", "setup"):
-        if not isinstance(given.get(word, ()), list | tuple):
-            msg = f"{word}: {given[word]!r} is not a list"
-            raise ConfigError(msg, hint=f"write [{str(given[word])!r}]")
-        given[word] = tuple(given.get(word, ()))
-    if not isinstance(given.get("env", {}), dict):
-        msg = f"env: {given['env']!r} is not a dict of names and values"
-        raise ConfigError(msg, hint="write {'NAME': 'value'}")
-    given["env"] = tuple(given.get("env", {}).items())
+    if type(given.get("time")) is int:  # True is not a time
+        given["time"] = str(given["time"])
+    kinds: dict[str, Any] = {"modules": (list, tuple), "setup": (list, tuple), "env": (dict,)}
+    for word, wanted in kinds.items():
+        value = given.get(word, wanted[0]())
+        if not isinstance(value, wanted):
+            msg = f"{word}: {value!r} is not a {wanted[0].__name__}"
+            raise ConfigError(msg, hint="such as modules=['cuda/12'] or env={'NAME': 'value'}")
+        given[word] = tuple(value.items() if isinstance(value, dict) else value)
     passed = tuple(
         f"{name}={given.pop(word)}" for name in PASSED if (word := name.replace("-", "_")) in given
     )
     # Not resolved: Python uses a virtual environment only if it is started by the link in it.
     return read_spec({"python": os.path.abspath(sys.executable), "sbatch": passed, **given})
-
-
-def _time_text(time: object) -> str:
-    # type(), not isinstance(): True is not a time.
-    if type(time) is int or isinstance(time, str):
-        return str(time)
-    msg = f"time: {time!r} is not a time limit"
-    raise ConfigError(msg, hint="write minutes as an integer, or '4:00:00'")

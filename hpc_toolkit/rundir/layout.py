@@ -325,6 +325,11 @@ def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
     raise ConfigError(message, hint="name one as the argument, or set HPCTK_RUN")
 
 
+def refuse_removed(root: Path) -> None:
+    if not (root / "run.json").exists():
+        raise RunError(f"{root}: run.json is missing", hint="the run was removed or moved")
+
+
 def all_runs(directory: Path = Path("runs")) -> list[Path]:
     return sorted(path.parent for path in directory.glob("*/run.json"))
 

@@ -52,7 +52,7 @@ class RunJob(Record, kw_only=True):
     """The submitted copy of its script, relative to the run."""
     argv: tuple[str, ...] = ()
     cwd: str = ""
-    """The job's directory; for a job of a notebook, the folder of submitit."""
+    """The job's directory; for a local job, that of its log."""
     log: str = ""
     """Its log in sbatch's notation, relative to ``cwd``."""
     excluded: tuple[str, ...] = ()
@@ -60,9 +60,9 @@ class RunJob(Record, kw_only=True):
     """Epoch seconds of its submission or of its first worker, for display and to sort by."""
     by: str = ""
     workers: int = 0
-    """Workers of each of its elements if submitit submitted it; else 0."""
+    """Workers of a local job; else 0."""
     local: bool = False
-    """Whether submitit runs it as processes of one machine, without Slurm."""
+    """Whether it is a process of one machine that a notebook started, without Slurm."""
     worker_price: float | None = None
     """Price of one worker for an hour, with its share of the node; None: not known."""
     currency: str = ""

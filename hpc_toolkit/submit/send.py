@@ -21,7 +21,7 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm.records import NODE_FAILURES
+from hpc_toolkit.slurm.records import NODE_FAILURES, script_options
 from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
 from hpc_toolkit.slurm.sbatch import sbatch
@@ -68,12 +68,15 @@ def check_run(run: Run, *, force: bool = False) -> None:
         return
     if status.complete:
         message = f"{run.root} is complete: no items are left"
-        hint = "'hpctk retry' makes failed items pending; --force submits anyway"
+        hint = "'hpctk retry' makes failed items pending; 'hpctk submit --force' submits anyway"
         raise RunError(message, hint=hint)
     reasons = [reason for reason in map(pause_reason, run.view.stages.values()) if reason]
     if reasons:
         message = f"{run.root} is paused: {reasons[0]}; a job would exit immediately"
-        raise RunError(message, hint="fix the cause and run 'hpctk retry'; --force submits anyway")
+        raise RunError(
+            message,
+            hint="fix the cause and run 'hpctk retry'; 'hpctk submit --force' submits anyway",
+        )
 
 
 def check_directory(cluster: Cluster, directory: Path) -> None:
@@ -86,20 +89,28 @@ def check_directory(cluster: Cluster, directory: Path) -> None:
         raise ConfigError(reason, hint="submit from another directory")
 
 
-def without_failed_nodes(submission: Submission, *, exclude: str | None = None) -> Submission:
+def note_overrides() -> None:
+    """Name the variables of the environment that override the options of a script."""
+    for name in slurm.overriding_variables():
+        if name != "SBATCH_JOB_NAME":  # the command names the job
+            note(f"{name} in the environment overrides the script; see sbatch(1)", "warning")
+
+
+def without_failed_nodes(submission: Submission) -> Submission:
     """Exclude the nodes that failed for the run, just read, within a day; the notes say why.
 
-    ``exclude`` are nodes that the script excludes already; the new option would override them.
+    A script that names its nodes stays as it is.
     """
-    run = submission.run
-    if run is None:
+    run, options = submission.run, script_options(submission.scripts[0].text)
+    if run is None or "nodelist" in options or "nodefile" in options:
         return submission
     found = failed_nodes(run.view, JobStates(run.paths).read())
     names = list(found)[:MOST]
     if not names:
         return submission
     notes = [f"{name} is left out (--no-exclude-failed takes it): {found[name]}" for name in names]
-    option = f"{_EXCLUDE}{','.join([*([exclude] if exclude else []), *names])}"
+    # The new option overrides that of the script.
+    option = f"{_EXCLUDE}{','.join([*filter(None, [options.get('exclude')]), *names])}"
     return replace(
         submission,
         options=(*submission.options, option),

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.results.progress import NO_WORKER, OPEN
+from hpc_toolkit.results.status import Beside
 from hpc_toolkit.rundir.files import last_lines
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.submit.jobs import log_files, read_jobs
+from hpc_toolkit.rundir.proof import believed
+from hpc_toolkit.submit.jobs import cost_of, log_files, read_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hpc_toolkit.results.status import Halt
+    from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.records import JobRecord
 
 _SENTENCES = {
@@ -63,6 +67,15 @@ _STATES = {
     "RESV_DEL_HOLD": "its reservation is gone and it is held: submit without a reservation",
     "SPECIAL_EXIT": "it ended in a way that needs a look, and is held: 'scontrol release {id}'",
 }
+
+
+def beside_of(run: Run, records: Callable[[], list[JobRecord]]) -> Beside:
+    """What a status shows of the run's jobs and its filesystem."""
+    return Beside(
+        doctor=believed(run.paths).said,
+        cost=partial(cost_of, run.paths),
+        reason=lambda halt: why(halt, records()),
+    )
 
 
 def why(now: Halt, jobs: Sequence[JobRecord]) -> str:

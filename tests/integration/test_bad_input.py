@@ -111,12 +111,6 @@ def test_items_that_are_no_list_of_objects_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_items_file_that_is_not_there_is_refused(hpctk: Hpctk) -> None:
-    ended = hpctk("init", "run", "--items", "gone.jsonl", "--workload", NOOP)
-
-    assert_refused(ended, "cannot read items from gone.jsonl: No such file", hint="stdin")
-
-
 def test_group_key_that_an_item_lacks_is_refused_with_the_near_miss(hpctk: Hpctk) -> None:
     items = '{"checkpoint": 1}\n{"checkpiont": 2}\n'
 
@@ -392,6 +386,8 @@ def test_init_with_an_absurd_number_is_refused(
         (["status", "."], "is not a run", "it contains runs: run"),
         (["work", "rum/../run/stages"], "is not a run", "make one with 'hpctk init'"),
         (["add", "run", "--items", "tems.jsonl"], "cannot read", "did you mean 'items.jsonl'?"),
+        (["map", "json:loads", "--items", "gone"], "cannot read items from gone: No such", "stdin"),
+        (["add", "run", "--items", "more.jsonl"], "run is sealed", "--open"),
         (["campaign", "plan", "search.tml"], "cannot read", "did you mean 'search.toml'?"),
         (["explain", "run", "--item", "²"], "no item is or contains '²'", "(0 to 1)"),
         (["explain", "run", "--item", "trace"], "'trace' matches 2 items", "more of its JSON"),
@@ -408,16 +404,9 @@ def test_request_for_what_is_not_there_is_refused(
     hpctk.make([{}, {}])
     for name in ("items.jsonl", "search.toml"):
         (tmp_path / name).touch()
+    (tmp_path / "more.jsonl").write_text('{"id": 2}')
 
     assert_refused(hpctk(*words), re.escape(message), hint=hint)
-
-
-def test_add_to_a_sealed_run_is_refused(hpctk: Hpctk) -> None:
-    hpctk.make([{}])
-
-    ended = hpctk("add", "run", "--items", "-", stdin='{"id": 2}')
-
-    assert_refused(ended, "stage 'items' of .*run is sealed", hint="--open")
 
 
 @pytest.mark.parametrize(

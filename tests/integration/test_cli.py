@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from hpc_toolkit import __version__
@@ -20,7 +18,7 @@ from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.rundir.values import natural
-from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
+from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,44 +45,6 @@ def test_stdout_carries_data_only(hpctk: Hpctk) -> None:
     assert init.out == "run\n"
     assert [ended.out for ended in (add, seal, work, retry)] == [""] * 4
     assert [json.loads(line)["item"] for line in gather.out.splitlines()] == [{"id": 1}, {"id": 2}]
-
-
-def test_status_json_has_the_keys_of_the_contract(hpctk: Hpctk) -> None:
-    hpctk.make([{}, {}])
-
-    status = hpctk("status", "run", "--json").json
-
-    assert status["run"] == "run"
-    counts = {"total", "pending", "running", "claimed", "done", "failed", "retried", "duplicates"}
-    assert set(status["stages"]) == {"items"}
-    assert set(status["stages"]["items"]) >= counts | {"sealed"}
-    assert all(type(status["stages"]["items"][key]) is int for key in counts)
-    assert status["stages"]["items"]["sealed"] is True
-    assert set(status["workers"]) >= {"alive", "finished", "dead"}
-    assert status["complete"] is False
-    assert status["eta_s"] is None
-    assert isinstance(status["rate_per_s"], int | float)
-    assert "no worker is alive" in status["reason"]
-
-
-def test_gathered_row_has_the_keys_of_the_contract(hpctk: Hpctk) -> None:
-    hpctk.make([{}, {"how": "memory"}], max_attempts=2)
-    assert hpctk("work", "run").code == 0
-
-    done, failed = (json.loads(line) for line in hpctk("gather", "run").out.splitlines())
-
-    keys = {"item", "state", "value", "error", "attempts", "seconds", "worker"}
-    assert set(done) == set(failed) == keys
-    assert (done["state"], done["value"], done["error"], done["attempts"]) == (
-        "done",
-        {"id": 0},
-        None,
-        1,
-    )
-    assert (failed["state"], failed["value"], failed["attempts"]) == ("failed", None, 2)
-    assert failed["error"].startswith("MemoryError")
-    assert type(done["seconds"]) is type(failed["seconds"]) is float
-    assert done["worker"] == workers_of(Run.open("run"))[0]["worker"]
 
 
 def test_status_check_exits_with_1_only_when_items_failed(hpctk: Hpctk) -> None:
@@ -116,34 +76,6 @@ def test_check_of_all_runs_exits_with_1_if_one_failed_or_cannot_be_read(hpctk: H
     assert damaged.code == 1
     assert "runs/good" in damaged.out
     assert "runs/bad/run.json is damaged" in damaged.err
-
-
-def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(60, 0.05)
-    work = hpctk.start("work", "run", "--workers", 3)
-    wait_until(lambda: len(hpctk.noted("end")) > 6 and len(workers_of(run)) == 3, "some items")
-    pids = [worker["pid"] for worker in workers_of(run)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)  # its parent's death would let it finish
-    work.send(signal.SIGKILL)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    work.ended()
-
-    status = hpctk("status", "run", "--json").json
-    rows = hpctk("gather", "run", "--partial").out.splitlines()
-
-    counts = status["stages"]["items"]
-    assert counts["done"] == len(rows) >= 6
-    assert (
-        counts["pending"]
-        + counts["running"]
-        + counts["claimed"]
-        + counts["done"]
-        + counts["failed"]
-        == 60
-    )
-    assert (status["workers"]["alive"], status["workers"]["dead"]) == (0, 3)
 
 
 def test_gather_tells_programs_what_it_wrote(hpctk: Hpctk) -> None:
@@ -187,30 +119,6 @@ def test_gather_of_a_complete_run_binds_its_rows(hpctk: Hpctk) -> None:
     assert hpctk("gather", "run").out == first
     status = hpctk("status", "run", "--json").json
     assert (status["published"], status["stages"]["items"]["failed"]) == (True, 2)
-
-
-def test_gather_writes_csv_npz_and_json_lines(hpctk: Hpctk, tmp_path: Path) -> None:
-    gives = ["{'x': 1.5, 'n': '1', 't': 'a,b', 'l': [1]}", "{'x': None, 'big': 10**400}", "1 / 0"]
-    hpctk.make([{"give": give} for give in gives], "sample_workloads:give", max_attempts=1)
-    assert hpctk("work", "run").code == 0
-
-    for name in ("rows.csv", "rows.npz", "rows.jsonl"):
-        ended = hpctk("gather", "run", "-o", name)
-        assert (ended.code, ended.out, ended.err) == (0, "", f"3 rows in {name}\n")
-
-    with (tmp_path / "rows.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    assert [row["id"] for row in table] == ["0", "1", "2"]
-    assert [row["state"] for row in table] == ["done", "done", "failed"]
-    assert (table[0]["value.t"], table[0]["value.l"]) == ("a,b", "[1]")
-    assert table[2]["value.x"] == ""
-    arrays = np.load(tmp_path / "rows.npz", allow_pickle=False)
-    assert arrays["value.x"][0] == 1.5
-    assert np.isnan(arrays["value.x"][1:]).all()
-    assert list(arrays["value.n"]) == ["1", "", ""]
-    assert list(arrays["state"]) == ["done", "done", "failed"]
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert rows[1]["value"]["big"] == 10**400
 
 
 def test_try_shows_one_item_and_records_nothing(hpctk: Hpctk) -> None:
@@ -264,29 +172,6 @@ def test_try_shows_what_work_records(
         assert (json.loads(shown), error or None) == (natural(row["value"]), row["error"])
 
 
-def test_explain_tells_the_life_of_an_item(hpctk: Hpctk) -> None:
-    hpctk.make([{}, {"how": "abort", "once": "once"}, {"how": "memory"}], max_attempts=2)
-    assert hpctk("work", "run").code == 0
-
-    crashed = hpctk("explain", "run", "--item", "1", "--json").json
-    failed = hpctk("explain", "run", "--item", '"how": "memory"').out
-
-    assert crashed["state"] == "done"
-    assert [claim["generation"] for claim in crashed["claims"]] == [1, 2]
-    (death,) = crashed["deaths"]
-    assert death | {"worker": ""} == {
-        "generation": 1,
-        "worker": "",
-        "evidence": "executor killed by SIGABRT",
-        "explained": "",
-        "suspect": True,
-    }
-    assert [attempt["type"] for attempt in crashed["attempts"]] == ["done"]
-    assert ": failed\n" in failed
-    assert failed.count("failed by ") == 2
-    assert "sample_workloads.py" in failed
-
-
 def test_logs_of_an_item_are_what_it_printed(hpctk: Hpctk) -> None:
     hpctk.make([{}, {"fail": True}, {}], "sample_workloads:speak", max_attempts=2)
     assert hpctk("work", "run", "--workers", 1).code == 0
@@ -326,19 +211,6 @@ def test_status_without_any_run_says_how_to_make_one(hpctk: Hpctk) -> None:
 
     assert (ended.code, ended.out) == (0, "")
     assert "create one with 'hpctk init'" in ended.err
-
-
-def test_completion_installs(hpctk: Hpctk, tmp_path: Path) -> None:
-    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config"), "SHELL": "/bin/bash"}
-    startup = tmp_path / ".bashrc"
-    startup.write_text("alias ll='ls -l'", encoding="utf-8")
-
-    ended = [hpctk("--install-completion", env=env) for _ in range(2)]
-
-    assert [one.code for one in ended] == [0, 0], ended
-    script = tmp_path / "config/hpctk/hpctk.bash"
-    assert "_HPCTK_COMPLETE=bash_complete" in script.read_text(encoding="utf-8")
-    assert startup.read_text(encoding="utf-8") == f"alias ll='ls -l'\n. {script}\n"
 
 
 BUG = """

@@ -1,11 +1,10 @@
-"""Workers from a notebook on this machine, by submitit's local executor; and what a rank does."""
+"""Workers from a notebook on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,25 +13,8 @@ from hpc_toolkit import notebook
 from hpc_toolkit.queue.presence import Presence, read_presence
 from hpc_toolkit.run import Run
 from tests.documents import REPOSITORY
-from tests.integration.realrun import Hpctk, Started, lives, rows_by_id, wait_until, workers_of
+from tests.integration.realrun import Hpctk, lives, rows_by_id, wait_until, workers_of
 from tests.notebooks import EXAMPLE, execute
-
-# What submitit's main does before it calls the function.
-RANK = """
-import signal, sys
-for sig in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
-    signal.signal(sig, lambda *_: print("submitit's own handler", flush=True))
-from hpc_toolkit.notebook.rank import work_rank
-code = work_rank(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)
-print("gave", code, flush=True)
-sys.exit()
-"""
-
-
-def rank(hpctk: Hpctk, run: Run, *workers: int, **env: str) -> Started:
-    """A process that is one rank of a job, or a local job with so many workers."""
-    step = {} if workers else {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}
-    return hpctk.start(run.root.absolute(), *workers, first=RANK, env={**step, **env})
 
 
 def working(run: Run, count: int = 1) -> list[Presence]:
@@ -45,77 +27,6 @@ def working(run: Run, count: int = 1) -> list[Presence]:
         return found if len(found) >= count and run.status().stages["items"].done else []
 
     return wait_until(busy, "workers to work")
-
-
-def rank_of(pid: int) -> int:
-    """The process above a worker that submitit started."""
-    while b"submitit" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        pid = int(stat.rpartition(")")[2].split()[1])
-    return pid
-
-
-def test_a_rank_is_one_worker_of_its_step(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(3)
-
-    ended = rank(hpctk, run).ended()
-
-    assert (ended.code, ended.out.strip()) == (0, "gave 0")
-    (worker,) = workers_of(run)
-    assert (worker["rank"], worker["job"], worker["done"]) == (3, "9", 3)
-
-
-@pytest.mark.parametrize("sig", [signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_to_all_processes_of_a_step_drains_it(hpctk: Hpctk, sig: signal.Signals) -> None:
-    run = hpctk.make_sleeping(100, 0.05)
-    started = rank(hpctk, run)
-    working(run)
-
-    # As Slurm does: the rank, the worker and its executor get it, each in a group of its own.
-    for pid in hpctk._marked():
-        with suppress(ProcessLookupError):
-            os.kill(pid, sig)
-    ended = started.ended()
-
-    assert (ended.code, ended.out) == (75, "")
-    status = run.status()
-    assert (status.workers.finished, status.workers.dead, status.deaths) == (1, 0, 0)
-    assert status.stages["items"].claimed == 0
-    assert 0 < status.stages["items"].done < 100
-
-
-def test_a_time_limit_of_a_local_job_asks_for_another_start(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(100, 0.05)
-    # The notebook itself runs in a step, of which its workers are no ranks.
-    started = rank(hpctk, run, 2, SLURM_JOB_ID="9", SLURM_STEP_ID="0")
-    working(run, 2)
-
-    started.send(signal.SIGUSR2)
-
-    assert started.ended().code == 144  # submitit.local.local.LOCAL_REQUEUE_RETURN_CODE
-
-
-def test_an_error_of_the_workers_is_the_error_of_the_rank(hpctk: Hpctk) -> None:
-    run = hpctk.make([{} for _ in range(30)], "sample_workloads:fail")
-
-    ended = rank(hpctk, run).ended()
-
-    assert ended.code == 1
-    assert "HpcToolkitError" in ended.err
-    assert "ended with exit code 1" in ended.err
-    assert "error: " in ended.err
-
-
-def test_the_workers_leave_when_their_rank_is_killed(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(2000, 0.05)
-    started = rank(hpctk, run)
-    (worker,) = working(run)
-
-    started.send(signal.SIGKILL)
-    started.ended()
-
-    wait_until(lambda: not lives(worker.pid), "the worker to leave")
-    assert run.status().workers.finished == 1
 
 
 @pytest.fixture
@@ -132,13 +43,13 @@ def test_local_workers_drain_a_run_and_are_found_again(local: Hpctk) -> None:
 
     jobs = notebook.submit_workers(run, 2, cluster="local")
 
-    assert jobs.states() == {jobs.jobs[0].job_id: "RUNNING"}
-    assert jobs.wait()
-    assert jobs.jobs[0].results() == [0]
+    (job,) = jobs.jobs
+    assert jobs.states() == {job.job: "RUNNING"}
+    assert jobs.wait(30)
     assert {row["state"] for row in rows_by_id(run).values()} == {"done"}
     assert len(workers_of(run)) == 2
     found = notebook.WorkerJobs.open(run)
-    assert found.states() == {jobs.jobs[0].job_id: "FINISHED"}
+    wait_until(lambda: found.states() == {job.job: "FINISHED"}, "the job to end")
 
 
 @pytest.mark.slow
@@ -149,7 +60,7 @@ def test_cancelled_local_workers_give_their_items_back(local: Hpctk) -> None:
 
     jobs.cancel()
 
-    assert jobs.wait() is False
+    assert jobs.wait(30) is False
     status = run.status()
     assert (status.workers.finished, status.deaths, status.stages["items"].claimed) == (2, 0, 0)
 
@@ -184,18 +95,6 @@ def test_local_workers_leave_when_the_script_that_submitted_them_ends(
     assert (status.workers.finished, status.deaths) == (1, 0)
 
 
-def test_a_rank_whose_submitter_is_gone_starts_no_worker(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(3)
-    # A number that another process has by now.
-    other = f"submitter=({os.getpid()}, 1)"
-    first = RANK.replace("else None)", f"else None, {other})")
-
-    ended = hpctk.start(run.root.absolute(), 1, first=first).ended()
-
-    assert (ended.code, ended.out) == (75, "")
-    assert workers_of(run) == []
-
-
 REOPENED = """
 import json, sys
 from hpc_toolkit.notebook import WorkerJobs
@@ -216,29 +115,27 @@ def test_another_session_leaves_local_workers_to_a_drain(local: Hpctk) -> None:
     seen = local("cancel", first=REOPENED)
 
     assert seen.json == ["unknown"]
-    said = f"note: job {jobs.jobs[0].job_id} is not ours to end: 'hpctk drain run' asks all workers"
+    said = f"note: job {jobs.jobs[0].job} is not ours to end: 'hpctk drain run' asks all workers"
     assert seen.err.startswith(said)
     assert lives(worker.pid)
     jobs.cancel()
-    assert jobs.wait() is False
+    assert jobs.wait(30) is False
 
 
 @pytest.mark.slow
-def test_a_local_job_starts_again_after_its_time_limit(local: Hpctk) -> None:
-    # Open, so that it cannot be complete before the limit, however slowly the workers start.
-    run = local.make_sleeping(120, 0.1, open_end=True)
-    jobs = notebook.submit_workers(run, 1, cluster="local")
-    (worker,) = working(run)
+def test_a_local_job_ends_at_its_time_limit(
+    local: Hpctk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The notebook itself runs in a step, of which its workers are no ranks.
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    run = local.make_sleeping(1000, 0.05)
 
-    # What submitit's controller does at the limit. A real limit may come before the rank listens.
-    os.kill(rank_of(worker.pid), signal.SIGUSR2)
-    working(run, 2)
-    run.seal()
+    jobs = notebook.submit_workers(run, 2, cluster="local", time="0:05")
 
-    assert jobs.wait()
-    jobs.jobs[0].wait()
-    assert {worker["state"] for worker in workers_of(run)} == {"finished"}
-    assert len(rows_by_id(run)) == 120
+    assert jobs.watch(30) is False
+    assert "INTERRUPTED, exit code 75; see " in capsys.readouterr().out.splitlines()[-1]
+    assert [worker["state"] for worker in workers_of(run)] == ["finished", "finished"]
 
 
 NUMPY = """
@@ -280,8 +177,7 @@ try:
     notebook.watch("run")
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-assert jobs.wait()
-print(jobs.jobs[0].result(), flush=True)
+print(jobs.wait(30), flush=True)
 os._exit(0)
 """
 
@@ -301,7 +197,7 @@ def test_interrupting_the_notebook_stops_no_local_worker(hpctk: Hpctk) -> None:
     run.seal()
     ended = started.ended()
 
-    assert (ended.code, ended.out.splitlines()[-2:]) == (0, ["interrupted", "0"]), ended.err
+    assert (ended.code, ended.out.splitlines()[-2:]) == (0, ["interrupted", "True"]), ended.err
     assert len(workers_of(run)) == 1
     assert run.status().deaths == 0
 

@@ -386,21 +386,21 @@ def test_workers_of_a_hostile_run_finish_it(
     root.mkdir()
     bench = Bench(lab, root)
     monkeypatch.setenv("PATH", f"{bench.bin}:{os.environ['PATH']}")
-    names = (ODD_PLACE, "--evil {count_left} {0} %j \\ `touch canary`", "a\ntouch canary\n")
+    names = (ODD_PLACE, "--evil {count_left} {0} %j \\ `touch canary`")
     runs = [sleeping(bench.place / name) for name in names]
 
+    monkeypatch.chdir(bench.place)
     started = [
-        notebook.submit_workers(
-            run, 1, cluster=injection.LAB, folder=bench.place / "f", mem="200M", time=5
-        )
-        for run in runs
+        notebook.submit_workers(run, 1, cluster=injection.LAB, mem="200M", time=5) for run in runs
     ]
+    with pytest.raises(HpcToolkitError, match="--run"):
+        notebook.submit_workers(sleeping(root / "a\ntouch canary\n"), 1, cluster=injection.LAB)
 
     for run, workers in zip(runs, started, strict=True):
         for job in workers.jobs:
-            assert lab.wait_for(job.job_id).state == "COMPLETED"
+            assert lab.wait_for(job.job).state == "COMPLETED"
         assert run.status().complete
-    assert {path.name for path in bench.place.iterdir()} == {*names, "f"}
+    assert {path.name for path in bench.place.iterdir()} == {*names, "slurm"}
     assert bench.canaries() == set()
 
 

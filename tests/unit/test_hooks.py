@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -126,24 +125,6 @@ def test_a_command_that_fails_is_a_warning_with_its_last_line(end: str, how: str
     hooks.look(status(10))
 
     assert hooks.warnings(wait=True) == [f"the command of --on-end {how}: no such host"]
-
-
-def test_a_wait_for_a_command_says_what_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("hpc_toolkit.cli.hooks._SILENT_S", 0.0)
-    os.mkfifo(tmp_path / "open")
-    hooks = Hooks(f"read < {tmp_path}/open")
-    hooks.look(status(10))
-
-    def end_when_told(text: str, **_: object) -> None:
-        (tmp_path / "said").write_text(text)
-        (tmp_path / "open").write_text("\n")
-
-    monkeypatch.setattr("hpc_toolkit.cli.hooks.note", end_when_told)
-    hooks.finish()
-
-    assert (tmp_path / "said").read_text() == "waiting for the command of --on-end; ^C ends it"
 
 
 def test_a_time_that_is_no_duration_is_refused() -> None:

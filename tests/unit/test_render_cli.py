@@ -174,16 +174,6 @@ def test_a_run_that_does_not_fit_the_template_is_not_named() -> None:
     assert "--run=runs/search" in batch_words(call("render", "campaign", "-o", "-").stdout)
 
 
-def test_a_run_in_place_of_a_template_is_told_from_one() -> None:
-    Path("runs/bench").mkdir(parents=True)
-    Path("runs/bench/run.json").touch()
-
-    error = refused("render", "runs/bench")
-
-    assert error.message == "runs/bench is a run, not a template"
-    assert error.hint == "name it with --run runs/bench"
-
-
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -220,11 +210,6 @@ def test_render_again_leaves_the_same_file_alone() -> None:
     assert result.exit_code == 0
     after = DEFAULT.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-def test_render_replaces_a_script_that_it_rendered() -> None:
-    call("render", "--nodes", "2")
-
     assert call("render", "--nodes", "3").exit_code == 0
     assert "--nodes=3" in DEFAULT.read_text()
 

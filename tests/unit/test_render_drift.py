@@ -206,7 +206,7 @@ def test_a_clusters_file_is_found_from_another_directory(
         (("--from", "mine.sh"), "mine.sh: not a script that 'hpctk render' wrote"),
         (("--check", "--nodes", "2"), "--nodes: not allowed with --check"),
         (("--diff",), "--diff and --json need --check"),
-        (("--check", "--from", "mine.sh"), "--from and --check exclude each other"),
+        (("--check", "--from", "mine.sh"), "--from: not allowed with --check"),
     ],
 )
 def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, ...], message: str) -> None:

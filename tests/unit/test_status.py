@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -69,6 +70,16 @@ def test_what_is_too_long_for_the_file_is_left_out_and_the_place_first(
     assert found.place == (place if kept == "both" else {})
     assert found.note == ("" if kept == "nothing" else "n" * note)
     assert worker.paths.worker("a").stat().st_size == 1024
+
+
+def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:
+    record = json.loads(json.dumps(status(toy).to_json()))
+
+    assert record["run"] == "r"
+    counts = "total pending running claimed done failed retried duplicates sealed"
+    assert set(record["stages"]["items"]) >= set(counts.split())
+    assert set(record["workers"]) >= {"alive", "finished", "dead"}
+    assert record.keys() >= {"rate_per_s", "eta_s", "eta_low_s", "eta_high_s", "best", "complete"}
 
 
 def test_a_status_knows_how_long_there_was_no_result(toy: ToyRun) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from hpc_toolkit.results.snapshots import read_snapshot, write_snapshot
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.binding import Shares, limit_memory
 from hpc_toolkit.system.ranks import RankInfo
-from hpc_toolkit.worker import pool
-from hpc_toolkit.worker.worker import WorkerOptions
 from tests.toyrun import ToyRun
 
 ALONE = RankInfo()
@@ -77,31 +74,6 @@ def test_dropped_options_and_unused_tasks_are_told(
 
     assert told in found
     assert bool(told) is bool(found)
-
-
-def test_a_pool_of_a_fresh_interpreter_is_told_its_shares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-
-    class Ended:
-        """A process that is over at once."""
-
-        def __init__(self, argv: list[str], **_how: Any) -> None:
-            told.extend(argv)
-
-        def wait(self, **_how: Any) -> int:
-            return 0
-
-        def poll(self) -> int:
-            return 0
-
-    monkeypatch.setattr(subprocess, "Popen", Ended)
-
-    code = pool.work_elsewhere(tmp_path, 2, WorkerOptions(), None, Shares(cpus=1, gpus=0.5))
-
-    assert code == 0
-    assert told[-4:] == ["--cpus-per-worker", "1", "--gpus-per-worker", "0.5"]
 
 
 def test_the_limit_of_memory_holds_in_a_process_and_raises_there() -> None:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.work import SURE
-from hpc_toolkit.slurm.clusters.choice import Needs, for_partition, named_site
+from hpc_toolkit.slurm.clusters.choice import for_partition, named_site
+from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, number_of_nodes, with_gpus
 from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_duration, format_mem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hpc_toolkit.planning.forecast import Forecast, Forecaster, Interval
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -73,10 +74,11 @@ def node_of(
     ``gpus`` are those to use on each node, by default all. A given price replaces the site's.
     Raises ConfigError if a node has less than is requested, or not one worker fits.
     """
+    site = with_gpus(site, gpus)
     most = site.gpus_per_node
     if gpus is not None and most is not None and gpus > most:
         message = f"--gpus-per-node: {gpus} is more than {site.name} has"
-        raise ConfigError(message, hint=f"{site.written('gpus_per_node')} = {most}")
+        raise ConfigError(message, hint=_most_gpus(site))
     count = gpus if gpus is not None else most or 0
     if price_per_gpu_hour is not None:
         if not count:
@@ -84,6 +86,12 @@ def node_of(
             raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
         site = replace(site, price_per_gpu_hour=price_per_gpu_hour, price_per_node_hour=None)
     return Node.of(site, count, *_workers(site, worker, count))
+
+
+def _most_gpus(site: Cluster) -> str:
+    kinds = ", ".join(kind.name for kind in site.kinds)
+    at = f"{site.written('kinds')}.{kinds}" if kinds else site.written("gpus_per_node")
+    return f"{at} = {site.gpus_per_node}"
 
 
 def _sum(node: float | None, gpu: float | None, gpus: int) -> float | None:
@@ -209,17 +217,18 @@ def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> li
     """Return how each unrestricted partition would run the work, with up to ``nodes`` nodes."""
     found = []
     for partition in cluster.partitions:
-        site = for_partition(cluster, partition)
+        site = with_gpus(for_partition(cluster, partition), node.gpus)
+        most = number_of_nodes(site)
         fewer = (site.gpus_per_node or node.gpus) < node.gpus
         if partition.restricted or fewer or nodes < (site.min_nodes or 1):
             continue
-        count = min(nodes, site.nodes or nodes)
+        count = min(nodes, most or nodes)
         choice = choose(forecaster, node, count, limit_s=site.max_walltime_s)
         found.append(
             Way(
                 partition=partition.name,
                 limit_s=site.max_walltime_s,
-                most_nodes=site.nodes,
+                most_nodes=most,
                 nodes=count,
                 in_a_row=choice.in_a_row,
                 jobs=choice.in_a_row * count,
@@ -246,6 +255,8 @@ class Ask:
     at_once: int = 1
     """How many of these jobs may run at the same time."""
     array: bool = False
+    remarks: tuple[str, ...] = ()
+    """What else a user should know about the request."""
 
     @property
     def nodes(self) -> int:
@@ -263,13 +274,15 @@ class Ask:
 
 
 def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = False) -> Ask:
-    from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks
+    from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks, site_of
     from hpc_toolkit.slurm.render.values import parse_array
 
     # Its indices may be more than one array can have; 'hpctk submit' sends several arrays then.
     full = complete(replace(spec, array=None), cluster)
-    site = named_site(cluster, full.partition)
+    site, fitting = named_site(cluster, full.partition), site_of(full, cluster)
     gpus = full.gpus_per_node
+    # A job gets all GPUs of complete nodes.
+    paid = (fitting.gpus_per_node if fitting.whole_nodes else None) or gpus
     # Slurm starts jobs of one name one after another.
     at_once = 1 if chain or "singleton" in (spec.dependency or "") else jobs
     if spec.array is not None:
@@ -282,17 +295,30 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
         cpus=cpus(full),
         mem_mib=memory_mib(full),
         time_s=full.time or 0,
-        gpu_type=full.gpu_type or (site.gpu_type if gpus else None),
+        gpu_type=full.gpu_type,
     )
     return Ask(
         needs=needs,
-        node=Node.of(site, gpus, ranks(full), "as the script says"),
+        node=Node.of(fitting, paid, ranks(full), "as the script says"),
         most_s=site.max_walltime_s,
-        most_nodes=site.nodes,
+        most_nodes=number_of_nodes(fitting) if site.kinds else site.nodes,
         jobs=jobs,
         at_once=at_once,
         array=spec.array is not None,
+        remarks=tuple(_remarks(spec, full, site, fitting)),
     )
+
+
+def _remarks(spec: ScriptSpec, full: ScriptSpec, site: Cluster, fitting: Cluster) -> Iterator[str]:
+    if len(site.kinds) > 1:
+        nodes = (" ".join(filter(None, (str(k.nodes or ""), k.name))) for k in fitting.kinds)
+        yield f"nodes that fit: {', '.join(nodes)}"
+    if full.gpu_type and not spec.gpu_type:
+        types = (one for k in kinds_of(site) for one in k.complete_gpus(full.gpus_per_node))
+        if others := dict.fromkeys(one for one in types if one not in ("", full.gpu_type)):
+            yield f"other types that fit: {', '.join(others)}"
+    if fitting.whole_nodes:
+        yield "complete nodes are billed"
 
 
 def asked_line(ask: Ask) -> str:
@@ -303,7 +329,8 @@ def asked_line(ask: Ask) -> str:
         each = f"each of {counted(ask.jobs, 'job')} of the array{some} requests"
     hours = ask.needs.nodes * ask.needs.time_s / HOUR_S
     together = f"; together {costs(ask, hours * ask.jobs)}" if ask.jobs > 1 else ""
-    return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}"
+    remarks = "".join(f"; {remark}" for remark in ask.remarks)
+    return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}{remarks}"
 
 
 def costs(ask: Ask, node_hours: float) -> str:

@@ -17,11 +17,11 @@ from hpc_toolkit.slurm.client import ask
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
+from hpc_toolkit.slurm.clusters.nodes import NodeKind, kinds_of_records, number_of
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.quantities import (
     HOUR_S,
-    counted,
     format_mem,
     format_walltime,
     parse_walltime,
@@ -58,6 +58,7 @@ _ASK_NETWORK = """
 # [nccl]
 # NCCL_SOCKET_IFNAME = "ib0"
 """
+_LINE = 100
 _NO_ACCOUNTING = "accounting_storage/none"
 
 
@@ -84,41 +85,25 @@ def ask_slurm() -> SlurmFacts:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The resources that a job can get on one node."""
-
-    gpus: int
-    """GPUs of the type that is most frequent on the node."""
-    gpu_type: str | None
-    """That type; None if Slurm names none."""
-    cpus: int | None
-    """CPUs without those reserved for the system; None if unknown."""
-    mem_mib: int | None
-    """Memory in MiB without that reserved for the system; None if unknown."""
-
-    def __str__(self) -> str:
-        gpus = [f"{counted(self.gpus, 'GPU')} {self.gpu_type or ''}".rstrip()] if self.gpus else []
-        cpus = [counted(self.cpus, "CPU")] if self.cpus else []
-        return ", ".join([*gpus, *cpus, *([format_mem(self.mem_mib)] if self.mem_mib else [])])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One partition and its most frequent node shape; if it has GPUs, the shape of a GPU node."""
+    """A partition that takes jobs."""
 
-    name: str
-    default: bool
-    """Whether jobs without a partition go there."""
-    max_walltime_s: int | None
-    nodes: int
-    """Number of nodes with at least ``shape``, and at most the partition's MaxNodes."""
-    min_nodes: int | None
-    shape: Shape
-    """That shape within the partition's limits; without a GPU type if the nodes have several."""
+    record: Mapping[str, str]
+    kinds: tuple[NodeKind, ...]
+    """The kinds of its nodes with their numbers, the most frequent first."""
     remarks: tuple[str, ...]
-    """Remarks for the reader of the file: other nodes, who may use it, preemption."""
+    """Remarks for the reader of the file: who may use it, preemption, nodes that are down."""
     restricted: bool
+
+    @property
+    def default(self) -> bool:
+        """Whether jobs without a partition go there."""
+        return self.record.get("Default") == "YES"
+
+    @property
+    def max_walltime_s(self) -> int | None:
+        return _walltime(self.record.get("MaxTime", "UNLIMITED"))
 
 
 def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
@@ -128,67 +113,39 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
     up, or are only for root are left out.
     """
     found, left_out = [], []
+    nodes = [node for node in facts.nodes if "FUTURE" not in node.get("State", "")]
+    kinds = kinds_of_records(nodes)
     for record in facts.partitions:
         name = record.get("PartitionName", "")
-        shapes = Counter(
-            _shape(n) for n in facts.nodes if name in n.get("Partitions", "").split(",")
-        )
-        if why := _unusable(record) or ("" if shapes else "no nodes"):
+        own = [
+            (node, kind)
+            for node, kind in zip(nodes, kinds, strict=True)
+            if name in node.get("Partitions", "").split(",")
+        ]
+        if why := _unusable(record) or ("" if own else "no nodes"):
             left_out.append(f"{name!r}: {why}")
-        else:
-            found.append(_offer(record, shapes, facts.config))
+            continue
+        numbers = Counter(kind for _, kind in own)
+        down = sum(1 for node, _ in own if re.search("DOWN|DRAIN|FAIL", node.get("State", "")))
+        limits = _limits(record)
+        found.append(
+            Offer(
+                record=record,
+                kinds=tuple(replace(kind, nodes=n) for kind, n in numbers.most_common()),
+                remarks=(*limits, *_remarks(record, down, len(own))),
+                restricted=bool(limits),
+            )
+        )
     # The sort is stable, so that other partitions keep Slurm's order.
     return sorted(found, key=lambda one: (not one.default, one.restricted)), left_out
 
 
-def gpus_of(gres: str) -> tuple[int, str | None]:
-    """Return number and type of the GPUs in a node's ``Gres``; the most frequent type counts.
-
-    ``gpu:l40s:4(S:0-1),nvme:1`` gives 4 and ``l40s``.
-    """
-    found: Counter[str] = Counter()
-    for entry in re.sub(r"\([^)]*\)", "", gres).split(","):
-        kind, *words = entry.split(":")
-        if kind == "gpu":
-            count = words.pop() if words and words[-1].isdecimal() else "1"
-            types = [word for word in words if word != "no_consume"]
-            found[types[0] if types else ""] += int(count)
-    if not found:
-        return 0, None
-    ((name, number),) = found.most_common(1)
-    return number, name or None
-
-
-def _offer(record: Mapping[str, str], shapes: Counter[Shape], config: Mapping[str, str]) -> Offer:
-    with_gpus = Counter({shape: n for shape, n in shapes.items() if shape.gpus})
-    ((shape, _),) = (with_gpus or shapes).most_common(1)
-    count = sum(n for one, n in shapes.items() if _gives(one, shape))
-    several = len({one.gpu_type for one in with_gpus}) > 1
-    remarks = [f"other nodes: {n} x {one}" for one, n in shapes.most_common() if one != shape]
-    limits = _limits(record)
-    remarks += limits
+def _remarks(record: Mapping[str, str], down: int, nodes: int) -> list[str]:
     preempted = record.get("PreemptMode", "OFF")
+    found = [f"{down} of {nodes} nodes are down or drained now"] if down else []
     if preempted != "OFF":
-        remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
-    cpus = _number(record, "MaxCPUsPerNode")
-    # A partition's own limit overrides that of the cluster.
-    mem = _number(record, "MaxMemPerNode") or _number(config, "MaxMemPerNode")
-    least = _number(record, "MinNodes") or 1
-    return Offer(
-        name=record["PartitionName"],
-        default=record.get("Default") == "YES",
-        max_walltime_s=_walltime(record.get("MaxTime", "UNLIMITED")),
-        nodes=_least(count, _number(record, "MaxNodes")) or count,
-        min_nodes=least if least > 1 else None,
-        shape=Shape(
-            shape.gpus,
-            None if several else shape.gpu_type,
-            _least(shape.cpus, cpus),
-            _least(shape.mem_mib, mem),
-        ),
-        remarks=tuple(remarks),
-        restricted=bool(limits),
-    )
+        found.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
+    return found
 
 
 def _limits(record: Mapping[str, str]) -> list[str]:
@@ -199,12 +156,6 @@ def _limits(record: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _gives(one: Shape, wanted: Shape) -> bool:
-    """Return whether a shape has at least the resources of another one, of any GPU type."""
-    have, need = ((s.gpus, s.cpus or 0, s.mem_mib or 0) for s in (one, wanted))
-    return all(a >= b for a, b in zip(have, need, strict=True))
-
-
 def _unusable(record: Mapping[str, str]) -> str:
     name, state = record.get("PartitionName", ""), record.get("State", "UP")
     if not re.fullmatch(PARTITION_NAME, name):
@@ -212,27 +163,6 @@ def _unusable(record: Mapping[str, str]) -> str:
     if state != "UP":
         return f"State={state}"
     return "RootOnly=YES" if record.get("RootOnly") == "YES" else ""
-
-
-def _shape(node: Mapping[str, str]) -> Shape:
-    gpus, gpu_type = gpus_of(node.get("Gres", ""))
-    # Since 22.05, CPUEfctv is the number of CPUs that CoreSpecCount leaves to jobs.
-    cpus = _number(node, "CPUEfctv") or _number(node, "CPUTot")
-    mem = _number(node, "RealMemory")
-    kept = _number(node, "MemSpecLimit") or 0
-    # Slurm shows RealMemory=1 if it is not configured.
-    known = mem is not None and mem > max(1, kept)
-    return Shape(gpus, gpu_type, cpus, mem - kept if mem and known else None)
-
-
-def _number(record: Mapping[str, str], key: str) -> int | None:
-    """Return a positive number; None for words such as UNLIMITED."""
-    text = record.get(key, "")
-    return int(text) if text.isdecimal() and int(text) > 0 else None
-
-
-def _least(*numbers: int | None) -> int | None:
-    return min(filter(None, numbers), default=None)
 
 
 def _walltime(text: str) -> int | None:
@@ -254,8 +184,6 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         msg = f"Slurm shows no partition that accepts jobs{why}"
         raise ConfigError(msg, hint="run this on a login node, where 'sinfo' lists partitions")
     slurm, version = _setting(facts, "ClusterName"), _setting(facts, "SLURM_VERSION")
-    main, gpu_type = _main(facts, usable), _common_gpu_type(usable)
-    node = _known_of_all(main.shape, usable)
     lines = [
         "# Written by 'hpctk cluster init' from what Slurm says of itself. Read it, correct it,",
         "# and set verified = true once a job has run with it.",
@@ -263,14 +191,16 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         f"source = {_text(f'hpctk cluster init {name} --from-slurm')}",
         f"checked = {today.isoformat()}",
         "verified = false",
-        *_site(facts, usable, main.nodes, node, gpu_type),
+        *_site(facts, usable),
         *_accounts(facts),
         *_choice(facts, usable),
         _ASK.rstrip(),
         *([f"\n[identify]\nslurm_cluster = {_text(slurm)}"] if slurm else []),
-        *(_partition(one, node, gpu_type) for one in usable),
+        "\n# Nodes that are equal to a job; partitions say how many of each they have.\n[kinds]",
+        *(_kind(kind) for kind in _distinct(usable)),
+        *(_partition(one, facts) for one in usable),
         *(f"\n# Left out: {one}" for one in left_out),
-        *_defaults(main),
+        *_defaults(usable[0]),
         f"\n[facts]\nslurm = {_text(version)}",
         # Newer versions of Slurm print "(null)" if there is no accounting.
         f"accounting = {_text(_setting(facts, 'AccountingStorageType') or _NO_ACCOUNTING)}",
@@ -285,45 +215,36 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
     return text
 
 
-def _main(facts: SlurmFacts, usable: list[Offer]) -> Offer:
-    """Return the partition whose nodes describe the cluster: Slurm's default partition.
+def _distinct(usable: list[Offer]) -> list[NodeKind]:
+    numbers: Counter[NodeKind] = Counter()
+    for one in usable:
+        for kind in one.kinds:
+            numbers[replace(kind, nodes=None)] += kind.nodes or 0
+    return [kind for kind, _ in numbers.most_common()]
 
-    If a plugin of the site routes jobs, or there is no default, it is the one with most GPUs.
-    """
-    routed = _setting(facts, "JobSubmitPlugins")
-    return max(
-        usable, key=lambda one: (one.default and not routed, one.nodes * one.shape.gpus, one.nodes)
+
+def _kind(kind: NodeKind) -> str:
+    resources = {
+        "gpus": ",".join(":".join(filter(None, (gpu, str(n)))) for gpu, n in kind.gpus or ()),
+        "gres": ",".join(f"{name}:{n}" if n else name for name, n in kind.gres),
+    }
+    stated = _stated(
+        cpus=kind.cpus,
+        mem=format_mem(kind.mem_mib) if kind.mem_mib else None,
+        **{key: text or None for key, text in resources.items()},
+        features=list(kind.features) or None,
     )
+    return f"{kind.name} = {{ {', '.join(stated)} }}"
 
 
-def _common_gpu_type(usable: list[Offer]) -> str | None:
-    types = {one.shape.gpu_type for one in usable if one.shape.gpus}
-    return types.pop() if len(types) == 1 else None
-
-
-def _known_of_all(shape: Shape, usable: list[Offer]) -> Shape:
-    """Return ``shape`` without values that a partition lacks: it would inherit wrong ones."""
-    shapes = [one.shape for one in usable]
-    return replace(
-        shape,
-        cpus=shape.cpus if all(one.cpus for one in shapes) else None,
-        mem_mib=shape.mem_mib if all(one.mem_mib for one in shapes) else None,
-    )
-
-
-def _site(
-    facts: SlurmFacts, usable: list[Offer], nodes: int, node: Shape, gpu_type: str | None
-) -> list[str]:
+def _site(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     times = [one.max_walltime_s for one in usable if one.max_walltime_s is not None]
     limited = len(times) == len(usable)
     # sbatch's options --gpus-... need this plugin.
     form = "gpus-per-node" if _setting(facts, "SelectType") == "select/cons_tres" else "gres"
     lines = _stated(
-        nodes=nodes,
         max_walltime=format_walltime(max(times)) if limited else None,
-        **_node(node),
-        gpu_type=gpu_type,
-        gpu_request=form if any(one.shape.gpus for one in usable) else None,
+        gpu_request=form if any(kind.gpus for one in usable for kind in one.kinds) else None,
     )
     if not limited:
         lines.append("# max_walltime: not every partition has a limit")
@@ -354,30 +275,39 @@ def _choice(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     return ["choose_partition = true"] if len(free) > 1 else []
 
 
-def _partition(one: Offer, node: Shape, gpu_type: str | None) -> str:
-    limit, kind = one.max_walltime_s, one.shape.gpu_type
-    known = _node(node)
+def _partition(one: Offer, facts: SlurmFacts) -> str:
+    record, limit_s, total = (
+        one.record,
+        one.max_walltime_s,
+        sum(kind.nodes or 0 for kind in one.kinds),
+    )
+    nodes, least, cpus = (
+        number_of(record, key) for key in ("MaxNodes", "MinNodes", "MaxCPUsPerNode")
+    )
+    # A partition's own limit overrides that of the cluster.
+    mem = number_of(record, "MaxMemPerNode") or number_of(facts.config, "MaxMemPerNode")
+    most_cpus = max((kind.cpus or 0 for kind in one.kinds), default=0)
+    most_mem = max((kind.mem_mib or 0 for kind in one.kinds), default=0)
     stated = _stated(
-        name=one.name,
-        max_walltime=None if limit is None else format_walltime(limit),
-        nodes=one.nodes,
-        min_nodes=one.min_nodes,
-        **{key: value for key, value in _node(one.shape).items() if value != known[key]},
-        gpu_type=kind if one.shape.gpus and kind != gpu_type else None,
+        name=record["PartitionName"],
+        max_walltime=None if limit_s is None else format_walltime(limit_s),
+        nodes=nodes if nodes and nodes < total else None,
+        min_nodes=least if least and least > 1 else None,
+        max_cpus_per_node=cpus if cpus and cpus < most_cpus else None,
+        max_mem_per_node=format_mem(mem) if mem and mem < most_mem else None,
+        whole_nodes=True if record.get("OverSubscribe") == "EXCLUSIVE" else None,
         restricted=one.restricted or None,
     )
     default = ["the default partition"] if one.default else []
     remarks = [f"# {remark}" for remark in (*default, *one.remarks)]
-    return "\n" + "\n".join([*remarks, "[[partitions]]", *stated])
+    counts = [f"{kind.name} = {kind.nodes}" for kind in one.kinds]
+    inline = f"kinds = {{ {', '.join(counts)} }}"
+    kinds = [inline] if len(inline) <= _LINE else ["[partitions.kinds]", *counts]
+    return "\n" + "\n".join([*remarks, "[[partitions]]", *stated, *kinds])
 
 
-def _node(shape: Shape) -> dict[str, Any]:
-    memory = format_mem(shape.mem_mib) if shape.mem_mib else None
-    return {"gpus_per_node": shape.gpus, "cpus_per_node": shape.cpus, "mem_per_node": memory}
-
-
-def _defaults(main: Offer) -> list[str]:
-    limit = main.max_walltime_s
+def _defaults(first: Offer) -> list[str]:
+    limit = first.max_walltime_s
     if limit is None or limit >= HOUR_S:
         return []
     return [f"\n[defaults]\ntime = {_text(format_walltime(limit))}"]
@@ -393,7 +323,7 @@ def _stated(**facts: Any) -> list[str]:
     return [f"{key} = {_text(value)}" for key, value in facts.items() if value is not None]
 
 
-def _text(value: str | int) -> str:
+def _text(value: str | int | list[str]) -> str:
     # For printable text, a number or a bool, JSON is also TOML.
     printable = "".join(filter(str.isprintable, value)) if isinstance(value, str) else value
     return json.dumps(printable, ensure_ascii=False)

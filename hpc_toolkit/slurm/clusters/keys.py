@@ -14,6 +14,7 @@ from hpc_toolkit.slurm.allowlist import (
     matches,
     setup_words,
 )
+from hpc_toolkit.slurm.clusters.nodes import read_gres
 from hpc_toolkit.slurm.render.spec import (
     DEFAULT_OPTIONS,
     MEMORY_OPTIONS,
@@ -136,6 +137,63 @@ identify = Table(
 )
 
 
+_GRES = r"[A-Za-z0-9_][\w.-]*(:[\w.-]+)*(,[A-Za-z0-9_][\w.-]*(:[\w.-]+)*)*"
+
+
+def _resources(value: object, where: str, before: str = "") -> list[tuple[str, str, int | None]]:
+    text = t.text(value, where)
+    if text and not re.fullmatch(_GRES, text):
+        raise t.wrong(where, value, "resources as in Gres of Slurm, such as 'a100:4'")
+    return read_gres(",".join(before + one for one in text.split(",") if one))
+
+
+def gpus(value: object, where: str) -> tuple[tuple[str, int | None], ...]:
+    """Types and numbers of a node's GPUs, from ``a100:4`` or ``4``."""
+    return tuple((kind, number) for _, kind, number in _resources(value, where, "gpu:"))
+
+
+def gres(value: object, where: str) -> tuple[tuple[str, int | None], ...]:
+    return tuple((name, number) for name, _, number in _resources(value, where))
+
+
+NODE_KIND_KEYS: dict[str, t.Key] = {
+    "nodes": ("nodes", t.count),
+    "cpus": ("cpus", t.count),
+    "mem": ("mem_mib", t.mem),
+    "gpus": ("gpus", gpus),
+    "gres": ("gres", gres),
+    "features": ("features", t.texts),
+}
+
+
+def _each_named(
+    convert: Callable[[Any, str], Any],
+) -> Callable[[object, str], tuple[tuple[str, Any], ...]]:
+    """A converter for a table whose keys are names, and whose values ``convert`` reads."""
+
+    def convert_all(value: object, where: str) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, dict):
+            raise t.wrong(where, value, "a table")
+        return tuple(
+            (t.word(name, where), convert(one, f"{where}.{name}")) for name, one in value.items()
+        )
+
+    return convert_all
+
+
+def _table(keys: dict[str, t.Key]) -> Callable[[object, str], dict[str, Any]]:
+    def convert(value: object, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise t.wrong(where, value, "a table")
+        return t.convert(value, keys, where)
+
+    return convert
+
+
+kinds = _each_named(_table(NODE_KIND_KEYS))
+kind_counts = _each_named(t.count)
+
+
 def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise t.wrong(where, value, "a list of [[partitions]] tables")
@@ -160,6 +218,11 @@ NODE_KEYS: dict[str, t.Key] = {
     "gpu_type": ("gpu_type", t.word),
     "cpus_per_node": ("cpus_per_node", t.count),
     "mem_per_node": ("mem_per_node_mib", t.mem),
+    "max_cpus_per_node": ("max_cpus_per_node", t.count),
+    "max_mem_per_node": ("max_mem_per_node_mib", t.mem),
+    "max_mem_per_cpu": ("max_mem_per_cpu_mib", t.mem),
+    "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
+    "whole_nodes": ("whole_nodes", t.flag),
     "price_per_node_hour": ("price_per_node_hour", amount),
     "price_per_gpu_hour": ("price_per_gpu_hour", amount),
     "watts_per_node": ("watts_per_node", amount),
@@ -167,9 +230,13 @@ NODE_KEYS: dict[str, t.Key] = {
 }
 """Keys that a partition may state as well as the cluster."""
 
+SHAPE_KEYS = ("gpus_per_node", "gpu_type", "cpus_per_node", "mem_per_node")
+"""Keys that describe nodes which are all equal; otherwise ``kinds`` describes them."""
+
 PARTITION_KEYS: dict[str, t.Key] = {
     "name": ("name", partition_name),
     **NODE_KEYS,
+    "kinds": ("kinds", kind_counts),
     "restricted": ("restricted", t.flag),
 }
 
@@ -181,9 +248,9 @@ KEYS: dict[str, t.Key] = {
     "verified": ("verified", t.flag),
     "identify": ("identify", identify),
     **NODE_KEYS,
+    "kinds": ("kinds", kinds),
     "currency": ("currency", t.word),
     "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
-    "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
     "account_required": ("account_required", t.flag),
     "account_hint": ("account_hint", t.text),
     "choose_partition": ("choose_partition", t.flag),

@@ -12,7 +12,7 @@ import itertools
 from typing import Any
 
 from hpc_toolkit.slurm.clusters import facts as clusters
-from hpc_toolkit.slurm.clusters import keys
+from hpc_toolkit.slurm.clusters import keys, nodes
 from hpc_toolkit.slurm.render.spec import OPTIONS
 from hpc_toolkit.system import tomltable as t
 
@@ -50,9 +50,11 @@ def _schema(convert: Any) -> dict[str, Any]:
 
 
 def _docstrings(name: str) -> dict[str, str]:
-    """Return the docstring below each field of the dataclass ``name`` in ``facts``."""
-    tree = ast.parse(inspect.getsource(clusters))
-    classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name in ("Limits", name)]
+    """Return the docstring below each field of the dataclass ``name``."""
+    trees = [ast.parse(inspect.getsource(module)) for module in (clusters, nodes)]
+    bodies = [one for tree in trees for one in tree.body if isinstance(one, ast.ClassDef)]
+    shared = "Limits" if name in ("Cluster", "Partition") else ""
+    classes = [one for one in bodies if one.name in (shared, name)]
     found = {}
     for field, text in itertools.pairwise(one for n in classes for one in n.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
@@ -73,6 +75,14 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     **dict.fromkeys((t.pairs, keys.exports, keys.nccl), _PAIRS),
 }
 """The schemas of converters; all others take text."""
+
+_SCHEMAS |= {
+    keys.kinds: {
+        "type": "object",
+        "additionalProperties": _object(keys.NODE_KIND_KEYS, _docstrings("NodeKind")),
+    },
+    keys.kind_counts: {"type": "object", "additionalProperties": {"type": "integer"}},
+}
 
 # Its schema contains those of the converters above.
 _SCHEMAS |= {

@@ -1,0 +1,275 @@
+"""Compare what a job needs with the limits and the kinds of nodes of a cluster or partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpc_toolkit.slurm.clusters.nodes import NodeKind, has_features, is_slice, read_gres
+from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
+from hpc_toolkit.system.tomltable import MAX_COUNT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """The nodes, the resources per node and the time that a job requests."""
+
+    nodes: int
+    gpus_per_node: int
+    cpus: int
+    """CPUs of each node, at least."""
+    mem_mib: int
+    """Memory of each node in MiB, at least; 0 for all of it, or if the job does not say."""
+    time_s: int
+    mem_per_cpu_mib: int = 0
+    """Memory for each CPU in MiB; 0 if the CPUs or the memory are still open."""
+    gpu_type: str | None = None
+    """The type that the GPUs must have; None for any complete GPU."""
+    constraint: str = ""
+    """Features that the nodes must have, as sbatch reads them."""
+    gres: str = ""
+    """Other generic resources of each node, as sbatch reads them."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Origins of the values that the user did not give, by the keys of their limits."""
+
+    def __str__(self) -> str:
+        kind = self.gpu_type or ("GPU" if self.gpus_per_node == 1 else "GPUs")
+        gpus = f" with {self.gpus_per_node} {kind}" if self.gpus_per_node else ""
+        return f"{counted(self.nodes, 'node')}{gpus} for {format_walltime(self.time_s)}"
+
+
+class Excess(NamedTuple):
+    """A limit that a job violates, by its key in a cluster file; the other two are values."""
+
+    key: str
+    wanted: str
+    limit: str
+    of_kinds: bool = False
+    """Whether the limit follows from the kinds of nodes, not from the key."""
+
+
+def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
+    """Yield the limits that a job violates; ``site`` may be a partition from ``for_partition``.
+
+    A limit that the site does not state is not checked.
+    """
+    if needs.nodes < (site.min_nodes or 1):
+        yield Excess("min_nodes", str(needs.nodes), str(site.min_nodes))
+    for key, wanted, limit, shown in (
+        ("nodes", needs.nodes, site.nodes, str),
+        ("max_cpus_per_node", needs.cpus, site.max_cpus_per_node, str),
+        ("max_mem_per_node", needs.mem_mib, site.max_mem_per_node_mib, format_mem),
+        ("max_mem_per_cpu", needs.mem_per_cpu_mib, site.max_mem_per_cpu_mib, format_mem),
+    ):
+        if limit is not None and wanted > limit:
+            yield Excess(key, shown(wanted), shown(limit))
+    found = fit(site, needs)
+    if isinstance(found, Excess):
+        yield found
+    if site.max_walltime_s is not None and needs.time_s > site.max_walltime_s:
+        limit_s = format_walltime(site.max_walltime_s)
+        yield Excess("max_walltime", format_walltime(needs.time_s), limit_s)
+
+
+def kinds_of(site: Cluster) -> tuple[NodeKind, ...]:
+    """Return the kinds of a site's nodes; without ``kinds``, the one that its own keys describe."""
+    if site.kinds:
+        return site.kinds
+    number, gpu_type = site.gpus_per_node, site.gpu_type
+    known = number is not None or gpu_type
+    gpus = ((gpu_type or "", number),) if known and number != 0 else None if number is None else ()
+    return (NodeKind(cpus=site.cpus_per_node, mem_mib=site.mem_per_node_mib, gpus=gpus),)
+
+
+class Fit(NamedTuple):
+    kinds: tuple[NodeKind, ...]
+    """Kinds whose nodes can serve a job."""
+    gpu_type: str | None
+    """The type of GPUs to request; None if Slurm may give any."""
+
+
+class _Compared(NamedTuple):
+    """One thing that a job needs, and what a kind of nodes has of it."""
+
+    key: str
+    wanted: str
+    has: int | str
+    fits: bool
+
+
+def _compared(
+    kind: NodeKind, needs: Needs, known: frozenset[str], gres: set[str]
+) -> list[_Compared]:
+    """``known`` are the features, and ``gres`` the resources, that any kind of the site lists."""
+    number, gpu_type, own = needs.gpus_per_node, needs.gpu_type, dict(kind.gres)
+    typed: dict[str, int | None] | None = None if kind.gpus is None else dict(kind.gpus)
+    gpus: int | None = None
+    if typed is not None:
+        # Untyped GPUs of a node may be of any type.
+        named = [n for one, n in typed.items() if one in (gpu_type, "")]
+        whole = [n for one, n in typed.items() if not is_slice(one)]
+        some = named if gpu_type else whole
+        gpus = None if None in some else max((n or 0 for n in some), default=0)
+    lacking = [
+        f"{name}:{n}"
+        for name, _, n in read_gres(needs.gres)
+        if name in gres and (name not in own or (own[name] or n or 0) < (n or 0))
+    ]
+    untold = typed is None or not (number and gpu_type and "gpu" in gres)
+    has_type = untold or bool(typed and typed.keys() & {gpu_type, ""})
+    return [
+        _Compared(
+            "constraint",
+            needs.constraint,
+            ",".join(kind.features),
+            not needs.constraint or has_features(needs.constraint, kind, known),
+        ),
+        _Compared("gpu_type", gpu_type or "", ", ".join(typed or ()), has_type),
+        _Compared("gpus_per_node", str(number), gpus or 0, gpus is None or gpus >= number),
+        _Compared("gres", needs.gres, ",".join(f"{one}:{n}" for one, n in kind.gres), not lacking),
+        _Compared(
+            "cpus_per_node",
+            str(needs.cpus),
+            kind.cpus or 0,
+            (kind.cpus or needs.cpus) >= needs.cpus,
+        ),
+        _Compared(
+            "mem_per_node",
+            format_mem(needs.mem_mib),
+            kind.mem_mib or 0,
+            (kind.mem_mib or needs.mem_mib) >= needs.mem_mib,
+        ),
+    ]
+
+
+def fit(site: Cluster, needs: Needs) -> Fit | Excess:
+    """Return the kinds whose nodes can serve the job, or what they lack."""
+    kinds = kinds_of(site)
+    known = frozenset(feature for kind in kinds for feature in kind.features)
+    gres = {name for kind in kinds for name, _ in kind.gres}
+    gres |= {"gpu" for kind in kinds if kind.gpus}
+    rows = [(kind, _compared(kind, needs, known, gres)) for kind in kinds]
+    for at in range(len(rows[0][1])):
+        fitting = [row for row in rows if row[1][at].fits]
+        if not fitting:
+            return _lacking([row[1][at] for row in rows], site)
+        rows = fitting
+    kinds = tuple(kind for kind, _ in rows)
+    if _total(kinds) < needs.nodes:
+        return _too_few(needs, kinds)
+    if needs.gpus_per_node and not needs.gpu_type:
+        return _with_type(site, needs, kinds)
+    # CPU jobs take the share of nodes without GPUs, if these nodes are enough.
+    plain = tuple(kind for kind in kinds if not kind.gpus)
+    enough = _total(plain) >= needs.nodes and not needs.gpus_per_node
+    return Fit(plain if enough else kinds, needs.gpu_type)
+
+
+def _with_type(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Fit | Excess:
+    """Choose the type of a request without one, if only one type fits, or if Slurm might give
+    it a part of a GPU or mix the types of a node."""
+    number = needs.gpus_per_node
+    types = list(dict.fromkeys(one for kind in kinds for one in kind.complete_gpus(number)))
+    unsafe = any(
+        any(is_slice(one) for one, _ in kind.gpus or ())
+        or (number > 1 and len(kind.gpus or ()) > 1)
+        for kind in kinds_of(site)
+    )
+    if not unsafe and len(types) > 1:
+        return Fit(kinds, None)
+    if unsafe and types == [""]:
+        named = dict.fromkeys(text for text in _types(site) if text)
+        return Excess("untyped", str(number), ", ".join(named), bool(site.kinds))
+    able = {one: tuple(k for k in kinds if one in k.complete_gpus(number)) for one in types if one}
+    for one, own in able.items():
+        if _total(own) >= needs.nodes:
+            return Fit(own, one)
+    return _too_few(needs, max(able.values(), key=_total)) if able else Fit(kinds, None)
+
+
+def _too_few(needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess:
+    limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
+    return Excess("nodes", str(needs.nodes), limit, of_kinds=True)
+
+
+def _total(kinds: tuple[NodeKind, ...]) -> int:
+    """Return the number of nodes of all kinds; very many if one is unknown."""
+    return sum(MAX_COUNT if kind.nodes is None else kind.nodes for kind in kinds)
+
+
+def _lacking(found: list[_Compared], site: Cluster) -> Excess:
+    one = found[0]
+    most = max((n for n in (other.has for other in found) if isinstance(n, int)), default=None)
+    if most is None:
+        texts = [text for other in found for text in str(other.has).split(", ")]
+        limit = ", ".join(dict.fromkeys(filter(None, texts)))
+    else:
+        limit = format_mem(most) if one.key == "mem_per_node" else str(most)
+    if one.key == "gpus_per_node" and not most:
+        parts = dict.fromkeys(text for text in _types(site) if is_slice(text))
+        limit += f"; name the type of a part: {', '.join(parts)}" if parts else ""
+    return Excess(one.key, one.wanted, limit or "none", of_kinds=bool(site.kinds))
+
+
+def equipped(site: Cluster, needs: Needs) -> Cluster:
+    """Return the site with the kinds of nodes that fit, and with what all of them have.
+
+    ``gpu_type`` is the type to request. A site on which the job does not fit is a partition that
+    the file does not list, of whose nodes nothing is known.
+    """
+    found = fit(site, needs)
+    if isinstance(found, Excess):
+        return replace(site, kinds=())
+    kinds, gpu_type = found
+    if not site.kinds:
+        return replace(site, kinds=kinds, gpu_type=gpu_type or site.gpu_type)
+    cpus = [kind.cpus for kind in kinds if kind.cpus]
+    memory = [kind.mem_mib for kind in kinds if kind.mem_mib]
+    gpus = [sum(n or 0 for _, n in kind.gpus) for kind in kinds if kind.gpus]
+    return replace(
+        site,
+        kinds=kinds,
+        gpu_type=gpu_type,
+        gpus_per_node=min(gpus, default=0),
+        cpus_per_node=min(cpus, default=None),
+        mem_per_node_mib=min(memory, default=None),
+    )
+
+
+def with_gpus(site: Cluster, number: int | None) -> Cluster:
+    """Return the site with the kinds of nodes that have so many GPUs, else with the most GPUs.
+
+    Without a number it gets its first kind with GPUs. A site without ``kinds`` is returned as it
+    is.
+    """
+    if not site.kinds:
+        return site
+    totals = {kind: sum(n or 0 for _, n in kind.gpus or ()) for kind in site.kinds}
+    if number is None:
+        kinds = [kind for kind, total in totals.items() if total][:1] or site.kinds[:1]
+    else:
+        most = min(number, max(totals.values()))
+        kinds = [kind for kind, total in totals.items() if total >= most]
+    gpus = min(totals[kind] for kind in kinds)
+    needs = Needs(nodes=1, gpus_per_node=0, cpus=0, mem_mib=0, time_s=0)
+    return replace(equipped(replace(site, kinds=tuple(kinds)), needs), gpus_per_node=gpus)
+
+
+def number_of_nodes(site: Cluster) -> int | None:
+    """Return how many nodes one job can get there at most; None if that is unknown."""
+    numbers = [kind.nodes for kind in site.kinds]
+    total = None if None in numbers else sum(n or 0 for n in numbers)
+    return least(site.nodes, total)
+
+
+def _types(site: Cluster) -> list[str]:
+    return [one for kind in kinds_of(site) for one, _ in kind.gpus or ()]
+
+
+def least(*numbers: int | None) -> int | None:
+    return min((number for number in numbers if number), default=None)

@@ -1,0 +1,330 @@
+"""A site's own records give a cluster file with which requests get the right nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.cli.help import Commands
+from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.slurm.records import script_options
+from tests.sites import drafted, invented, recorded
+
+MIXED, SLICES, RIGHTS, MEMORY = map(recorded, ("mixed", "slices", "rights", "memory"))
+
+
+class Site:
+    """A drafted cluster file in a directory, and what 'hpctk render' makes of requests."""
+
+    def __init__(self, facts: Any, where: Path) -> None:
+        self.text = drafted(facts)
+        self.file = where / "site.toml"
+        self.file.write_text(self.text, encoding="utf-8")
+
+    def edit(self, old: str, new: str) -> None:
+        assert old in self.text
+        self.text = self.text.replace(old, new)
+        self.file.write_text(self.text, encoding="utf-8")
+
+    def render(self, words: str) -> tuple[dict[str, str], str]:
+        """The options of the script, and the note."""
+        app = Commands(help="")
+        render_command.register(app)
+        argv = ["render", "--cluster", str(self.file), *words.split(), "-o", "-"]
+        if "--plain" not in argv:
+            argv += ["--run", "runs/x"]
+        done = CliRunner().invoke(app, argv)
+        if done.exception is not None:
+            raise done.exception
+        return script_options(done.stdout), done.stderr
+
+    def options(self, words: str) -> dict[str, str]:
+        return self.render(words)[0]
+
+    def rank(self, words: str) -> tuple[int, int]:
+        """CPUs and MiB of each rank of a node."""
+        found = self.options(words)
+        ranks, cpus = int(found["ntasks-per-node"]), int(found.get("cpus-per-task", 1))
+        if "mem" in found:
+            return cpus, mib(found["mem"]) // ranks
+        if "mem-per-gpu" in found:
+            gpus = int(found["gpus-per-node"].rpartition(":")[2])
+            return cpus, mib(found["mem-per-gpu"]) * gpus // ranks
+        return cpus, mib(found["mem-per-cpu"]) * cpus
+
+    def refusal(self, words: str) -> RenderError:
+        with pytest.raises(HpcToolkitError) as caught:
+            self.render(words)
+        assert isinstance(caught.value, RenderError)
+        return caught.value
+
+
+def mib(text: str) -> int:
+    return int(text[:-1]) * {"M": 1, "G": 1024, "T": 2**20}[text[-1]]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Site:
+    return Site(MIXED, tmp_path)
+
+
+@pytest.fixture
+def slices(tmp_path: Path) -> Site:
+    return Site(SLICES, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "cpus", "mem"),
+    [
+        ("--nodes 1 --gpus-per-node a100:8", 16, 128000),
+        ("--nodes 2 --gpus-per-node a30:2", 24, 256000),
+        ("--nodes 1 --gpus-per-node a100:1", 16, 128000),
+        ("--nodes 30", 1, 4000),
+        ("--nodes 1 --gpus-per-node 1", 16, 128000),
+    ],
+)
+def test_a_job_gets_its_share_of_the_nodes_that_fit(
+    mixed: Site, words: str, cpus: int, mem: int
+) -> None:
+    assert mixed.rank(words) == (cpus, mem)
+
+
+def test_a_number_of_gpus_that_one_kind_has_names_their_type_and_the_kind(mixed: Site) -> None:
+    options, note = mixed.render("--nodes 1 --gpus-per-node 4")
+
+    assert options["gpus-per-node"] == "a100:4"
+    assert "nodes that fit: 3 a100x8" in note
+
+
+def test_gpus_that_several_kinds_have_stay_without_a_type(mixed: Site) -> None:
+    options, note = mixed.render("--gpus-per-node 2")
+
+    assert options["gpus-per-node"] == "2"
+    assert "nodes that fit: 5 a30x2, 3 a100x8" in note
+
+
+def test_the_largest_memory_can_be_requested(mixed: Site) -> None:
+    options, note = mixed.render("--nodes 1 --mem 2900G")
+
+    assert options["mem"] == "2900G"
+    assert "nodes that fit: 2 cpu64-3000G" in note
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--nodes 60", r"--nodes: 60 is more than site has \(.*main\.kinds: nodes at most 50 "),
+        (
+            "--nodes 4 --gpus-per-node a100:8",
+            r"--nodes: 4 .*main\.kinds: nodes at most 3 \(a100x8\)\)",
+        ),
+        ("--nodes 4 --gpus-per-node 8", r"--nodes: 4 .*nodes at most 3 \(a100x8\)"),
+        ("--nodes 3 --mem 2900G", r"--nodes: 3 .*nodes at most 2 \(cpu64-3000G\)"),
+        ("--nodes 3 --sbatch constraint=fat", r"--nodes: 3 .*nodes at most 2 \(cpu64-3000G\)"),
+        ("--gpus-per-node a30:3", r"--gpus-per-node: 3 .*GPUs a node at most 2"),
+        ("--gpus-per-node v100:1", r"--gpu-type: v100 .*its GPUs are a30, a100"),
+        ("--gpus-per-node a100:1 --sbatch constraint=fat", "--gpu-type: a100"),
+        ("--mem 3100G", r"memory per node: 3100G .*memory a node at most 3000G"),
+        ("--cpus-per-task 129", r"--cpus-per-task: 129 .*CPUs a node at most 128"),
+    ],
+)
+def test_what_no_kind_or_too_few_nodes_have_is_refused(
+    mixed: Site, words: str, message: str
+) -> None:
+    with pytest.raises(RenderError, match=message):
+        mixed.render(words)
+
+
+def test_a_draft_of_several_kinds_is_short_and_names_them(mixed: Site) -> None:
+    assert 'a100x8 = { cpus = 128, mem = "1000G", gpus = "a100:8" }' in mixed.text
+    assert "kinds = { cpu64-250G = 40, a30x2 = 5, a100x8 = 3, cpu64-3000G = 2 }" in mixed.text
+    assert len(mixed.text.splitlines()) < 50
+
+
+def test_a_request_without_a_type_gets_a_complete_gpu(slices: Site) -> None:
+    options, note = slices.render("--gpus-per-node 1")
+
+    assert options["gpus-per-node"] in ("h100:1", "l40s:1")
+    assert "other types that fit: " in note
+
+
+@pytest.mark.parametrize("gpus", ["h100:4", "h100_3g.40gb:2", "l40s.2:4", "l40s:2"])
+def test_slices_and_complete_gpus_are_taken_as_written(slices: Site, gpus: str) -> None:
+    assert slices.options(f"--gpus-per-node {gpus}")["gpus-per-node"] == gpus
+
+
+def test_a_slice_gets_less_of_its_node_than_a_larger_one(slices: Site) -> None:
+    # 64 CPUs for 14 sevenths and 4 times 3 sevenths of a GPU.
+    assert slices.rank("--gpus-per-node h100_1g.10gb:1") == (2, 500000 // 26 // 2 * 2)
+    assert slices.rank("--gpus-per-node h100_3g.40gb:1")[0] == 7
+    # 64 CPUs for 2 GPUs and 8 halves.
+    assert slices.rank("--gpus-per-node l40s:1")[0] == 10
+    assert slices.rank("--gpus-per-node l40s.2:1")[0] == 5
+
+
+def test_more_slices_than_a_node_has_are_refused(slices: Site) -> None:
+    message = r"--gpus-per-node: 20 .*GPUs a node at most 14"
+    with pytest.raises(RenderError, match=message):
+        slices.render("--gpus-per-node h100_1g.10gb:20")
+
+
+def test_a_type_is_chosen_that_has_enough_nodes(slices: Site) -> None:
+    assert slices.options("--nodes 2 --gpus-per-node 3")["gpus-per-node"] == "h100:3"
+    # Two nodes have h100 and two have l40s.
+    assert "nodes at most 2 (h100x4)" in slices.refusal("--nodes 3 --gpus-per-node 1").message
+
+
+def site(where: Path, partitions: list[str], nodes: list[str], config: str = "") -> Site:
+    return Site(invented("other", partitions, nodes, config), where)
+
+
+def test_nodes_that_are_down_count_and_are_mentioned(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["all Default=YES"],
+        [
+            "6*NodeName=c CPUTot=32 RealMemory=128000 Partitions=all",
+            "3*NodeName=d CPUTot=32 RealMemory=192000 Gres=gpu:v100:2(S:0-1) Partitions=all",
+            "NodeName=e CPUTot=64 RealMemory=512000 Gres=gpu:v100:8 Partitions=all State=DOWN*",
+            "NodeName=f CPUTot=64 RealMemory=512000 Gres=gpu:v100:8 Partitions=all State=DRAIN",
+            "NodeName=g CPUTot=99 RealMemory=512000 Gres=gpu:v100:9 Partitions=all State=FUTURE",
+        ],
+    )
+
+    assert "# 2 of 11 nodes are down or drained now" in found.text
+    assert found.rank("--nodes 2 --gpus-per-node 8") == (8, 64000)
+    assert found.options("--nodes 5 --gpus-per-node 2")["gpus-per-node"] == "v100:2"
+    # Of 2 GPUs on nodes with 2 and with 8, every node has the share of the smaller part.
+    assert found.rank("--nodes 5 --gpus-per-node 2") == (8, 64000)
+    assert "nodes at most 2 (v100x8)" in str(found.refusal("--nodes 3 --gpus-per-node 4"))
+    assert "at most 8" in str(found.refusal("--gpus-per-node 9"))
+
+
+def test_two_types_of_gpus_on_one_node_are_never_mixed(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["gpu"],
+        ["4*NodeName=a CPUTot=48 RealMemory=480000 Gres=gpu:a100:2,gpu:t4:4 Partitions=gpu"],
+    )
+
+    assert found.options("--gpus-per-node 3")["gpus-per-node"] == "t4:3"
+    assert found.options("--gpus-per-node 2")["gpus-per-node"] == "a100:2"
+    # The node has six GPUs.
+    assert found.rank("--gpus-per-node a100:2") == (8, 80000)
+    assert "at most 4" in str(found.refusal("--gpus-per-node 5"))
+
+
+def test_slices_beside_complete_gpus_and_slices_alone(tmp_path: Path) -> None:
+    gres = "gpu:a100:3(S:0-1),gpu:a100_1g.5gb:7(S:1),shard:a100:24,mps:300"
+    found = site(
+        tmp_path,
+        ["gpu Default=YES", "small"],
+        [
+            f"2*NodeName=a CPUTot=56 RealMemory=560000 Partitions=gpu Gres={gres}",
+            "NodeName=b CPUTot=56 RealMemory=560000 Gres=gpu:1g.10gb:28 Partitions=small",
+        ],
+    )
+
+    assert found.options("--gpus-per-node 1")["gpus-per-node"] == "a100:1"
+    # Seven slices of a seventh make the fourth GPU.
+    assert found.rank("--gpus-per-node a100:1") == (14, 140000)
+    assert found.rank("--gpus-per-node a100_1g.5gb:1") == (2, 20000)
+    assert found.options("--partition gpu --sbatch gres=shard:4")["gres"] == "shard:4"
+    assert "shard:24" in str(found.refusal("--partition gpu --sbatch gres=shard:25"))
+    refused = found.refusal("--partition small --gpus-per-node 1")
+    assert "name the type of a part: 1g.10gb" in str(refused)
+    assert found.options("--partition small --gpus-per-node 1g.10gb:2")["gpus-per-node"]
+
+
+def test_untyped_gpus_beside_slices_are_refused_without_a_type(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["gpu"],
+        ["NodeName=a CPUTot=8 RealMemory=8000 Gres=gpu:2,gpu:mig-1g.5gb:4 Partitions=gpu"],
+    )
+
+    refused = found.refusal("--gpus-per-node 1")
+    assert "1 is ambiguous: site has complete GPUs and parts of them" in refused.message
+    assert "its GPUs are mig-1g.5gb" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("constraint", "nodes"),
+    [
+        ("amd", 4),
+        ("intel", 2),
+        ("intel|amd", 6),
+        ("[intel|amd]", 6),
+        ("amd&ib", 1),
+        ("(amd|intel)&ib", 3),
+        ("[intel*1&amd*2]", 6),
+        ("rack7", 6),
+        ("amd&rack7", 4),
+    ],
+)
+def test_features_with_operators_choose_among_the_kinds(
+    tmp_path: Path, constraint: str, nodes: int
+) -> None:
+    found = site(
+        tmp_path,
+        ["all"],
+        [
+            "3*NodeName=a CPUTot=8 RealMemory=8000 AvailableFeatures=amd,x86 Partitions=all",
+            "NodeName=b CPUTot=8 RealMemory=8000 AvailableFeatures=amd,ib,x86 Partitions=all",
+            "2*NodeName=c CPUTot=8 RealMemory=9000 AvailableFeatures=ib,intel,x86 Partitions=all",
+        ],
+    )
+
+    assert "x86" not in found.text
+    found.options(f"--nodes {nodes} --sbatch constraint={constraint}")
+    refused = found.refusal(f"--nodes {nodes + 1} --sbatch constraint={constraint}")
+    assert f"nodes at most {nodes} (" in refused.message
+
+
+def test_features_of_racks_make_no_kinds(tmp_path: Path) -> None:
+    nodes = [
+        f"NodeName=n{i} CPUTot=8 RealMemory={8000 + i} AvailableFeatures=rack{i},x Partitions=all"
+        for i in range(9)
+    ]
+    found = site(tmp_path, ["all"], nodes)
+
+    assert "kinds = { cpu8 = 9 }" in found.text
+    found.options("--nodes 2 --sbatch constraint=rack1")
+
+
+def test_memory_alone_makes_kinds(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["all MaxNodes=8"],
+        [
+            "9*NodeName=a CPUTot=40 RealMemory=192000 Partitions=all",
+            "4*NodeName=b CPUTot=40 RealMemory=768000 Partitions=all",
+            "NodeName=c CPUTot=40 RealMemory=1536000 Partitions=all",
+        ],
+    )
+
+    assert found.rank("--nodes 8 --ntasks-per-node 40") == (1, 4800)
+    assert found.options("--nodes 5 --mem 700G")["mem"] == "700G"
+    assert "nodes at most 1 " in str(found.refusal("--nodes 2 --mem 900G"))
+    assert "nodes = 8" in str(found.refusal("--nodes 9"))
+
+
+def test_several_named_partitions_give_what_all_of_them_have(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["old", "new"],
+        [
+            "4*NodeName=a CPUTot=32 RealMemory=128000 Gres=gpu:v100:4 Partitions=old",
+            "4*NodeName=b CPUTot=96 RealMemory=960000 Gres=gpu:h100:4 Partitions=new",
+        ],
+    )
+
+    options = found.options("--partition old,new --gpus-per-node 2")
+    assert (options["gpus-per-node"], options["cpus-per-task"]) == ("2", "8")
+    assert found.options("--partition new --gpus-per-node 2")["gpus-per-node"] == "h100:2"
+    # Nothing is known about a partition that the file does not list.
+    assert found.options("--partition other --gpus-per-node 64")["gpus-per-node"] == "64"

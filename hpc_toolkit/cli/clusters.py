@@ -183,7 +183,7 @@ def _record(cluster: Cluster) -> dict[str, Any]:
     for key in ("identify", "env", "nccl", "defaults", "facts"):
         record[key] = dict(record[key])
     record["defaults"] = {name: shown(name, one) for name, one in record["defaults"].items()}
-    record["kinds"] = {kind.pop("name"): kind for kind in record["kinds"]}
+    record |= {key: {one.pop("name"): one for one in record[key]} for key in ("kinds", "qos")}
     for table in (*record["kinds"].values(), *record["partitions"]):
         table |= {key: dict(table[key]) for key in ("kinds", "gpus", "gres") if key in table}
     return record
@@ -198,6 +198,7 @@ def _rows(cluster: Cluster) -> list[tuple[str, str]]:
     """What the files say, by their keys."""
     record, rows = _record(cluster), []
     record["kinds"] = {kind.name: kind for kind in cluster.kinds}
+    record["qos"] = {name: _limits(qos) for name, qos in record["qos"].items()}
     for key, _ in cluster.origins:
         table, _, inner = key.partition(".")
         if key == "partitions":

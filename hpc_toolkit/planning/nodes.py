@@ -287,7 +287,7 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
     at_once = 1 if chain or "singleton" in (spec.dependency or "") else jobs
     if spec.array is not None:
         array = parse_array(spec.array, "--array")
-        jobs = len({index for part in array.ranges for index in part})
+        jobs = len(array.indices)
         at_once = min(jobs, int(array.at_once or jobs))
     needs = Needs(
         nodes=full.nodes,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import re
 from pathlib import Path
-from typing import Any
 
 from hpc_toolkit.slurm.clusters.draft import SlurmFacts, draft
 from hpc_toolkit.slurm.controller import parse_config
@@ -50,5 +49,5 @@ def invented(name: str, partitions: list[str], nodes: list[str], config: str = "
     )
 
 
-def drafted(facts: SlurmFacts, **given: Any) -> str:
-    return draft("site", facts, TODAY, **given)
+def drafted(facts: SlurmFacts) -> str:
+    return draft("site", facts, TODAY)

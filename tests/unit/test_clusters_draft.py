@@ -91,7 +91,7 @@ def test_a_partition_that_only_some_may_use_is_marked(limit: str) -> None:
         f"PartitionName=a State=UP {limit}", "NodeName=n1 CPUTot=4 RealMemory=100 Partitions=a"
     )
 
-    assert f"# restricted: {limit}" in text
+    assert f'restricted = "{limit}: ' in text
     assert site.partitions[0].restricted
 
 
@@ -135,7 +135,7 @@ def test_limits_of_use_are_told_in_comments() -> None:
 
     assert not site.account_required
     assert "# account_required = true" in text
-    assert "# restricted: AllowAccounts=lab-a,lab-b\n# restricted: DenyQos=low" in text
+    assert 'restricted = "AllowAccounts=lab-a,lab-b: your accounts are unknown"' in text
     for name, why in (("admin", "RootOnly=YES"), ("broken", "State=DOWN"), ("empty", "no nodes")):
         assert f"# Left out: '{name}': {why}" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,17 @@ from click.testing import CliRunner
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from hpc_toolkit.slurm.clusters.rights import (
+    ASSOCIATION,
+    QOS,
+    User,
+    closed,
+    in_hosts,
+    parse_rows,
+    qos_limits,
+    this_user,
+)
 from hpc_toolkit.slurm.records import script_options
 from tests.sites import drafted, invented, recorded
 
@@ -328,3 +340,147 @@ def test_several_named_partitions_give_what_all_of_them_have(tmp_path: Path) -> 
     assert found.options("--partition new --gpus-per-node 2")["gpus-per-node"] == "h100:2"
     # Nothing is known about a partition that the file does not list.
     assert found.options("--partition other --gpus-per-node 64")["gpus-per-node"] == "64"
+
+
+@pytest.fixture
+def rights(tmp_path: Path) -> Site:
+    return Site(RIGHTS, tmp_path)
+
+
+def test_a_job_goes_to_a_partition_that_the_user_may_use(rights: Site) -> None:
+    assert rights.options("--nodes 4")["partition"] == "batch"
+    assert rights.options("--nodes 2")["partition"] == "open"
+    assert rights.options("--gpus-per-node 1")["partition"] == "teach"
+    assert "open: nodes at most 2" in str(rights.refusal("--nodes 9"))
+
+
+def test_only_partitions_that_exclude_the_user_are_restricted(rights: Site) -> None:
+    site = parse_cluster(rights.text, file="site.toml", name="site")
+
+    assert {one.name: one.restricted for one in site.partitions} == {
+        "open": False,
+        "batch": False,
+        "teach": False,
+        "lab": "AllowAccounts=hidden_lab: your accounts are unknown",
+        "staff": "AllowGroups=admins: you are in none of these groups",
+    }
+    assert "not for site (" in str(rights.refusal("--partition batch --qos scavenge"))
+
+
+ROWS = "Cluster|Account|Partition|QOS|Def QOS|MaxSubmit\n{}\n".format
+LIMITS = """Name|Flags|MaxWall|MaxTRES|MaxTRESPU|GrpTRES|MaxSubmitPU
+normal|DenyOnLimit|1-00:00:00|node=4|cpu=512,gres/gpu=8||200
+long|PartitionTimeLimit|7-00:00:00||||
+free||||||
+"""
+
+
+def member(*rows: str, groups: str = "users", host: str = "login1", limits: str = LIMITS) -> User:
+    return User(
+        groups=frozenset(groups.split(",")),
+        host=host,
+        associations=parse_rows(ROWS("\n".join(rows)), ASSOCIATION),
+        qos=parse_rows(limits, QOS),
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "user", "why"),
+    [
+        ("AllowGroups=a,b", member(groups="b"), ""),
+        ("AllowGroups=a,b", member(groups="c"), "AllowGroups=a,b: you are in none"),
+        ("AllocNodes=login[1-3]", member(host="login2"), ""),
+        ("AllocNodes=login[1-3]", member(host="login4"), "AllocNodes=login[1-3]: this host is "),
+        ("AllowAccounts=x,y", member("site|y||normal||"), ""),
+        ("AllowAccounts=x,y", member("site|z||normal||"), "AllowAccounts=x,y: yours are z"),
+        ("AllowAccounts=x,y", User(), "AllowAccounts=x,y: your accounts are unknown"),
+        ("DenyAccounts=x,y", member("site|y||normal||"), "DenyAccounts=x,y: yours are y"),
+        ("DenyAccounts=x,y", member("site|y||normal||", "site|z||normal||"), ""),
+        ("DenyAccounts=x,y", User(), ""),
+        ("AllowQos=short", User(), ""),
+        ("AllowQos=short", member("site|y||normal,short||"), ""),
+        ("AllowQos=short", member("site|y||normal,long||"), "AllowQos=short: yours are normal, "),
+        ("DenyQos=normal,long", member("site|y||normal,long||"), "DenyQos=normal,long: yours "),
+        ("DenyQos=normal", member("site|y||normal,long||"), ""),
+        ("ReqResv=YES", User(), "ReqResv=YES"),
+        ("", member("site|y|elsewhere|normal||"), "no account of yours is for this partition"),
+        ("", member("site|y|a|normal||"), ""),
+    ],
+)
+def test_a_partition_is_closed_only_for_users_that_it_excludes(
+    record: str, user: User, why: str
+) -> None:
+    found = closed(dict(pair.split("=") for pair in f"PartitionName=a {record}".split()), user)
+
+    assert found.startswith(why) if why else not found
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "inside"),
+    [
+        ("login2", "login[1-3]", True),
+        ("login10", "login[1-3]", False),
+        ("r2n07", "r[1,2]n[01-16]", True),
+        ("r2n7", "r[1,2]n[01-16]", False),
+        ("r3n07", "a,r[1-2]n[01-16],b[1]", False),
+        ("b1", "a,r[1-2]n[01-16],b[1]", True),
+        ("a", "a,r[1-2]n[01-16]", True),
+        ("n100", "n[99-101]", True),
+        ("a.b", "a.b", True),
+        ("axb", "a.b", False),
+        ("n1", "n[", False),
+    ],
+)
+def test_hosts_are_found_in_lists_with_several_brackets(
+    host: str, hosts: str, inside: bool
+) -> None:
+    assert in_hosts(host, hosts) is inside
+
+
+def test_qos_and_accounts_of_a_user_bind_requests(tmp_path: Path) -> None:
+    facts = invented(
+        "site",
+        ["main Default=YES MaxTime=2-00:00:00 AllowAccounts=a,b", "fast QoS=long DenyQos=free"],
+        ["20*NodeName=n CPUTot=64 RealMemory=256000 Gres=gpu:a100:4 Partitions=main,fast"],
+    )
+    rows = [f"site|{one}||normal,long,free|normal|400" for one in "abc"]
+    found = Site(replace(facts, user=member(*rows)), tmp_path)
+    site = parse_cluster(found.text, file="site.toml", name="site")
+
+    assert "# Your accounts: a, b, c." in found.text
+    assert (site.default_qos, site.max_submit_jobs) == ("normal", 400)
+    assert site.partitions[0].accounts == ("a", "b")
+    assert site.partitions[1].allowed_qos == ("normal", "long")
+    assert found.options("--nodes 4 --account a")["partition"] == "main"
+    assert found.options("--nodes 4 --account c")["partition"] == "fast"
+    # A QOS may override the time limit of its partition.
+    assert found.options("--qos long --partition main --time 5-0")["time"] == "5-00:00:00"
+    for words, message in (
+        ("--nodes 5", r"--nodes: 5 is more than site has \(.*qos\.normal: nodes at most 4\)"),
+        ("--nodes 3 --gpus-per-node 4", r"12 is more than site allows \(.*GPUs at most 8\)"),
+        ("--time 25:00:00 --partition main", r"--time: .*qos\.normal: time at most 1-00:00:00"),
+        ("--qos free --partition fast", r"--qos: free is not for site \(.*normal, long"),
+        ("--account c --partition main", r"--account: c is not for site \(.*main\.accounts = a, b"),
+        ("--array 0-300 array", r"--array: 301 jobs .*qos\.normal: at most 200\)"),
+        ("--array 0-500 --qos free array", r"--array: 501 jobs .*max_submit_jobs: at most 400\)"),
+    ):
+        with pytest.raises(RenderError, match=message):
+            found.render(words)
+
+
+def test_sacctmgr_is_asked_for_this_user_and_may_be_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sacctmgr"
+    program.write_text(
+        "#!/bin/sh\ncase \"$*\" in *assoc*) echo 'site|a||normal|normal|';"
+        " echo 'other|b||normal|normal|';; *) echo 'normal||02:00:00||||';; esac\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert not this_user("site", accounting=True).associations
+
+    program.chmod(0o755)
+    found = this_user("Site", accounting=True)
+    assert found.own("account") == ["a"]
+    assert qos_limits(found, "normal")["max_walltime"] == "02:00:00"
+    assert not this_user("site", accounting=False).associations

@@ -151,6 +151,9 @@ _WORDS = {
     "max_mem_per_cpu": _Words(
         "memory per CPU", "MaxMemPerCPU", _ALLOWED, "more CPUs (--cpus-per-task) or less memory"
     ),
+    "gpus": _Words("--nodes x --gpus-per-node", "GPUs at most", _ALLOWED, "fewer GPUs"),
+    "accounts": _Words("--account", "accounts are", "not for {}", "another --account"),
+    "allowed_qos": _Words("--qos", "QOS are", "not for {}", "another --qos"),
     "max_walltime": _Words("--time", "time at most", _MORE, "less time"),
 }
 
@@ -251,8 +254,8 @@ def _beyond(site: Cluster, one: Excess, needs: Needs) -> RenderError:
     source = f" ({needs.sources[one.key]})" if one.key in needs.sources else ""
     relation = words.relation.format(site.name)
     msg = f"{words.asked}{source}: {one.wanted} is {relation}"
-    if one.of_kinds:
-        msg += f" ({site.written('kinds')}: {_reason(one)})"
+    if one.place:
+        msg += f" ({site.written(one.place)}: {_reason(one)})"
     else:
         msg += f" ({site.written(one.key)} = {one.limit})"
     hint = f"request {words.way_out}, or correct the cluster file"

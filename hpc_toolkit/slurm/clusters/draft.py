@@ -18,6 +18,7 @@ from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
 from hpc_toolkit.slurm.clusters.nodes import NodeKind, kinds_of_records, number_of
+from hpc_toolkit.slurm.clusters.rights import NOBODY, User, closed, permitted, qos_limits, this_user
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.quantities import (
@@ -33,17 +34,6 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 60.0
 """Seconds for an answer: ten thousand nodes are ten megabytes of text."""
-
-_EVERYBODY = {
-    "AllowAccounts": "ALL",
-    "AllowGroups": "ALL",
-    "AllowQos": "ALL",
-    "AllocNodes": "ALL",
-    "ReqResv": "NO",
-    "DenyAccounts": "",
-    "DenyQos": "",
-}
-"""Settings of a partition that all users may use, from any host and without a reservation."""
 
 _ASK = """
 # What Slurm does not know: ask your site, and remove the '#' of what holds there. What each key
@@ -64,11 +54,12 @@ _NO_ACCOUNTING = "accounting_storage/none"
 
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:
-    """The answers of ``scontrol show``, as text."""
+    """The answers of ``scontrol show``, as text, and the user who asks."""
 
     config: dict[str, str]
     partitions: tuple[dict[str, str], ...]
     nodes: tuple[dict[str, str], ...]
+    user: User = NOBODY
 
 
 def ask_slurm() -> SlurmFacts:
@@ -78,10 +69,13 @@ def ask_slurm() -> SlurmFacts:
     Raises SlurmError: Slurm is not installed here, or does not answer.
     """
     show = ["scontrol", "--oneliner", "show"]
+    config = slurm_config(timeout_s=_ANSWER_S)
+    accounting = config.get("AccountingStorageType", "") not in ("", "(null)", _NO_ACCOUNTING)
     return SlurmFacts(
-        config=slurm_config(timeout_s=_ANSWER_S),
+        config=config,
         partitions=parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S)),
         nodes=parse_records(ask([*show, "node"], timeout_s=_ANSWER_S)),
+        user=this_user(config.get("ClusterName", ""), accounting=accounting),
     )
 
 
@@ -93,8 +87,9 @@ class Offer:
     kinds: tuple[NodeKind, ...]
     """The kinds of its nodes with their numbers, the most frequent first."""
     remarks: tuple[str, ...]
-    """Remarks for the reader of the file: who may use it, preemption, nodes that are down."""
-    restricted: bool
+    """Remarks for the reader of the file: preemption, nodes that are down."""
+    closed: str
+    """Why the user cannot use it; "" if nothing excludes them."""
 
     @property
     def default(self) -> bool:
@@ -127,17 +122,16 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
             continue
         numbers = Counter(kind for _, kind in own)
         down = sum(1 for node, _ in own if re.search("DOWN|DRAIN|FAIL", node.get("State", "")))
-        limits = _limits(record)
         found.append(
             Offer(
                 record=record,
                 kinds=tuple(replace(kind, nodes=n) for kind, n in numbers.most_common()),
-                remarks=(*limits, *_remarks(record, down, len(own))),
-                restricted=bool(limits),
+                remarks=tuple(_remarks(record, down, len(own))),
+                closed=closed(record, facts.user),
             )
         )
     # The sort is stable, so that other partitions keep Slurm's order.
-    return sorted(found, key=lambda one: (not one.default, one.restricted)), left_out
+    return sorted(found, key=lambda one: (not one.default, bool(one.closed))), left_out
 
 
 def _remarks(record: Mapping[str, str], down: int, nodes: int) -> list[str]:
@@ -146,14 +140,6 @@ def _remarks(record: Mapping[str, str], down: int, nodes: int) -> list[str]:
     if preempted != "OFF":
         found.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
     return found
-
-
-def _limits(record: Mapping[str, str]) -> list[str]:
-    return [
-        f"restricted: {key}={record[key]}"
-        for key, everybody in _EVERYBODY.items()
-        if record.get(key, everybody) != everybody
-    ]
 
 
 def _unusable(record: Mapping[str, str]) -> str:
@@ -198,6 +184,7 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         *([f"\n[identify]\nslurm_cluster = {_text(slurm)}"] if slurm else []),
         "\n# Nodes that are equal to a job; partitions say how many of each they have.\n[kinds]",
         *(_kind(kind) for kind in _distinct(usable)),
+        *_qos(facts),
         *(_partition(one, facts) for one in usable),
         *(f"\n# Left out: {one}" for one in left_out),
         *_defaults(usable[0]),
@@ -261,15 +248,27 @@ def _accounts(facts: SlurmFacts) -> list[str]:
     enforced = _setting(facts, "AccountingStorageEnforce")
     if not enforced or enforced == "none":
         return ["account_required = false"]
+    user, routed = facts.user, _setting(facts, "JobSubmitPlugins")
+    if not user.associations:
+        return [
+            f"# AccountingStorageEnforce={enforced}: true for users without a default account.",
+            "# account_required = true",
+        ]
+    defaults, submit = user.own("defaultqos"), user.own("maxsubmit")
+    lowest = min((int(text) for text in submit if text.isdecimal()), default=None)
     return [
-        f"# AccountingStorageEnforce={enforced}: true for users without a default account.",
-        "# account_required = true",
+        f"# Your accounts: {', '.join(user.own('account'))}.",
+        "# account_required = true" if routed else "account_required = false",
+        *_stated(
+            default_qos=defaults[0] if len(defaults) == 1 else None,
+            max_submit_jobs=lowest,
+        ),
     ]
 
 
 def _choice(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     plugin = _setting(facts, "JobSubmitPlugins")
-    free = [one for one in usable if not one.restricted]
+    free = [one for one in usable if not one.closed]
     if plugin:
         return [f"# choose_partition: left to the site (JobSubmitPlugins={plugin})"]
     return ["choose_partition = true"] if len(free) > 1 else []
@@ -296,7 +295,8 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
         max_cpus_per_node=cpus if cpus and cpus < most_cpus else None,
         max_mem_per_node=format_mem(mem) if mem and mem < most_mem else None,
         whole_nodes=True if record.get("OverSubscribe") == "EXCLUSIVE" else None,
-        restricted=one.restricted or None,
+        restricted=one.closed or None,
+        **({} if one.closed else _rights(record, facts)),
     )
     default = ["the default partition"] if one.default else []
     remarks = [f"# {remark}" for remark in (*default, *one.remarks)]
@@ -304,6 +304,37 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
     inline = f"kinds = {{ {', '.join(counts)} }}"
     kinds = [inline] if len(inline) <= _LINE else ["[partitions.kinds]", *counts]
     return "\n" + "\n".join([*remarks, "[[partitions]]", *stated, *kinds])
+
+
+def _rights(record: Mapping[str, str], facts: SlurmFacts) -> dict[str, Any]:
+    """Return the accounts and the QOS that the user's jobs may have, if these are not all."""
+    found: dict[str, Any] = {}
+    for key, name, column in (("accounts", "Accounts", "account"), ("allowed_qos", "Qos", "qos")):
+        allowed = permitted(record, facts.user, name, column)
+        found[key] = allowed if allowed != facts.user.own(column) else None
+    # Without the user's accounts only AllowQos is a list of what a job may have.
+    found["accounts"] = found["accounts"] or None
+    found["allowed_qos"] = found["allowed_qos"] or None
+    qos = record.get("QoS", "N/A")
+    found["partition_qos"] = qos if qos in _limited_qos(facts) else None
+    return found
+
+
+def _limited_qos(facts: SlurmFacts) -> dict[str, dict[str, Any]]:
+    """Return the limits of the QOS that the user's jobs may have, if Slurm enforces them."""
+    if not re.search("limits|safe|all", _setting(facts, "AccountingStorageEnforce")):
+        return {}
+    names = [*facts.user.own("qos"), *(one.get("QoS", "") for one in facts.partitions)]
+    found = {name: qos_limits(facts.user, name) for name in dict.fromkeys(names)}
+    return {name: limits for name, limits in found.items() if any(limits.values())}
+
+
+def _qos(facts: SlurmFacts) -> list[str]:
+    lines = [
+        f"{_key(name)} = {{ {', '.join(_stated(**limits))} }}"
+        for name, limits in _limited_qos(facts).items()
+    ]
+    return ["\n# Limits of each QOS for one job.\n[qos]", *lines] if lines else []
 
 
 def _defaults(first: Offer) -> list[str]:
@@ -316,6 +347,10 @@ def _defaults(first: Offer) -> list[str]:
 def _setting(facts: SlurmFacts, name: str) -> str:
     value = facts.config.get(name, "")
     return "" if value == "(null)" else value
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
 
 
 def _stated(**facts: Any) -> list[str]:

@@ -12,7 +12,9 @@ from hpc_toolkit.system.tomltable import MAX_COUNT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.clusters.facts import Cluster, Qos
+
+KINDS = "kinds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Needs:
     """Features that the nodes must have, as sbatch reads them."""
     gres: str = ""
     """Other generic resources of each node, as sbatch reads them."""
+    account: str | None = None
+    qos: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     """Origins of the values that the user did not give, by the keys of their limits."""
 
@@ -49,8 +53,8 @@ class Excess(NamedTuple):
     key: str
     wanted: str
     limit: str
-    of_kinds: bool = False
-    """Whether the limit follows from the kinds of nodes, not from the key."""
+    place: str = ""
+    """The key of the kinds of nodes, or of the QOS, from which the limit follows."""
 
 
 def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
@@ -58,6 +62,19 @@ def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
 
     A limit that the site does not state is not checked.
     """
+    name = needs.qos or site.default_qos
+    for key, word, allowed in (
+        ("accounts", needs.account, site.accounts),
+        ("allowed_qos", name, site.allowed_qos),
+    ):
+        if word and allowed and word not in allowed:
+            yield Excess(key, word, ", ".join(allowed))
+    known = {qos.name: qos for qos in site.qos}
+    # The QOS of a partition comes before that of a job.
+    limits = [known[one] for one in (site.partition_qos, name) if one in known]
+    yield from _beyond_qos(limits, needs)
+    if any(qos.overrides_partition for qos in limits):
+        site = replace(site, nodes=None, min_nodes=None, max_walltime_s=None)
     if needs.nodes < (site.min_nodes or 1):
         yield Excess("min_nodes", str(needs.nodes), str(site.min_nodes))
     for key, wanted, limit, shown in (
@@ -74,6 +91,19 @@ def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
     if site.max_walltime_s is not None and needs.time_s > site.max_walltime_s:
         limit_s = format_walltime(site.max_walltime_s)
         yield Excess("max_walltime", format_walltime(needs.time_s), limit_s)
+
+
+def _beyond_qos(limits: list[Qos], needs: Needs) -> Iterator[Excess]:
+    for key, wanted, limit, shown in (
+        ("max_walltime", needs.time_s, [one.max_walltime_s for one in limits], format_walltime),
+        ("nodes", needs.nodes, [one.nodes for one in limits], str),
+        ("gpus", needs.nodes * needs.gpus_per_node, [one.gpus for one in limits], str),
+    ):
+        for qos, most in zip(limits, limit, strict=True):
+            if most is not None:
+                if wanted > most:
+                    yield Excess(key, shown(wanted), shown(most), f"qos.{qos.name}")
+                break
 
 
 def kinds_of(site: Cluster) -> tuple[NodeKind, ...]:
@@ -184,7 +214,7 @@ def _with_type(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Fit 
         return Fit(kinds, None)
     if unsafe and types == [""]:
         named = dict.fromkeys(text for text in _types(site) if text)
-        return Excess("untyped", str(number), ", ".join(named), bool(site.kinds))
+        return Excess("untyped", str(number), ", ".join(named), _place(site))
     able = {one: tuple(k for k in kinds if one in k.complete_gpus(number)) for one in types if one}
     for one, own in able.items():
         if _total(own) >= needs.nodes:
@@ -194,7 +224,7 @@ def _with_type(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Fit 
 
 def _too_few(needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess:
     limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
-    return Excess("nodes", str(needs.nodes), limit, of_kinds=True)
+    return Excess("nodes", str(needs.nodes), limit, KINDS)
 
 
 def _total(kinds: tuple[NodeKind, ...]) -> int:
@@ -213,7 +243,7 @@ def _lacking(found: list[_Compared], site: Cluster) -> Excess:
     if one.key == "gpus_per_node" and not most:
         parts = dict.fromkeys(text for text in _types(site) if is_slice(text))
         limit += f"; name the type of a part: {', '.join(parts)}" if parts else ""
-    return Excess(one.key, one.wanted, limit or "none", of_kinds=bool(site.kinds))
+    return Excess(one.key, one.wanted, limit or "none", _place(site))
 
 
 def equipped(site: Cluster, needs: Needs) -> Cluster:
@@ -265,6 +295,10 @@ def number_of_nodes(site: Cluster) -> int | None:
     numbers = [kind.nodes for kind in site.kinds]
     total = None if None in numbers else sum(n or 0 for n in numbers)
     return least(site.nodes, total)
+
+
+def _place(site: Cluster) -> str:
+    return KINDS if site.kinds else ""
 
 
 def _types(site: Cluster) -> list[str]:

@@ -190,6 +190,20 @@ def _table(keys: dict[str, t.Key]) -> Callable[[object, str], dict[str, Any]]:
     return convert
 
 
+QOS_KEYS: dict[str, t.Key] = {
+    "max_walltime": ("max_walltime_s", t.walltime),
+    "nodes": ("nodes", t.count),
+    "gpus": ("gpus", t.count),
+    "max_submit_jobs": ("max_submit_jobs", t.count),
+    "overrides_partition": ("overrides_partition", t.flag),
+}
+
+
+def restricted(value: object, where: str) -> bool | str:
+    return value if isinstance(value, bool) else t.text(value, where)
+
+
+qos = _each_named(_table(QOS_KEYS))
 kinds = _each_named(_table(NODE_KIND_KEYS))
 kind_counts = _each_named(t.count)
 
@@ -223,6 +237,9 @@ NODE_KEYS: dict[str, t.Key] = {
     "max_mem_per_cpu": ("max_mem_per_cpu_mib", t.mem),
     "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
     "whole_nodes": ("whole_nodes", t.flag),
+    "accounts": ("accounts", t.texts),
+    "allowed_qos": ("allowed_qos", t.texts),
+    "partition_qos": ("partition_qos", t.word),
     "price_per_node_hour": ("price_per_node_hour", amount),
     "price_per_gpu_hour": ("price_per_gpu_hour", amount),
     "watts_per_node": ("watts_per_node", amount),
@@ -237,7 +254,7 @@ PARTITION_KEYS: dict[str, t.Key] = {
     "name": ("name", partition_name),
     **NODE_KEYS,
     "kinds": ("kinds", kind_counts),
-    "restricted": ("restricted", t.flag),
+    "restricted": ("restricted", restricted),
 }
 
 KEYS: dict[str, t.Key] = {
@@ -249,6 +266,9 @@ KEYS: dict[str, t.Key] = {
     "identify": ("identify", identify),
     **NODE_KEYS,
     "kinds": ("kinds", kinds),
+    "qos": ("qos", qos),
+    "default_qos": ("default_qos", t.word),
+    "max_submit_jobs": ("max_submit_jobs", t.count),
     "currency": ("currency", t.word),
     "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
     "account_required": ("account_required", t.flag),

@@ -76,12 +76,16 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
 }
 """The schemas of converters; all others take text."""
 
+
+def _named(inner: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": inner}
+
+
 _SCHEMAS |= {
-    keys.kinds: {
-        "type": "object",
-        "additionalProperties": _object(keys.NODE_KIND_KEYS, _docstrings("NodeKind")),
-    },
-    keys.kind_counts: {"type": "object", "additionalProperties": {"type": "integer"}},
+    keys.kinds: _named(_object(keys.NODE_KIND_KEYS, _docstrings("NodeKind"))),
+    keys.kind_counts: _named({"type": "integer"}),
+    keys.qos: _named(_object(keys.QOS_KEYS, _docstrings("Qos"))),
+    keys.restricted: {"type": ["boolean", "string"]},
 }
 
 # Its schema contains those of the converters above.

@@ -63,6 +63,8 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     _check_account(full, cluster)
     _check_times(full, sources)
     _check_array(full, cluster)
+    if full.array:
+        check_number(len(parse_array(full.array, "--array").indices), full, cluster)
     if cluster.choose_partition and not full.partition:
         full = replace(full, partition=choose_partition(cluster, _needs(full, sources)))
     site = site_of(full, cluster, sources)
@@ -206,6 +208,8 @@ def _needs(full: ScriptSpec, sources: Mapping[str, str]) -> Needs:
         gpu_type=full.gpu_type,
         constraint=full.constraint or "",
         gres=full.gres or "",
+        account=full.account,
+        qos=full.qos,
         sources={keys[name]: source for name, source in sources.items() if name in keys},
     )
 
@@ -273,6 +277,20 @@ def _check_array(full: ScriptSpec, site: Cluster) -> None:
         msg = f"--array: index {highest} is more than {site.name} has"
         msg += f" ({site.written('max_array_size')} = {site.max_array_size})"
         raise RenderError(msg, hint=f"indices end at {limit}; 'hpctk submit' makes several arrays")
+
+
+def check_number(jobs: int, spec: ScriptSpec, cluster: Cluster) -> None:
+    """Raise RenderError if a user may not have so many jobs submitted at a time."""
+    limits = {"max_submit_jobs": cluster.max_submit_jobs}
+    for qos in cluster.qos:
+        if qos.name == (spec.qos or cluster.default_qos):
+            limits[f"qos.{qos.name}.max_submit_jobs"] = qos.max_submit_jobs
+    for key, limit in limits.items():
+        if limit is not None and jobs > limit:
+            where = cluster.written(key.removesuffix(".max_submit_jobs"))
+            msg = f"--array: {jobs} jobs are more than a user of {cluster.name} may submit"
+            hint = "use a run: a few jobs process any number of items; or submit it in parts"
+            raise RenderError(f"{msg} ({where}: at most {limit})", hint=hint)
 
 
 def ranks(full: ScriptSpec) -> int:

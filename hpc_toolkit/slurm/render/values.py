@@ -116,6 +116,10 @@ class Array:
     highest: int
     """The largest index as written: Slurm takes the end of ``0-9:2`` as 9."""
 
+    @property
+    def indices(self) -> set[int]:
+        return {index for part in self.ranges for index in part}
+
 
 def parse_array(text: str, where: str) -> Array:
     """Parse the indices of an array; leading zeros are dropped."""

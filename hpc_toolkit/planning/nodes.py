@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _MARGIN = 1.1
 """Factor from the time that is enough in 19 of 20 cases to the walltime to request."""
 
+_MUCH_MIB = 256 * 1024
+"""Memory of a node that many sites do not have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
@@ -310,6 +313,9 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
 
 
 def _remarks(spec: ScriptSpec, full: ScriptSpec, site: Cluster, fitting: Cluster) -> Iterator[str]:
+    from hpc_toolkit.slurm.render.directives import memory_mib
+    from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS
+
     if len(site.kinds) > 1:
         nodes = (" ".join(filter(None, (str(k.nodes or ""), k.name))) for k in fitting.kinds)
         yield f"nodes that fit: {', '.join(nodes)}"
@@ -319,6 +325,11 @@ def _remarks(spec: ScriptSpec, full: ScriptSpec, site: Cluster, fitting: Cluster
             yield f"other types that fit: {', '.join(others)}"
     if fitting.whole_nodes:
         yield "complete nodes are billed"
+    assumed = [f"defaults.{key}" for key, _ in site.defaults if key in MEMORY_OPTIONS]
+    given = any(getattr(spec, name) is not None for name in MEMORY_OPTIONS)
+    if assumed and not given and not fitting.mem_per_node_mib and memory_mib(full) > _MUCH_MIB:
+        said = f"{format_mem(memory_mib(full))} of memory on each node ({site.written(assumed[0])})"
+        yield f"{said}; --mem SIZE or --mem none changes that"
 
 
 def asked_line(ask: Ask) -> str:

@@ -102,7 +102,10 @@ def slices(tmp_path: Path) -> Site:
 def test_a_job_gets_its_share_of_the_nodes_that_fit(
     mixed: Site, words: str, cpus: int, mem: int
 ) -> None:
-    assert mixed.rank(words) == (cpus, mem)
+    found = mixed.rank(words)
+
+    assert found[0] == cpus
+    assert 0.999 * mem <= found[1] <= mem
 
 
 def test_a_number_of_gpus_that_one_kind_has_names_their_type_and_the_kind(mixed: Site) -> None:
@@ -484,3 +487,86 @@ def test_sacctmgr_is_asked_for_this_user_and_may_be_absent(
     assert found.own("account") == ["a"]
     assert qos_limits(found, "normal")["max_walltime"] == "02:00:00"
     assert not this_user("site", accounting=False).associations
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Site:
+    return Site(MEMORY, tmp_path)
+
+
+def test_memory_is_requested_in_the_form_of_the_partition_within_its_limit(memory: Site) -> None:
+    options = memory.options("--partition cpu --ntasks-per-node 48")
+
+    assert mib(options["mem-per-cpu"]) <= 3968
+    assert "mem" not in options
+    # More memory for each CPU needs more CPUs.
+    assert memory.options("--partition cpu --mem 40000M")["cpus-per-task"] == "11"
+    refused = memory.refusal("--partition cpu --cpus-per-task 4 --mem 40000M")
+    assert "memory per CPU: 10000M is more than site allows" in refused.message
+    assert "cpu.max_mem_per_cpu = 3968M" in refused.message
+    assert "max_mem_per_cpu" in str(memory.refusal("--partition cpu --sbatch mem-per-cpu=4G"))
+
+
+def test_complete_nodes_are_billed_where_they_are_given(memory: Site) -> None:
+    options, note = memory.render("--partition acc --gpus-per-node 8")
+    assert options["mem"] == "480000M"
+    assert "up to 8.00 GPU-hours" in note
+    assert "complete nodes are billed" in note
+    options, note = memory.render("--partition acc --gpus-per-node 2")
+    # The job gets, and pays for, the eight GPUs and all of the memory.
+    assert (options["gpus-per-node"], options["mem"]) == ("mi250:2", "480000M")
+    assert "up to 8.00 GPU-hours" in note
+
+
+def test_a_partition_alone_can_leave_memory_to_slurm(memory: Site) -> None:
+    memory.edit("whole_nodes = true", 'mem_style = "none"\nwhole_nodes = true')
+
+    assert not {"mem", "mem-per-cpu"} & memory.options("--partition acc --gpus-per-node 8").keys()
+    assert "mem" in memory.options("--partition big")
+
+
+def test_a_limit_of_memory_per_node_is_named(memory: Site) -> None:
+    refused = memory.refusal("--partition big --mem 1950G")
+
+    assert "memory per node: 1950G is more than site allows" in refused.message
+    assert "big.max_mem_per_node = 1900000M" in refused.message
+    assert "mem" in memory.options("--partition big --mem 1850G")
+
+
+def test_memory_per_gpu_within_a_limit_per_cpu(tmp_path: Path) -> None:
+    limits = "DefMemPerCPU=2000 MaxMemPerCPU=4000 JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=60000"
+    found = site(
+        tmp_path,
+        [f"gpu {limits}", "cpu MaxMemPerNode=UNLIMITED"],
+        ["2*NodeName=a CPUTot=64 RealMemory=512000 Gres=gpu:h100:4 Partitions=gpu,cpu"],
+        "MaxMemPerNode = UNLIMITED\nMaxMemPerCPU = 5000\n",
+    )
+
+    # 16 CPUs with 4000M are less than a quarter of the node.
+    assert found.options("--partition gpu --gpus-per-node 1")["mem-per-gpu"] == "64000M"
+    assert found.options("--partition gpu")["mem-per-cpu"] == "4000M"
+    assert found.options("--partition cpu")["mem-per-cpu"] == "5000M"
+
+
+def test_mem_none_requests_no_memory(memory: Site) -> None:
+    options, _ = memory.render("--partition cpu --ntasks-per-node 48 --mem none")
+
+    assert not {"mem", "mem-per-cpu"} & options.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--ntasks-per-node 48", True),
+        ("--ntasks-per-node 16", False),
+        ("--ntasks-per-node 48 --mem none", False),
+        ("--ntasks-per-node 48 --mem 500G", False),
+    ],
+)
+def test_generic_says_when_its_default_memory_is_large(
+    memory: Site, words: str, said: bool
+) -> None:
+    memory.file = Path("generic")  # not a path
+    _, note = memory.render(words)
+
+    assert ("768G of memory on each node (clusters/generic.toml: defaults." in note) is said

@@ -235,7 +235,7 @@ def _site(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     )
     if not limited:
         lines.append("# max_walltime: not every partition has a limit")
-    if "MEMORY" not in _setting(facts, "SelectTypeParameters").upper():
+    if not _shares_memory(facts):
         lines.append("# Slurm does not share out memory here (SelectTypeParameters).")
         lines += _stated(mem_style="none")
     size = _setting(facts, "MaxArraySize")
@@ -283,8 +283,10 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
     nodes, least, cpus = (
         number_of(record, key) for key in ("MaxNodes", "MinNodes", "MaxCPUsPerNode")
     )
-    # A partition's own limit overrides that of the cluster.
-    mem = number_of(record, "MaxMemPerNode") or number_of(facts.config, "MaxMemPerNode")
+    # A partition's own limit overrides those of the cluster.
+    limits = ("MaxMemPerNode", "MaxMemPerCPU")
+    source = record if any(number_of(record, key) for key in limits) else facts.config
+    mem, mem_per_cpu = (number_of(source, key) for key in limits)
     most_cpus = max((kind.cpus or 0 for kind in one.kinds), default=0)
     most_mem = max((kind.mem_mib or 0 for kind in one.kinds), default=0)
     stated = _stated(
@@ -294,6 +296,8 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
         min_nodes=least if least and least > 1 else None,
         max_cpus_per_node=cpus if cpus and cpus < most_cpus else None,
         max_mem_per_node=format_mem(mem) if mem and mem < most_mem else None,
+        max_mem_per_cpu=format_mem(mem_per_cpu) if mem_per_cpu else None,
+        mem_style=_mem_style(record, facts.config) if _shares_memory(facts) else None,
         whole_nodes=True if record.get("OverSubscribe") == "EXCLUSIVE" else None,
         restricted=one.closed or None,
         **({} if one.closed else _rights(record, facts)),
@@ -304,6 +308,20 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
     inline = f"kinds = {{ {', '.join(counts)} }}"
     kinds = [inline] if len(inline) <= _LINE else ["[partitions.kinds]", *counts]
     return "\n" + "\n".join([*remarks, "[[partitions]]", *stated, *kinds])
+
+
+def _shares_memory(facts: SlurmFacts) -> bool:
+    return "MEMORY" in _setting(facts, "SelectTypeParameters").upper()
+
+
+def _mem_style(record: Mapping[str, str], config: Mapping[str, str]) -> str | None:
+    """Return the form in which the site gives memory by default; None if it gives nodes."""
+    defaults = record.get("JobDefaults", "") + config.get("JobDefaults", "")
+    if "DefMemPerGPU" in defaults:
+        return "mem-per-gpu"
+    keys = ("DefMemPerNode", "MaxMemPerNode", "DefMemPerCPU", "MaxMemPerCPU")
+    source = record if any(number_of(record, key) for key in keys) else config
+    return "mem-per-cpu" if any(number_of(source, key) for key in keys[2:]) else None
 
 
 def _rights(record: Mapping[str, str], facts: SlurmFacts) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.choice import choose_partition, fitting_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least
 from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS, OPTIONS, option, rivals_of, shown
-from hpc_toolkit.slurm.render.values import parse_array
+from hpc_toolkit.slurm.render.values import NO_MEMORY, parse_array
 from hpc_toolkit.system.quantities import HOUR_S, format_walltime
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
     depends = "yes" if full.kill_on_invalid_dep else "no"
     of_several: dict[str, list[tuple[str, Any]]] = {
         "gpus_per_node": _gpu_directives(full, cluster),
+        "mem": [("mem", None if full.mem == NO_MEMORY else shown("mem", full.mem))],
         "array": [("array", full.array and parse_array(full.array, "--array").text)],
         # Without this option, a job whose dependency can never be met stays pending for ever.
         "kill_on_invalid_dep": [("kill-on-invalid-dep", full.dependency and depends)],
@@ -318,7 +319,7 @@ def memory_mib(full: ScriptSpec) -> int:
         return full.mem_per_cpu * cpus(full)
     if full.mem_per_gpu:
         return full.mem_per_gpu * full.gpus_per_node
-    return full.mem or 0
+    return max(0, full.mem or 0)
 
 
 def cpus_share(full: ScriptSpec, site: Cluster) -> int:

@@ -249,7 +249,7 @@ def test_slices_beside_complete_gpus_and_slices_alone(tmp_path: Path) -> None:
     assert found.rank("--gpus-per-node a100:1") == (14, 140000)
     assert found.rank("--gpus-per-node a100_1g.5gb:1") == (2, 20000)
     assert found.options("--partition gpu --sbatch gres=shard:4")["gres"] == "shard:4"
-    assert "shard:24" in str(found.refusal("--partition gpu --sbatch gres=shard:25"))
+    assert "a node has at most 24" in str(found.refusal("--partition gpu --sbatch gres=shard:25"))
     refused = found.refusal("--partition small --gpus-per-node 1")
     assert "name the type of a part: 1g.10gb" in str(refused)
     assert found.options("--partition small --gpus-per-node 1g.10gb:2")["gpus-per-node"]

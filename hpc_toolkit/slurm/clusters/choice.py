@@ -122,39 +122,34 @@ class _Words(NamedTuple):
     """The option or quantity that violates the limit."""
     reason: str
     """Why a partition refuses; the limit's value follows."""
-    relation: str
-    """How the request differs from the limit; ``{}`` is the cluster's name."""
     way_out: str
     """What to request instead."""
+    relation: str = "more than {} has"
+    """How the request differs from the limit; ``{}`` is the cluster's name."""
 
 
-_MORE = "more than {} has"
-_ALLOWED = "more than {} allows"
-_CPUS, _MEMORY = "--ntasks-per-node x --cpus-per-task", "memory per node"
+_NOT, _ALLOWED = "not what {} has", "more than {} allows"
+_CPUS, _MEMORY, _GPUS = "--ntasks-per-node x --cpus-per-task", "memory per node", "--gpus-per-node"
+_UNTYPED = "ambiguous: {} has complete GPUs and parts of them"
 _WORDS = {
-    "constraint": _Words(
-        "--sbatch constraint", "features are", "not what {} has", "other features"
-    ),
-    "gpu_type": _Words("--gpu-type", "its GPUs are", "not what {} has", "another type of GPU"),
-    "untyped": _Words(
-        *("--gpus-per-node", "its GPUs are", "ambiguous: {} has complete GPUs and parts of them"),
-        "a type of GPU: --gpus-per-node TYPE:N",
-    ),
-    "gres": _Words("--sbatch gres", "resources of a node are", _MORE, "fewer of them"),
-    "nodes": _Words("--nodes", "nodes at most", _MORE, "fewer nodes"),
-    "min_nodes": _Words("--nodes", "nodes at least", "less than {} takes", "more nodes"),
-    "gpus_per_node": _Words("--gpus-per-node", "GPUs a node at most", _MORE, "fewer GPUs a node"),
-    "cpus_per_node": _Words(_CPUS, "CPUs a node at most", _MORE, "fewer CPUs a node"),
-    "mem_per_node": _Words(_MEMORY, "memory a node at most", _MORE, "less memory"),
-    "max_cpus_per_node": _Words(_CPUS, "MaxCPUsPerNode", _ALLOWED, "fewer CPUs a node"),
-    "max_mem_per_node": _Words(_MEMORY, "MaxMemPerNode", _ALLOWED, "less memory"),
+    "accounts": _Words("--account", "accounts are", "another --account", "not for {}"),
+    "allowed_qos": _Words("--qos", "QOS are", "another --qos", "not for {}"),
+    "constraint": _Words("--sbatch constraint", "features are", "other features", _NOT),
+    "gpu_type": _Words("--gpu-type", "its GPUs are", "another type of GPU", _NOT),
+    "untyped": _Words(_GPUS, "its GPUs are", "a type of GPU: --gpus-per-node TYPE:N", _UNTYPED),
+    "gres": _Words("--sbatch gres", "of this resource a node has at most", "less of it"),
+    "nodes": _Words("--nodes", "nodes at most", "fewer nodes"),
+    "min_nodes": _Words("--nodes", "nodes at least", "more nodes", "less than {} takes"),
+    "gpus": _Words(f"--nodes x {_GPUS}", "GPUs at most", "fewer GPUs", _ALLOWED),
+    "gpus_per_node": _Words(_GPUS, "GPUs a node at most", "fewer GPUs a node"),
+    "cpus_per_node": _Words(_CPUS, "CPUs a node at most", "fewer CPUs a node"),
+    "mem_per_node": _Words(_MEMORY, "memory a node at most", "less memory"),
+    "max_cpus_per_node": _Words(_CPUS, "MaxCPUsPerNode", "fewer CPUs a node", _ALLOWED),
+    "max_mem_per_node": _Words(_MEMORY, "MaxMemPerNode", "less memory", _ALLOWED),
     "max_mem_per_cpu": _Words(
-        "memory per CPU", "MaxMemPerCPU", _ALLOWED, "more CPUs (--cpus-per-task) or less memory"
+        *("memory per CPU", "MaxMemPerCPU", "more --cpus-per-task or less memory"), _ALLOWED
     ),
-    "gpus": _Words("--nodes x --gpus-per-node", "GPUs at most", _ALLOWED, "fewer GPUs"),
-    "accounts": _Words("--account", "accounts are", "not for {}", "another --account"),
-    "allowed_qos": _Words("--qos", "QOS are", "not for {}", "another --qos"),
-    "max_walltime": _Words("--time", "time at most", _MORE, "less time"),
+    "max_walltime": _Words("--time", "time at most", "less time"),
 }
 
 

@@ -21,12 +21,7 @@ from hpc_toolkit.slurm.clusters.nodes import NodeKind, kinds_of_records, number_
 from hpc_toolkit.slurm.clusters.rights import NOBODY, User, closed, permitted, qos_limits, this_user
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
-from hpc_toolkit.system.quantities import (
-    HOUR_S,
-    format_mem,
-    format_walltime,
-    parse_walltime,
-)
+from hpc_toolkit.system.quantities import HOUR_S, format_mem, format_walltime, parse_walltime
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -84,17 +79,14 @@ class Offer:
     """A partition that takes jobs."""
 
     record: Mapping[str, str]
+    default: bool
+    """Whether jobs without a partition go there."""
     kinds: tuple[NodeKind, ...]
     """The kinds of its nodes with their numbers, the most frequent first."""
     remarks: tuple[str, ...]
     """Remarks for the reader of the file: preemption, nodes that are down."""
     closed: str
     """Why the user cannot use it; "" if nothing excludes them."""
-
-    @property
-    def default(self) -> bool:
-        """Whether jobs without a partition go there."""
-        return self.record.get("Default") == "YES"
 
     @property
     def max_walltime_s(self) -> int | None:
@@ -121,25 +113,24 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
             left_out.append(f"{name!r}: {why}")
             continue
         numbers = Counter(kind for _, kind in own)
+        default, preempted = record.get("Default") == "YES", record.get("PreemptMode", "OFF")
+        remarks = ["the default partition"] if default else []
         down = sum(1 for node, _ in own if re.search("DOWN|DRAIN|FAIL", node.get("State", "")))
+        if down:
+            remarks.append(f"{down} of {len(own)} nodes are down or drained now")
+        if preempted != "OFF":
+            remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
         found.append(
             Offer(
+                default=default,
                 record=record,
                 kinds=tuple(replace(kind, nodes=n) for kind, n in numbers.most_common()),
-                remarks=tuple(_remarks(record, down, len(own))),
+                remarks=tuple(remarks),
                 closed=closed(record, facts.user),
             )
         )
     # The sort is stable, so that other partitions keep Slurm's order.
     return sorted(found, key=lambda one: (not one.default, bool(one.closed))), left_out
-
-
-def _remarks(record: Mapping[str, str], down: int, nodes: int) -> list[str]:
-    preempted = record.get("PreemptMode", "OFF")
-    found = [f"{down} of {nodes} nodes are down or drained now"] if down else []
-    if preempted != "OFF":
-        found.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
-    return found
 
 
 def _unusable(record: Mapping[str, str]) -> str:
@@ -255,14 +246,11 @@ def _accounts(facts: SlurmFacts) -> list[str]:
             "# account_required = true",
         ]
     defaults, submit = user.own("defaultqos"), user.own("maxsubmit")
-    lowest = min((int(text) for text in submit if text.isdecimal()), default=None)
+    lowest = min(map(int, filter(str.isdecimal, submit)), default=None)
     return [
         f"# Your accounts: {', '.join(user.own('account'))}.",
         "# account_required = true" if routed else "account_required = false",
-        *_stated(
-            default_qos=defaults[0] if len(defaults) == 1 else None,
-            max_submit_jobs=lowest,
-        ),
+        *_stated(default_qos=defaults[0] if len(defaults) == 1 else None, max_submit_jobs=lowest),
     ]
 
 
@@ -271,18 +259,15 @@ def _choice(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     free = [one for one in usable if not one.closed]
     if plugin:
         return [f"# choose_partition: left to the site (JobSubmitPlugins={plugin})"]
-    return ["choose_partition = true"] if len(free) > 1 else []
+    # Slurm itself sends a job without a partition to the default one.
+    chosen = len(free) > 1 or (free and not free[0].default)
+    return ["choose_partition = true"] if chosen else []
 
 
 def _partition(one: Offer, facts: SlurmFacts) -> str:
-    record, limit_s, total = (
-        one.record,
-        one.max_walltime_s,
-        sum(kind.nodes or 0 for kind in one.kinds),
-    )
-    nodes, least, cpus = (
-        number_of(record, key) for key in ("MaxNodes", "MinNodes", "MaxCPUsPerNode")
-    )
+    record, total = one.record, sum(kind.nodes or 0 for kind in one.kinds)
+    nodes, cpus = number_of(record, "MaxNodes"), number_of(record, "MaxCPUsPerNode")
+    least = number_of(record, "MinNodes")
     # A partition's own limit overrides those of the cluster.
     limits = ("MaxMemPerNode", "MaxMemPerCPU")
     source = record if any(number_of(record, key) for key in limits) else facts.config
@@ -291,7 +276,7 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
     most_mem = max((kind.mem_mib or 0 for kind in one.kinds), default=0)
     stated = _stated(
         name=record["PartitionName"],
-        max_walltime=None if limit_s is None else format_walltime(limit_s),
+        max_walltime=one.max_walltime_s and format_walltime(one.max_walltime_s),
         nodes=nodes if nodes and nodes < total else None,
         min_nodes=least if least and least > 1 else None,
         max_cpus_per_node=cpus if cpus and cpus < most_cpus else None,
@@ -302,8 +287,7 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
         restricted=one.closed or None,
         **({} if one.closed else _rights(record, facts)),
     )
-    default = ["the default partition"] if one.default else []
-    remarks = [f"# {remark}" for remark in (*default, *one.remarks)]
+    remarks = [f"# {remark}" for remark in one.remarks]
     counts = [f"{kind.name} = {kind.nodes}" for kind in one.kinds]
     inline = f"kinds = {{ {', '.join(counts)} }}"
     kinds = [inline] if len(inline) <= _LINE else ["[partitions.kinds]", *counts]
@@ -326,16 +310,14 @@ def _mem_style(record: Mapping[str, str], config: Mapping[str, str]) -> str | No
 
 def _rights(record: Mapping[str, str], facts: SlurmFacts) -> dict[str, Any]:
     """Return the accounts and the QOS that the user's jobs may have, if these are not all."""
-    found: dict[str, Any] = {}
-    for key, name, column in (("accounts", "Accounts", "account"), ("allowed_qos", "Qos", "qos")):
-        allowed = permitted(record, facts.user, name, column)
-        found[key] = allowed if allowed != facts.user.own(column) else None
-    # Without the user's accounts only AllowQos is a list of what a job may have.
-    found["accounts"] = found["accounts"] or None
-    found["allowed_qos"] = found["allowed_qos"] or None
-    qos = record.get("QoS", "N/A")
-    found["partition_qos"] = qos if qos in _limited_qos(facts) else None
-    return found
+    user, qos = facts.user, record.get("QoS", "N/A")
+    accounts = permitted(record, user, "Accounts", "account")
+    allowed = permitted(record, user, "Qos", "qos")
+    return {
+        "accounts": accounts if accounts and accounts != user.own("account") else None,
+        "allowed_qos": allowed if allowed and allowed != user.own("qos") else None,
+        "partition_qos": qos if qos in _limited_qos(facts) else None,
+    }
 
 
 def _limited_qos(facts: SlurmFacts) -> dict[str, dict[str, Any]]:

@@ -274,8 +274,8 @@ def _build(merged: MergedFacts, name: str, *, file: str, argument: str = "") -> 
         for field, value in merged.values.items()
     }
     values["partitions"] = tuple(Partition(**one) for one in values.get("partitions", ()))
-    values["qos"] = tuple(Qos(name=one, **its) for one, its in values.get("qos", ()))
-    values["kinds"] = tuple(NodeKind(name=one, **its) for one, its in values.get("kinds", ()))
+    values["qos"] = tuple(Qos(name=one, **dict(its)) for one, its in values.get("qos", ()))
+    values["kinds"] = tuple(NodeKind(name=one, **dict(its)) for one, its in values.get("kinds", ()))
     cluster = Cluster(
         name=t.word(name, f"{file}: its name"),
         file=file,

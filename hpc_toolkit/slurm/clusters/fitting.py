@@ -123,73 +123,27 @@ class Fit(NamedTuple):
     """The type of GPUs to request; None if Slurm may give any."""
 
 
-class _Compared(NamedTuple):
-    """One thing that a job needs, and what a kind of nodes has of it."""
-
-    key: str
-    wanted: str
-    has: int | str
-    fits: bool
-
-
-def _compared(
-    kind: NodeKind, needs: Needs, known: frozenset[str], gres: set[str]
-) -> list[_Compared]:
-    """``known`` are the features, and ``gres`` the resources, that any kind of the site lists."""
-    number, gpu_type, own = needs.gpus_per_node, needs.gpu_type, dict(kind.gres)
-    typed: dict[str, int | None] | None = None if kind.gpus is None else dict(kind.gpus)
-    gpus: int | None = None
-    if typed is not None:
-        # Untyped GPUs of a node may be of any type.
-        named = [n for one, n in typed.items() if one in (gpu_type, "")]
-        whole = [n for one, n in typed.items() if not is_slice(one)]
-        some = named if gpu_type else whole
-        gpus = None if None in some else max((n or 0 for n in some), default=0)
-    lacking = [
-        f"{name}:{n}"
-        for name, _, n in read_gres(needs.gres)
-        if name in gres and (name not in own or (own[name] or n or 0) < (n or 0))
-    ]
-    untold = typed is None or not (number and gpu_type and "gpu" in gres)
-    has_type = untold or bool(typed and typed.keys() & {gpu_type, ""})
-    return [
-        _Compared(
-            "constraint",
-            needs.constraint,
-            ",".join(kind.features),
-            not needs.constraint or has_features(needs.constraint, kind, known),
-        ),
-        _Compared("gpu_type", gpu_type or "", ", ".join(typed or ()), has_type),
-        _Compared("gpus_per_node", str(number), gpus or 0, gpus is None or gpus >= number),
-        _Compared("gres", needs.gres, ",".join(f"{one}:{n}" for one, n in kind.gres), not lacking),
-        _Compared(
-            "cpus_per_node",
-            str(needs.cpus),
-            kind.cpus or 0,
-            (kind.cpus or needs.cpus) >= needs.cpus,
-        ),
-        _Compared(
-            "mem_per_node",
-            format_mem(needs.mem_mib),
-            kind.mem_mib or 0,
-            (kind.mem_mib or needs.mem_mib) >= needs.mem_mib,
-        ),
-    ]
-
-
 def fit(site: Cluster, needs: Needs) -> Fit | Excess:
     """Return the kinds whose nodes can serve the job, or what they lack."""
     kinds = kinds_of(site)
     known = frozenset(feature for kind in kinds for feature in kind.features)
-    gres = {name for kind in kinds for name, _ in kind.gres}
-    gres |= {"gpu" for kind in kinds if kind.gpus}
-    rows = [(kind, _compared(kind, needs, known, gres)) for kind in kinds]
-    for at in range(len(rows[0][1])):
-        fitting = [row for row in rows if row[1][at].fits]
-        if not fitting:
-            return _lacking([row[1][at] for row in rows], site)
-        rows = fitting
-    kinds = tuple(kind for kind, _ in rows)
+    if needs.constraint:
+        kinds = tuple(kind for kind in kinds if has_features(needs.constraint, kind, known))
+        if not kinds:
+            return Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
+    resources = [(name, "gres", number or 0) for name, _, number in read_gres(needs.gres)]
+    if needs.gpus_per_node:
+        gpu = f"gpu:{needs.gpu_type}" if needs.gpu_type else "gpu"
+        resources.insert(0, (gpu, "gpus_per_node", needs.gpus_per_node))
+    resources += [("cpus", "cpus_per_node", needs.cpus), ("mem", "mem_per_node", needs.mem_mib)]
+    for resource, key, number in resources:
+        has = {kind: kind.amount(resource) for kind in kinds}
+        most = max(found or 0 for found in has.values())
+        able = tuple(kind for kind, found in has.items() if found is None or found >= number)
+        # A generic resource that no kind lists may be on any node.
+        if not able and (most or key != "gres"):
+            return _lacking(site, needs, key, number, most)
+        kinds = able or kinds
     if _total(kinds) < needs.nodes:
         return _too_few(needs, kinds)
     if needs.gpus_per_node and not needs.gpu_type:
@@ -214,7 +168,7 @@ def _with_type(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Fit 
         return Fit(kinds, None)
     if unsafe and types == [""]:
         named = dict.fromkeys(text for text in _types(site) if text)
-        return Excess("untyped", str(number), ", ".join(named), _place(site))
+        return Excess("untyped", str(number), ", ".join(named), KINDS)
     able = {one: tuple(k for k in kinds if one in k.complete_gpus(number)) for one in types if one}
     for one, own in able.items():
         if _total(own) >= needs.nodes:
@@ -232,18 +186,15 @@ def _total(kinds: tuple[NodeKind, ...]) -> int:
     return sum(MAX_COUNT if kind.nodes is None else kind.nodes for kind in kinds)
 
 
-def _lacking(found: list[_Compared], site: Cluster) -> Excess:
-    one = found[0]
-    most = max((n for n in (other.has for other in found) if isinstance(n, int)), default=None)
-    if most is None:
-        texts = [text for other in found for text in str(other.has).split(", ")]
-        limit = ", ".join(dict.fromkeys(filter(None, texts)))
-    else:
-        limit = format_mem(most) if one.key == "mem_per_node" else str(most)
-    if one.key == "gpus_per_node" and not most:
-        parts = dict.fromkeys(text for text in _types(site) if is_slice(text))
-        limit += f"; name the type of a part: {', '.join(parts)}" if parts else ""
-    return Excess(one.key, one.wanted, limit or "none", _place(site))
+def _lacking(site: Cluster, needs: Needs, key: str, number: int, most: int) -> Excess:
+    place = KINDS if site.kinds else ""
+    types = dict.fromkeys(filter(None, _types(site)))
+    if key == "gpus_per_node" and not most and types:
+        if needs.gpu_type:
+            return Excess("gpu_type", needs.gpu_type, ", ".join(types), place)
+        return Excess(key, str(number), f"0; name the type of a part: {', '.join(types)}", place)
+    shown = format_mem if key == "mem_per_node" else str
+    return Excess(key, shown(number), shown(most), place)
 
 
 def equipped(site: Cluster, needs: Needs) -> Cluster:
@@ -295,10 +246,6 @@ def number_of_nodes(site: Cluster) -> int | None:
     numbers = [kind.nodes for kind in site.kinds]
     total = None if None in numbers else sum(n or 0 for n in numbers)
     return least(site.nodes, total)
-
-
-def _place(site: Cluster) -> str:
-    return KINDS if site.kinds else ""
 
 
 def _types(site: Cluster) -> list[str]:

@@ -115,6 +115,8 @@ class Table:
     keys: dict[str, t.Key]
     rivals: tuple[str, ...] = ()
     """Keys of which only one may be there."""
+    of: str = ""
+    """The dataclass whose fields the keys set."""
 
     def __call__(self, value: object, where: str) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict):
@@ -156,7 +158,7 @@ def gres(value: object, where: str) -> tuple[tuple[str, int | None], ...]:
     return tuple((name, number) for name, _, number in _resources(value, where))
 
 
-NODE_KIND_KEYS: dict[str, t.Key] = {
+_NODE_KIND_KEYS: dict[str, t.Key] = {
     "nodes": ("nodes", t.count),
     "cpus": ("cpus", t.count),
     "mem": ("mem_mib", t.mem),
@@ -166,31 +168,22 @@ NODE_KIND_KEYS: dict[str, t.Key] = {
 }
 
 
-def _each_named(
-    convert: Callable[[Any, str], Any],
-) -> Callable[[object, str], tuple[tuple[str, Any], ...]]:
-    """A converter for a table whose keys are names, and whose values ``convert`` reads."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """Converter for a table whose keys are names, into pairs of names and values."""
 
-    def convert_all(value: object, where: str) -> tuple[tuple[str, Any], ...]:
+    each: Callable[[Any, str], Any]
+    """Converter of a value."""
+
+    def __call__(self, value: object, where: str) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict):
             raise t.wrong(where, value, "a table")
         return tuple(
-            (t.word(name, where), convert(one, f"{where}.{name}")) for name, one in value.items()
+            (t.word(name, where), self.each(one, f"{where}.{name}")) for name, one in value.items()
         )
 
-    return convert_all
 
-
-def _table(keys: dict[str, t.Key]) -> Callable[[object, str], dict[str, Any]]:
-    def convert(value: object, where: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise t.wrong(where, value, "a table")
-        return t.convert(value, keys, where)
-
-    return convert
-
-
-QOS_KEYS: dict[str, t.Key] = {
+_QOS_KEYS: dict[str, t.Key] = {
     "max_walltime": ("max_walltime_s", t.walltime),
     "nodes": ("nodes", t.count),
     "gpus": ("gpus", t.count),
@@ -203,9 +196,9 @@ def restricted(value: object, where: str) -> bool | str:
     return value if isinstance(value, bool) else t.text(value, where)
 
 
-qos = _each_named(_table(QOS_KEYS))
-kinds = _each_named(_table(NODE_KIND_KEYS))
-kind_counts = _each_named(t.count)
+qos = Named(Table(_QOS_KEYS, of="Qos"))
+kinds = Named(Table(_NODE_KIND_KEYS, of="NodeKind"))
+kind_counts = Named(t.count)
 
 
 def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:

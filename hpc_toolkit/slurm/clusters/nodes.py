@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ class NodeKind:
     """GPUs of a node as Slurm's Gres names them, 'a100:4' or 'h100_1g.10gb:14,h100:2'; without a
     type '4', without GPUs ''."""
     gres: tuple[tuple[str, int | None], ...] = ()
-    """Other generic resources of a node, such as 'shard:16,mps:400'."""
+    """Other generic resources of a node that jobs share, such as 'shard:16,mps:400'."""
     features: tuple[str, ...] = ()
     """Features that only some kinds of nodes have, for '--sbatch constraint=FEATURE'."""
 
@@ -48,13 +48,27 @@ class NodeKind:
         memory = [format_mem(self.mem_mib)] if self.mem_mib else []
         return ", ".join([*gpus, *gres, *cpus, *memory, *self.features])
 
+    def amount(self, resource: str) -> int | None:
+        """Return how much a node has of "cpus", "mem", a resource of Slurm, or GPUs of a type,
+        "gpu:a100"; "gpu" are complete GPUs of any one type. None if that is unknown.
+        """
+        if resource in ("cpus", "mem"):
+            return self.cpus if resource == "cpus" else self.mem_mib
+        name, _, gpu_type = resource.partition(":")
+        if name != "gpu":
+            return dict(self.gres).get(name, 0)
+        if self.gpus is None:
+            return None
+        # GPUs without a type may be of any type.
+        fit = {gpu_type, ""} if gpu_type else {one for one, _ in self.gpus if not is_slice(one)}
+        numbers = [number for one, number in self.gpus if one in fit]
+        return None if None in numbers else max(map(int, filter(None, numbers)), default=0)
+
     def complete_gpus(self, at_least: int) -> list[str]:
         """Return the types of complete GPUs of which a node has that many."""
-        return [
-            kind
-            for kind, number in self.gpus or ()
-            if not is_slice(kind) and (number is None or number >= at_least)
-        ]
+        types = [kind for kind, _ in self.gpus or () if not is_slice(kind)]
+        counts = dict(self.gpus or ())
+        return [kind for kind in types if (counts[kind] or at_least) >= at_least]
 
     def share(self, gpu_type: str | None, gpus: int) -> Fraction | None:
         """Return the part of a node that belongs to some of its GPUs; None if it is unknown.
@@ -127,53 +141,29 @@ def has_features(constraint: str, kind: NodeKind, known: frozenset[str]) -> bool
 
 def kinds_of_records(nodes: Sequence[Mapping[str, str]]) -> list[NodeKind]:
     """Return the kind of each node, with a name."""
-    shapes = _with_equal_memory([_shape(node) for node in nodes])
-    sets = [frozenset(_features(node)) for node in nodes]
-    by_shape: dict[NodeKind, set[frozenset[str]]] = {}
+    shapes, sizes = [_shape(node) for node in nodes], defaultdict[NodeKind, set[int]](set)
+    for shape in shapes:
+        sizes[replace(shape, mem_mib=None)].add(shape.mem_mib or 0)
+    # Nodes whose memory differs by a percent are of one kind, with the smallest memory.
+    for at, shape in enumerate(shapes):
+        near = (m for m in sizes[replace(shape, mem_mib=None)] if m * 1.01 >= (shape.mem_mib or 0))
+        shapes[at] = replace(shape, mem_mib=min(near) or None)
+    texts = [node.get("AvailableFeatures", "").split(",") for node in nodes]
+    sets = [frozenset(text).difference(("", "(null)", "none")) for text in texts]
+    variants = defaultdict[NodeKind, set[frozenset[str]]](set)
     for shape, features in zip(shapes, sets, strict=True):
-        by_shape.setdefault(shape, set()).add(features)
-    # Features of single racks or nodes would make a kind of each of them; the features of all
-    # nodes tell nothing.
+        variants[shape].add(features)
+    # Features of racks would make a kind of each; the features of all nodes tell nothing.
     noise = frozenset.intersection(*sets) if sets else frozenset()
-    for variants in by_shape.values():
-        if len(variants) > _FEATURE_SETS:
-            noise |= frozenset.union(*variants) - frozenset.intersection(*variants)
-    everywhere = {shape.gres for shape in shapes}
+    for some in variants.values():
+        if len(some) > _FEATURE_SETS:
+            noise |= frozenset.union(*some) - frozenset.intersection(*some)
     kinds = [
-        replace(
-            shape,
-            features=tuple(sorted(features - noise)),
-            gres=() if len(everywhere) == 1 and not _shared(shape) else shape.gres,
-        )
+        replace(shape, features=tuple(sorted(features - noise)))
         for shape, features in zip(shapes, sets, strict=True)
     ]
     names = _names([kind for kind, _ in Counter(kinds).most_common()])
     return [replace(kind, name=names[kind]) for kind in kinds]
-
-
-def _shared(kind: NodeKind) -> bool:
-    return any(name in ("shard", "mps") for name, _ in kind.gres)
-
-
-def _features(node: Mapping[str, str]) -> list[str]:
-    text = node.get("AvailableFeatures", "")
-    return [one for one in text.split(",") if one not in ("", "(null)", "none")]
-
-
-def _with_equal_memory(shapes: list[NodeKind]) -> list[NodeKind]:
-    """Return shapes with the smallest memory of those that differ by a percent at most."""
-    least: dict[NodeKind, NodeKind] = {}
-    last = NodeKind()
-    for shape in sorted(set(shapes), key=lambda one: (_order(one), one.mem_mib or 0)):
-        same = replace(shape, mem_mib=None) == replace(last, mem_mib=None)
-        near = (shape.mem_mib or 0) <= (last.mem_mib or 0) * 1.01
-        last = last if same and near and last.mem_mib else shape
-        least[shape] = last
-    return [least[shape] for shape in shapes]
-
-
-def _order(shape: NodeKind) -> str:
-    return repr(replace(shape, mem_mib=None))
 
 
 def _names(kinds: list[NodeKind]) -> dict[NodeKind, str]:
@@ -183,14 +173,14 @@ def _names(kinds: list[NodeKind]) -> dict[NodeKind, str]:
         or f"cpu{kind.cpus or ''}"
         for kind in kinds
     }
-    twice = Counter(short.values())
-    found: dict[NodeKind, str] = {}
+    names: list[str] = []
     for kind, text in short.items():
-        memory = f"-{format_mem(kind.mem_mib)}" if twice[text] > 1 and kind.mem_mib else ""
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", text)[:40] + memory
-        number = sum(re.sub(r"-v\d+$", "", other) == name for other in found.values())
-        found[kind] = f"{name}-v{number + 1}" if number else name
-    return found
+        name = re.sub(r"[^\w-]", "_", text)[:40]
+        if kind.mem_mib and list(short.values()).count(text) > 1:
+            name += f"-{format_mem(kind.mem_mib)}"
+        number = sum(name in (other, other.partition("-v")[0]) for other in names)
+        names.append(f"{name}-v{number + 1}" if number else name)
+    return dict(zip(kinds, names, strict=True))
 
 
 def _shape(node: Mapping[str, str]) -> NodeKind:
@@ -205,7 +195,7 @@ def _shape(node: Mapping[str, str]) -> NodeKind:
         cpus=cpus,
         mem_mib=mem - kept if mem and known else None,
         gpus=tuple((kind, n) for name, kind, n in resources if name == "gpu" and n),
-        gres=tuple((name, n) for name, _, n in resources if name != "gpu"),
+        gres=tuple((name, n) for name, _, n in resources if name in ("shard", "mps")),
     )
 
 

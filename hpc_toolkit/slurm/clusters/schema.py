@@ -43,7 +43,9 @@ def _schema(convert: Any) -> dict[str, Any]:
     if isinstance(convert, t.Choice):
         return {"enum": list(convert.choices)}
     if isinstance(convert, keys.Table):
-        return _object(convert.keys, {})
+        return _object(convert.keys, _docstrings(convert.of))
+    if isinstance(convert, keys.Named):
+        return {"type": "object", "additionalProperties": _schema(convert.each)}
     if isinstance(convert, keys.Option):
         return {"type": "integer"} if OPTIONS[convert.name].value.word is int else _TEXT
     return _SCHEMAS.get(convert, _TEXT)
@@ -71,22 +73,11 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     t.count: {"type": "integer"},
     t.count_or_zero: {"type": "integer"},
     keys.amount: {"type": "number"},
+    keys.restricted: {"type": ["boolean", "string"]},
     **dict.fromkeys((t.texts, keys.binds, keys.directories, keys.modules, keys.commands), _TEXTS),
     **dict.fromkeys((t.pairs, keys.exports, keys.nccl), _PAIRS),
 }
 """The schemas of converters; all others take text."""
-
-
-def _named(inner: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": inner}
-
-
-_SCHEMAS |= {
-    keys.kinds: _named(_object(keys.NODE_KIND_KEYS, _docstrings("NodeKind"))),
-    keys.kind_counts: _named({"type": "integer"}),
-    keys.qos: _named(_object(keys.QOS_KEYS, _docstrings("Qos"))),
-    keys.restricted: {"type": ["boolean", "string"]},
-}
 
 # Its schema contains those of the converters above.
 _SCHEMAS |= {

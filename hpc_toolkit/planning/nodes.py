@@ -81,7 +81,8 @@ def node_of(
     most = site.gpus_per_node
     if gpus is not None and most is not None and gpus > most:
         message = f"--gpus-per-node: {gpus} is more than {site.name} has"
-        raise ConfigError(message, hint=_most_gpus(site))
+        key = "kinds" if site.kinds else "gpus_per_node"
+        raise ConfigError(message, hint=f"{site.written(key)} = {most}")
     count = gpus if gpus is not None else most or 0
     if price_per_gpu_hour is not None:
         if not count:
@@ -89,12 +90,6 @@ def node_of(
             raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
         site = replace(site, price_per_gpu_hour=price_per_gpu_hour, price_per_node_hour=None)
     return Node.of(site, count, *_workers(site, worker, count))
-
-
-def _most_gpus(site: Cluster) -> str:
-    kinds = ", ".join(kind.name for kind in site.kinds)
-    at = f"{site.written('kinds')}.{kinds}" if kinds else site.written("gpus_per_node")
-    return f"{at} = {site.gpus_per_node}"
 
 
 def _sum(node: float | None, gpu: float | None, gpus: int) -> float | None:
@@ -222,7 +217,7 @@ def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> li
     for partition in cluster.partitions:
         site = with_gpus(for_partition(cluster, partition), node.gpus)
         most = number_of_nodes(site)
-        fewer = (site.gpus_per_node or node.gpus) < node.gpus
+        fewer = site.gpus_per_node is not None and site.gpus_per_node < node.gpus
         if partition.restricted or fewer or nodes < (site.min_nodes or 1):
             continue
         count = min(nodes, most or nodes)

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.help import Commands
-from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.planning.nodes import Worker, node_of
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.rights import (
     ASSOCIATION,
@@ -570,3 +571,15 @@ def test_generic_says_when_its_default_memory_is_large(
     _, note = memory.render(words)
 
     assert ("768G of memory on each node (clusters/generic.toml: defaults." in note) is said
+
+
+def test_a_plan_counts_complete_gpus_and_the_nodes_that_have_them(
+    slices: Site, mixed: Site
+) -> None:
+    first = node_of(parse_cluster(slices.text, file="s.toml", name="s"), Worker())
+    assert (first.gpus, first.cpus) == (4, 96)
+    site = parse_cluster(mixed.text, file="m.toml", name="m")
+    assert node_of(site, Worker(), gpus=4).cpus == 128
+    assert node_of(site, Worker(), gpus=0).gpus == 0
+    with pytest.raises(ConfigError, match="9 is more than m has"):
+        node_of(site, Worker(), gpus=9)

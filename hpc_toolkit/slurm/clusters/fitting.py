@@ -225,12 +225,12 @@ def equipped(site: Cluster, needs: Needs) -> Cluster:
 def with_gpus(site: Cluster, number: int | None) -> Cluster:
     """Return the site with the kinds of nodes that have so many GPUs, else with the most GPUs.
 
-    Without a number it gets its first kind with GPUs. A site without ``kinds`` is returned as it
-    is.
+    Only complete GPUs count. Without a number it gets its first kind with GPUs. A site without
+    ``kinds`` is returned as it is.
     """
     if not site.kinds:
         return site
-    totals = {kind: sum(n or 0 for _, n in kind.gpus or ()) for kind in site.kinds}
+    totals = {kind: kind.amount("gpu") or 0 for kind in site.kinds}
     if number is None:
         kinds = [kind for kind, total in totals.items() if total][:1] or site.kinds[:1]
     else:

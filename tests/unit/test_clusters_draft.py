@@ -192,11 +192,11 @@ def test_every_suggestion_in_a_comment_is_valid_where_it_stands() -> None:
         ("gpu:a100:2,gpu:v100:6", [("gpu", "a100", 2), ("gpu", "v100", 6)]),
         ("gpu:a100_3g.20gb:8", [("gpu", "a100_3g.20gb", 8)]),
         ("gpu:no_consume:4", [("gpu", "", 4)]),
-        ("shard:8,tmp:1600G", [("shard", "", 8), ("tmp", "", None)]),
+        ("shard:a100:8,mps:400", [("shard", "a100", 8), ("mps", "", 400)]),
         ("gpu:a100:2,gpu:a100:2", [("gpu", "a100", 4)]),
     ],
 )
-def test_resources_are_read_from_gres(gres: str, found: list[tuple[str, str, int | None]]) -> None:
+def test_resources_are_read_from_gres(gres: str, found: list[tuple[str, str, int]]) -> None:
     assert read_gres(gres) == found
 
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.planning.nodes import Worker, node_of
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from hpc_toolkit.slurm.clusters.nodes import is_slice, read_gres
 from hpc_toolkit.slurm.clusters.rights import (
     ASSOCIATION,
     QOS,
@@ -25,6 +28,8 @@ from hpc_toolkit.slurm.clusters.rights import (
     this_user,
 )
 from hpc_toolkit.slurm.records import script_options
+from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib
+from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 from tests.sites import drafted, invented, recorded
 
 MIXED, SLICES, RIGHTS, MEMORY = map(recorded, ("mixed", "slices", "rights", "memory"))
@@ -358,6 +363,20 @@ def test_a_job_goes_to_a_partition_that_the_user_may_use(rights: Site) -> None:
     assert "open: nodes at most 2" in str(rights.refusal("--nodes 9"))
 
 
+def test_a_refusal_names_a_closed_partition_that_has_the_nodes(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["cpu Default=YES", "more", "gpu AllowGroups=deans"],
+        [
+            "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=cpu,more",
+            "2*NodeName=g CPUTot=32 RealMemory=128000 Gres=gpu:v100:4 Partitions=gpu",
+        ],
+    )
+
+    hint = found.refusal("--gpus-per-node 1").hint
+    assert "gpu accepts it, but is restricted (AllowGroups=deans: you are in none" in hint
+
+
 def test_only_partitions_that_exclude_the_user_are_restricted(rights: Site) -> None:
     site = parse_cluster(rights.text, file="site.toml", name="site")
 
@@ -583,3 +602,59 @@ def test_a_plan_counts_complete_gpus_and_the_nodes_that_have_them(
     assert node_of(site, Worker(), gpus=0).gpus == 0
     with pytest.raises(ConfigError, match="9 is more than m has"):
         node_of(site, Worker(), gpus=9)
+
+
+_SHAPES = st.tuples(
+    st.integers(1, 6),
+    st.sampled_from([4, 32, 64]),
+    st.sampled_from([64000, 256000]),
+    st.sampled_from(["(null)", "gpu:a:4", "gpu:b:2", "gpu:a:2,gpu:a_1g.5gb:7", "gpu:b:1,gpu:a:3"]),
+    st.sampled_from(["x", "x,y"]),
+)
+_Shapes = list[tuple[int, int, int, str, str]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(_SHAPES, min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.sampled_from(["", "1", "2", "4", "a:2", "a_1g.5gb:3", "b:1"]),
+    st.sampled_from([{}, {"mem": "100000M"}, {"cpus_per_task": 8}, {"constraint": "y"}]),
+)
+def test_a_script_is_accepted_exactly_if_enough_nodes_can_run_it(
+    shapes: _Shapes, nodes: int, gpus: str, more: dict[str, Any]
+) -> None:
+    lines = [
+        f"{n}*NodeName=n{at}x CPUTot={cpus} RealMemory={mem} Gres={gres} Partitions=all"
+        f" AvailableFeatures={features}"
+        for at, (n, cpus, mem, gres, features) in enumerate(shapes)
+    ]
+    cluster = parse_cluster(drafted(invented("s", ["all"], lines)), file="s.toml", name="s")
+    kind, _, number = gpus.rpartition(":")
+    request = {"gpus_per_node": int(number), "gpu_type": kind or None} if gpus else {}
+    spec = read_spec({"nodes": nodes, "python": "/bin/python", **request, **more})
+    try:
+        full = complete(spec, cluster)
+    except RenderError:
+        ranks = int(number or 1)
+        full = replace(spec, ntasks_per_node=ranks, cpus_per_task=spec.cpus_per_task or 1)
+        # A request without a type means complete GPUs of one type.
+        types = [kind] if kind else ["a", "b"] if gpus else [""]
+        assert all(_able(shapes, replace(full, gpu_type=one or None)) < nodes for one in types)
+    else:
+        assert _able(shapes, full) >= nodes
+        assert kind or not is_slice(full.gpu_type or "")
+
+
+def _able(shapes: _Shapes, full: ScriptSpec) -> int:
+    """The number of nodes that Slurm could give to a script."""
+    listed = any("y" in features for *_, features in shapes)
+    total = 0
+    for number, has_cpus, has_mem, gres, features in shapes:
+        counts = {kind: n for _, kind, n in read_gres(gres) if kind}
+        whole = [n for kind, n in counts.items() if not is_slice(kind)]
+        most = counts.get(full.gpu_type, 0) if full.gpu_type else max(whole, default=0)
+        right = not (full.constraint and listed) or "y" in features
+        fits = has_cpus >= cpus(full) and has_mem >= memory_mib(full)
+        total += number * (right and fits and most >= full.gpus_per_node)
+    return total

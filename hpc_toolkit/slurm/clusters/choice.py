@@ -162,7 +162,15 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
     if not free:
         msg = f"{cluster.written('partitions')}: all partitions are restricted, so none is chosen"
         raise RenderError(msg, hint="name yours with --partition")
-    return _first_fitting(cluster, free, needs)[0]
+    try:
+        return _first_fitting(cluster, free, needs)[0]
+    except RenderError as error:
+        closed = [one for one in cluster.partitions if one.restricted]
+        able = [one for one in closed if not any(exceeded(for_partition(cluster, one), needs))]
+        if not able:
+            raise
+        said = [f"{one.name} accepts it, but is restricted ({one.restricted})" for one in able]
+        raise RenderError(error.message, hint="; ".join([error.hint, *said])) from None
 
 
 def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:

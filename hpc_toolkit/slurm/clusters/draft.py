@@ -204,7 +204,7 @@ def _distinct(usable: list[Offer]) -> list[NodeKind]:
 def _kind(kind: NodeKind) -> str:
     resources = {
         "gpus": ",".join(":".join(filter(None, (gpu, str(n)))) for gpu, n in kind.gpus or ()),
-        "gres": ",".join(f"{name}:{n}" if n else name for name, n in kind.gres),
+        "gres": ",".join(f"{name}:{number}" for name, number in kind.gres),
     }
     stated = _stated(
         cpus=kind.cpus,

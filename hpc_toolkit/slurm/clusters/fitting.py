@@ -131,7 +131,7 @@ def fit(site: Cluster, needs: Needs) -> Fit | Excess:
         kinds = tuple(kind for kind in kinds if has_features(needs.constraint, kind, known))
         if not kinds:
             return Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
-    resources = [(name, "gres", number or 0) for name, _, number in read_gres(needs.gres)]
+    resources = [(name, "gres", number) for name, _, number in read_gres(needs.gres)]
     if needs.gpus_per_node:
         gpu = f"gpu:{needs.gpu_type}" if needs.gpu_type else "gpu"
         resources.insert(0, (gpu, "gpus_per_node", needs.gpus_per_node))

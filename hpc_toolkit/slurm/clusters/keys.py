@@ -142,19 +142,19 @@ identify = Table(
 _GRES = r"[A-Za-z0-9_][\w.-]*(:[\w.-]+)*(,[A-Za-z0-9_][\w.-]*(:[\w.-]+)*)*"
 
 
-def _resources(value: object, where: str, before: str = "") -> list[tuple[str, str, int | None]]:
+def _resources(value: object, where: str, before: str = "") -> list[tuple[str, str, int]]:
     text = t.text(value, where)
     if text and not re.fullmatch(_GRES, text):
         raise t.wrong(where, value, "resources as in Gres of Slurm, such as 'a100:4'")
     return read_gres(",".join(before + one for one in text.split(",") if one))
 
 
-def gpus(value: object, where: str) -> tuple[tuple[str, int | None], ...]:
+def gpus(value: object, where: str) -> tuple[tuple[str, int], ...]:
     """Types and numbers of a node's GPUs, from ``a100:4`` or ``4``."""
     return tuple((kind, number) for _, kind, number in _resources(value, where, "gpu:"))
 
 
-def gres(value: object, where: str) -> tuple[tuple[str, int | None], ...]:
+def gres(value: object, where: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, number) for name, _, number in _resources(value, where))
 
 

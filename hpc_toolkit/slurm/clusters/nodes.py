@@ -36,14 +36,14 @@ class NodeKind:
     gpus: tuple[tuple[str, int | None], ...] | None = ()
     """GPUs of a node as Slurm's Gres names them, 'a100:4' or 'h100_1g.10gb:14,h100:2'; without a
     type '4', without GPUs ''."""
-    gres: tuple[tuple[str, int | None], ...] = ()
+    gres: tuple[tuple[str, int], ...] = ()
     """Other generic resources of a node that jobs share, such as 'shard:16,mps:400'."""
     features: tuple[str, ...] = ()
     """Features that only some kinds of nodes have, for '--sbatch constraint=FEATURE'."""
 
     def __str__(self) -> str:
         gpus = [f"{counted(n or 0, 'GPU')} {kind}".rstrip() for kind, n in self.gpus or ()]
-        gres = [":".join((name, *([str(n)] if n else []))) for name, n in self.gres]
+        gres = [f"{name}:{number}" for name, number in self.gres]
         cpus = [counted(self.cpus, "CPU")] if self.cpus else []
         memory = [format_mem(self.mem_mib)] if self.mem_mib else []
         return ", ".join([*gpus, *gres, *cpus, *memory, *self.features])
@@ -66,9 +66,11 @@ class NodeKind:
 
     def complete_gpus(self, at_least: int) -> list[str]:
         """Return the types of complete GPUs of which a node has that many."""
-        types = [kind for kind, _ in self.gpus or () if not is_slice(kind)]
-        counts = dict(self.gpus or ())
-        return [kind for kind in types if (counts[kind] or at_least) >= at_least]
+        return [
+            kind
+            for kind, number in self.gpus or ()
+            if not is_slice(kind) and (number or at_least) >= at_least
+        ]
 
     def share(self, gpu_type: str | None, gpus: int) -> Fraction | None:
         """Return the part of a node that belongs to some of its GPUs; None if it is unknown.
@@ -97,23 +99,18 @@ def _weight(kind: str, gpus: tuple[tuple[str, int | None], ...]) -> Fraction:
     return Fraction(1, int(part[1])) if part and beside else Fraction(1)
 
 
-def read_gres(text: str) -> list[tuple[str, str, int | None]]:
+def read_gres(text: str) -> list[tuple[str, str, int]]:
     """Return name, type and number of each generic resource of a node or a request.
 
-    ``gpu:l40s:4(S:0-1),nvme:1`` gives ``("gpu", "l40s", 4)`` and ``("nvme", "", 1)``. The number is
-    None if it has a unit.
+    ``gpu:l40s:4(S:0-1),nvme:1`` gives ``("gpu", "l40s", 4)`` and ``("nvme", "", 1)``.
     """
     found: Counter[tuple[str, str]] = Counter()
-    units = set()
     for entry in filter(None, re.sub(r"\([^)]*\)", "", text).split(",")):
         name, *words = entry.split(":")
-        count = words.pop() if words and re.fullmatch(r"\d+[KMGTP]?", words[-1]) else "1"
+        count = words.pop() if words and words[-1].isdecimal() else "1"
         types = [word for word in words if word != "no_consume"]
-        key = (name, types[0] if types else "")
-        found[key] += int(count) if count.isdecimal() else 1
-        if not count.isdecimal():
-            units.add(key)
-    return [(*key, None if key in units else number) for key, number in found.items()]
+        found[name, types[0] if types else ""] += int(count)
+    return [(*key, number) for key, number in found.items()]
 
 
 def has_features(constraint: str, kind: NodeKind, known: frozenset[str]) -> bool:

@@ -496,8 +496,9 @@ def test_sacctmgr_is_asked_for_this_user_and_may_be_absent(
 ) -> None:
     program = tmp_path / "sacctmgr"
     program.write_text(
-        "#!/bin/sh\ncase \"$*\" in *assoc*) echo 'site|a||normal|normal|';"
-        " echo 'other|b||normal|normal|';; *) echo 'normal||02:00:00||||';; esac\n"
+        '#!/bin/sh\ncase "$*" in *assoc*) me=$(id -un); echo "site|a|$me||normal|normal|";'
+        " echo \"other|b|$me||normal|normal|\"; echo 'site|c|else||normal|normal|';;"
+        " *) echo 'normal||02:00:00||||';; esac\n"
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert not this_user("site", accounting=True).associations

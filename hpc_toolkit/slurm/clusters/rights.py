@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ANSWER_S = 10.0
-ASSOCIATION = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxSubmit")
+ASSOCIATION = ("Cluster", "Account", "User", "Partition", "QOS", "DefaultQOS", "MaxSubmit")
 QOS = ("Name", "Flags", "MaxWall", "MaxTRES", "MaxTRESPU", "GrpTRES", "MaxSubmitPU")
 _HEADERS = {"defqos": "defaultqos", "maxsubmitjobs": "maxsubmit", "maxsubmitjobspu": "maxsubmitpu"}
 """Headers of sacctmgr that differ from the names of its columns."""
@@ -54,7 +54,8 @@ def this_user(cluster: str, *, accounting: bool) -> User:
         name = pwd.getpwuid(os.getuid()).pw_name
     host = os.uname().nodename.partition(".")[0]
     rows = _rows(["assoc", f"user={name}"], ASSOCIATION) if accounting else ()
-    rows = tuple(one for one in rows if one.get("cluster", cluster).lower() == cluster.lower())
+    own = {"cluster": cluster.lower(), "user": name.lower()}
+    rows = tuple(r for r in rows if all(r.get(key, own[key]).lower() == own[key] for key in own))
     return User(frozenset(groups), host, rows, _rows(["qos"], QOS) if rows else ())
 
 

@@ -183,6 +183,9 @@ def _record(cluster: Cluster) -> dict[str, Any]:
     for key in ("identify", "env", "nccl", "defaults", "facts"):
         record[key] = dict(record[key])
     record["defaults"] = {name: shown(name, one) for name, one in record["defaults"].items()}
+    record |= {key: {one.pop("name"): one for one in record[key]} for key in ("kinds", "qos")}
+    for table in (*record["kinds"].values(), *record["partitions"]):
+        table |= {key: dict(table[key]) for key in ("kinds", "gpus", "gres") if key in table}
     return record
 
 
@@ -194,6 +197,8 @@ def _file(cluster: Cluster, row: str) -> str:
 def _rows(cluster: Cluster) -> list[tuple[str, str]]:
     """What the files say, by their keys."""
     record, rows = _record(cluster), []
+    record["kinds"] = {kind.name: kind for kind in cluster.kinds}
+    record["qos"] = {name: _limits(qos) for name, qos in record["qos"].items()}
     for key, _ in cluster.origins:
         table, _, inner = key.partition(".")
         if key == "partitions":
@@ -213,10 +218,14 @@ def _shown(record: dict[str, Any], key: str) -> str:
     value = record[key]
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{number} {kind}" for kind, number in value.items())
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _limits(partition: dict[str, Any]) -> str:
-    said = [key for key, value in partition.items() if key != "name" and value not in (None, False)]
+    said = [
+        key for key, value in partition.items() if key != "name" and value not in (None, False, {})
+    ]
     keys = [key.removesuffix("_mib").removesuffix("_s") for key in said]
     return ", ".join(f"{key} {_shown(partition, key)}" for key in keys)

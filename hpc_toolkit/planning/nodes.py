@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.work import SURE
-from hpc_toolkit.slurm.clusters.choice import Needs, named_site
+from hpc_toolkit.slurm.clusters.choice import named_site
+from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, number_of_nodes, with_gpus
 from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_duration, format_mem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hpc_toolkit.planning.forecast import Forecast, Forecaster, Interval
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _MARGIN = 1.1
 """Factor from the time that is enough in 19 of 20 cases to the walltime to request."""
+
+_MUCH_MIB = 256 * 1024
+"""Memory of a node that many sites do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +77,12 @@ def node_of(
     ``gpus`` are those to use on each node, by default all. A given price replaces the site's.
     Raises ConfigError if a node has less than is requested, or not one worker fits.
     """
+    site = with_gpus(site, gpus)
     most = site.gpus_per_node
     if gpus is not None and most is not None and gpus > most:
         message = f"--gpus-per-node: {gpus} is more than {site.name} has"
-        raise ConfigError(message, hint=f"{site.written('gpus_per_node')} = {most}")
+        key = "kinds" if site.kinds else "gpus_per_node"
+        raise ConfigError(message, hint=f"{site.written(key)} = {most}")
     count = gpus if gpus is not None else most or 0
     if price_per_gpu_hour is not None:
         if not count:
@@ -202,6 +208,8 @@ class Ask:
     at_once: int = 1
     """How many of these jobs may run at the same time."""
     array: bool = False
+    remarks: tuple[str, ...] = ()
+    """What else a user should know about the request."""
 
     @property
     def nodes(self) -> int:
@@ -219,18 +227,20 @@ class Ask:
 
 
 def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = False) -> Ask:
-    from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks
+    from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks, site_of
     from hpc_toolkit.slurm.render.values import parse_array
 
     # Its indices may be more than one array can have; 'hpctk submit' sends several arrays then.
     full = complete(replace(spec, array=None), cluster)
-    site = named_site(cluster, full.partition)
+    site, fitting = named_site(cluster, full.partition), site_of(full, cluster)
     gpus = full.gpus_per_node
+    # A job gets all GPUs of complete nodes.
+    paid = (fitting.gpus_per_node if fitting.whole_nodes else None) or gpus
     # Slurm starts jobs of one name one after another.
     at_once = 1 if chain or "singleton" in (spec.dependency or "") else jobs
     if spec.array is not None:
         array = parse_array(spec.array, "--array")
-        jobs = len({index for part in array.ranges for index in part})
+        jobs = len(array.indices)
         at_once = min(jobs, int(array.at_once or jobs))
     needs = Needs(
         nodes=full.nodes,
@@ -238,17 +248,38 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
         cpus=cpus(full),
         mem_mib=memory_mib(full),
         time_s=full.time or 0,
-        gpu_type=full.gpu_type or (site.gpu_type if gpus else None),
+        gpu_type=full.gpu_type,
     )
     return Ask(
         needs=needs,
-        node=Node.of(site, gpus, ranks(full), "as the script says"),
+        node=Node.of(fitting, paid, ranks(full), "as the script says"),
         most_s=site.max_walltime_s,
-        most_nodes=site.nodes,
+        most_nodes=number_of_nodes(fitting) if site.kinds else site.nodes,
         jobs=jobs,
         at_once=at_once,
         array=spec.array is not None,
+        remarks=tuple(_remarks(spec, full, site, fitting)),
     )
+
+
+def _remarks(spec: ScriptSpec, full: ScriptSpec, site: Cluster, fitting: Cluster) -> Iterator[str]:
+    from hpc_toolkit.slurm.render.directives import memory_mib
+    from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS
+
+    if len(site.kinds) > 1:
+        nodes = (" ".join(filter(None, (str(k.nodes or ""), k.name))) for k in fitting.kinds)
+        yield f"nodes that fit: {', '.join(nodes)}"
+    if full.gpu_type and not spec.gpu_type:
+        types = (one for k in kinds_of(site) for one in k.complete_gpus(full.gpus_per_node))
+        if others := dict.fromkeys(one for one in types if one not in ("", full.gpu_type)):
+            yield f"other types that fit: {', '.join(others)}"
+    if fitting.whole_nodes:
+        yield "complete nodes are billed"
+    assumed = [f"defaults.{key}" for key, _ in site.defaults if key in MEMORY_OPTIONS]
+    given = any(getattr(spec, name) is not None for name in MEMORY_OPTIONS)
+    if assumed and not given and not fitting.mem_per_node_mib and memory_mib(full) > _MUCH_MIB:
+        said = f"{format_mem(memory_mib(full))} of memory on each node ({site.written(assumed[0])})"
+        yield f"{said}; --mem SIZE or --mem none changes that"
 
 
 def asked_line(ask: Ask) -> str:
@@ -259,7 +290,8 @@ def asked_line(ask: Ask) -> str:
         each = f"each of {counted(ask.jobs, 'job')} of the array{some} requests"
     hours = ask.needs.nodes * ask.needs.time_s / HOUR_S
     together = f"; together {costs(ask, hours * ask.jobs)}" if ask.jobs > 1 else ""
-    return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}"
+    remarks = "".join(f"; {remark}" for remark in ask.remarks)
+    return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}{remarks}"
 
 
 def costs(ask: Ask, node_hours: float) -> str:

@@ -12,7 +12,7 @@ from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import script_options
-from hpc_toolkit.slurm.render.directives import log_pattern
+from hpc_toolkit.slurm.render.directives import check_number, log_pattern
 from hpc_toolkit.slurm.render.spec import TRAININGS
 from hpc_toolkit.slurm.render.values import parse_array
 from hpc_toolkit.slurm.sbatch import sbatch_argv
@@ -92,15 +92,19 @@ def of_request(
 
     folder, notes = cwd / "slurm", []
     chunks, limit = [Chunk(spec.array or "", 0)], None
-    if spec.array is not None and (limit := _array_limit(cluster)) is not None:
-        chunks = split_array(parse_array(spec.array, "--array"), limit)
+    if spec.array is not None:
+        array = parse_array(spec.array, "--array")
+        check_number(len(array.indices), spec, cluster)
+        limit = _array_limit(cluster)
+        chunks = chunks if limit is None else split_array(array, limit)
     scripts = []
     for chunk in chunks:
-        array = chunk.array or None
-        part = replace(spec, array=array, array_offset=spec.array_offset + chunk.offset)
+        part = replace(
+            spec, array=chunk.array or None, array_offset=spec.array_offset + chunk.offset
+        )
         suffix = f"-{chunk.offset}" if len(chunks) > 1 else ""
         path = folder / f"{spec.job_name}{suffix}.sbatch"
-        scripts.append(Script(render_script(part, cluster, template), path, array))
+        scripts.append(Script(render_script(part, cluster, template), path, part.array))
     if limit is not None and len(chunks) > 1:
         each = ", and % holds for each of them" if "%" in chunks[0].array else ""
         notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.lab import settings as lab_settings
 from hpc_toolkit.lab.directory import lab_paths
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.programs import environment
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.clusters.fitting import kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hpc_toolkit.lab.settings import LabPaths
     from tests.slurm.conftest import LabUnderTest
 
 
@@ -71,11 +75,14 @@ def test_a_drafted_file_says_what_the_builtin_file_of_the_lab_says(site: Site) -
     drafted, builtin = load_cluster(site.init("mine")), load_cluster("lab")
 
     for fact in (
-        *("nodes", "gpus_per_node", "gpu_type", "gpu_request", "cpus_per_node"),
-        *("mem_per_node_mib", "max_walltime_s", "max_array_size", "shrink_jobs", "mem_style"),
-        *("identify", "partitions", "account_required"),
+        *("gpu_request", "max_walltime_s", "max_array_size", "shrink_jobs", "mem_style"),
+        *("identify", "account_required"),
     ):
         assert getattr(drafted, fact) == getattr(builtin, fact), fact
+    (kind,), (own,) = drafted.kinds, kinds_of(builtin)
+    assert (kind.gpus, kind.cpus, kind.mem_mib) == (own.gpus, own.cpus, own.mem_mib)
+    for mine, its in zip(drafted.partitions, builtin.partitions, strict=True):
+        assert (mine.name, mine.kinds) == (its.name, ((kind.name, its.nodes),))
     assert not drafted.verified
     assert drafted.source == "hpctk cluster init mine --from-slurm"
 
@@ -121,9 +128,82 @@ def test_a_limit_of_a_drafted_cluster_is_refused_with_its_file(site: Site) -> No
 def test_a_slurm_without_gpus_is_drafted_and_takes_its_scripts(small: Site) -> None:
     drafted = load_cluster(small.init("small"))
 
-    assert (drafted.nodes, drafted.gpus_per_node, drafted.gpu_type) == (2, 0, None)
+    assert [kind.gpus for kind in drafted.kinds] == [()]
+    assert drafted.partitions[0].kinds == ((drafted.kinds[0].name, 2),)
     done = small.hpctk(
         *("render", "--cluster", "small", "--nodes", "2", "--ntasks-per-node", "8"),
         *("--cpus-per-task", "4"),
     )
     assert "n[1-2]" in small.accepted(done.stdout.strip())
+
+
+def several_conf(settings: LabSettings, *given: object, **named: object) -> str:
+    """slurm.conf with nodes with four GPUs, with parts of two GPUs, with much memory, and plain."""
+    text = lab_settings.slurm_conf(settings, *given, **named)  # type: ignore[arg-type]
+    line = next(one for one in text.splitlines() if one.startswith("NodeName="))
+    port = int(re.findall(r"Port=\[?(\d+)", line)[0])
+    bare = re.sub(r"(NodeName|Port|RealMemory|Gres)=\S+ ?", "", line)
+    nodes = [
+        "n1 RealMemory=64000 Gres=gpu:l40s:4 Feature=ada",
+        "n2 RealMemory=64000 Gres=gpu:l40s:2,gpu:l40s.2:2 Feature=ada",
+        "n3 RealMemory=256000 Feature=fat",
+        "n4 RealMemory=32000",
+    ]
+    lines = [f"NodeName={one} Port={port + at} {bare}" for at, one in enumerate(nodes)]
+    closed = "PartitionName=closed Nodes=n4 AllowGroups=nobody-at-all State=UP MaxTime=60"
+    whole = "PartitionName=whole Nodes=n3 OverSubscribe=EXCLUSIVE State=UP MaxTime=60"
+    kept = [one for one in text.splitlines() if "urgent" not in one]
+    at = kept.index(line)
+    return "\n".join([*kept[:at], *lines, *kept[at + 1 :], closed, whole]) + "\n"
+
+
+def several_gres(_settings: LabSettings, paths: LabPaths) -> str:
+    return f"""AutoDetect=off
+NodeName=n1 Name=gpu Type=l40s File={paths.devices}/gpu[0-3]
+NodeName=n2 Name=gpu Type=l40s File={paths.devices}/gpu[0-1]
+NodeName=n2 Name=gpu Type=l40s.2 File={paths.devices}/gpu[2-3]
+"""
+
+
+@pytest.fixture
+def several(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Site]:
+    """A Slurm with several kinds of nodes in one partition."""
+    root = tmp_path_factory.mktemp("several")
+    lab = Lab(lab_paths("several", root / "lab"))
+    monkeypatch.setattr("hpc_toolkit.lab.lab.slurm_conf", several_conf)
+    monkeypatch.setattr("hpc_toolkit.lab.lab.gres_conf", several_gres)
+    lab.up(LabSettings(nodes=4))
+    try:
+        yield Site(lab, root)
+    finally:
+        lab.down()
+
+
+def test_jobs_run_on_the_kind_of_nodes_that_a_request_means(several: Site) -> None:
+    several.init("several")
+    shown = several.hpctk("cluster", "show", "several").stdout
+
+    assert "restricted AllowGroups=nobody-at-all: you are in none of these groups" in shown
+    for words, node in (
+        ("--partition main --gpus-per-node 3", "n1"),
+        ("--partition main --gpus-per-node l40s.2:2", "n2"),
+        ("--partition main --mem 200000M", "n3"),
+        ("--partition main --sbatch constraint=fat", "n3"),
+    ):
+        several.hpctk(
+            "render", "--cluster", "several", *words.split(), "-o", "job.sbatch", "--force"
+        )
+        assert f"on nodes {node} in partition main" in several.accepted("job.sbatch")
+    for words, why in (
+        ("--gpus-per-node 3 --nodes 2", "nodes at most 1"),
+        ("--gpus-per-node l40s.2:3", "GPUs a node at most 2"),
+        ("--mem 300000M", "memory a node at most 250G"),
+    ):
+        argv = ("render", "--cluster", "several", "--partition", "main", *words.split(), "-o", "-")
+        refused = several.run(sys.executable, "-m", "hpc_toolkit", *argv)
+        assert refused.returncode == 1
+        assert why in refused.stderr
+    whole = several.hpctk(*("render", "--cluster", "several", "--partition", "whole", "-o", "-"))
+    assert "complete nodes are billed" in whole.stderr

@@ -195,7 +195,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slurm")
 def test_init_writes_a_users_file_that_is_in_reach_at_once(user: Path) -> None:
     assert output("init", "site", "--from-slurm") == f"{user}/site.toml\n"
-    assert load_cluster("site").partitions[1].gpu_type == "l40s"
+    assert load_cluster("site").partitions[1].kinds == (("l40sx4", 4),)
 
     error = call("init", "site", "--from-slurm").exception
     assert isinstance(error, HpcToolkitError)

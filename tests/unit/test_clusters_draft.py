@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.clusters.draft import SlurmFacts, draft, gpus_of
-from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, parse_cluster
+from hpc_toolkit.slurm.clusters.draft import SlurmFacts, draft
+from hpc_toolkit.slurm.clusters.facts import Cluster, parse_cluster
 from hpc_toolkit.slurm.clusters.files import write_draft
+from hpc_toolkit.slurm.clusters.nodes import NodeKind, read_gres
 from hpc_toolkit.slurm.controller import parse_config
 from hpc_toolkit.slurm.records import parse_records
 from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED, facts
@@ -34,8 +35,10 @@ def without_comments(text: str) -> str:
 def test_an_old_slurm_with_select_linear_is_described() -> None:
     text, site = drafted(OLD_LINEAR)
 
-    assert (site.nodes, site.gpus_per_node, site.gpu_type) == (1, 2, "tesla")
-    assert (site.cpus_per_node, site.mem_per_node_mib) == (32, 190000 - 2048)
+    assert site.partitions[0].nodes == 1
+    assert site.kinds == (
+        NodeKind(name="teslax2", cpus=32, mem_mib=190000 - 2048, gpus=(("tesla", 2),)),
+    )
     assert (site.gpu_request, site.max_walltime_s) == ("gres", 1800)
     assert (site.max_array_size, site.shrink_jobs) == (10001, False)
     assert site.defaults == (("time", 1800),)
@@ -62,26 +65,16 @@ def test_a_slurm_without_accounting_is_described_as_such(value: str) -> None:
     assert dict(site.facts)["accounting"] == "accounting_storage/none"
 
 
-def test_a_site_that_routes_jobs_is_described_by_its_gpu_nodes() -> None:
+def test_a_site_that_routes_jobs_lists_its_partitions_and_their_nodes() -> None:
     text, site = drafted(ROUTED)
 
-    assert [one.name for one in site.partitions] == [
-        *("cpubase_b1", "gpubase_l40s_b1", "gpubase_h100_b1"),
-        "private",
-    ]
-    assert (site.nodes, site.gpus_per_node, site.cpus_per_node) == (4, 4, 62)
-    # Two types: only a partition can say which is its own.
-    assert site.gpu_type is None
-    assert site.partitions[1].gpu_type == "l40s"
-    assert site.partitions[2] == Partition(
-        name="gpubase_h100_b1",
-        nodes=2,
-        gpus_per_node=8,
-        gpu_type="h100",
-        cpus_per_node=46,
-        mem_per_node_mib=2060000,
-    )
-    assert site.partitions[0].gpus_per_node == 0
+    assert {one.name: one.kinds for one in site.partitions} == {
+        "cpubase_b1": (("cpu62", 3),),
+        "gpubase_l40s_b1": (("l40sx4", 4),),
+        "gpubase_h100_b1": (("h100x8", 2),),
+        "private": (("h100x8", 1),),
+    }
+    assert site.kinds[2] == NodeKind(name="h100x8", cpus=46, mem_mib=2060000, gpus=(("h100", 8),))
     assert site.max_walltime_s is None
     assert not site.choose_partition
     assert "left to the site (JobSubmitPlugins=lua)" in text
@@ -98,7 +91,7 @@ def test_a_partition_that_only_some_may_use_is_marked(limit: str) -> None:
         f"PartitionName=a State=UP {limit}", "NodeName=n1 CPUTot=4 RealMemory=100 Partitions=a"
     )
 
-    assert f"# restricted: {limit}" in text
+    assert f'restricted = "{limit}: ' in text
     assert site.partitions[0].restricted
 
 
@@ -109,7 +102,7 @@ def test_a_partition_for_large_jobs_says_from_how_many_nodes_on() -> None:
     assert described("PartitionName=a MinNodes=1", *nodes)[1].partitions[0].min_nodes is None
 
 
-def test_every_node_that_gives_at_least_as_much_is_counted() -> None:
+def test_nodes_with_almost_equal_memory_are_of_one_kind() -> None:
     nodes = [
         f"NodeName=n{i} CPUTot=64 RealMemory={515000 if i < 7 else 515900} Partitions=gpu"
         " Gres=gpu:a100:4"
@@ -117,46 +110,24 @@ def test_every_node_that_gives_at_least_as_much_is_counted() -> None:
     ]
     _, site = described("PartitionName=gpu", *nodes)
 
-    assert (site.nodes, site.mem_per_node_mib, site.gpu_type) == (12, 515000, "a100")
-
-
-def test_a_partition_of_several_types_of_gpus_names_none() -> None:
-    nodes = [
-        f"NodeName=n{i} CPUTot=64 RealMemory=515000 Partitions=main"
-        f" Gres=gpu:{'l40s' if i < 6 else 'h100'}:4"
-        for i in range(10)
-    ]
-    text, site = described("PartitionName=main", *nodes)
-
-    assert (site.nodes, site.gpus_per_node) == (10, 4)
-    assert (site.gpu_type, site.partitions[0].gpu_type) == (None, None)
-    assert "# other nodes: 4 x 4 GPUs h100" in text
+    assert site.partitions[0].kinds == (("a100x4", 12),)
+    assert site.kinds[0].mem_mib == 515000
 
 
 def test_memory_that_nobody_told_slurm_of_is_unknown() -> None:
     told = facts(
         "ClusterName = x\nSelectTypeParameters = CR_CORE",
-        ["PartitionName=a"],
-        ["NodeName=n1 CPUTot=4 RealMemory=1 Partitions=a"],
-    )
-    _, site = drafted(told)
-
-    assert (site.mem_per_node_mib, site.mem_style) == (None, "none")
-
-
-def test_what_is_unknown_of_one_partition_is_not_that_of_another() -> None:
-    told = facts(
-        "ClusterName = x\nSelectTypeParameters = CR_CORE_MEMORY",
-        ["PartitionName=a Default=YES", "PartitionName=b"],
+        ["PartitionName=a", "PartitionName=b"],
         [
-            "NodeName=n1 CPUTot=4 RealMemory=5000 Partitions=a",
-            "NodeName=n2 CPUTot=4 RealMemory=1 Partitions=b",
+            "NodeName=n1 CPUTot=4 RealMemory=1 Partitions=a",
+            "NodeName=n2 CPUTot=4 RealMemory=5000 Partitions=b",
         ],
     )
     _, site = drafted(told)
 
-    assert (site.cpus_per_node, site.mem_per_node_mib) == (4, None)
-    assert [one.mem_per_node_mib for one in site.partitions] == [5000, None]
+    assert [kind.mem_mib for kind in site.kinds] == [None, 5000]
+    assert [kind.name for kind in site.kinds] == ["cpu4", "cpu4-5000M"]
+    assert site.mem_style == "none"
 
 
 def test_limits_of_use_are_told_in_comments() -> None:
@@ -164,7 +135,7 @@ def test_limits_of_use_are_told_in_comments() -> None:
 
     assert not site.account_required
     assert "# account_required = true" in text
-    assert "# restricted: AllowAccounts=lab-a,lab-b\n# restricted: DenyQos=low" in text
+    assert 'restricted = "AllowAccounts=lab-a,lab-b: your accounts are unknown"' in text
     for name, why in (("admin", "RootOnly=YES"), ("broken", "State=DOWN"), ("empty", "no nodes")):
         assert f"# Left out: '{name}': {why}" in text
 
@@ -174,24 +145,25 @@ def test_a_partition_is_chosen_where_slurm_does_not_route_and_the_default_is_fir
 
     assert [one.name for one in site.partitions] == ["batch", "preempt"]
     assert site.choose_partition
-    assert "# the default partition\n# other nodes: 3 x 126 CPUs, 500G" in text
+    assert "# the default partition\n[[partitions]]" in text
     assert "PreemptMode=REQUEUE: jobs here may have to give way" in text
 
 
 def test_a_partitions_own_limits_are_less_than_its_nodes() -> None:
     _, site = drafted(MIXED)
+    batch, preempt = site.partitions
 
-    assert (site.nodes, site.cpus_per_node, site.mem_per_node_mib) == (2, 48, 200000)
-    assert site.partitions[1].mem_per_node_mib == 240000, "of the cluster"
-    assert site.partitions[1].max_walltime_s is None
+    assert dict(batch.kinds) == {"cpu126": 3, "gpux4": 2}
+    assert (batch.max_cpus_per_node, batch.max_mem_per_node_mib) == (48, 200000)
+    assert preempt.max_mem_per_node_mib == 240000, "of the cluster"
+    assert preempt.max_walltime_s is None
 
 
 def test_no_limit_of_arrays_and_no_type_of_gpus_stay_open() -> None:
-    text, site = drafted(MIXED)
+    _, site = drafted(MIXED)
 
     assert site.max_array_size is None
-    assert site.gpu_type is None
-    assert "gpu_type" not in without_comments(text)
+    assert {kind.name: kind.gpus for kind in site.kinds}["gpux4"] == (("", 4),)
 
 
 def test_every_suggestion_in_a_comment_is_valid_where_it_stands() -> None:
@@ -211,23 +183,21 @@ def test_every_suggestion_in_a_comment_is_valid_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gres", "gpus"),
+    ("gres", "found"),
     [
-        ("(null)", (0, None)),
-        ("", (0, None)),
-        ("gpu:4", (4, None)),
-        ("gpu", (1, None)),
-        ("gpu:l40s:4", (4, "l40s")),
-        ("gpu:l40s:4(S:0-1)", (4, "l40s")),
-        ("gpu:l40s:4(S:0,2),nvme:1", (4, "l40s")),
-        ("nvme:2,gpu:a100:2,gpu:v100:6", (6, "v100")),
-        ("gpu:a100_3g.20gb:8", (8, "a100_3g.20gb")),
-        ("gpu:no_consume:4", (4, None)),
-        ("shard:8,mps:100", (0, None)),
+        ("", []),
+        ("gpu:4", [("gpu", "", 4)]),
+        ("gpu", [("gpu", "", 1)]),
+        ("gpu:l40s:4(S:0,2),nvme:1", [("gpu", "l40s", 4), ("nvme", "", 1)]),
+        ("gpu:a100:2,gpu:v100:6", [("gpu", "a100", 2), ("gpu", "v100", 6)]),
+        ("gpu:a100_3g.20gb:8", [("gpu", "a100_3g.20gb", 8)]),
+        ("gpu:no_consume:4", [("gpu", "", 4)]),
+        ("shard:a100:8,mps:400", [("shard", "a100", 8), ("mps", "", 400)]),
+        ("gpu:a100:2,gpu:a100:2", [("gpu", "a100", 4)]),
     ],
 )
-def test_gpus_are_read_from_gres(gres: str, gpus: tuple[int, str | None]) -> None:
-    assert gpus_of(gres) == gpus
+def test_resources_are_read_from_gres(gres: str, found: list[tuple[str, str, int]]) -> None:
+    assert read_gres(gres) == found
 
 
 def test_text_with_spaces_and_equal_signs_hides_no_value() -> None:
@@ -274,7 +244,7 @@ def test_hostile_words_of_slurm_stay_in_their_strings_and_comments() -> None:
     with pytest.raises(ConfigError, match="identify: slurm_cluster"):
         draft("site", told, TODAY)
     told.config["ClusterName"] = "ok"
-    with pytest.raises(ConfigError, match="gpu_type: 'a;b'"):
+    with pytest.raises(ConfigError, match="gpus: 'a;b:4'"):
         draft("site", told, TODAY)
 
 

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.clusters.choice import (
-    Needs,
-    choose_partition,
-    fitting_site,
-    for_partition,
-)
+from hpc_toolkit.slurm.clusters.choice import choose_partition, fitting_site, for_partition
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
+from hpc_toolkit.slurm.clusters.fitting import Needs
 
 MIXED = parse_cluster(
     """
@@ -80,10 +76,10 @@ def test_a_job_that_fits_nowhere_is_refused_with_the_reason_of_each() -> None:
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        ({"nodes": 11}, "short: nodes at most 10"),
+        ({"nodes": 11}, "short, big: nodes at most 10"),
         ({"gpus_per_node": 9}, "big: GPUs a node at most 8"),
         ({"mem_mib": 3 * 2**20}, "big: memory a node at most 2T"),
-        ({"gpu_type": "a100"}, "short: its GPUs are l40s"),
+        ({"gpu_type": "a100"}, "short, long: its GPUs are l40s"),
     ],
 )
 def test_a_refusal_names_the_limit(job: dict[str, Any], reason: str) -> None:
@@ -116,12 +112,23 @@ def test_nothing_is_checked_where_no_partition_is_known() -> None:
 
 
 def test_a_limit_that_is_the_same_everywhere_is_told_once() -> None:
+    text = "gpus_per_node = 4\n[[partitions]]\nname = 'a'\nnodes = 9\n[[partitions]]\nname = 'b'"
+    site = parse_cluster(text, file="s.toml", name="s")
     with pytest.raises(RenderError) as caught:
-        fitting_site(load_cluster("killarney"), (), needs(gpus_per_node=5, nodes=90))
+        fitting_site(site, (), needs(gpus_per_node=5, nodes=90))
 
     assert caught.value.message == (
-        "--gpus-per-node: 5 is more than killarney has (clusters/killarney.toml: gpus_per_node = 4)"
+        "--gpus-per-node: 5 is more than s has (s.toml: gpus_per_node = 4)"
     )
+
+
+def test_partitions_with_the_same_reason_are_named_together() -> None:
+    with pytest.raises(RenderError) as caught:
+        fitting_site(load_cluster("killarney"), (), needs(gpus_per_node=9))
+
+    said = caught.value.message
+    assert "gpubase_l40s_b4, gpubase_l40s_b5: GPUs a node at most 4; gpubase_h100_b1, " in said
+    assert said.endswith("gpubase_h100_b5: GPUs a node at most 8)")
 
 
 def test_a_refusal_proposes_what_would_help() -> None:

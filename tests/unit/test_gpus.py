@@ -47,6 +47,8 @@ def test_every_rank_has_a_gpu_and_none_is_shared_without_need(gpus: int, ranks: 
 
 
 FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+MIG = "MIG-GPU-8f6d1b0e-1b4f-5d2a-9a51-0f6d3c1e7c11/1/0,MIG-41f1b0d2-5e7a-5c3b-8f0a-2d9c6b7a4e10"
+"""Devices of MIG, named as older and as newer drivers do."""
 AMD = {"ROCR_VISIBLE_DEVICES": "0,1,2,3"}
 
 
@@ -56,6 +58,7 @@ AMD = {"ROCR_VISIBLE_DEVICES": "0,1,2,3"}
         (step(2, CUDA_VISIBLE_DEVICES="4,5,6,7"), {"CUDA_VISIBLE_DEVICES": "6"}),
         # The ranks of the own node are two.
         ({**step(1, node=2, tasks="4(x2),2"), **FOUR}, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        (step(1, CUDA_VISIBLE_DEVICES=MIG), {"CUDA_VISIBLE_DEVICES": MIG.partition(",")[2]}),
         ({**step(1), **AMD}, {"ROCR_VISIBLE_DEVICES": "1"}),
         ({**step(1), **AMD, **FOUR}, {"CUDA_VISIBLE_DEVICES": "1"}),
     ],

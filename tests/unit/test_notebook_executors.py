@@ -131,7 +131,7 @@ def test_what_surrounds_the_step_is_refused_as_in_a_script(resources: Any, folde
 def test_a_fact_with_a_newline_is_refused_where_no_file_was_checked(folder: Path) -> None:
     site = replace(SITE, gpu_type="l40s\n#SBATCH --evil=1")
 
-    with pytest.raises(HpcToolkitError, match="--gpus-per-node"):
+    with pytest.raises(HpcToolkitError, match="--gpu-type"):
         notebook.executor(site, folder=folder, gpus_per_node=1)
 
 

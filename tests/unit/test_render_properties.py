@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
-from hpc_toolkit.slurm.render.directives import complete, directives
+from hpc_toolkit.slurm.render.directives import complete, directives, site_of
 from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.kinds import prepared
 from hpc_toolkit.slurm.render.script import render_script
@@ -321,6 +321,5 @@ def test_a_script_asks_for_no_more_than_the_cluster_has(site: str) -> None:
         full = complete(spec(gpus_per_node=gpus, account="a"), cluster)
 
         assert full.ntasks_per_node == gpus
-        assert (full.ntasks_per_node or 0) * (full.cpus_per_task or 0) <= (
-            cluster.cpus_per_node or 0
-        )
+        node_cpus = site_of(full, cluster).cpus_per_node or 0
+        assert (full.ntasks_per_node or 0) * (full.cpus_per_task or 0) <= node_cpus

@@ -327,15 +327,17 @@ ROUTED_SITE = parse_cluster(
 """A draft of a site that routes jobs: its own limits are those of one of its partitions."""
 
 
-@pytest.mark.parametrize("partition", [None, "l40s,h100", "elsewhere"])
+@pytest.mark.parametrize(
+    ("partition", "gpus"), [(None, "h100:8"), ("l40s,h100", "h100:8"), ("elsewhere", "8")]
+)
 def test_what_another_partition_gives_is_not_refused_by_the_clusters_own_limits(
-    partition: str | None,
+    partition: str | None, gpus: str
 ) -> None:
     asked = spec(
         gpus_per_node=8, nodes=6, time="2-0", mem="1800G", cpus_per_task=5, partition=partition
     )
 
-    assert options(asked, ROUTED_SITE)["gpus-per-node"] == "8"
+    assert options(asked, ROUTED_SITE)["gpus-per-node"] == gpus
 
 
 def test_a_job_without_a_partition_gets_its_share_of_the_first_that_takes_it() -> None:

@@ -9,20 +9,21 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.facts import Cluster, Origin, load_cluster
 from hpc_toolkit.slurm.clusters.files import Layer, cluster_files, read_table
-from hpc_toolkit.slurm.clusters.keys import NODE_KEYS, identify
-from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
+from hpc_toolkit.slurm.clusters.fitting import equipped, exceeded, kinds_of
+from hpc_toolkit.slurm.clusters.keys import NODE_KEYS, PARTITION_KEYS, SHAPE_KEYS, identify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hpc_toolkit.slurm.clusters.facts import Partition
+    from hpc_toolkit.slurm.clusters.fitting import Excess, Needs
 
 FALLBACK = "generic"
 CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -116,79 +117,40 @@ def slurm_cluster_name(environ: Mapping[str, str]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """The nodes, the resources per node and the time that a job requests."""
-
-    nodes: int
-    gpus_per_node: int
-    cpus: int
-    """CPUs of each node, at least."""
-    mem_mib: int
-    """Memory of each node in MiB, at least; 0 for all of it, or if the job does not say."""
-    time_s: int
-    gpu_type: str | None = None
-    """The type that the GPUs must have; None for any."""
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """Origins of the values that the user did not give, by the keys of their limits."""
-
-    def __str__(self) -> str:
-        kind = self.gpu_type or ("GPU" if self.gpus_per_node == 1 else "GPUs")
-        gpus = f" with {self.gpus_per_node} {kind}" if self.gpus_per_node else ""
-        return f"{counted(self.nodes, 'node')}{gpus} for {format_walltime(self.time_s)}"
-
-
-class Excess(NamedTuple):
-    """A limit that a job violates, by its key in a cluster file; the other two are values."""
-
-    key: str
-    wanted: str
-    limit: str
-
-
 class _Words(NamedTuple):
     asked: str
     """The option or quantity that violates the limit."""
     reason: str
     """Why a partition refuses; the limit's value follows."""
-    relation: str
-    """How the request differs from the limit; ``{}`` is the cluster's name."""
     way_out: str
     """What to request instead."""
+    relation: str = "more than {} has"
+    """How the request differs from the limit; ``{}`` is the cluster's name."""
 
 
-_MORE = "more than {} has"
+_NOT, _ALLOWED = "not what {} has", "more than {} allows"
+_CPUS, _MEMORY, _GPUS = "--ntasks-per-node x --cpus-per-task", "memory per node", "--gpus-per-node"
+_UNTYPED = "ambiguous: {} has complete GPUs and parts of them"
 _WORDS = {
-    "gpu_type": _Words("--gpu-type", "its GPUs are", "not what {} has", "another type of GPU"),
-    "nodes": _Words("--nodes", "nodes at most", _MORE, "fewer nodes"),
-    "min_nodes": _Words("--nodes", "nodes at least", "less than {} takes", "more nodes"),
-    "gpus_per_node": _Words("--gpus-per-node", "GPUs a node at most", _MORE, "fewer GPUs a node"),
-    "cpus_per_node": _Words(
-        "--ntasks-per-node x --cpus-per-task", "CPUs a node at most", _MORE, "fewer CPUs a node"
+    "accounts": _Words("--account", "accounts are", "another --account", "not for {}"),
+    "allowed_qos": _Words("--qos", "QOS are", "another --qos", "not for {}"),
+    "constraint": _Words("--sbatch constraint", "features are", "other features", _NOT),
+    "gpu_type": _Words("--gpu-type", "its GPUs are", "another type of GPU", _NOT),
+    "untyped": _Words(_GPUS, "its GPUs are", "a type of GPU: --gpus-per-node TYPE:N", _UNTYPED),
+    "gres": _Words("--sbatch gres", "of this resource a node has at most", "less of it"),
+    "nodes": _Words("--nodes", "nodes at most", "fewer nodes"),
+    "min_nodes": _Words("--nodes", "nodes at least", "more nodes", "less than {} takes"),
+    "gpus": _Words(f"--nodes x {_GPUS}", "GPUs at most", "fewer GPUs", _ALLOWED),
+    "gpus_per_node": _Words(_GPUS, "GPUs a node at most", "fewer GPUs a node"),
+    "cpus_per_node": _Words(_CPUS, "CPUs a node at most", "fewer CPUs a node"),
+    "mem_per_node": _Words(_MEMORY, "memory a node at most", "less memory"),
+    "max_cpus_per_node": _Words(_CPUS, "MaxCPUsPerNode", "fewer CPUs a node", _ALLOWED),
+    "max_mem_per_node": _Words(_MEMORY, "MaxMemPerNode", "less memory", _ALLOWED),
+    "max_mem_per_cpu": _Words(
+        *("memory per CPU", "MaxMemPerCPU", "more --cpus-per-task or less memory"), _ALLOWED
     ),
-    "mem_per_node": _Words("memory per node", "memory a node at most", _MORE, "less memory"),
-    "max_walltime": _Words("--time", "time at most", _MORE, "less time"),
+    "max_walltime": _Words("--time", "time at most", "less time"),
 }
-
-
-def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
-    """Yield the limits that a job violates; ``site`` may be a partition from ``for_partition``.
-
-    A limit that the site does not state is not checked.
-    """
-    if needs.gpus_per_node and needs.gpu_type and site.gpu_type not in (None, needs.gpu_type):
-        yield Excess("gpu_type", needs.gpu_type, str(site.gpu_type))
-    if needs.nodes < (site.min_nodes or 1):
-        yield Excess("min_nodes", str(needs.nodes), str(site.min_nodes))
-    for key, wanted, limit, shown in (
-        ("nodes", needs.nodes, site.nodes, str),
-        ("gpus_per_node", needs.gpus_per_node, site.gpus_per_node, str),
-        ("cpus_per_node", needs.cpus, site.cpus_per_node, str),
-        ("mem_per_node", needs.mem_mib, site.mem_per_node_mib, format_mem),
-        ("max_walltime", needs.time_s, site.max_walltime_s, format_walltime),
-    ):
-        if limit is not None and wanted > limit:
-            yield Excess(key, shown(wanted), shown(limit))
 
 
 def choose_partition(cluster: Cluster, needs: Needs) -> str:
@@ -200,21 +162,34 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
     if not free:
         msg = f"{cluster.written('partitions')}: all partitions are restricted, so none is chosen"
         raise RenderError(msg, hint="name yours with --partition")
-    return _first_fitting(cluster, free, needs)[0]
+    try:
+        return _first_fitting(cluster, free, needs)[0]
+    except RenderError as error:
+        closed = [one for one in cluster.partitions if one.restricted]
+        able = [one for one in closed if not any(exceeded(for_partition(cluster, one), needs))]
+        if not able:
+            raise
+        said = [f"{one.name} accepts it, but is restricted ({one.restricted})" for one in able]
+        raise RenderError(error.message, hint="; ".join([error.hint, *said])) from None
 
 
 def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:
     """Return the cluster with the limits of the first named partition that takes the job.
 
-    ``()`` names all partitions. If a cluster lists partitions, its own limits bind no job, because
-    a partition may allow more. Returns the cluster itself if it lists none, or, unchecked, if one
-    of ``names`` is not listed. Raises RenderError if nothing takes the job: Slurm would accept a
-    job beyond its partition's limits and leave it pending for ever.
+    Its kinds of nodes are those that fit; of several named partitions, those of all that take the
+    job, because Slurm chooses among them. ``()`` names all partitions. If a cluster lists
+    partitions, its own limits bind no job, because a partition may allow more. Returns the cluster
+    itself if it lists none, or, unchecked, if one of ``names`` is not listed. Raises RenderError
+    if nothing takes the job: Slurm would accept a job beyond its partition's limits and leave it
+    pending for ever.
     """
     known = [one.name for one in cluster.partitions]
     if known and not set(known) >= set(names):
-        return cluster
-    return _first_fitting(cluster, names if known and names else known, needs)[1]
+        return equipped(cluster, needs) if cluster.kinds else cluster
+    first = _first_fitting(cluster, names if known and names else known, needs)[1]
+    sites = [named_site(cluster, name) for name in names] if known else []
+    able = [kinds_of(site) for site in sites if not any(exceeded(site, needs))]
+    return equipped(replace(first, kinds=sum(able, ())), needs) if len(able) > 1 else first
 
 
 def _first_fitting(cluster: Cluster, names: Sequence[str], needs: Needs) -> tuple[str, Cluster]:
@@ -222,7 +197,7 @@ def _first_fitting(cluster: Cluster, names: Sequence[str], needs: Needs) -> tupl
     sites = {name: named_site(cluster, name) for name in names} or {"": cluster}
     for name, site in sites.items():
         if not any(exceeded(site, needs)):
-            return name, site
+            return name, equipped(site, needs)
     raise _refusal(cluster, sites, needs)
 
 
@@ -238,11 +213,17 @@ def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
     """
     origins = dict(cluster.origins)
     file = origins["partitions"].file if "partitions" in origins else cluster.file
-    stated = {}
-    for key, (name, _) in NODE_KEYS.items():
-        if getattr(partition, name) is not None:
-            stated[name] = getattr(partition, name)
+    stated: dict[str, Any] = {}
+    for key, (name, _) in PARTITION_KEYS.items():
+        value = getattr(partition, name)
+        if hasattr(cluster, name) and key != "name" and value not in (None, ()):
+            stated[name] = value
             origins[key] = Origin(file=file, key=f"partitions.{partition.name}.{key}")
+    kinds = {kind.name: kind for kind in cluster.kinds}
+    if partition.kinds:
+        stated["kinds"] = tuple(replace(kinds[name], nodes=n) for name, n in partition.kinds)
+    elif any(NODE_KEYS[key][0] in stated for key in SHAPE_KEYS):
+        stated["kinds"] = ()
     return replace(cluster, origins=tuple(origins.items()), **stated)
 
 
@@ -259,10 +240,10 @@ def _refusal(cluster: Cluster, sites: dict[str, Cluster], needs: Needs) -> Rende
         for found in excesses.values()
         for one in found
     }
-    said = "; ".join(
-        f"{name}: {_WORDS[found[0].key].reason} {found[0].limit}"
-        for name, found in excesses.items()
-    )
+    reasons: dict[str, list[str]] = {}
+    for name, found in excesses.items():
+        reasons.setdefault(_reason(found[0]), []).append(name)
+    said = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     msg = f"no partition of {cluster.name} offers {needs} ({cluster.written('partitions')}: {said})"
     hint = f"request {', or '.join(ways.values())}"
     if "max_walltime" in ways:
@@ -276,6 +257,13 @@ def _beyond(site: Cluster, one: Excess, needs: Needs) -> RenderError:
     source = f" ({needs.sources[one.key]})" if one.key in needs.sources else ""
     relation = words.relation.format(site.name)
     msg = f"{words.asked}{source}: {one.wanted} is {relation}"
-    msg += f" ({site.written(one.key)} = {one.limit})"
+    if one.place:
+        msg += f" ({site.written(one.place)}: {_reason(one)})"
+    else:
+        msg += f" ({site.written(one.key)} = {one.limit})"
     hint = f"request {words.way_out}, or correct the cluster file"
     return RenderError(msg, hint=hint)
+
+
+def _reason(one: Excess) -> str:
+    return f"{_WORDS[one.key].reason} {one.limit}"

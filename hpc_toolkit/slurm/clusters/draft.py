@@ -17,15 +17,11 @@ from hpc_toolkit.slurm.client import ask
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
+from hpc_toolkit.slurm.clusters.nodes import NodeKind, kinds_of_records, number_of
+from hpc_toolkit.slurm.clusters.rights import NOBODY, User, closed, permitted, qos_limits, this_user
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
-from hpc_toolkit.system.quantities import (
-    HOUR_S,
-    counted,
-    format_mem,
-    format_walltime,
-    parse_walltime,
-)
+from hpc_toolkit.system.quantities import HOUR_S, format_mem, format_walltime, parse_walltime
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -33,17 +29,6 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 60.0
 """Seconds for an answer: ten thousand nodes are ten megabytes of text."""
-
-_EVERYBODY = {
-    "AllowAccounts": "ALL",
-    "AllowGroups": "ALL",
-    "AllowQos": "ALL",
-    "AllocNodes": "ALL",
-    "ReqResv": "NO",
-    "DenyAccounts": "",
-    "DenyQos": "",
-}
-"""Settings of a partition that all users may use, from any host and without a reservation."""
 
 _ASK = """
 # What Slurm does not know: ask your site, and remove the '#' of what holds there. What each key
@@ -58,16 +43,18 @@ _ASK_NETWORK = """
 # [nccl]
 # NCCL_SOCKET_IFNAME = "ib0"
 """
+_LINE = 100
 _NO_ACCOUNTING = "accounting_storage/none"
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:
-    """The answers of ``scontrol show``, as text."""
+    """The answers of ``scontrol show``, as text, and the user who asks."""
 
     config: dict[str, str]
     partitions: tuple[dict[str, str], ...]
     nodes: tuple[dict[str, str], ...]
+    user: User = NOBODY
 
 
 def ask_slurm() -> SlurmFacts:
@@ -77,48 +64,33 @@ def ask_slurm() -> SlurmFacts:
     Raises SlurmError: Slurm is not installed here, or does not answer.
     """
     show = ["scontrol", "--oneliner", "show"]
+    config = slurm_config(timeout_s=_ANSWER_S)
+    accounting = config.get("AccountingStorageType", "") not in ("", "(null)", _NO_ACCOUNTING)
     return SlurmFacts(
-        config=slurm_config(timeout_s=_ANSWER_S),
+        config=config,
         partitions=parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S)),
         nodes=parse_records(ask([*show, "node"], timeout_s=_ANSWER_S)),
+        user=this_user(config.get("ClusterName", ""), accounting=accounting),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The resources that a job can get on one node."""
-
-    gpus: int
-    """GPUs of the type that is most frequent on the node."""
-    gpu_type: str | None
-    """That type; None if Slurm names none."""
-    cpus: int | None
-    """CPUs without those reserved for the system; None if unknown."""
-    mem_mib: int | None
-    """Memory in MiB without that reserved for the system; None if unknown."""
-
-    def __str__(self) -> str:
-        gpus = [f"{counted(self.gpus, 'GPU')} {self.gpu_type or ''}".rstrip()] if self.gpus else []
-        cpus = [counted(self.cpus, "CPU")] if self.cpus else []
-        return ", ".join([*gpus, *cpus, *([format_mem(self.mem_mib)] if self.mem_mib else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One partition and its most frequent node shape; if it has GPUs, the shape of a GPU node."""
+    """A partition that takes jobs."""
 
-    name: str
+    record: Mapping[str, str]
     default: bool
     """Whether jobs without a partition go there."""
-    max_walltime_s: int | None
-    nodes: int
-    """Number of nodes with at least ``shape``, and at most the partition's MaxNodes."""
-    min_nodes: int | None
-    shape: Shape
-    """That shape within the partition's limits; without a GPU type if the nodes have several."""
+    kinds: tuple[NodeKind, ...]
+    """The kinds of its nodes with their numbers, the most frequent first."""
     remarks: tuple[str, ...]
-    """Remarks for the reader of the file: other nodes, who may use it, preemption."""
-    restricted: bool
+    """Remarks for the reader of the file: preemption, nodes that are down."""
+    closed: str
+    """Why the user cannot use it; "" if nothing excludes them."""
+
+    @property
+    def max_walltime_s(self) -> int | None:
+        return _walltime(self.record.get("MaxTime", "UNLIMITED"))
 
 
 def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
@@ -128,81 +100,37 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
     up, or are only for root are left out.
     """
     found, left_out = [], []
+    nodes = [node for node in facts.nodes if "FUTURE" not in node.get("State", "")]
+    kinds = kinds_of_records(nodes)
     for record in facts.partitions:
         name = record.get("PartitionName", "")
-        shapes = Counter(
-            _shape(n) for n in facts.nodes if name in n.get("Partitions", "").split(",")
-        )
-        if why := _unusable(record) or ("" if shapes else "no nodes"):
+        own = [
+            (node, kind)
+            for node, kind in zip(nodes, kinds, strict=True)
+            if name in node.get("Partitions", "").split(",")
+        ]
+        if why := _unusable(record) or ("" if own else "no nodes"):
             left_out.append(f"{name!r}: {why}")
-        else:
-            found.append(_offer(record, shapes, facts.config))
+            continue
+        numbers = Counter(kind for _, kind in own)
+        default, preempted = record.get("Default") == "YES", record.get("PreemptMode", "OFF")
+        remarks = ["the default partition"] if default else []
+        down = sum(1 for node, _ in own if re.search("DOWN|DRAIN|FAIL", node.get("State", "")))
+        if down:
+            remarks.append(f"{down} of {len(own)} nodes are down or drained now")
+        if preempted != "OFF":
+            remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
+        found.append(
+            Offer(
+                default=default,
+                record=record,
+                kinds=tuple(replace(kind, nodes=n) for kind, n in numbers.most_common()),
+                remarks=tuple(remarks),
+                closed=closed(record, facts.user),
+            )
+        )
     # The sort is stable, so that other partitions keep Slurm's order.
-    return sorted(found, key=lambda one: (not one.default, one.restricted)), left_out
-
-
-def gpus_of(gres: str) -> tuple[int, str | None]:
-    """Return number and type of the GPUs in a node's ``Gres``; the most frequent type counts.
-
-    ``gpu:l40s:4(S:0-1),nvme:1`` gives 4 and ``l40s``.
-    """
-    found: Counter[str] = Counter()
-    for entry in re.sub(r"\([^)]*\)", "", gres).split(","):
-        kind, *words = entry.split(":")
-        if kind == "gpu":
-            count = words.pop() if words and words[-1].isdecimal() else "1"
-            types = [word for word in words if word != "no_consume"]
-            found[types[0] if types else ""] += int(count)
-    if not found:
-        return 0, None
-    ((name, number),) = found.most_common(1)
-    return number, name or None
-
-
-def _offer(record: Mapping[str, str], shapes: Counter[Shape], config: Mapping[str, str]) -> Offer:
-    with_gpus = Counter({shape: n for shape, n in shapes.items() if shape.gpus})
-    ((shape, _),) = (with_gpus or shapes).most_common(1)
-    count = sum(n for one, n in shapes.items() if _gives(one, shape))
-    several = len({one.gpu_type for one in with_gpus}) > 1
-    remarks = [f"other nodes: {n} x {one}" for one, n in shapes.most_common() if one != shape]
-    limits = _limits(record)
-    remarks += limits
-    preempted = record.get("PreemptMode", "OFF")
-    if preempted != "OFF":
-        remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
-    cpus = _number(record, "MaxCPUsPerNode")
-    # A partition's own limit overrides that of the cluster.
-    mem = _number(record, "MaxMemPerNode") or _number(config, "MaxMemPerNode")
-    least = _number(record, "MinNodes") or 1
-    return Offer(
-        name=record["PartitionName"],
-        default=record.get("Default") == "YES",
-        max_walltime_s=_walltime(record.get("MaxTime", "UNLIMITED")),
-        nodes=_least(count, _number(record, "MaxNodes")) or count,
-        min_nodes=least if least > 1 else None,
-        shape=Shape(
-            shape.gpus,
-            None if several else shape.gpu_type,
-            _least(shape.cpus, cpus),
-            _least(shape.mem_mib, mem),
-        ),
-        remarks=tuple(remarks),
-        restricted=bool(limits),
-    )
-
-
-def _limits(record: Mapping[str, str]) -> list[str]:
-    return [
-        f"restricted: {key}={record[key]}"
-        for key, everybody in _EVERYBODY.items()
-        if record.get(key, everybody) != everybody
-    ]
-
-
-def _gives(one: Shape, wanted: Shape) -> bool:
-    """Return whether a shape has at least the resources of another one, of any GPU type."""
-    have, need = ((s.gpus, s.cpus or 0, s.mem_mib or 0) for s in (one, wanted))
-    return all(a >= b for a, b in zip(have, need, strict=True))
+    return sorted(found, key=lambda one: (not one.default, bool(one.closed))), left_out
 
 
 def _unusable(record: Mapping[str, str]) -> str:
@@ -212,27 +140,6 @@ def _unusable(record: Mapping[str, str]) -> str:
     if state != "UP":
         return f"State={state}"
     return "RootOnly=YES" if record.get("RootOnly") == "YES" else ""
-
-
-def _shape(node: Mapping[str, str]) -> Shape:
-    gpus, gpu_type = gpus_of(node.get("Gres", ""))
-    # Since 22.05, CPUEfctv is the number of CPUs that CoreSpecCount leaves to jobs.
-    cpus = _number(node, "CPUEfctv") or _number(node, "CPUTot")
-    mem = _number(node, "RealMemory")
-    kept = _number(node, "MemSpecLimit") or 0
-    # Slurm shows RealMemory=1 if it is not configured.
-    known = mem is not None and mem > max(1, kept)
-    return Shape(gpus, gpu_type, cpus, mem - kept if mem and known else None)
-
-
-def _number(record: Mapping[str, str], key: str) -> int | None:
-    """Return a positive number; None for words such as UNLIMITED."""
-    text = record.get(key, "")
-    return int(text) if text.isdecimal() and int(text) > 0 else None
-
-
-def _least(*numbers: int | None) -> int | None:
-    return min(filter(None, numbers), default=None)
 
 
 def _walltime(text: str) -> int | None:
@@ -254,8 +161,6 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         msg = f"Slurm shows no partition that accepts jobs{why}"
         raise ConfigError(msg, hint="run this on a login node, where 'sinfo' lists partitions")
     slurm, version = _setting(facts, "ClusterName"), _setting(facts, "SLURM_VERSION")
-    main, gpu_type = _main(facts, usable), _common_gpu_type(usable)
-    node = _known_of_all(main.shape, usable)
     lines = [
         "# Written by 'hpctk cluster init' from what Slurm says of itself. Read it, correct it,",
         "# and set verified = true once a job has run with it.",
@@ -263,14 +168,17 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         f"source = {_text(f'hpctk cluster init {name} --from-slurm')}",
         f"checked = {today.isoformat()}",
         "verified = false",
-        *_site(facts, usable, main.nodes, node, gpu_type),
+        *_site(facts, usable),
         *_accounts(facts),
         *_choice(facts, usable),
         _ASK.rstrip(),
         *([f"\n[identify]\nslurm_cluster = {_text(slurm)}"] if slurm else []),
-        *(_partition(one, node, gpu_type) for one in usable),
+        "\n# Nodes that are equal to a job; partitions say how many of each they have.\n[kinds]",
+        *(_kind(kind) for kind in _distinct(usable)),
+        *_qos(facts),
+        *(_partition(one, facts) for one in usable),
         *(f"\n# Left out: {one}" for one in left_out),
-        *_defaults(main),
+        *_defaults(usable[0]),
         f"\n[facts]\nslurm = {_text(version)}",
         # Newer versions of Slurm print "(null)" if there is no accounting.
         f"accounting = {_text(_setting(facts, 'AccountingStorageType') or _NO_ACCOUNTING)}",
@@ -285,49 +193,40 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
     return text
 
 
-def _main(facts: SlurmFacts, usable: list[Offer]) -> Offer:
-    """Return the partition whose nodes describe the cluster: Slurm's default partition.
+def _distinct(usable: list[Offer]) -> list[NodeKind]:
+    numbers: Counter[NodeKind] = Counter()
+    for one in usable:
+        for kind in one.kinds:
+            numbers[replace(kind, nodes=None)] += kind.nodes or 0
+    return [kind for kind, _ in numbers.most_common()]
 
-    If a plugin of the site routes jobs, or there is no default, it is the one with most GPUs.
-    """
-    routed = _setting(facts, "JobSubmitPlugins")
-    return max(
-        usable, key=lambda one: (one.default and not routed, one.nodes * one.shape.gpus, one.nodes)
+
+def _kind(kind: NodeKind) -> str:
+    resources = {
+        "gpus": ",".join(":".join(filter(None, (gpu, str(n)))) for gpu, n in kind.gpus or ()),
+        "gres": ",".join(f"{name}:{number}" for name, number in kind.gres),
+    }
+    stated = _stated(
+        cpus=kind.cpus,
+        mem=format_mem(kind.mem_mib) if kind.mem_mib else None,
+        **{key: text or None for key, text in resources.items()},
+        features=list(kind.features) or None,
     )
+    return f"{kind.name} = {{ {', '.join(stated)} }}"
 
 
-def _common_gpu_type(usable: list[Offer]) -> str | None:
-    types = {one.shape.gpu_type for one in usable if one.shape.gpus}
-    return types.pop() if len(types) == 1 else None
-
-
-def _known_of_all(shape: Shape, usable: list[Offer]) -> Shape:
-    """Return ``shape`` without values that a partition lacks: it would inherit wrong ones."""
-    shapes = [one.shape for one in usable]
-    return replace(
-        shape,
-        cpus=shape.cpus if all(one.cpus for one in shapes) else None,
-        mem_mib=shape.mem_mib if all(one.mem_mib for one in shapes) else None,
-    )
-
-
-def _site(
-    facts: SlurmFacts, usable: list[Offer], nodes: int, node: Shape, gpu_type: str | None
-) -> list[str]:
+def _site(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     times = [one.max_walltime_s for one in usable if one.max_walltime_s is not None]
     limited = len(times) == len(usable)
     # sbatch's options --gpus-... need this plugin.
     form = "gpus-per-node" if _setting(facts, "SelectType") == "select/cons_tres" else "gres"
     lines = _stated(
-        nodes=nodes,
         max_walltime=format_walltime(max(times)) if limited else None,
-        **_node(node),
-        gpu_type=gpu_type,
-        gpu_request=form if any(one.shape.gpus for one in usable) else None,
+        gpu_request=form if any(kind.gpus for one in usable for kind in one.kinds) else None,
     )
     if not limited:
         lines.append("# max_walltime: not every partition has a limit")
-    if "MEMORY" not in _setting(facts, "SelectTypeParameters").upper():
+    if not _shares_memory(facts):
         lines.append("# Slurm does not share out memory here (SelectTypeParameters).")
         lines += _stated(mem_style="none")
     size = _setting(facts, "MaxArraySize")
@@ -340,44 +239,106 @@ def _accounts(facts: SlurmFacts) -> list[str]:
     enforced = _setting(facts, "AccountingStorageEnforce")
     if not enforced or enforced == "none":
         return ["account_required = false"]
+    user, routed = facts.user, _setting(facts, "JobSubmitPlugins")
+    if not user.associations:
+        return [
+            f"# AccountingStorageEnforce={enforced}: true for users without a default account.",
+            "# account_required = true",
+        ]
+    defaults, submit = user.own("defaultqos"), user.own("maxsubmit")
+    lowest = min(map(int, filter(str.isdecimal, submit)), default=None)
     return [
-        f"# AccountingStorageEnforce={enforced}: true for users without a default account.",
-        "# account_required = true",
+        f"# Your accounts: {', '.join(user.own('account'))}.",
+        "# account_required = true" if routed else "account_required = false",
+        *_stated(default_qos=defaults[0] if len(defaults) == 1 else None, max_submit_jobs=lowest),
     ]
 
 
 def _choice(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     plugin = _setting(facts, "JobSubmitPlugins")
-    free = [one for one in usable if not one.restricted]
+    free = [one for one in usable if not one.closed]
     if plugin:
         return [f"# choose_partition: left to the site (JobSubmitPlugins={plugin})"]
-    return ["choose_partition = true"] if len(free) > 1 else []
+    # Slurm itself sends a job without a partition to the default one.
+    chosen = len(free) > 1 or (free and not free[0].default)
+    return ["choose_partition = true"] if chosen else []
 
 
-def _partition(one: Offer, node: Shape, gpu_type: str | None) -> str:
-    limit, kind = one.max_walltime_s, one.shape.gpu_type
-    known = _node(node)
+def _partition(one: Offer, facts: SlurmFacts) -> str:
+    record, total = one.record, sum(kind.nodes or 0 for kind in one.kinds)
+    nodes, cpus = number_of(record, "MaxNodes"), number_of(record, "MaxCPUsPerNode")
+    least = number_of(record, "MinNodes")
+    # A partition's own limit overrides those of the cluster.
+    limits = ("MaxMemPerNode", "MaxMemPerCPU")
+    source = record if any(number_of(record, key) for key in limits) else facts.config
+    mem, mem_per_cpu = (number_of(source, key) for key in limits)
+    most_cpus = max((kind.cpus or 0 for kind in one.kinds), default=0)
+    most_mem = max((kind.mem_mib or 0 for kind in one.kinds), default=0)
     stated = _stated(
-        name=one.name,
-        max_walltime=None if limit is None else format_walltime(limit),
-        nodes=one.nodes,
-        min_nodes=one.min_nodes,
-        **{key: value for key, value in _node(one.shape).items() if value != known[key]},
-        gpu_type=kind if one.shape.gpus and kind != gpu_type else None,
-        restricted=one.restricted or None,
+        name=record["PartitionName"],
+        max_walltime=one.max_walltime_s and format_walltime(one.max_walltime_s),
+        nodes=nodes if nodes and nodes < total else None,
+        min_nodes=least if least and least > 1 else None,
+        max_cpus_per_node=cpus if cpus and cpus < most_cpus else None,
+        max_mem_per_node=format_mem(mem) if mem and mem < most_mem else None,
+        max_mem_per_cpu=format_mem(mem_per_cpu) if mem_per_cpu else None,
+        mem_style=_mem_style(record, facts.config) if _shares_memory(facts) else None,
+        whole_nodes=True if record.get("OverSubscribe") == "EXCLUSIVE" else None,
+        restricted=one.closed or None,
+        **({} if one.closed else _rights(record, facts)),
     )
-    default = ["the default partition"] if one.default else []
-    remarks = [f"# {remark}" for remark in (*default, *one.remarks)]
-    return "\n" + "\n".join([*remarks, "[[partitions]]", *stated])
+    remarks = [f"# {remark}" for remark in one.remarks]
+    counts = [f"{kind.name} = {kind.nodes}" for kind in one.kinds]
+    inline = f"kinds = {{ {', '.join(counts)} }}"
+    kinds = [inline] if len(inline) <= _LINE else ["[partitions.kinds]", *counts]
+    return "\n" + "\n".join([*remarks, "[[partitions]]", *stated, *kinds])
 
 
-def _node(shape: Shape) -> dict[str, Any]:
-    memory = format_mem(shape.mem_mib) if shape.mem_mib else None
-    return {"gpus_per_node": shape.gpus, "cpus_per_node": shape.cpus, "mem_per_node": memory}
+def _shares_memory(facts: SlurmFacts) -> bool:
+    return "MEMORY" in _setting(facts, "SelectTypeParameters").upper()
 
 
-def _defaults(main: Offer) -> list[str]:
-    limit = main.max_walltime_s
+def _mem_style(record: Mapping[str, str], config: Mapping[str, str]) -> str | None:
+    """Return the form in which the site gives memory by default; None if it gives nodes."""
+    defaults = record.get("JobDefaults", "") + config.get("JobDefaults", "")
+    if "DefMemPerGPU" in defaults:
+        return "mem-per-gpu"
+    keys = ("DefMemPerNode", "MaxMemPerNode", "DefMemPerCPU", "MaxMemPerCPU")
+    source = record if any(number_of(record, key) for key in keys) else config
+    return "mem-per-cpu" if any(number_of(source, key) for key in keys[2:]) else None
+
+
+def _rights(record: Mapping[str, str], facts: SlurmFacts) -> dict[str, Any]:
+    """Return the accounts and the QOS that the user's jobs may have, if these are not all."""
+    user, qos = facts.user, record.get("QoS", "N/A")
+    accounts = permitted(record, user, "Accounts", "account")
+    allowed = permitted(record, user, "Qos", "qos")
+    return {
+        "accounts": accounts if accounts and accounts != user.own("account") else None,
+        "allowed_qos": allowed if allowed and allowed != user.own("qos") else None,
+        "partition_qos": qos if qos in _limited_qos(facts) else None,
+    }
+
+
+def _limited_qos(facts: SlurmFacts) -> dict[str, dict[str, Any]]:
+    """Return the limits of the QOS that the user's jobs may have, if Slurm enforces them."""
+    if not re.search("limits|safe|all", _setting(facts, "AccountingStorageEnforce")):
+        return {}
+    names = [*facts.user.own("qos"), *(one.get("QoS", "") for one in facts.partitions)]
+    found = {name: qos_limits(facts.user, name) for name in dict.fromkeys(names)}
+    return {name: limits for name, limits in found.items() if any(limits.values())}
+
+
+def _qos(facts: SlurmFacts) -> list[str]:
+    lines = [
+        f"{_key(name)} = {{ {', '.join(_stated(**limits))} }}"
+        for name, limits in _limited_qos(facts).items()
+    ]
+    return ["\n# Limits of each QOS for one job.\n[qos]", *lines] if lines else []
+
+
+def _defaults(first: Offer) -> list[str]:
+    limit = first.max_walltime_s
     if limit is None or limit >= HOUR_S:
         return []
     return [f"\n[defaults]\ntime = {_text(format_walltime(limit))}"]
@@ -388,12 +349,16 @@ def _setting(facts: SlurmFacts, name: str) -> str:
     return "" if value == "(null)" else value
 
 
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+
+
 def _stated(**facts: Any) -> list[str]:
     """Lines of TOML for the facts that are not None."""
     return [f"{key} = {_text(value)}" for key, value in facts.items() if value is not None]
 
 
-def _text(value: str | int) -> str:
+def _text(value: str | int | list[str]) -> str:
     # For printable text, a number or a bool, JSON is also TOML.
     printable = "".join(filter(str.isprintable, value)) if isinstance(value, str) else value
     return json.dumps(printable, ensure_ascii=False)

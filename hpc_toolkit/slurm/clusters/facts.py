@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.slurm.clusters.files import (
     cluster_files,
     files_called,
@@ -19,7 +19,8 @@ from hpc_toolkit.slurm.clusters.files import (
     read_table,
     with_earlier,
 )
-from hpc_toolkit.slurm.clusters.keys import KEYS, Option
+from hpc_toolkit.slurm.clusters.keys import KEYS, NODE_KEYS, SHAPE_KEYS, Option
+from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, OPTIONS, rivals_of
 from hpc_toolkit.system import tomltable as t
 
@@ -35,7 +36,7 @@ VARIABLES = {f"HPCTK_{option.upper()}": option for option in DEFAULT_OPTIONS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a cluster states of its nodes, and a partition of its own.
+    """Limits and node facts that a cluster file gives for the cluster or for one partition.
 
     None means unknown, or without a limit.
     """
@@ -54,6 +55,22 @@ class Limits:
     """CPUs of a node that a job can have, as Slurm counts them."""
     mem_per_node_mib: int | None = None
     """Memory of a node that a job can have."""
+    max_cpus_per_node: int | None = None
+    """Most CPUs of a node that one job may use, if that is less than the node has."""
+    max_mem_per_node_mib: int | None = None
+    """Most memory of a node that one job may request, if that is less than the node has."""
+    max_mem_per_cpu_mib: int | None = None
+    """Most memory for each CPU of a job: a job that needs more must request more CPUs."""
+    mem_style: MemStyle | None = None
+    """The option with which a script requests memory; "none" if the site sets memory itself."""
+    whole_nodes: bool | None = None
+    """Whether a job gets, and pays for, complete nodes."""
+    accounts: tuple[str, ...] | None = None
+    """The accounts that jobs may charge; other accounts are refused."""
+    allowed_qos: tuple[str, ...] | None = None
+    """The QOS that jobs may have; others, and a default QOS that is not listed, are refused."""
+    partition_qos: str | None = None
+    """The QOS whose limits bind every job of the partition."""
     price_per_node_hour: float | None = None
     """Price of a node for one hour, in the currency; added to the price of its GPUs."""
     price_per_gpu_hour: float | None = None
@@ -70,8 +87,28 @@ class Partition(Limits):
 
     name: str
     """Its name in Slurm."""
-    restricted: bool = False
-    """Whether only some users may use it; a job gets it only by naming it."""
+    kinds: tuple[tuple[str, int], ...] = ()
+    """How many nodes of each of the cluster's kinds it has."""
+    restricted: bool | str = False
+    """Whether only some users may use it, or why you may not; a job gets it only by naming it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qos:
+    """Limits of a quality of service (QOS) for one job of one user. None means no limit."""
+
+    name: str
+    """Its name in Slurm."""
+    max_walltime_s: int | None = None
+    """Longest job."""
+    nodes: int | None = None
+    """Most nodes of a job."""
+    gpus: int | None = None
+    """Most GPUs of a job on all of its nodes."""
+    max_submit_jobs: int | None = None
+    """Most jobs, including elements of arrays, that a user may have submitted."""
+    overrides_partition: bool = False
+    """Whether its jobs may exceed the time and node limits of the partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +138,16 @@ class Cluster(Limits):
     """The option with which a script requests GPUs; Slurm refuses a mix of these options."""
     currency: str = ""
     """Currency of the prices, such as USD, or SU for units of an allocation."""
-    mem_style: MemStyle = "mem"
-    """The option with which a script requests memory; "none" if the site sets memory itself."""
+    mem_style: MemStyle | None = "mem"
+    kinds: tuple[NodeKind, ...] = ()
+    """Kinds of nodes by name, in place of gpus_per_node, gpu_type, cpus_per_node and
+    mem_per_node; a partition says how many nodes of each kind it has."""
+    qos: tuple[Qos, ...] = ()
+    """QOS with limits, by name."""
+    default_qos: str | None = None
+    """The QOS of jobs without one."""
+    max_submit_jobs: int | None = None
+    """Most jobs, including elements of arrays, that a user may have submitted."""
     account_required: bool = False
     """Whether sbatch refuses a job without ``--account``."""
     account_hint: str = ""
@@ -229,6 +274,8 @@ def _build(merged: MergedFacts, name: str, *, file: str, argument: str = "") -> 
         for field, value in merged.values.items()
     }
     values["partitions"] = tuple(Partition(**one) for one in values.get("partitions", ()))
+    values["qos"] = tuple(Qos(name=one, **dict(its)) for one, its in values.get("qos", ()))
+    values["kinds"] = tuple(NodeKind(name=one, **dict(its)) for one, its in values.get("kinds", ()))
     cluster = Cluster(
         name=t.word(name, f"{file}: its name"),
         file=file,
@@ -239,7 +286,24 @@ def _build(merged: MergedFacts, name: str, *, file: str, argument: str = "") -> 
     if cluster.choose_partition and not cluster.partitions:
         msg = f"{cluster.written('choose_partition')}: no [[partitions]] are listed"
         raise ConfigError(msg, hint="list them, or remove choose_partition")
+    _check_kinds(cluster)
     return cluster
+
+
+def _check_kinds(cluster: Cluster) -> None:
+    known = [kind.name for kind in cluster.kinds]
+    places: list[tuple[Cluster | Partition, str]] = [(cluster, cluster.written("kinds"))]
+    for one in cluster.partitions:
+        where = f"{cluster.written('partitions')}.{one.name}.kinds"
+        places.append((one, where))
+        if unknown := [name for name, _ in one.kinds if name not in known]:
+            hint = near_miss(unknown[0], known)
+            raise ConfigError(f"{where}: {unknown[0]!r} is not in [kinds]", hint=hint)
+    for facts, where in places:
+        for key in SHAPE_KEYS:
+            if facts.kinds and getattr(facts, NODE_KEYS[key][0]) is not None:
+                msg = f"{where}: kinds of nodes and {key} exclude each other"
+                raise ConfigError(msg, hint=f"move {key} into the kinds, or remove it")
 
 
 def _stated(facts: Any) -> dict[str, Any]:

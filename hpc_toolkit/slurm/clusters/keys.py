@@ -14,6 +14,7 @@ from hpc_toolkit.slurm.allowlist import (
     matches,
     setup_words,
 )
+from hpc_toolkit.slurm.clusters.nodes import read_gres
 from hpc_toolkit.slurm.render.spec import (
     DEFAULT_OPTIONS,
     MEMORY_OPTIONS,
@@ -114,6 +115,8 @@ class Table:
     keys: dict[str, t.Key]
     rivals: tuple[str, ...] = ()
     """Keys of which only one may be there."""
+    of: str = ""
+    """The dataclass whose fields the keys set."""
 
     def __call__(self, value: object, where: str) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict):
@@ -134,6 +137,68 @@ identify = Table(
         "hostname": ("hostname", t.text),
     }
 )
+
+
+_GRES = r"[A-Za-z0-9_][\w.-]*(:[\w.-]+)*(,[A-Za-z0-9_][\w.-]*(:[\w.-]+)*)*"
+
+
+def _resources(value: object, where: str, before: str = "") -> list[tuple[str, str, int]]:
+    text = t.text(value, where)
+    if text and not re.fullmatch(_GRES, text):
+        raise t.wrong(where, value, "resources as in Gres of Slurm, such as 'a100:4'")
+    return read_gres(",".join(before + one for one in text.split(",") if one))
+
+
+def gpus(value: object, where: str) -> tuple[tuple[str, int], ...]:
+    """Types and numbers of a node's GPUs, from ``a100:4`` or ``4``."""
+    return tuple((kind, number) for _, kind, number in _resources(value, where, "gpu:"))
+
+
+def gres(value: object, where: str) -> tuple[tuple[str, int], ...]:
+    return tuple((name, number) for name, _, number in _resources(value, where))
+
+
+_NODE_KIND_KEYS: dict[str, t.Key] = {
+    "nodes": ("nodes", t.count),
+    "cpus": ("cpus", t.count),
+    "mem": ("mem_mib", t.mem),
+    "gpus": ("gpus", gpus),
+    "gres": ("gres", gres),
+    "features": ("features", t.texts),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """Converter for a table whose keys are names, into pairs of names and values."""
+
+    each: Callable[[Any, str], Any]
+    """Converter of a value."""
+
+    def __call__(self, value: object, where: str) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, dict):
+            raise t.wrong(where, value, "a table")
+        return tuple(
+            (t.word(name, where), self.each(one, f"{where}.{name}")) for name, one in value.items()
+        )
+
+
+_QOS_KEYS: dict[str, t.Key] = {
+    "max_walltime": ("max_walltime_s", t.walltime),
+    "nodes": ("nodes", t.count),
+    "gpus": ("gpus", t.count),
+    "max_submit_jobs": ("max_submit_jobs", t.count),
+    "overrides_partition": ("overrides_partition", t.flag),
+}
+
+
+def restricted(value: object, where: str) -> bool | str:
+    return value if isinstance(value, bool) else t.text(value, where)
+
+
+qos = Named(Table(_QOS_KEYS, of="Qos"))
+kinds = Named(Table(_NODE_KIND_KEYS, of="NodeKind"))
+kind_counts = Named(t.count)
 
 
 def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
@@ -160,6 +225,14 @@ NODE_KEYS: dict[str, t.Key] = {
     "gpu_type": ("gpu_type", t.word),
     "cpus_per_node": ("cpus_per_node", t.count),
     "mem_per_node": ("mem_per_node_mib", t.mem),
+    "max_cpus_per_node": ("max_cpus_per_node", t.count),
+    "max_mem_per_node": ("max_mem_per_node_mib", t.mem),
+    "max_mem_per_cpu": ("max_mem_per_cpu_mib", t.mem),
+    "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
+    "whole_nodes": ("whole_nodes", t.flag),
+    "accounts": ("accounts", t.texts),
+    "allowed_qos": ("allowed_qos", t.texts),
+    "partition_qos": ("partition_qos", t.word),
     "price_per_node_hour": ("price_per_node_hour", amount),
     "price_per_gpu_hour": ("price_per_gpu_hour", amount),
     "watts_per_node": ("watts_per_node", amount),
@@ -167,10 +240,14 @@ NODE_KEYS: dict[str, t.Key] = {
 }
 """Keys that a partition may state as well as the cluster."""
 
+SHAPE_KEYS = ("gpus_per_node", "gpu_type", "cpus_per_node", "mem_per_node")
+"""Keys that describe nodes which are all equal; otherwise ``kinds`` describes them."""
+
 PARTITION_KEYS: dict[str, t.Key] = {
     "name": ("name", partition_name),
     **NODE_KEYS,
-    "restricted": ("restricted", t.flag),
+    "kinds": ("kinds", kind_counts),
+    "restricted": ("restricted", restricted),
 }
 
 KEYS: dict[str, t.Key] = {
@@ -181,9 +258,12 @@ KEYS: dict[str, t.Key] = {
     "verified": ("verified", t.flag),
     "identify": ("identify", identify),
     **NODE_KEYS,
+    "kinds": ("kinds", kinds),
+    "qos": ("qos", qos),
+    "default_qos": ("default_qos", t.word),
+    "max_submit_jobs": ("max_submit_jobs", t.count),
     "currency": ("currency", t.word),
     "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
-    "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
     "account_required": ("account_required", t.flag),
     "account_hint": ("account_hint", t.text),
     "choose_partition": ("choose_partition", t.flag),

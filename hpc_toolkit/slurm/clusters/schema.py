@@ -12,7 +12,7 @@ import itertools
 from typing import Any
 
 from hpc_toolkit.slurm.clusters import facts as clusters
-from hpc_toolkit.slurm.clusters import keys
+from hpc_toolkit.slurm.clusters import keys, nodes
 from hpc_toolkit.slurm.render.spec import OPTIONS
 from hpc_toolkit.system import tomltable as t
 
@@ -43,16 +43,20 @@ def _schema(convert: Any) -> dict[str, Any]:
     if isinstance(convert, t.Choice):
         return {"enum": list(convert.choices)}
     if isinstance(convert, keys.Table):
-        return _object(convert.keys, {})
+        return _object(convert.keys, _docstrings(convert.of))
+    if isinstance(convert, keys.Named):
+        return {"type": "object", "additionalProperties": _schema(convert.each)}
     if isinstance(convert, keys.Option):
         return {"type": "integer"} if OPTIONS[convert.name].value.word is int else _TEXT
     return _SCHEMAS.get(convert, _TEXT)
 
 
 def _docstrings(name: str) -> dict[str, str]:
-    """Return the docstring below each field of the dataclass ``name`` in ``facts``."""
-    tree = ast.parse(inspect.getsource(clusters))
-    classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name in ("Limits", name)]
+    """Return the docstring below each field of the dataclass ``name``."""
+    trees = [ast.parse(inspect.getsource(module)) for module in (clusters, nodes)]
+    bodies = [one for tree in trees for one in tree.body if isinstance(one, ast.ClassDef)]
+    shared = "Limits" if name in ("Cluster", "Partition") else ""
+    classes = [one for one in bodies if one.name in (shared, name)]
     found = {}
     for field, text in itertools.pairwise(one for n in classes for one in n.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
@@ -69,6 +73,7 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     t.count: {"type": "integer"},
     t.count_or_zero: {"type": "integer"},
     keys.amount: {"type": "number"},
+    keys.restricted: {"type": ["boolean", "string"]},
     **dict.fromkeys((t.texts, keys.binds, keys.directories, keys.modules, keys.commands), _TEXTS),
     **dict.fromkeys((t.pairs, keys.exports, keys.nccl), _PAIRS),
 }

@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.choice import (
-    Needs,
-    choose_partition,
-    fitting_site,
-    named_site,
-)
+from hpc_toolkit.slurm.clusters.choice import choose_partition, fitting_site
+from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least
 from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS, OPTIONS, option, rivals_of, shown
-from hpc_toolkit.slurm.render.values import parse_array
+from hpc_toolkit.slurm.render.values import NO_MEMORY, parse_array
 from hpc_toolkit.system.quantities import HOUR_S, format_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.clusters.nodes import NodeKind
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 Directive = tuple[str, str | None]
@@ -65,21 +63,37 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     _check_account(full, cluster)
     _check_times(full, sources)
     _check_array(full, cluster)
+    if full.array:
+        check_number(len(parse_array(full.array, "--array").indices), full, cluster)
     if cluster.choose_partition and not full.partition:
-        full = replace(full, partition=choose_partition(cluster, _needs(full, None, sources)))
-    site = _fitting(full, cluster, sources)
+        full = replace(full, partition=choose_partition(cluster, _needs(full, sources)))
+    site = site_of(full, cluster, sources)
+    if full.gpus_per_node:
+        full = replace(full, gpu_type=full.gpu_type or site.gpu_type)
     if not full.cpus_per_gpu:
         full = replace(full, cpus_per_task=full.cpus_per_task or cpus_share(full, site))
     if not _memory(full):
         full = replace(full, **memory_share(full, site))
-    _fitting(full, cluster, sources)
+    site_of(full, cluster, sources)
     return full
+
+
+def site_of(
+    full: ScriptSpec, cluster: Cluster, sources: Mapping[str, str] | None = None
+) -> Cluster:
+    """Return the site with the kinds of nodes that the request, as far as it is complete, fits.
+
+    Raises RenderError if there are none.
+    """
+    names = tuple(full.partition.split(",")) if full.partition else ()
+    return fitting_site(cluster, names, _needs(full, sources or {}))
 
 
 def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
     depends = "yes" if full.kill_on_invalid_dep else "no"
     of_several: dict[str, list[tuple[str, Any]]] = {
-        "gpus_per_node": _gpu_directives(full, named_site(cluster, full.partition)),
+        "gpus_per_node": _gpu_directives(full, cluster),
+        "mem": [("mem", None if full.mem == NO_MEMORY else shown("mem", full.mem))],
         "array": [("array", full.array and parse_array(full.array, "--array").text)],
         # Without this option, a job whose dependency can never be met stays pending for ever.
         "kill_on_invalid_dep": [("kill-on-invalid-dep", full.dependency and depends)],
@@ -181,16 +195,9 @@ def _gpus_of_rank(full: ScriptSpec, why: str) -> int:
     return per_rank
 
 
-def _fitting(full: ScriptSpec, cluster: Cluster, sources: Mapping[str, str]) -> Cluster:
-    """Return the site on which the request, as far as it is complete, fits; else RenderError."""
-    names = tuple(full.partition.split(",")) if full.partition else ()
-    # Without a GPU type in the request, the script requests the site's type.
-    gpu_type = named_site(cluster, full.partition).gpu_type
-    return fitting_site(cluster, names, _needs(full, gpu_type, sources))
-
-
-def _needs(full: ScriptSpec, gpu_type: str | None, sources: Mapping[str, str]) -> Needs:
+def _needs(full: ScriptSpec, sources: Mapping[str, str]) -> Needs:
     keys = {"cpus_per_task": "cpus_per_node", "time": "max_walltime"}
+    known = full.cpus_per_task or full.cpus_per_gpu or full.mem_per_cpu
     keys |= dict.fromkeys(MEMORY_OPTIONS, "mem_per_node")
     return Needs(
         nodes=full.nodes,
@@ -198,7 +205,12 @@ def _needs(full: ScriptSpec, gpu_type: str | None, sources: Mapping[str, str]) -
         cpus=cpus(full),
         mem_mib=memory_mib(full),
         time_s=full.time or FALLBACK_TIME_S,
-        gpu_type=full.gpu_type or gpu_type,
+        mem_per_cpu_mib=memory_mib(full) // cpus(full) if known else 0,
+        gpu_type=full.gpu_type,
+        constraint=full.constraint or "",
+        gres=full.gres or "",
+        account=full.account,
+        qos=full.qos,
         sources={keys[name]: source for name, source in sources.items() if name in keys},
     )
 
@@ -209,7 +221,7 @@ def _signal(time_s: int) -> str:
 
 def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:
     """Return the GPU options in the site's form, and the other generic resources of a node."""
-    gpus, kind = full.gpus_per_node, full.gpu_type or site.gpu_type
+    gpus, kind = full.gpus_per_node, full.gpu_type
     typed = f"{kind}:" if kind else ""
     if not gpus:
         return [("gres", full.gres)]
@@ -268,6 +280,20 @@ def _check_array(full: ScriptSpec, site: Cluster) -> None:
         raise RenderError(msg, hint=f"indices end at {limit}; 'hpctk submit' makes several arrays")
 
 
+def check_number(jobs: int, spec: ScriptSpec, cluster: Cluster) -> None:
+    """Raise RenderError if a user may not have so many jobs submitted at a time."""
+    limits = {"max_submit_jobs": cluster.max_submit_jobs}
+    for qos in cluster.qos:
+        if qos.name == (spec.qos or cluster.default_qos):
+            limits[f"qos.{qos.name}.max_submit_jobs"] = qos.max_submit_jobs
+    for key, limit in limits.items():
+        if limit is not None and jobs > limit:
+            where = cluster.written(key.removesuffix(".max_submit_jobs"))
+            msg = f"--array: {jobs} jobs are more than a user of {cluster.name} may submit"
+            hint = "use a run: a few jobs process any number of items; or submit it in parts"
+            raise RenderError(f"{msg} ({where}: at most {limit})", hint=hint)
+
+
 def ranks(full: ScriptSpec) -> int:
     """Return the number of ranks per node; the largest if they cannot be spread evenly."""
     if full.ntasks_per_node or full.ntasks is None:
@@ -293,29 +319,51 @@ def memory_mib(full: ScriptSpec) -> int:
         return full.mem_per_cpu * cpus(full)
     if full.mem_per_gpu:
         return full.mem_per_gpu * full.gpus_per_node
-    return full.mem or 0
+    return max(0, full.mem or 0)
 
 
 def cpus_share(full: ScriptSpec, site: Cluster) -> int:
-    """Return the CPUs per rank in proportion to the requested GPUs of a node, at least 1."""
-    if not (site.cpus_per_node and site.gpus_per_node and full.gpus_per_node):
-        return 1
-    return max(1, site.cpus_per_node * full.gpus_per_node // site.gpus_per_node // ranks(full))
+    """Return the CPUs per rank that belong to the requested GPUs on every node that fits.
+
+    At least 1, and as many as the requested memory needs.
+    """
+    shares = [_shares(full, site, kind)[0] for kind in kinds_of(site)]
+    share = int(min((one for one in shares if one is not None), default=0)) // ranks(full)
+    most_mib, needed = site.max_mem_per_cpu_mib, 1
+    if most_mib and (full.mem or full.mem_per_gpu):
+        needed = -(-memory_mib(full) // (most_mib * ranks(full)))
+    return max(1, share, needed)
+
+
+def _shares(
+    full: ScriptSpec, site: Cluster, kind: NodeKind
+) -> tuple[Fraction | None, Fraction | None]:
+    """Return the CPUs and the MiB that belong to the request on a node; None if unknown."""
+    total = least(kind.mem_mib, site.max_mem_per_node_mib)
+    node_cpus = least(kind.cpus, site.max_cpus_per_node)
+    part = kind.share(full.gpu_type, full.gpus_per_node) if full.gpus_per_node else None
+    of_cpus = node_cpus * part if node_cpus and part else None
+    if part is None and node_cpus:
+        part = Fraction(cpus(full), node_cpus)
+    if site.whole_nodes:
+        part = Fraction(1)
+    return of_cpus, total * part if total and part else None
 
 
 def memory_share(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
-    """Return the memory field in proportion to the requested part of a node, in the site's form."""
-    total, node_cpus, gpus = site.mem_per_node_mib, site.cpus_per_node, site.gpus_per_node
-    if total is None or site.mem_style == "none":
+    """Return the memory field for the part of a node that is requested, in the site's form.
+
+    It is what every node that fits has, within the limits of the partition.
+    """
+    shares = [_shares(full, site, kind)[1] for kind in kinds_of(site)]
+    known = [share for share in shares if share is not None]
+    if not known or site.mem_style == "none":
         return {}
-    if gpus and full.gpus_per_node:
-        per_node, per_gpu = total * full.gpus_per_node // gpus, total // gpus
-    elif node_cpus:
-        per_node, per_gpu = total * cpus(full) // node_cpus, None
-    else:
-        return {}
-    if site.mem_style == "mem-per-gpu" and per_gpu:
-        return {"mem_per_gpu": per_gpu}
+    per_node = min(known)
+    if site.max_mem_per_cpu_mib:
+        per_node = min(per_node, Fraction(site.max_mem_per_cpu_mib * cpus(full)))
+    if site.mem_style == "mem-per-gpu" and full.gpus_per_node:
+        return {"mem_per_gpu": max(1, int(per_node / full.gpus_per_node))}
     if site.mem_style == "mem":
-        return {"mem": max(1, per_node)}
-    return {"mem_per_cpu": max(1, per_node // cpus(full))}
+        return {"mem": max(1, int(per_node))}
+    return {"mem_per_cpu": max(1, int(per_node / cpus(full)))}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.choice import named_site
+from hpc_toolkit.slurm.clusters.fitting import with_gpus
 from hpc_toolkit.slurm.render.spec import (
     ARRAYS,
     OPTIONS,
@@ -307,11 +308,12 @@ def _cpus(full: ScriptSpec, template: str, cluster: Cluster, tasks: int) -> int 
         return full.cpus_per_task
     if full.cpus_per_gpu:
         return max(1, full.cpus_per_gpu * full.gpus_per_node // tasks)
+    site = with_gpus(named_site(cluster, full.partition), full.gpus_per_node)
     if template == "train-cpu":
-        return named_site(cluster, full.partition).cpus_per_node or CPUS
+        return site.cpus_per_node or CPUS
     of_a_task = (full.nproc_per_node or 1) // tasks
     of_a_rank = dict(cluster.defaults).get("cpus_per_task")
     if of_a_rank:
         return int(of_a_rank) * of_a_task
-    shared = full.gpus_per_node and cluster.cpus_per_node and cluster.gpus_per_node
+    shared = full.gpus_per_node and site.cpus_per_node and site.gpus_per_node
     return None if shared else of_a_task

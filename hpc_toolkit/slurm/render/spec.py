@@ -139,7 +139,7 @@ class ScriptSpec:
     cpus_per_gpu: int | None = _field(None, Row("", count(1, 4096),
         "CPUs per GPU, shared by the ranks of a node.", "N", directive=1, needs="gpus_per_node"))
     mem: int | None = _field(None, Row(RESOURCES, v.NODE_MEMORY,
-        "Memory of each node: 480G; 0 is all of it.", "SIZE", directive=1,
+        "Memory of each node: 480G; 0: all; none: Slurm chooses.", "SIZE", directive=1,
         excludes=("mem_per_cpu", "mem_per_gpu"), site=2))
     mem_per_cpu: int | None = _field(None, Row("", v.MEMORY, "Memory per CPU.", "SIZE", directive=1,
         excludes=("mem_per_gpu",), site=2))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import RenderError
@@ -39,6 +38,9 @@ from hpc_toolkit.system.quantities import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+NO_MEMORY = -1
+"""The memory per node of a request that leaves the memory to Slurm."""
 
 MAX_INDEX = 4_000_000
 """The highest possible array index: the largest MaxArraySize of slurm.conf(5) is one more."""
@@ -115,6 +117,10 @@ class Array:
     """How many elements may run at a time; "" for all."""
     highest: int
     """The largest index as written: Slurm takes the end of ``0-9:2`` as 9."""
+
+    @property
+    def indices(self) -> set[int]:
+        return {index for part in self.ranges for index in part}
 
 
 def parse_array(text: str, where: str) -> Array:
@@ -266,6 +272,14 @@ def _duration_s(given: str, *, where: str) -> int:
     return math.ceil(parse_duration(given, where=where))
 
 
+def _node_memory(given: str, *, where: str) -> int:
+    return NO_MEMORY if given == "none" else parse_mem_mib(given, where=where, zero=True)
+
+
+def _show_node_memory(mib: int) -> str:
+    return "none" if mib == NO_MEMORY else format_mem(mib)
+
+
 _SECONDS = count(1, MAX_WALLTIME_S).check
 _MOST_MIB = MAX_SIZE_BYTES // 2**20
 
@@ -274,7 +288,7 @@ EXCLUSIVE = Value(_check_exclusive, _yes_or_no)
 WALLTIME = Value(_SECONDS, str, parse_walltime, format_walltime)
 DURATION = Value(_SECONDS, str, _duration_s, format_seconds)
 MEMORY = Value(count(1, _MOST_MIB).check, str, parse_mem_mib, format_mem)
-NODE_MEMORY = Value(count(0, _MOST_MIB).check, str, partial(parse_mem_mib, zero=True), format_mem)
+NODE_MEMORY = Value(count(NO_MEMORY, _MOST_MIB).check, str, _node_memory, _show_node_memory)
 LOG = Value(_check_log)
 ARRAY = _checked_text(parse_array)
 DEPENDENCY = _checked_text(check_dependency)

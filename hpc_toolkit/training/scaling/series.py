@@ -151,12 +151,13 @@ def _site(series: Series, given: str | None) -> tuple[Cluster | None, list[str]]
     """Return the cluster whose file is used, and notes on why there is none."""
     from hpc_toolkit.slurm.clusters.choice import named_site
     from hpc_toolkit.slurm.clusters.facts import load_cluster
+    from hpc_toolkit.slurm.clusters.fitting import with_gpus
 
     name = given or series.cluster
     if not name:
         return None, []
     try:
-        return named_site(load_cluster(name), series.partition), []
+        return with_gpus(named_site(load_cluster(name), series.partition), None), []
     except ConfigError as error:
         if given:
             raise

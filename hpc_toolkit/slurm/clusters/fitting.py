@@ -1,0 +1,256 @@
+"""Compare what a job needs with the limits and the kinds of nodes of a cluster or partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpc_toolkit.slurm.clusters.nodes import NodeKind, has_features, is_slice, read_gres
+from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
+from hpc_toolkit.system.tomltable import MAX_COUNT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hpc_toolkit.slurm.clusters.facts import Cluster, Qos
+
+KINDS = "kinds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """The nodes, the resources per node and the time that a job requests."""
+
+    nodes: int
+    gpus_per_node: int
+    cpus: int
+    """CPUs of each node, at least."""
+    mem_mib: int
+    """Memory of each node in MiB, at least; 0 for all of it, or if the job does not say."""
+    time_s: int
+    mem_per_cpu_mib: int = 0
+    """Memory for each CPU in MiB; 0 if the CPUs or the memory are still open."""
+    gpu_type: str | None = None
+    """The type that the GPUs must have; None for any complete GPU."""
+    constraint: str = ""
+    """Features that the nodes must have, as sbatch reads them."""
+    gres: str = ""
+    """Other generic resources of each node, as sbatch reads them."""
+    account: str | None = None
+    qos: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Origins of the values that the user did not give, by the keys of their limits."""
+
+    def __str__(self) -> str:
+        kind = self.gpu_type or ("GPU" if self.gpus_per_node == 1 else "GPUs")
+        gpus = f" with {self.gpus_per_node} {kind}" if self.gpus_per_node else ""
+        return f"{counted(self.nodes, 'node')}{gpus} for {format_walltime(self.time_s)}"
+
+
+class Excess(NamedTuple):
+    """A limit that a job violates, by its key in a cluster file; the other two are values."""
+
+    key: str
+    wanted: str
+    limit: str
+    place: str = ""
+    """The key of the kinds of nodes, or of the QOS, from which the limit follows."""
+
+
+def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
+    """Yield the limits that a job violates; ``site`` may be a partition from ``for_partition``.
+
+    A limit that the site does not state is not checked.
+    """
+    name = needs.qos or site.default_qos
+    for key, word, allowed in (
+        ("accounts", needs.account, site.accounts),
+        ("allowed_qos", name, site.allowed_qos),
+    ):
+        if word and allowed and word not in allowed:
+            yield Excess(key, word, ", ".join(allowed))
+    known = {qos.name: qos for qos in site.qos}
+    # The QOS of a partition comes before that of a job.
+    limits = [known[one] for one in (site.partition_qos, name) if one in known]
+    yield from _beyond_qos(limits, needs)
+    if any(qos.overrides_partition for qos in limits):
+        site = replace(site, nodes=None, min_nodes=None, max_walltime_s=None)
+    if needs.nodes < (site.min_nodes or 1):
+        yield Excess("min_nodes", str(needs.nodes), str(site.min_nodes))
+    for key, wanted, limit, shown in (
+        ("nodes", needs.nodes, site.nodes, str),
+        ("max_cpus_per_node", needs.cpus, site.max_cpus_per_node, str),
+        ("max_mem_per_node", needs.mem_mib, site.max_mem_per_node_mib, format_mem),
+        ("max_mem_per_cpu", needs.mem_per_cpu_mib, site.max_mem_per_cpu_mib, format_mem),
+    ):
+        if limit is not None and wanted > limit:
+            yield Excess(key, shown(wanted), shown(limit))
+    found = fit(site, needs)
+    if isinstance(found, Excess):
+        yield found
+    if site.max_walltime_s is not None and needs.time_s > site.max_walltime_s:
+        limit_s = format_walltime(site.max_walltime_s)
+        yield Excess("max_walltime", format_walltime(needs.time_s), limit_s)
+
+
+def _beyond_qos(limits: list[Qos], needs: Needs) -> Iterator[Excess]:
+    for key, wanted, limit, shown in (
+        ("max_walltime", needs.time_s, [one.max_walltime_s for one in limits], format_walltime),
+        ("nodes", needs.nodes, [one.nodes for one in limits], str),
+        ("gpus", needs.nodes * needs.gpus_per_node, [one.gpus for one in limits], str),
+    ):
+        for qos, most in zip(limits, limit, strict=True):
+            if most is not None:
+                if wanted > most:
+                    yield Excess(key, shown(wanted), shown(most), f"qos.{qos.name}")
+                break
+
+
+def kinds_of(site: Cluster) -> tuple[NodeKind, ...]:
+    """Return the kinds of a site's nodes; without ``kinds``, the one that its own keys describe."""
+    if site.kinds:
+        return site.kinds
+    number, gpu_type = site.gpus_per_node, site.gpu_type
+    known = number is not None or gpu_type
+    gpus = ((gpu_type or "", number),) if known and number != 0 else None if number is None else ()
+    return (NodeKind(cpus=site.cpus_per_node, mem_mib=site.mem_per_node_mib, gpus=gpus),)
+
+
+class Fit(NamedTuple):
+    kinds: tuple[NodeKind, ...]
+    """Kinds whose nodes can serve a job."""
+    gpu_type: str | None
+    """The type of GPUs to request; None if Slurm may give any."""
+
+
+def fit(site: Cluster, needs: Needs) -> Fit | Excess:
+    """Return the kinds whose nodes can serve the job, or what they lack."""
+    kinds = kinds_of(site)
+    known = frozenset(feature for kind in kinds for feature in kind.features)
+    if needs.constraint:
+        kinds = tuple(kind for kind in kinds if has_features(needs.constraint, kind, known))
+        if not kinds:
+            return Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
+    resources = [(name, "gres", number) for name, _, number in read_gres(needs.gres)]
+    if needs.gpus_per_node:
+        gpu = f"gpu:{needs.gpu_type}" if needs.gpu_type else "gpu"
+        resources.insert(0, (gpu, "gpus_per_node", needs.gpus_per_node))
+    resources += [("cpus", "cpus_per_node", needs.cpus), ("mem", "mem_per_node", needs.mem_mib)]
+    for resource, key, number in resources:
+        has = {kind: kind.amount(resource) for kind in kinds}
+        most = max(found or 0 for found in has.values())
+        able = tuple(kind for kind, found in has.items() if found is None or found >= number)
+        # A generic resource that no kind lists may be on any node.
+        if not able and (most or key != "gres"):
+            return _lacking(site, needs, key, number, most)
+        kinds = able or kinds
+    if _total(kinds) < needs.nodes:
+        return _too_few(needs, kinds)
+    if needs.gpus_per_node and not needs.gpu_type:
+        return _with_type(site, needs, kinds)
+    # CPU jobs take the share of nodes without GPUs, if these nodes are enough.
+    plain = tuple(kind for kind in kinds if not kind.gpus)
+    enough = _total(plain) >= needs.nodes and not needs.gpus_per_node
+    return Fit(plain if enough else kinds, needs.gpu_type)
+
+
+def _with_type(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Fit | Excess:
+    """Choose the type of a request without one, if only one type fits, or if Slurm might give
+    it a part of a GPU or mix the types of a node."""
+    number = needs.gpus_per_node
+    types = list(dict.fromkeys(one for kind in kinds for one in kind.complete_gpus(number)))
+    unsafe = any(
+        any(is_slice(one) for one, _ in kind.gpus or ())
+        or (number > 1 and len(kind.gpus or ()) > 1)
+        for kind in kinds_of(site)
+    )
+    if not unsafe and len(types) > 1:
+        return Fit(kinds, None)
+    if unsafe and types == [""]:
+        named = dict.fromkeys(text for text in _types(site) if text)
+        return Excess("untyped", str(number), ", ".join(named), KINDS)
+    able = {one: tuple(k for k in kinds if one in k.complete_gpus(number)) for one in types if one}
+    for one, own in able.items():
+        if _total(own) >= needs.nodes:
+            return Fit(own, one)
+    return _too_few(needs, max(able.values(), key=_total)) if able else Fit(kinds, None)
+
+
+def _too_few(needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess:
+    limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
+    return Excess("nodes", str(needs.nodes), limit, KINDS)
+
+
+def _total(kinds: tuple[NodeKind, ...]) -> int:
+    """Return the number of nodes of all kinds; very many if one is unknown."""
+    return sum(MAX_COUNT if kind.nodes is None else kind.nodes for kind in kinds)
+
+
+def _lacking(site: Cluster, needs: Needs, key: str, number: int, most: int) -> Excess:
+    place = KINDS if site.kinds else ""
+    types = dict.fromkeys(filter(None, _types(site)))
+    if key == "gpus_per_node" and not most and types:
+        if needs.gpu_type:
+            return Excess("gpu_type", needs.gpu_type, ", ".join(types), place)
+        return Excess(key, str(number), f"0; name the type of a part: {', '.join(types)}", place)
+    shown = format_mem if key == "mem_per_node" else str
+    return Excess(key, shown(number), shown(most), place)
+
+
+def equipped(site: Cluster, needs: Needs) -> Cluster:
+    """Return the site with the kinds of nodes that fit, and with what all of them have.
+
+    ``gpu_type`` is the type to request. A site on which the job does not fit is a partition that
+    the file does not list, of whose nodes nothing is known.
+    """
+    found = fit(site, needs)
+    if isinstance(found, Excess):
+        return replace(site, kinds=())
+    kinds, gpu_type = found
+    if not site.kinds:
+        return replace(site, kinds=kinds, gpu_type=gpu_type or site.gpu_type)
+    cpus = [kind.cpus for kind in kinds if kind.cpus]
+    memory = [kind.mem_mib for kind in kinds if kind.mem_mib]
+    gpus = [sum(n or 0 for _, n in kind.gpus) for kind in kinds if kind.gpus]
+    return replace(
+        site,
+        kinds=kinds,
+        gpu_type=gpu_type,
+        gpus_per_node=min(gpus, default=0),
+        cpus_per_node=min(cpus, default=None),
+        mem_per_node_mib=min(memory, default=None),
+    )
+
+
+def with_gpus(site: Cluster, number: int | None) -> Cluster:
+    """Return the site with the kinds of nodes that have so many GPUs, else with the most GPUs.
+
+    Only complete GPUs count. Without a number it gets its first kind with GPUs. A site without
+    ``kinds`` is returned as it is.
+    """
+    if not site.kinds:
+        return site
+    totals = {kind: kind.amount("gpu") or 0 for kind in site.kinds}
+    if number is None:
+        kinds = [kind for kind, total in totals.items() if total][:1] or site.kinds[:1]
+    else:
+        most = min(number, max(totals.values()))
+        kinds = [kind for kind, total in totals.items() if total >= most]
+    gpus = min(totals[kind] for kind in kinds)
+    needs = Needs(nodes=1, gpus_per_node=0, cpus=0, mem_mib=0, time_s=0)
+    return replace(equipped(replace(site, kinds=tuple(kinds)), needs), gpus_per_node=gpus)
+
+
+def number_of_nodes(site: Cluster) -> int | None:
+    """Return how many nodes one job can get there at most; None if that is unknown."""
+    numbers = [kind.nodes for kind in site.kinds]
+    total = None if None in numbers else sum(n or 0 for n in numbers)
+    return least(site.nodes, total)
+
+
+def _types(site: Cluster) -> list[str]:
+    return [one for kind in kinds_of(site) for one, _ in kind.gpus or ()]
+
+
+def least(*numbers: int | None) -> int | None:
+    return min((number for number in numbers if number), default=None)

@@ -1,0 +1,661 @@
+"""A site's own records give a cluster file with which requests get the right nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.cli.help import Commands
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from hpc_toolkit.slurm.clusters.nodes import is_slice, read_gres
+from hpc_toolkit.slurm.clusters.rights import (
+    ASSOCIATION,
+    QOS,
+    User,
+    closed,
+    in_hosts,
+    parse_rows,
+    qos_limits,
+    this_user,
+)
+from hpc_toolkit.slurm.records import script_options
+from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib
+from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
+from tests.sites import drafted, invented, recorded
+
+MIXED, SLICES, RIGHTS, MEMORY = map(recorded, ("mixed", "slices", "rights", "memory"))
+
+
+class Site:
+    """A drafted cluster file in a directory, and what 'hpctk render' makes of requests."""
+
+    def __init__(self, facts: Any, where: Path) -> None:
+        self.text = drafted(facts)
+        self.file = where / "site.toml"
+        self.file.write_text(self.text, encoding="utf-8")
+
+    def edit(self, old: str, new: str) -> None:
+        assert old in self.text
+        self.text = self.text.replace(old, new)
+        self.file.write_text(self.text, encoding="utf-8")
+
+    def render(self, words: str) -> tuple[dict[str, str], str]:
+        """The options of the script, and the note."""
+        app = Commands(help="")
+        render_command.register(app)
+        argv = ["render", "--cluster", str(self.file), *words.split(), "-o", "-"]
+        if "--plain" not in argv:
+            argv += ["--run", "runs/x"]
+        done = CliRunner().invoke(app, argv)
+        if done.exception is not None:
+            raise done.exception
+        return script_options(done.stdout), done.stderr
+
+    def options(self, words: str) -> dict[str, str]:
+        return self.render(words)[0]
+
+    def rank(self, words: str) -> tuple[int, int]:
+        """CPUs and MiB of each rank of a node."""
+        found = self.options(words)
+        ranks, cpus = int(found["ntasks-per-node"]), int(found.get("cpus-per-task", 1))
+        if "mem" in found:
+            return cpus, mib(found["mem"]) // ranks
+        if "mem-per-gpu" in found:
+            gpus = int(found["gpus-per-node"].rpartition(":")[2])
+            return cpus, mib(found["mem-per-gpu"]) * gpus // ranks
+        return cpus, mib(found["mem-per-cpu"]) * cpus
+
+    def refusal(self, words: str) -> RenderError:
+        with pytest.raises(HpcToolkitError) as caught:
+            self.render(words)
+        assert isinstance(caught.value, RenderError)
+        return caught.value
+
+
+def mib(text: str) -> int:
+    return int(text[:-1]) * {"M": 1, "G": 1024, "T": 2**20}[text[-1]]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Site:
+    return Site(MIXED, tmp_path)
+
+
+@pytest.fixture
+def slices(tmp_path: Path) -> Site:
+    return Site(SLICES, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "cpus", "mem"),
+    [
+        ("--nodes 1 --gpus-per-node a100:8", 16, 128000),
+        ("--nodes 2 --gpus-per-node a30:2", 24, 256000),
+        ("--nodes 1 --gpus-per-node a100:1", 16, 128000),
+        ("--nodes 30", 1, 4000),
+        ("--nodes 1 --gpus-per-node 1", 16, 128000),
+    ],
+)
+def test_a_job_gets_its_share_of_the_nodes_that_fit(
+    mixed: Site, words: str, cpus: int, mem: int
+) -> None:
+    found = mixed.rank(words)
+
+    assert found[0] == cpus
+    assert 0.999 * mem <= found[1] <= mem
+
+
+def test_a_number_of_gpus_that_one_kind_has_names_their_type_and_the_kind(mixed: Site) -> None:
+    options, note = mixed.render("--nodes 1 --gpus-per-node 4")
+
+    assert options["gpus-per-node"] == "a100:4"
+    assert "nodes that fit: 3 a100x8" in note
+
+
+def test_gpus_that_several_kinds_have_stay_without_a_type(mixed: Site) -> None:
+    options, note = mixed.render("--gpus-per-node 2")
+
+    assert options["gpus-per-node"] == "2"
+    assert "nodes that fit: 5 a30x2, 3 a100x8" in note
+
+
+def test_the_largest_memory_can_be_requested(mixed: Site) -> None:
+    options, note = mixed.render("--nodes 1 --mem 2900G")
+
+    assert options["mem"] == "2900G"
+    assert "nodes that fit: 2 cpu64-3000G" in note
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--nodes 60", r"--nodes: 60 is more than site has \(.*main\.kinds: nodes at most 50 "),
+        (
+            "--nodes 4 --gpus-per-node a100:8",
+            r"--nodes: 4 .*main\.kinds: nodes at most 3 \(a100x8\)\)",
+        ),
+        ("--nodes 4 --gpus-per-node 8", r"--nodes: 4 .*nodes at most 3 \(a100x8\)"),
+        ("--nodes 3 --mem 2900G", r"--nodes: 3 .*nodes at most 2 \(cpu64-3000G\)"),
+        ("--nodes 3 --sbatch constraint=fat", r"--nodes: 3 .*nodes at most 2 \(cpu64-3000G\)"),
+        ("--gpus-per-node a30:3", r"--gpus-per-node: 3 .*GPUs a node at most 2"),
+        ("--gpus-per-node v100:1", r"--gpu-type: v100 .*its GPUs are a30, a100"),
+        ("--gpus-per-node a100:1 --sbatch constraint=fat", "--gpu-type: a100"),
+        ("--mem 3100G", r"memory per node: 3100G .*memory a node at most 3000G"),
+        ("--cpus-per-task 129", r"--cpus-per-task: 129 .*CPUs a node at most 128"),
+    ],
+)
+def test_what_no_kind_or_too_few_nodes_have_is_refused(
+    mixed: Site, words: str, message: str
+) -> None:
+    with pytest.raises(RenderError, match=message):
+        mixed.render(words)
+
+
+def test_a_draft_of_several_kinds_is_short_and_names_them(mixed: Site) -> None:
+    assert 'a100x8 = { cpus = 128, mem = "1000G", gpus = "a100:8" }' in mixed.text
+    assert "kinds = { cpu64-250G = 40, a30x2 = 5, a100x8 = 3, cpu64-3000G = 2 }" in mixed.text
+    assert len(mixed.text.splitlines()) < 50
+
+
+def test_a_request_without_a_type_gets_a_complete_gpu(slices: Site) -> None:
+    options, note = slices.render("--gpus-per-node 1")
+
+    assert options["gpus-per-node"] in ("h100:1", "l40s:1")
+    assert "other types that fit: " in note
+
+
+@pytest.mark.parametrize("gpus", ["h100:4", "h100_3g.40gb:2", "l40s.2:4", "l40s:2"])
+def test_slices_and_complete_gpus_are_taken_as_written(slices: Site, gpus: str) -> None:
+    assert slices.options(f"--gpus-per-node {gpus}")["gpus-per-node"] == gpus
+
+
+def test_a_slice_gets_less_of_its_node_than_a_larger_one(slices: Site) -> None:
+    # 64 CPUs for 14 sevenths and 4 times 3 sevenths of a GPU.
+    assert slices.rank("--gpus-per-node h100_1g.10gb:1") == (2, 500000 // 26 // 2 * 2)
+    assert slices.rank("--gpus-per-node h100_3g.40gb:1")[0] == 7
+    # 64 CPUs for 2 GPUs and 8 halves.
+    assert slices.rank("--gpus-per-node l40s:1")[0] == 10
+    assert slices.rank("--gpus-per-node l40s.2:1")[0] == 5
+
+
+def test_more_slices_than_a_node_has_are_refused(slices: Site) -> None:
+    message = r"--gpus-per-node: 20 .*GPUs a node at most 14"
+    with pytest.raises(RenderError, match=message):
+        slices.render("--gpus-per-node h100_1g.10gb:20")
+
+
+def test_a_type_is_chosen_that_has_enough_nodes(slices: Site) -> None:
+    assert slices.options("--nodes 2 --gpus-per-node 3")["gpus-per-node"] == "h100:3"
+    # Two nodes have h100 and two have l40s.
+    assert "nodes at most 2 (h100x4)" in slices.refusal("--nodes 3 --gpus-per-node 1").message
+
+
+def site(where: Path, partitions: list[str], nodes: list[str], config: str = "") -> Site:
+    return Site(invented("other", partitions, nodes, config), where)
+
+
+def test_nodes_that_are_down_count_and_are_mentioned(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["all Default=YES"],
+        [
+            "6*NodeName=c CPUTot=32 RealMemory=128000 Partitions=all",
+            "3*NodeName=d CPUTot=32 RealMemory=192000 Gres=gpu:v100:2(S:0-1) Partitions=all",
+            "NodeName=e CPUTot=64 RealMemory=512000 Gres=gpu:v100:8 Partitions=all State=DOWN*",
+            "NodeName=f CPUTot=64 RealMemory=512000 Gres=gpu:v100:8 Partitions=all State=DRAIN",
+            "NodeName=g CPUTot=99 RealMemory=512000 Gres=gpu:v100:9 Partitions=all State=FUTURE",
+        ],
+    )
+
+    assert "# 2 of 11 nodes are down or drained now" in found.text
+    assert found.rank("--nodes 2 --gpus-per-node 8") == (8, 64000)
+    assert found.options("--nodes 5 --gpus-per-node 2")["gpus-per-node"] == "v100:2"
+    # Of 2 GPUs on nodes with 2 and with 8, every node has the share of the smaller part.
+    assert found.rank("--nodes 5 --gpus-per-node 2") == (8, 64000)
+    assert "nodes at most 2 (v100x8)" in str(found.refusal("--nodes 3 --gpus-per-node 4"))
+    assert "at most 8" in str(found.refusal("--gpus-per-node 9"))
+
+
+def test_two_types_of_gpus_on_one_node_are_never_mixed(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["gpu"],
+        ["4*NodeName=a CPUTot=48 RealMemory=480000 Gres=gpu:a100:2,gpu:t4:4 Partitions=gpu"],
+    )
+
+    assert found.options("--gpus-per-node 3")["gpus-per-node"] == "t4:3"
+    assert found.options("--gpus-per-node 2")["gpus-per-node"] == "a100:2"
+    # The node has six GPUs.
+    assert found.rank("--gpus-per-node a100:2") == (8, 80000)
+    assert "at most 4" in str(found.refusal("--gpus-per-node 5"))
+
+
+def test_slices_beside_complete_gpus_and_slices_alone(tmp_path: Path) -> None:
+    gres = "gpu:a100:3(S:0-1),gpu:a100_1g.5gb:7(S:1),shard:a100:24,mps:300"
+    found = site(
+        tmp_path,
+        ["gpu Default=YES", "small"],
+        [
+            f"2*NodeName=a CPUTot=56 RealMemory=560000 Partitions=gpu Gres={gres}",
+            "NodeName=b CPUTot=56 RealMemory=560000 Gres=gpu:1g.10gb:28 Partitions=small",
+        ],
+    )
+
+    assert found.options("--gpus-per-node 1")["gpus-per-node"] == "a100:1"
+    # Seven slices of a seventh make the fourth GPU.
+    assert found.rank("--gpus-per-node a100:1") == (14, 140000)
+    assert found.rank("--gpus-per-node a100_1g.5gb:1") == (2, 20000)
+    assert found.options("--partition gpu --sbatch gres=shard:4")["gres"] == "shard:4"
+    assert "a node has at most 24" in str(found.refusal("--partition gpu --sbatch gres=shard:25"))
+    refused = found.refusal("--partition small --gpus-per-node 1")
+    assert "name the type of a part: 1g.10gb" in str(refused)
+    assert found.options("--partition small --gpus-per-node 1g.10gb:2")["gpus-per-node"]
+
+
+def test_untyped_gpus_beside_slices_are_refused_without_a_type(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["gpu"],
+        ["NodeName=a CPUTot=8 RealMemory=8000 Gres=gpu:2,gpu:mig-1g.5gb:4 Partitions=gpu"],
+    )
+
+    refused = found.refusal("--gpus-per-node 1")
+    assert "1 is ambiguous: site has complete GPUs and parts of them" in refused.message
+    assert "its GPUs are mig-1g.5gb" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("constraint", "nodes"),
+    [
+        ("amd", 4),
+        ("intel", 2),
+        ("intel|amd", 6),
+        ("[intel|amd]", 6),
+        ("amd&ib", 1),
+        ("(amd|intel)&ib", 3),
+        ("[intel*1&amd*2]", 6),
+        ("rack7", 6),
+        ("amd&rack7", 4),
+    ],
+)
+def test_features_with_operators_choose_among_the_kinds(
+    tmp_path: Path, constraint: str, nodes: int
+) -> None:
+    found = site(
+        tmp_path,
+        ["all"],
+        [
+            "3*NodeName=a CPUTot=8 RealMemory=8000 AvailableFeatures=amd,x86 Partitions=all",
+            "NodeName=b CPUTot=8 RealMemory=8000 AvailableFeatures=amd,ib,x86 Partitions=all",
+            "2*NodeName=c CPUTot=8 RealMemory=9000 AvailableFeatures=ib,intel,x86 Partitions=all",
+        ],
+    )
+
+    assert "x86" not in found.text
+    found.options(f"--nodes {nodes} --sbatch constraint={constraint}")
+    refused = found.refusal(f"--nodes {nodes + 1} --sbatch constraint={constraint}")
+    assert f"nodes at most {nodes} (" in refused.message
+
+
+def test_features_of_racks_make_no_kinds(tmp_path: Path) -> None:
+    nodes = [
+        f"NodeName=n{i} CPUTot=8 RealMemory={8000 + i} AvailableFeatures=rack{i},x Partitions=all"
+        for i in range(9)
+    ]
+    found = site(tmp_path, ["all"], nodes)
+
+    assert "kinds = { cpu8 = 9 }" in found.text
+    found.options("--nodes 2 --sbatch constraint=rack1")
+
+
+def test_memory_alone_makes_kinds(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["all MaxNodes=8"],
+        [
+            "9*NodeName=a CPUTot=40 RealMemory=192000 Partitions=all",
+            "4*NodeName=b CPUTot=40 RealMemory=768000 Partitions=all",
+            "NodeName=c CPUTot=40 RealMemory=1536000 Partitions=all",
+        ],
+    )
+
+    assert found.rank("--nodes 8 --ntasks-per-node 40") == (1, 4800)
+    assert found.options("--nodes 5 --mem 700G")["mem"] == "700G"
+    assert "nodes at most 1 " in str(found.refusal("--nodes 2 --mem 900G"))
+    assert "nodes = 8" in str(found.refusal("--nodes 9"))
+
+
+def test_several_named_partitions_give_what_all_of_them_have(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["old", "new"],
+        [
+            "4*NodeName=a CPUTot=32 RealMemory=128000 Gres=gpu:v100:4 Partitions=old",
+            "4*NodeName=b CPUTot=96 RealMemory=960000 Gres=gpu:h100:4 Partitions=new",
+        ],
+    )
+
+    options = found.options("--partition old,new --gpus-per-node 2")
+    assert (options["gpus-per-node"], options["cpus-per-task"]) == ("2", "8")
+    assert found.options("--partition new --gpus-per-node 2")["gpus-per-node"] == "h100:2"
+    # Nothing is known about a partition that the file does not list.
+    assert found.options("--partition other --gpus-per-node 64")["gpus-per-node"] == "64"
+
+
+@pytest.fixture
+def rights(tmp_path: Path) -> Site:
+    return Site(RIGHTS, tmp_path)
+
+
+def test_a_job_goes_to_a_partition_that_the_user_may_use(rights: Site) -> None:
+    assert rights.options("--nodes 4")["partition"] == "batch"
+    assert rights.options("--nodes 2")["partition"] == "open"
+    assert rights.options("--gpus-per-node 1")["partition"] == "teach"
+    assert "open: nodes at most 2" in str(rights.refusal("--nodes 9"))
+
+
+def test_a_refusal_names_a_closed_partition_that_has_the_nodes(tmp_path: Path) -> None:
+    found = site(
+        tmp_path,
+        ["cpu Default=YES", "more", "gpu AllowGroups=deans"],
+        [
+            "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=cpu,more",
+            "2*NodeName=g CPUTot=32 RealMemory=128000 Gres=gpu:v100:4 Partitions=gpu",
+        ],
+    )
+
+    hint = found.refusal("--gpus-per-node 1").hint
+    assert "gpu accepts it, but is restricted (AllowGroups=deans: you are in none" in hint
+
+
+def test_only_partitions_that_exclude_the_user_are_restricted(rights: Site) -> None:
+    site = parse_cluster(rights.text, file="site.toml", name="site")
+
+    assert {one.name: one.restricted for one in site.partitions} == {
+        "open": False,
+        "batch": False,
+        "teach": False,
+        "lab": "AllowAccounts=hidden_lab: your accounts are unknown",
+        "staff": "AllowGroups=admins: you are in none of these groups",
+    }
+    assert "not for site (" in str(rights.refusal("--partition batch --qos scavenge"))
+
+
+ROWS = "Cluster|Account|Partition|QOS|Def QOS|MaxSubmit\n{}\n".format
+LIMITS = """Name|Flags|MaxWall|MaxTRES|MaxTRESPU|GrpTRES|MaxSubmitPU
+normal|DenyOnLimit|1-00:00:00|node=4|cpu=512,gres/gpu=8||200
+long|PartitionTimeLimit|7-00:00:00||||
+free||||||
+"""
+
+
+def member(*rows: str, groups: str = "users", host: str = "login1", limits: str = LIMITS) -> User:
+    return User(
+        groups=frozenset(groups.split(",")),
+        host=host,
+        associations=parse_rows(ROWS("\n".join(rows)), ASSOCIATION),
+        qos=parse_rows(limits, QOS),
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "user", "why"),
+    [
+        ("AllowGroups=a,b", member(groups="b"), ""),
+        ("AllowGroups=a,b", member(groups="c"), "AllowGroups=a,b: you are in none"),
+        ("AllocNodes=login[1-3]", member(host="login2"), ""),
+        ("AllocNodes=login[1-3]", member(host="login4"), "AllocNodes=login[1-3]: this host is "),
+        ("AllowAccounts=x,y", member("site|y||normal||"), ""),
+        ("AllowAccounts=x,y", member("site|z||normal||"), "AllowAccounts=x,y: yours are z"),
+        ("AllowAccounts=x,y", User(), "AllowAccounts=x,y: your accounts are unknown"),
+        ("DenyAccounts=x,y", member("site|y||normal||"), "DenyAccounts=x,y: yours are y"),
+        ("DenyAccounts=x,y", member("site|y||normal||", "site|z||normal||"), ""),
+        ("DenyAccounts=x,y", User(), ""),
+        ("AllowQos=short", User(), ""),
+        ("AllowQos=short", member("site|y||normal,short||"), ""),
+        ("AllowQos=short", member("site|y||normal,long||"), "AllowQos=short: yours are normal, "),
+        ("DenyQos=normal,long", member("site|y||normal,long||"), "DenyQos=normal,long: yours "),
+        ("DenyQos=normal", member("site|y||normal,long||"), ""),
+        ("ReqResv=YES", User(), "ReqResv=YES"),
+        ("", member("site|y|elsewhere|normal||"), "no account of yours is for this partition"),
+        ("", member("site|y|a|normal||"), ""),
+    ],
+)
+def test_a_partition_is_closed_only_for_users_that_it_excludes(
+    record: str, user: User, why: str
+) -> None:
+    found = closed(dict(pair.split("=") for pair in f"PartitionName=a {record}".split()), user)
+
+    assert found.startswith(why) if why else not found
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "inside"),
+    [
+        ("login2", "login[1-3]", True),
+        ("login10", "login[1-3]", False),
+        ("r2n07", "r[1,2]n[01-16]", True),
+        ("r2n7", "r[1,2]n[01-16]", False),
+        ("r3n07", "a,r[1-2]n[01-16],b[1]", False),
+        ("b1", "a,r[1-2]n[01-16],b[1]", True),
+        ("a", "a,r[1-2]n[01-16]", True),
+        ("n100", "n[99-101]", True),
+        ("a.b", "a.b", True),
+        ("axb", "a.b", False),
+        ("n1", "n[", False),
+    ],
+)
+def test_hosts_are_found_in_lists_with_several_brackets(
+    host: str, hosts: str, inside: bool
+) -> None:
+    assert in_hosts(host, hosts) is inside
+
+
+def test_qos_and_accounts_of_a_user_bind_requests(tmp_path: Path) -> None:
+    facts = invented(
+        "site",
+        ["main Default=YES MaxTime=2-00:00:00 AllowAccounts=a,b", "fast QoS=long DenyQos=free"],
+        ["20*NodeName=n CPUTot=64 RealMemory=256000 Gres=gpu:a100:4 Partitions=main,fast"],
+    )
+    rows = [f"site|{one}||normal,long,free|normal|400" for one in "abc"]
+    found = Site(replace(facts, user=member(*rows)), tmp_path)
+    site = parse_cluster(found.text, file="site.toml", name="site")
+
+    assert "# Your accounts: a, b, c." in found.text
+    assert (site.default_qos, site.max_submit_jobs) == ("normal", 400)
+    assert site.partitions[0].accounts == ("a", "b")
+    assert site.partitions[1].allowed_qos == ("normal", "long")
+    assert found.options("--nodes 4 --account a")["partition"] == "main"
+    assert found.options("--nodes 4 --account c")["partition"] == "fast"
+    # A QOS may override the time limit of its partition.
+    assert found.options("--qos long --partition main --time 5-0")["time"] == "5-00:00:00"
+    for words, message in (
+        ("--nodes 5", r"--nodes: 5 is more than site has \(.*qos\.normal: nodes at most 4\)"),
+        ("--nodes 3 --gpus-per-node 4", r"12 is more than site allows \(.*GPUs at most 8\)"),
+        ("--time 25:00:00 --partition main", r"--time: .*qos\.normal: time at most 1-00:00:00"),
+        ("--qos free --partition fast", r"--qos: free is not for site \(.*normal, long"),
+        ("--account c --partition main", r"--account: c is not for site \(.*main\.accounts = a, b"),
+        ("--array 0-300 array", r"--array: 301 jobs .*qos\.normal: at most 200\)"),
+        ("--array 0-500 --qos free array", r"--array: 501 jobs .*max_submit_jobs: at most 400\)"),
+    ):
+        with pytest.raises(RenderError, match=message):
+            found.render(words)
+
+
+def test_sacctmgr_is_asked_for_this_user_and_may_be_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sacctmgr"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *assoc*) me=$(id -un); echo "site|a|$me||normal|normal|";'
+        " echo \"other|b|$me||normal|normal|\"; echo 'site|c|else||normal|normal|';;"
+        " *) echo 'normal||02:00:00||||';; esac\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert not this_user("site", accounting=True).associations
+
+    program.chmod(0o755)
+    found = this_user("Site", accounting=True)
+    assert found.own("account") == ["a"]
+    assert qos_limits(found, "normal")["max_walltime"] == "02:00:00"
+    assert not this_user("site", accounting=False).associations
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Site:
+    return Site(MEMORY, tmp_path)
+
+
+def test_memory_is_requested_in_the_form_of_the_partition_within_its_limit(memory: Site) -> None:
+    options = memory.options("--partition cpu --ntasks-per-node 48")
+
+    assert mib(options["mem-per-cpu"]) <= 3968
+    assert "mem" not in options
+    # More memory for each CPU needs more CPUs.
+    assert memory.options("--partition cpu --mem 40000M")["cpus-per-task"] == "11"
+    refused = memory.refusal("--partition cpu --cpus-per-task 4 --mem 40000M")
+    assert "memory per CPU: 10000M is more than site allows" in refused.message
+    assert "cpu.max_mem_per_cpu = 3968M" in refused.message
+    assert "max_mem_per_cpu" in str(memory.refusal("--partition cpu --sbatch mem-per-cpu=4G"))
+
+
+def test_complete_nodes_are_billed_where_they_are_given(memory: Site) -> None:
+    options, note = memory.render("--partition acc --gpus-per-node 8")
+    assert options["mem"] == "480000M"
+    assert "up to 8.00 GPU-hours" in note
+    assert "complete nodes are billed" in note
+    options, note = memory.render("--partition acc --gpus-per-node 2")
+    # The job gets, and pays for, the eight GPUs and all of the memory.
+    assert (options["gpus-per-node"], options["mem"]) == ("mi250:2", "480000M")
+    assert "up to 8.00 GPU-hours" in note
+
+
+def test_a_partition_alone_can_leave_memory_to_slurm(memory: Site) -> None:
+    memory.edit("whole_nodes = true", 'mem_style = "none"\nwhole_nodes = true')
+
+    assert not {"mem", "mem-per-cpu"} & memory.options("--partition acc --gpus-per-node 8").keys()
+    assert "mem" in memory.options("--partition big")
+
+
+def test_a_limit_of_memory_per_node_is_named(memory: Site) -> None:
+    refused = memory.refusal("--partition big --mem 1950G")
+
+    assert "memory per node: 1950G is more than site allows" in refused.message
+    assert "big.max_mem_per_node = 1900000M" in refused.message
+    assert "mem" in memory.options("--partition big --mem 1850G")
+
+
+def test_memory_per_gpu_within_a_limit_per_cpu(tmp_path: Path) -> None:
+    limits = "DefMemPerCPU=2000 MaxMemPerCPU=4000 JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=60000"
+    found = site(
+        tmp_path,
+        [f"gpu {limits}", "cpu MaxMemPerNode=UNLIMITED"],
+        ["2*NodeName=a CPUTot=64 RealMemory=512000 Gres=gpu:h100:4 Partitions=gpu,cpu"],
+        "MaxMemPerNode = UNLIMITED\nMaxMemPerCPU = 5000\n",
+    )
+
+    # 16 CPUs with 4000M are less than a quarter of the node.
+    assert found.options("--partition gpu --gpus-per-node 1")["mem-per-gpu"] == "64000M"
+    assert found.options("--partition gpu")["mem-per-cpu"] == "4000M"
+    assert found.options("--partition cpu")["mem-per-cpu"] == "5000M"
+
+
+def test_mem_none_requests_no_memory(memory: Site) -> None:
+    options, _ = memory.render("--partition cpu --ntasks-per-node 48 --mem none")
+
+    assert not {"mem", "mem-per-cpu"} & options.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--ntasks-per-node 48", True),
+        ("--ntasks-per-node 16", False),
+        ("--ntasks-per-node 48 --mem none", False),
+        ("--ntasks-per-node 48 --mem 500G", False),
+    ],
+)
+def test_generic_says_when_its_default_memory_is_large(
+    memory: Site, words: str, said: bool
+) -> None:
+    memory.file = Path("generic")  # not a path
+    _, note = memory.render(words)
+
+    assert ("768G of memory on each node (clusters/generic.toml: defaults." in note) is said
+
+
+def test_a_plan_counts_complete_gpus_and_the_nodes_that_have_them(
+    slices: Site, mixed: Site
+) -> None:
+    first = node_of(parse_cluster(slices.text, file="s.toml", name="s"), Worker())
+    assert (first.gpus, first.cpus) == (4, 96)
+    site = parse_cluster(mixed.text, file="m.toml", name="m")
+    assert node_of(site, Worker(), gpus=4).cpus == 128
+    assert node_of(site, Worker(), gpus=0).gpus == 0
+    with pytest.raises(ConfigError, match="9 is more than m has"):
+        node_of(site, Worker(), gpus=9)
+
+
+_SHAPES = st.tuples(
+    st.integers(1, 6),
+    st.sampled_from([4, 32, 64]),
+    st.sampled_from([64000, 256000]),
+    st.sampled_from(["(null)", "gpu:a:4", "gpu:b:2", "gpu:a:2,gpu:a_1g.5gb:7", "gpu:b:1,gpu:a:3"]),
+    st.sampled_from(["x", "x,y"]),
+)
+_Shapes = list[tuple[int, int, int, str, str]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(_SHAPES, min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.sampled_from(["", "1", "2", "4", "a:2", "a_1g.5gb:3", "b:1"]),
+    st.sampled_from([{}, {"mem": "100000M"}, {"cpus_per_task": 8}, {"constraint": "y"}]),
+)
+def test_a_script_is_accepted_exactly_if_enough_nodes_can_run_it(
+    shapes: _Shapes, nodes: int, gpus: str, more: dict[str, Any]
+) -> None:
+    lines = [
+        f"{n}*NodeName=n{at}x CPUTot={cpus} RealMemory={mem} Gres={gres} Partitions=all"
+        f" AvailableFeatures={features}"
+        for at, (n, cpus, mem, gres, features) in enumerate(shapes)
+    ]
+    cluster = parse_cluster(drafted(invented("s", ["all"], lines)), file="s.toml", name="s")
+    kind, _, number = gpus.rpartition(":")
+    request = {"gpus_per_node": int(number), "gpu_type": kind or None} if gpus else {}
+    spec = read_spec({"nodes": nodes, "python": "/bin/python", **request, **more})
+    try:
+        full = complete(spec, cluster)
+    except RenderError:
+        ranks = int(number or 1)
+        full = replace(spec, ntasks_per_node=ranks, cpus_per_task=spec.cpus_per_task or 1)
+        # A request without a type means complete GPUs of one type.
+        types = [kind] if kind else ["a", "b"] if gpus else [""]
+        assert all(_able(shapes, replace(full, gpu_type=one or None)) < nodes for one in types)
+    else:
+        assert _able(shapes, full) >= nodes
+        assert kind or not is_slice(full.gpu_type or "")
+
+
+def _able(shapes: _Shapes, full: ScriptSpec) -> int:
+    """The number of nodes that Slurm could give to a script."""
+    listed = any("y" in features for *_, features in shapes)
+    total = 0
+    for number, has_cpus, has_mem, gres, features in shapes:
+        counts = {kind: n for _, kind, n in read_gres(gres) if kind}
+        whole = [n for kind, n in counts.items() if not is_slice(kind)]
+        most = counts.get(full.gpu_type, 0) if full.gpu_type else max(whole, default=0)
+        right = not (full.constraint and listed) or "y" in features
+        fits = has_cpus >= cpus(full) and has_mem >= memory_mib(full)
+        total += number * (right and fits and most >= full.gpus_per_node)
+    return total

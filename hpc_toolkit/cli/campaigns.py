@@ -155,7 +155,7 @@ def run_campaign(
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
     from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.engines.localcampaign import LocalWorkers, resume_campaign
+    from hpc_toolkit.engines.localcampaign import resume_campaign, work_campaign
     from hpc_toolkit.worker.code import executed
     from hpc_toolkit.worker.worker import WorkerOptions
 
@@ -168,7 +168,7 @@ def run_campaign(
     else:
         found = make_run(root, campaign, wanted)
     count = workers if workers is not None else max(1, len(visible_gpus()))
-    work = partial(LocalWorkers(found).work, count, WorkerOptions())
+    work = partial(work_campaign, found, count, WorkerOptions())
     with at_end(found, on_end):
         try:
             code = with_progress(found, work)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +25,7 @@ from hpc_toolkit.bandit.bench.comparison import (
     searches,
     spread,
 )
-from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, Trace, replay
-from hpc_toolkit.bandit.bench.synthetic import score_table
+from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace, replay
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.quantities import format_duration
@@ -88,14 +86,6 @@ def test_a_report_counts_what_its_searches_did() -> None:
     assert report["exhaustive"]["evaluations"] == 36
 
 
-def test_equal_seeds_give_equal_reports_of_any_company() -> None:
-    first = bench("random,gp-ucb")
-    again = bench("gp-ucb,random")
-
-    assert first["policies"] == again["policies"][::-1]
-    assert first["policies"] != bench("random,gp-ucb", first=50)["policies"]
-
-
 def test_a_report_is_strict_json_and_names_nothing_of_the_table() -> None:
     text = json.dumps(bench("random,racing"), allow_nan=False)
 
@@ -119,14 +109,6 @@ def test_of_a_policy_that_leaves_a_good_arm_again_the_last_way_to_it_counts() ->
     assert reached_at(trace, 0.99) == 4.0
 
 
-def test_a_policy_in_parts_asks_for_rungs_and_counts_no_pulls() -> None:
-    report = bench("racing", score_table(0, 8), asks=Asks("window", 2), pulls=5)
-
-    one = report["policies"][0]
-    assert "pulls" not in one["to_goal"]["0.99"]
-    assert "evaluations" in one["to_goal"]["0.99"]
-
-
 @pytest.mark.parametrize("until", [1e-9, 0.985, 1.0])
 def test_searches_end_at_any_share_of_the_best_which_is_a_goal_then(until: float) -> None:
     report = bench("random", pulls=None, until=until)
@@ -146,37 +128,6 @@ def test_what_a_policy_refuses_is_told_before_the_first_search() -> None:
         next(reports(small_table(), plan, lambda one, *_: begun.append(one.name)))
 
     assert not begun
-
-
-def test_first_arms_of_a_round_are_taken_at_once() -> None:
-    table = small_table()
-
-    def opening(spec: str, asks: str) -> int:
-        policy = Entrant.parse(spec).make(table, 0, Asks.parse(asks))
-        return sum("space-filling" in one.reason for one in policy.ask(0) or policy.ask(12))
-
-    for spec, asks, initial in (
-        ("gp-ucb", "rounds:8", 8),
-        ("gp-ucb", "rounds:3", 5),
-        ("gp-ucb", "window:8", 5),
-        ("gp-ucb:initial=2", "rounds:8", 2),
-    ):
-        made = Entrant.parse(spec).make(table, 0, Asks.parse(asks))
-        assert asdict(made.rule)["initial"] == initial
-    assert opening("gp-ucb", "one") == 12
-
-
-def test_metrics_of_a_table_are_features_where_a_policy_asks_for_them() -> None:
-    plain = small_table()
-    metrics = {"depth": np.arange(12.0), "gone": np.full(12, np.nan)}
-    table = ScoreTable(plain.arms, plain.tasks, plain.scores, plain.seconds, None, metrics)
-
-    asked = Entrant.parse("gp-ucb:features=all").make(table, 0, Asks("rounds", 1))
-    plainly = Entrant.parse("gp-ucb").make(table, 0, Asks("rounds", 1))
-
-    assert asked.arms is table.measured_arms
-    assert plainly.arms is plain.arms
-    assert table.measured_arms.feature_names == ("relative_depth", "metric:depth")
 
 
 @pytest.mark.parametrize(

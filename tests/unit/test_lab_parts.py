@@ -31,7 +31,6 @@ from hpc_toolkit.lab.settings import LabPaths, lab_token
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS
 from tests.integration.realrun import lives, wait_until
 
-NOBODY = 65534
 SHARED_GROUP = 100
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, as only root can")
 

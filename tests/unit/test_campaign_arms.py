@@ -169,11 +169,12 @@ def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
     assert found.best is not None
     assert found.best.keys == {"lr": 0.01, "depth": 6, "model": "b"}
     assert found.best.arm == "depth=6,lr=0.01,model=b"
-    assert state.best == found.best
-    assert (state.asked, state.budget, state.evaluated, state.arms) == (12, 12, 12, 24)
-    assert (state.rounds, state.evaluations, state.ended) == (4, 12, found.ended)
-    assert state.rounds_since_best is not None
-    assert [arm for arm, *_ in state.last] == list(reversed(found.sequence))[:8]
+    assert state["best"] == asdict(found.best)
+    counts = ("asked", "budget", "evaluated", "arms", "rounds", "evaluations")
+    assert [state[name] for name in counts] == [12, 12, 12, 24, 4, 12]
+    assert state["ended"] == found.ended
+    assert state["rounds_since_best"] is not None
+    assert [arm for arm, *_ in state["last"]] == list(reversed(found.sequence))[:8]
     assert found.baseline is None or found.baseline.keys["depth"] == 2
     row = run.results()[0]
     assert row["item"].keys() == {"lr", "depth", "model", "task"}

@@ -21,7 +21,6 @@ from hpc_toolkit.doctor.partner import Step, join_step
 from hpc_toolkit.doctor.sides import Channel, SilentSideError, make_area, remove_area, sweep
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir import mounts as kernel_mounts
 from hpc_toolkit.rundir.mounts import Mount
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
@@ -189,31 +188,6 @@ def test_locks_in_the_grace_period_of_an_nfs_server_are_waited_for_with_a_note(
 
     assert "grace period" in screen.getvalue()
     assert found(report)["locks (flock)"].verdict is Verdict.FINE
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("nfs4", "90 s by default"),
-        ("nfs", "booted again"),
-        ("ceph", "until CephFS evicts it"),
-        ("fuse.ceph-fuse", "until CephFS evicts it"),
-    ],
-)
-@pytest.mark.usefixtures("apart")
-def test_proven_locks_say_how_long_a_lost_host_keeps_them(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
-) -> None:
-    mount = Mount(str(fast_dir), kind, "nas:/scratch", ("rw",))
-    for module in (examine, sides, kernel_mounts):
-        monkeypatch.setattr(module, "mount_of", lambda _path: mount)
-    toy = ToyRun(fast_dir / "run")
-
-    report = looked_at(toy.root, other=toy.root)
-
-    for check in ("locks (flock)", "deaths"):
-        assert "a lost host (power, network) keeps its locks until" in found(report)[check].means
-        assert words in found(report)[check].means
 
 
 def test_a_name_with_two_owners_is_unsafe(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
